@@ -1,0 +1,264 @@
+"""The API table: one entry per driver function and per record of the journal.
+
+`generate.py` turns it, with the prototypes it reads from ``cuda.h``, into client stubs, the server's dispatch, the
+driver table that a device fills in, and the coverage document. A function of ``cuda.h`` that is not named here
+returns CUDA_ERROR_NOT_SUPPORTED and is named once in the job's log.
+
+Classes of call
+---------------
+local        answered in the client by ``xmig::client::<name>`` (written by hand, same signature as in cuda.h)
+queued       appended to the journal; returns at once
+synchronous  appended; waits for the reply
+
+A queued or synchronous function is generated on both sides, unless
+
+* ``client="custom"``: the client's half is ``xmig::client::<name>``, written by hand; it may call the generated
+  ``xmig::record::<name>``, which appends the record (and waits), with handles already chosen
+* ``server="custom"``: the server's half is ``xmig::server::Executor::on_<name>``, written by hand
+
+A ``record(...)`` is not a driver function: it is a record of xMIG's own with the given fields, always custom on both
+sides.
+
+Arguments need an annotation only where their type does not say enough: see the small vocabulary below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+CallClass = Literal["local", "queued", "synchronous"]
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A handle that exists: translated by the server from the client's number to its own object."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class New:
+    """An out-parameter (a pointer to a handle) for an object that this call creates; the client chooses the number."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A handle that this call destroys."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Out:
+    """A pointer to a value that comes back in the reply. ``optional``: the program may pass NULL."""
+
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class In:
+    """A pointer to a plain structure without pointers that goes into the record."""
+
+
+@dataclass(frozen=True)
+class DevicePointer:
+    """A device address; the server checks that ``size`` (a C expression over the arguments) bytes from it are live."""
+
+    size: str
+
+
+Annotation = Handle | New | Gone | Out | In | DevicePointer
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    call: CallClass
+    args: dict[str, Annotation] = field(default_factory=dict)
+    client: Literal["generated", "custom"] = "generated"
+    server: Literal["generated", "custom"] = "generated"
+    volatile: bool = False  # the reply may differ at a redo (time, free memory): not compared
+    note: str = ""  # for the coverage document
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    call: CallClass
+    fields: tuple[tuple[str, str], ...]  # (C++ type, name)
+    volatile: bool = False
+    doc: str = ""
+
+
+FUNCTIONS: list[Function] = []
+RECORDS: list[Record] = []
+
+
+def local(*names: str, note: str = "") -> None:
+    FUNCTIONS.extend(Function(name, "local", client="custom", note=note) for name in names)
+
+
+def queued(name: str, **kw) -> None:
+    opts = {k: kw.pop(k) for k in ("client", "server", "volatile", "note") if k in kw}
+    FUNCTIONS.append(Function(name, "queued", kw, **opts))
+
+
+def synchronous(name: str, **kw) -> None:
+    opts = {k: kw.pop(k) for k in ("client", "server", "volatile", "note") if k in kw}
+    FUNCTIONS.append(Function(name, "synchronous", kw, **opts))
+
+
+def record(name: str, call: CallClass, doc: str, *fields: str, volatile: bool = False) -> None:
+    split = tuple((f.rsplit(" ", 1)[0], f.rsplit(" ", 1)[1]) for f in fields)
+    RECORDS.append(Record(name, call, split, volatile, doc))
+
+
+stream, event, module, function = Handle("stream"), Handle("event"), Handle("module"), Handle("function")
+
+# --- initialisation, versions, entry points, errors ------------------------------------------------------------
+local("cuInit", "cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetErrorName", "cuGetErrorString",
+      "cuGetExportTable")
+
+# --- devices ---------------------------------------------------------------------------------------------------
+local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetUuid_v2",
+      "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetByPCIBusId", "cuDeviceGetPCIBusId",
+      "cuDeviceCanAccessPeer", "cuDeviceGetP2PAttribute", "cuDeviceGetDefaultMemPool", "cuDeviceGetMemPool",
+      "cuDeviceSetMemPool", "cuDeviceComputeCapability", "cuDeviceGetProperties", "cuDeviceGetLuid")
+
+# --- contexts --------------------------------------------------------------------------------------------------
+local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState",
+      "cuDevicePrimaryCtxSetFlags_v2", "cuDevicePrimaryCtxReset_v2", "cuCtxCreate_v2", "cuCtxCreate_v3",
+      "cuCtxCreate_v4", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
+      "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetFlags", "cuCtxSetFlags", "cuCtxGetApiVersion",
+      "cuCtxGetLimit", "cuCtxSetLimit", "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
+      "cuCtxResetPersistingL2Cache", "cuCtxGetId", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
+      "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
+synchronous("cuCtxSynchronize", server="custom")
+record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
+       "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
+
+# --- memory: the client chooses addresses, the server backs them ------------------------------------------------
+record("xmGrow", "synchronous", "Back [address, address+bytes) with physical memory; whole granules. Out of memory "
+       "comes back from here.", "uint64_t address", "uint64_t bytes")
+record("xmShrink", "queued", "Give the physical memory of whole granules back, at the next cut at the latest.",
+       "uint64_t address", "uint64_t bytes")
+record("xmAlloc", "queued", "From here on [address, address+bytes) is live: preserved by cuts, allowed in copies.",
+       "uint64_t address", "uint64_t bytes", "uint64_t stream", "uint32_t flags", "uint32_t reserved")
+record("xmFree", "queued", "The allocation that starts at address is no longer live.", "uint64_t address",
+       "uint64_t stream")
+local("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetAddressRange_v2", "cuMemAllocAsync",
+      "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolCreate", "cuMemPoolDestroy", "cuMemPoolGetAttribute",
+      "cuMemPoolSetAttribute", "cuMemPoolTrimTo", "cuMemPoolSetAccess", "cuMemPoolGetAccess",
+      "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostGetDevicePointer_v2", "cuMemHostGetFlags",
+      "cuMemHostRegister_v2", "cuMemHostUnregister", "cuPointerGetAttribute", "cuPointerGetAttributes",
+      "cuPointerSetAttribute", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap",
+      "cuMemUnmap", "cuMemSetAccess", "cuMemGetAccess", "cuMemGetAllocationGranularity",
+      "cuMemGetAllocationPropertiesFromHandle", "cuMemRetainAllocationHandle",
+      note="addresses are chosen in the client; xmGrow, xmAlloc, xmFree go to the server")
+synchronous("cuMemGetInfo_v2", free=Out(), total=Out(), server="custom", volatile=True)
+
+# --- copies ----------------------------------------------------------------------------------------------------
+local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoD_v2", "cuMemcpyHtoDAsync_v2",
+      "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2",
+      "cuMemcpy3DAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync", note="split into copy records by the client")
+record("xmCopyFromHost", "queued", "Copy the payload (rows packed tightly) to the device.",
+       "uint64_t destination", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
+record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinned memory, read when the copy executes; "
+       "the payload is space in which the server keeps those bytes.", "uint64_t destination", "uint64_t pitch",
+       "uint64_t width", "uint64_t height", "uint64_t stream", "uint64_t source", "uint64_t source_pitch")
+record("xmCopyToHost", "synchronous", "Copy to the reply, or to the staging slot (staging = offset, or ~0 = reply); "
+       "rows packed tightly. reply_hash covers the bytes.", "uint64_t source", "uint64_t pitch", "uint64_t width",
+       "uint64_t height", "uint64_t stream", "uint64_t staging")
+record("xmCopyToPinned", "queued", "Copy to pinned memory, in stream order. Not repeated at a redo once it was done: "
+       "compared.", "uint64_t source", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream",
+       "uint64_t destination", "uint64_t destination_pitch")
+queued("cuMemcpyDtoDAsync_v2", dstDevice=DevicePointer("ByteCount"), srcDevice=DevicePointer("ByteCount"),
+       hStream=stream)
+record("xmCopy2D", "queued", "Device to device, two-dimensional.", "uint64_t destination", "uint64_t destination_pitch",
+       "uint64_t source", "uint64_t source_pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
+for width in (8, 16, 32):
+    queued(f"cuMemsetD{width}Async", dstDevice=DevicePointer(f"N * {width // 8}"), hStream=stream)
+    queued(f"cuMemsetD2D{width}Async",
+           dstDevice=DevicePointer(f"Height ? (Height - 1) * dstPitch + Width * {width // 8} : 0"), hStream=stream)
+local("cuMemsetD8_v2", "cuMemsetD16_v2", "cuMemsetD32_v2", "cuMemsetD2D8_v2", "cuMemsetD2D16_v2", "cuMemsetD2D32_v2",
+      note="the asynchronous form on the legacy stream")
+
+# --- streams ---------------------------------------------------------------------------------------------------
+queued("cuStreamCreateWithPriority", phStream=New("stream"), client="custom")
+local("cuStreamCreate", note="cuStreamCreateWithPriority with priority 0")
+queued("cuStreamDestroy_v2", hStream=Gone("stream"), client="custom")
+synchronous("cuStreamSynchronize", hStream=stream, server="custom", client="custom")
+synchronous("cuStreamQuery", hStream=stream, volatile=True)
+queued("cuStreamWaitEvent", hStream=stream, hEvent=event, client="custom")
+for bits in (32, 64):
+    queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
+    queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
+local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
+      "cuStreamIsCapturing", "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3", "cuThreadExchangeStreamCaptureMode",
+      "cuStreamGetAttribute", "cuStreamSetAttribute", "cuStreamCopyAttributes")
+record("xmHostFunc", "queued", "Run a function of the program in stream order: posted to the client's callback thread. "
+       "callback: a CUstreamCallback that also gets stream and status.", "uint64_t function", "uint64_t user_data",
+       "uint64_t stream", "uint32_t callback", "uint32_t reserved")
+local("cuLaunchHostFunc", "cuStreamAddCallback", note="xmHostFunc")
+
+# --- events ----------------------------------------------------------------------------------------------------
+queued("cuEventCreate", phEvent=New("event"), client="custom")
+queued("cuEventDestroy_v2", hEvent=Gone("event"), client="custom")
+queued("cuEventRecordWithFlags", hEvent=event, hStream=stream, client="custom", server="custom")
+local("cuEventRecord", note="cuEventRecordWithFlags with flags 0")
+local("cuEventQuery", note="completion is published in shared memory")
+synchronous("cuEventSynchronize", hEvent=event, client="custom", server="custom")
+synchronous("cuEventElapsedTime_v2", pMilliseconds=Out(), hStart=event, hEnd=event, client="custom", volatile=True)
+local("cuEventElapsedTime")
+
+# --- modules, libraries, kernels -------------------------------------------------------------------------------
+record("xmImage", "queued", "A piece of a module image; image numbers are chosen by the client.", "uint64_t image",
+       "uint64_t total", "uint64_t offset")
+record("xmImageFile", "queued", "A module image that lies in a file: mapped read-only by the server. The payload is the "
+       "path.", "uint64_t image", "uint64_t total", "uint64_t offset")
+record("xmModuleLoad", "synchronous", "Load an image. The reply lists kernels and globals (see module_info.h); if it does "
+       "not fit, reply_bytes says how much is needed and xmModuleInfo fetches the rest.", "uint64_t module",
+       "uint64_t image")
+record("xmModuleInfo", "synchronous", "A part of the description of a loaded module.", "uint64_t module",
+       "uint64_t offset")
+record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's device memory.",
+       "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
+queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")
+local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuModuleGetFunction",
+      "cuModuleGetGlobal_v2", "cuModuleGetLoadingMode", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions",
+      "cuLibraryLoadData", "cuLibraryLoadFromFile", "cuLibraryUnload", "cuLibraryGetKernel", "cuLibraryGetModule",
+      "cuLibraryGetGlobal", "cuLibraryGetKernelCount", "cuLibraryEnumerateKernels", "cuKernelGetFunction",
+      "cuKernelGetName", "cuKernelGetLibrary", "cuKernelGetAttribute", "cuKernelSetAttribute", "cuKernelSetCacheConfig",
+      "cuKernelGetParamInfo", "cuFuncGetName", "cuFuncGetModule", "cuFuncGetAttribute", "cuFuncSetCacheConfig",
+      "cuFuncSetSharedMemConfig", "cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad",
+      note="images go to the server once; kernels' layouts come back with the load")
+queued("cuFuncSetAttribute", hfunc=function, client="custom")
+
+# --- launches --------------------------------------------------------------------------------------------------
+record("xmLaunch", "queued", "Launch a kernel. The payload holds `attributes` CUlaunchAttribute structures, then the "
+       "parameters, packed as the kernel's layout says.", "uint64_t function", "uint32_t grid_x", "uint32_t grid_y",
+       "uint32_t grid_z", "uint32_t block_x", "uint32_t block_y", "uint32_t block_z", "uint32_t shared_bytes",
+       "uint32_t attributes", "uint32_t parameter_bytes", "uint32_t cooperative", "uint64_t stream")
+local("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuLaunch", "cuLaunchGrid",
+      note="checked against the kernel's limits, then xmLaunch")
+synchronous("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", numBlocks=Out(), func=function, client="custom")
+local("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxPotentialBlockSize",
+      "cuOccupancyMaxPotentialBlockSizeWithFlags", "cuOccupancyAvailableDynamicSMemPerBlock")
+
+# --- device functions that only the server calls: part of the driver table a device fills in --------------------
+SERVER_ONLY: tuple[str, ...] = (
+    "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
+    "cuDeviceTotalMem_v2", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuMemGetInfo_v2",
+    "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
+    "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
+    "cuMemGetAllocationGranularity", "cuMemHostRegister_v2", "cuMemHostUnregister",
+    "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2",
+    "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize", "cuEventRecordWithFlags",
+    "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName",
+    "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
+    "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2",
+)

@@ -1,0 +1,82 @@
+// A device: what the server drives. Three exist: cpu (complete and real, memory in memfds, kernels in ELF shared
+// objects), null (an H200's complete interface, kernels do nothing) and, on machines with a GPU, cuda.
+//
+// A device is a driver table (the functions of the CUDA driver interface that the server calls, with the driver's
+// own meaning) plus the few things below that the driver interface has no word for. All mechanisms of recovery
+// (hosting, cuts, redo) are written against this and know no device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "driver_table.h"
+#include "journal/layout.h"
+
+namespace xmig::device {
+
+// A global variable of a module that lives in device memory given by the program (cpu device: XMIG_GLOBAL).
+struct Global {
+  std::string name;
+  uint64_t bytes;
+  uint64_t address;  // where the device put it, or 0: the server places it with bind_global
+};
+
+// Where an injected fault strikes (tests, `xmigctl faults inject`).
+enum class InjectPoint { kRecord, kKernel, kCopy, kCut, kRedo };
+enum class InjectKind { kKill, kFault, kHang };  // SIGKILL of the server; a sticky device fault; a kernel without end
+struct Injection {
+  uint64_t id;        // the daemon's
+  InjectPoint point;
+  InjectKind kind;
+  uint64_t sequence;  // first record it applies to; for kCut and kRedo: how many chunks or records in
+  int error;          // CUresult of a kFault
+};
+
+// The sticky fault of a device: error, and the journal sequence of the record whose work faulted (0: not known).
+struct Fault {
+  int error = 0;
+  uint64_t sequence = 0;
+  std::string text;
+};
+
+struct Chunk {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const DriverTable& driver() const = 0;
+  virtual journal::DeviceDescription describe(int ordinal) const = 0;
+
+  // The record whose work the calling thread enqueues from now on: faults are reported with it.
+  virtual void set_sequence(uint64_t sequence) = 0;
+  // The sticky fault, if there is one. After it every driver function that touches the context returns its error.
+  virtual Fault fault() const = 0;
+  // Called (from any thread) once, when a sticky fault has happened.
+  virtual void on_fault(void (*callback)(void*), void* user) = 0;
+
+  // XXH3_64bits of each chunk of device memory, in order. The device is drained.
+  virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) = 0;
+  // Copy between device ranges of this process, synchronously; used by cuts and restores. The device is drained.
+  virtual bool copy(uint64_t destination, uint64_t source, uint64_t bytes) = 0;
+
+  virtual std::vector<Global> globals(CUmodule module) = 0;
+  virtual bool bind_global(CUmodule module, uint32_t index, uint64_t address) = 0;
+
+  // Called by the server before `id` of an armed injection strikes, so that it strikes only once.
+  using Notify = void (*)(void* user, uint64_t id);
+  virtual void arm(const Injection& injection, Notify notify, void* user) = 0;
+};
+
+// `kind`: "cpu", "null" or "cuda"; `ordinals`: the node's devices that this server drives, in the program's order;
+// `memory_bytes`: capacity of each (cpu, null), 0 = the default. Throws std::runtime_error with a clear sentence.
+std::unique_ptr<Device> open(std::string_view kind, std::span<const int> ordinals, uint64_t memory_bytes);
+
+}  // namespace xmig::device

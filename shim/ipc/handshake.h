@@ -1,0 +1,32 @@
+// The handshake between a program and the daemon: one message each way over a SOCK_SEQPACKET Unix socket, then the
+// socket is closed. Both sides check every field: the daemon's half is xmigd/supervisor/handshake.py.
+#pragma once
+
+#include <cstdint>
+
+namespace xmig::ipc {
+
+inline constexpr uint32_t kHandshakeMagic = 0x4c434d58;  // "XMCL"
+inline constexpr uint32_t kHandshakeVersion = 1;
+
+// The program to the daemon. Who it is, the daemon reads from the socket (SO_PEERCRED), not from here.
+struct ClientHello {
+  uint32_t magic;
+  uint32_t version;
+  uint32_t layout;    // journal::kLayoutVersion
+  uint32_t reattach;  // 1: an earlier handshake's job, whose server and daemon both went away
+  char job[64];       // $XMIG_JOB, from `xmigctl run`; empty: the daemon makes a job for this process
+  char command[256];  // argv, shortened, for people
+};
+
+// The daemon to the program, with `fds` file descriptors: journal, staging, pinned. Sent once the server is ready.
+struct ServerWelcome {
+  uint32_t magic;
+  uint32_t version;
+  int32_t status;  // CUresult; not 0: no fds, and `message` says why and what to do
+  uint32_t fds;
+  char job[64];
+  char message[512];
+};
+
+}  // namespace xmig::ipc

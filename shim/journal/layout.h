@@ -1,0 +1,220 @@
+// The layout of the memory that a client and its server share.
+//
+// Three memfds, made by the daemon, mapped by both sides at handshake:
+//
+//   journal   JournalHeader, padded to kHeaderBytes, then the ring. The ring is mapped twice in a row so that a
+//             record never wraps. It is queue and replay log at once: a record stays from append until a cut has
+//             made it unnecessary.
+//   staging   bounce slots for large copies to pageable client memory.
+//   pinned    page-locked host memory of the program, sparse, mapped at kPinnedBase in both processes.
+//
+// Invariants:
+//   trimmed <= executed <= tail, tail - trimmed <= ring_bytes. Positions count bytes since the job began and never
+//   wrap; `position % ring_bytes` is the place in the ring.
+//   Only the client moves `tail`. Only the server moves `executed` and `trimmed`.
+//   Everything here is hostile input to the reader on the other side: copy, then check, then act.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace xmig::journal {
+
+inline constexpr uint64_t kMagic = 0x314c4e4a47494d58;  // "XMIGJNL1"
+inline constexpr uint32_t kLayoutVersion = 1;
+
+inline constexpr uint32_t kMaxDevices = 8;
+inline constexpr uint32_t kMaxThreads = 1024;
+inline constexpr uint32_t kMaxEvents = 1u << 17;
+inline constexpr uint32_t kCallbackSlots = 1024;
+inline constexpr uint32_t kAttributes = 160;
+
+// One address range per device ordinal, at the same place in every client and every server. Under ThreadSanitizer
+// the application may map only parts of the address space, so the sanitizer build lives elsewhere, and smaller.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr uint64_t kDeviceBase = 0x7e8000000000;
+inline constexpr uint64_t kDeviceSpan = 1ull << 34;
+inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
+inline constexpr uint64_t kPinnedBytes = 1ull << 34;
+#else
+inline constexpr uint64_t kDeviceBase = 0x200000000000;
+inline constexpr uint64_t kDeviceSpan = 1ull << 40;
+inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
+inline constexpr uint64_t kPinnedBytes = 1ull << 38;
+#endif
+inline constexpr uint64_t kGranule = 2ull << 20;  // physical memory and content chunks
+
+inline constexpr uint64_t kStagingSlotBytes = 4ull << 20;
+inline constexpr uint32_t kStagingSlots = 4;
+inline constexpr uint64_t kStagingBytes = kStagingSlotBytes * kStagingSlots;
+
+inline constexpr uint64_t kMaxPayload = 1ull << 20;      // of one record; longer data is split by the client
+inline constexpr uint64_t kInlineReplyBytes = 16 << 10;  // copies to the host up to this size come back in the record
+
+// What a device ordinal looks like to the program; written by the server before the client is let in, and constant
+// for the life of the job, whatever the job runs on later.
+struct DeviceDescription {
+  char name[128];
+  uint8_t uuid[16];
+  uint64_t total_bytes;
+  uint32_t attribute_count;
+  int32_t attributes[kAttributes];  // indexed by CUdevice_attribute
+  uint32_t reserved;
+};
+
+// What happens to the job. Written by the server (or, for kLost, by the standby that the daemon tells to), read by
+// the client wherever it waits; `state` is a futex word.
+enum class ServerState : uint32_t {
+  kStarting = 0,
+  kRunning = 1,
+  kRecovering = 2,  // a new server is redoing; waiting calls go on waiting
+  kLost = 3,        // cannot be recovered: every call returns context_error
+};
+
+// Per client thread. `waiting` is the position of the synchronous record whose reply the thread has not read yet, or
+// kNotWaiting: the server does not trim past the oldest of them.
+inline constexpr uint64_t kNotWaiting = ~0ull;
+struct alignas(64) ThreadSlot {
+  std::atomic<uint64_t> waiting;
+  uint32_t tid;  // the client's, 0 = free
+};
+
+struct JournalHeader {
+  // Constant after the handshake.
+  uint64_t magic;
+  uint32_t version;
+  uint32_t device_count;
+  uint64_t ring_bytes;
+  uint64_t job[2];
+  uint32_t client_pid;
+  uint32_t driver_version;
+  DeviceDescription devices[kMaxDevices];
+
+  // Written by the client.
+  alignas(64) std::atomic<uint64_t> tail;
+  std::atomic<uint64_t> next_sequence;  // of the next record; informative
+
+  // Written by the server.
+  alignas(64) std::atomic<uint64_t> executed;
+  alignas(64) std::atomic<uint64_t> trimmed;
+  std::atomic<uint32_t> trimmed_futex;   // changes with every trim; the client sleeps on it when the ring is full
+  std::atomic<uint32_t> trimmed_waiters; // client threads that sleep on it
+
+  // The server sleeps on `doorbell` after setting `server_sleeping`; the client, after moving `tail`, reads
+  // server_sleeping (sequentially consistent) and, if set, increments doorbell and wakes.
+  alignas(64) std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> server_sleeping;
+
+  alignas(64) std::atomic<uint32_t> state;  // ServerState, futex word
+  std::atomic<uint32_t> server_pid;         // 0 = none
+  std::atomic<uint32_t> daemon_pid;
+  std::atomic<uint32_t> generation;         // counts the servers that have had this job
+
+  // A fault that belongs to the program: every later call on the device returns it until the context is reset.
+  std::atomic<uint32_t> context_error;  // CUresult
+  std::atomic<uint32_t> context_error_ordinal;
+  std::atomic<uint64_t> context_error_sequence;
+
+  // The last committed cut: bits 63..1 its number, bit 0 which of the two cut memfds holds it. 0 = no cut yet: the
+  // job starts from nothing at position 0.
+  alignas(64) std::atomic<uint64_t> cut;
+  std::atomic<uint64_t> cut_position;
+  // Not 0 while a cut is being taken at this position + 1: the device was drained there, nothing executes, and the
+  // device memory itself is the state at that position. A recovery that finds it set redoes the cut, not the work.
+  std::atomic<uint64_t> cutting;
+
+  // Host functions: the server posts positions of xmHostFunc records, the client's callback thread takes them.
+  // A lost server may post one twice; the record's state decides (see CallbackState).
+  alignas(64) std::atomic<uint64_t> callbacks_posted;
+  alignas(64) std::atomic<uint64_t> callbacks_taken;
+  std::atomic<uint32_t> callback_doorbell;
+  std::atomic<uint64_t> callbacks[kCallbackSlots];
+
+  ThreadSlot threads[kMaxThreads];
+
+  // Sequence of the last record of this event that has completed on the device (0: none). Indexed by event handle
+  // index: cuEventQuery is answered from here.
+  std::atomic<uint64_t> events[kMaxEvents];
+};
+
+inline constexpr uint64_t kHeaderBytes = 2ull << 20;
+static_assert(sizeof(JournalHeader) <= kHeaderBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+// ---------------------------------------------------------------------------------------------------------------
+// Records
+
+// Low byte of Record::state for synchronous records.
+enum ReplyState : uint32_t {
+  kPending = 0,
+  kReplied = 1,
+};
+// For xmHostFunc records. The client moves kPosted -> kRunning by compare-and-swap, then kRunning -> kAcknowledged
+// and wakes: a function is never run twice, however often its position is posted.
+enum CallbackState : uint32_t {
+  kNotPosted = 0,
+  kPosted = 1,
+  kRunningCallback = 2,
+  kAcknowledged = 3,
+};
+// For queued copies out of the device (xmCopyToPinned) and copies whose source is pinned (xmCopyFromPinned).
+enum CopyState : uint32_t {
+  kNotCopied = 0,
+  kCopied = 1,  // destination: written, hash in reply_hash. Source: its bytes are in the payload.
+};
+inline constexpr uint32_t kWaiter = 1u << 31;  // set in `state` by a client thread before it sleeps on it
+
+enum RecordFlags : uint16_t {
+  kSynchronous = 1,  // the appending thread waits for a reply
+};
+
+struct RecordHeader {
+  uint32_t size;  // of the whole record: header, arguments, payload, reply space; a multiple of 8
+  uint16_t op;    // xmig::Op
+  uint16_t flags;
+  uint64_t sequence;  // 1 for the first record of the job, then +1 each
+  uint32_t thread;    // index of the client's ThreadSlot
+  uint16_t ordinal;   // device ordinal of the current context
+  uint16_t reserved;
+  uint32_t context;  // handle index of the current context
+  uint32_t payload;  // bytes; starts after the arguments, 8-aligned
+  uint32_t reply;    // bytes of space for the reply; starts after the payload, 8-aligned
+  std::atomic<uint32_t> state;
+  // The reply, written by the server before `state`; kept for comparison at a redo as long as the record is.
+  uint32_t result;       // CUresult
+  uint32_t reply_bytes;  // used of the reply space
+  uint64_t reply_hash;   // XXH3_64bits of the reply, or of the bytes copied to the host
+};
+static_assert(sizeof(RecordHeader) == 64 || sizeof(RecordHeader) == 56);
+
+// Arguments follow the header: the POD Args_<op> of the generated ops.h. Then payload, then reply space.
+constexpr uint64_t align8(uint64_t n) { return (n + 7) & ~uint64_t{7}; }
+
+// ---------------------------------------------------------------------------------------------------------------
+// Handles: opaque to the program, chosen by the client, mapped through flat tables on both sides.
+
+enum class Kind : uint8_t {
+  kContext = 1,
+  kStream = 2,
+  kEvent = 3,
+  kModule = 4,
+  kFunction = 5,  // index = module index << 12 | kernel's number in the module
+  kPool = 6,
+  kMemory = 7,    // CUmemGenericAllocationHandle
+  kGraph = 8,
+  kGraphExec = 9,
+  kGraphNode = 10,
+  kLibrary = 11,
+};
+// 0x0058'KK00'IIII'IIII: never null, never 1 or 2 (the special streams), never a valid pointer's top bits.
+inline constexpr uint64_t kHandleTag = 0x0058ull << 48;
+constexpr uint64_t make_handle(Kind kind, uint32_t index) {
+  return kHandleTag | (static_cast<uint64_t>(kind) << 40) | index;
+}
+constexpr bool handle_is(uint64_t handle, Kind kind) {
+  return (handle >> 40) == ((kHandleTag >> 40) | static_cast<uint64_t>(kind)) && ((handle >> 32) & 0xff) == 0;
+}
+constexpr uint32_t handle_index(uint64_t handle) { return static_cast<uint32_t>(handle); }
+
+}  // namespace xmig::journal

@@ -1,0 +1,38 @@
+// How a loaded module describes itself to the client: the reply of xmModuleLoad.
+//
+//   ModuleInfo
+//   KernelInfo, name (not terminated), ParameterInfo * parameter_count, padded to 8   } kernel_count times
+//   GlobalInfo, name, padded to 8                                                     } global_count times
+#pragma once
+
+#include <cstdint>
+
+namespace xmig::journal {
+
+struct ModuleInfo {
+  uint32_t bytes;  // of the whole description; more than the reply holds: fetch with xmModuleInfo
+  uint32_t kernel_count;
+  uint32_t global_count;
+  uint32_t reserved;
+};
+
+inline constexpr uint32_t kFunctionAttributes = 16;  // CUfunction_attribute 0..15
+struct KernelInfo {
+  uint32_t name_bytes;
+  uint32_t parameter_count;
+  uint32_t parameter_bytes;  // of the packed parameter block
+  uint32_t reserved;
+  int32_t attributes[kFunctionAttributes];
+};
+struct ParameterInfo {
+  uint32_t offset;
+  uint32_t size;
+};
+struct GlobalInfo {
+  uint64_t address;  // 0: the client places it and says so with xmBindGlobal
+  uint64_t bytes;
+  uint32_t name_bytes;
+  uint32_t reserved;
+};
+
+}  // namespace xmig::journal
