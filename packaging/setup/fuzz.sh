@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# fuzz.sh SECONDS: run every fuzz target from its corpus in tests/fuzz/corpus, SECONDS in all. What crashes one is left
+# in build/fuzz/crashes and is run again first the next time.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+clang="$(packaging/setup/clang.sh)"
+packaging/setup/native.sh fuzz -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}"
+
+targets=(build/fuzz/fuzz/fuzz_*)
+each=$(( ($1 + ${#targets[@]} - 1) / ${#targets[@]} ))
+for target in "${targets[@]}"; do
+  name="${target##*/fuzz_}"
+  found="build/fuzz/found/$name"
+  crashes="build/fuzz/crashes/$name"
+  mkdir -p "$found" "$crashes"
+  echo "fuzzing $name for $each s"
+  log="build/fuzz/$name.log"
+  "$target" -runs=1 "$crashes"/* >"$log" 2>&1 &&
+    "$target" -max_total_time="$each" -timeout=10 -rss_limit_mb=2048 -artifact_prefix="$crashes/" -print_final_stats=1 \
+      "$found" "tests/fuzz/corpus/$name" >>"$log" 2>&1 || {
+    tail -n 60 "$log" >&2
+    echo "$name failed; the input is in $crashes" >&2
+    exit 1
+  }
+  grep -E 'stat::number_of_executed_units|DONE' "$log" || true
+done

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# native_tests.sh CONFIGURATION [CMAKE-OPTION...]: build the native part with its tests, and run them.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+configuration="$1"
+packaging/setup/native.sh "$@"
+# What a sanitizer finds fails the test; so does a leak.
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+.venv/bin/ctest --test-dir "build/$configuration" --output-on-failure --no-tests=error --timeout 300 --parallel "$(nproc)"
