@@ -189,13 +189,13 @@ local("cuMemsetD8_v2", "cuMemsetD16_v2", "cuMemsetD32_v2", "cuMemsetD2D8_v2", "c
 # --- streams ---------------------------------------------------------------------------------------------------
 queued("cuStreamCreateWithPriority", phStream=New("stream"), client="custom")
 local("cuStreamCreate", note="cuStreamCreateWithPriority with priority 0")
-queued("cuStreamDestroy_v2", hStream=Gone("stream"), client="custom")
+queued("cuStreamDestroy_v2", hStream=Gone("stream"), client="custom", server="custom")
 synchronous("cuStreamSynchronize", hStream=stream, server="custom", client="custom")
 synchronous("cuStreamQuery", hStream=stream, volatile=True)
 queued("cuStreamWaitEvent", hStream=stream, hEvent=event, client="custom")
 for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
-    queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
+    queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), server="custom")
 local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
       "cuStreamIsCapturing", "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3", "cuThreadExchangeStreamCaptureMode",
       "cuStreamGetAttribute", "cuStreamSetAttribute", "cuStreamCopyAttributes")
@@ -235,7 +235,7 @@ local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFat
       "cuKernelGetParamInfo", "cuFuncGetName", "cuFuncGetModule", "cuFuncGetAttribute", "cuFuncSetCacheConfig",
       "cuFuncSetSharedMemConfig", "cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad",
       note="images go to the server once; kernels' layouts come back with the load")
-queued("cuFuncSetAttribute", hfunc=function, client="custom")
+queued("cuFuncSetAttribute", hfunc=function, client="custom", server="custom")
 
 # --- launches --------------------------------------------------------------------------------------------------
 record("xmLaunch", "queued", "Launch a kernel. The payload holds `attributes` CUlaunchAttribute structures, then the "
@@ -260,5 +260,6 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize", "cuEventRecordWithFlags",
     "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName",
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
-    "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2",
+    "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
+    "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute",
 )
