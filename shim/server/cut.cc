@@ -1,0 +1,269 @@
+// Taking a cut: see docs/architecture.md.
+//
+// The shadow is updated in place. That is safe because, from `cutting` to the store of `cut`, the device memory itself
+// is the state: a server that dies in between is followed by one that takes the same cut again. So before the first
+// byte of the shadow changes, everything that the cut needs must be there: slots, and pages for its file.
+#include <algorithm>
+
+#include "journal/futex.h"
+#include "server/clock.h"
+#include "server/executor.h"
+
+namespace xmig::server {
+
+using journal::kGranule;
+
+namespace {
+
+// After a cut that was not possible: hashing everything again at once would not make it possible.
+constexpr uint64_t kCutRetry = 200'000'000;
+constexpr uint64_t kMaxRunBytes = 256ull << 20;
+
+}  // namespace
+
+// Device work that only ends when the program does something: a cut that waited for it could wait for ever, because the
+// program may in turn wait for records that come after the cut.
+bool Executor::external_waits() {
+  if (outside_waits_.load(std::memory_order_acquire) != 0) return true;
+  if (value_waits_ && !device_idle()) return true;
+  value_waits_ = false;
+  const journal::JournalHeader& header = job_.header();
+  // A position that was posted twice and not taken yet must not be trimmed either.
+  return header.callbacks_posted.load(std::memory_order_acquire) !=
+         header.callbacks_taken.load(std::memory_order_acquire);
+}
+
+void Executor::consider_cut(bool idle) {
+  if (redoing_) return;
+  const uint64_t gained = position_ - cut_position_;
+  if (gained == 0) {
+    cut_now_ = false;
+    return;
+  }
+  const uint64_t now = now_ns();
+  if (now < cut_blocked_until_ || external_waits()) return;
+  const journal::JournalHeader& header = job_.header();
+  const uint64_t ring = job_.journal().ring_bytes();
+  const uint64_t filled = position_ - trimmed_;
+  const bool caught_up = header.tail.load(std::memory_order_relaxed) == position_;
+  const bool waiters = header.trimmed_waiters.load(std::memory_order_relaxed) != 0;
+  if (cut_now_) {
+    take_cut("the device reads memory of the program");
+  } else if (CutPolicy::needs_room(filled, gained, ring, waiters, caught_up)) {
+    take_cut("the journal fills");
+  } else if (policy_.overdue(now)) {
+    take_cut("time");
+  } else if (idle && policy_.due(now) && !waits_.watching()) {
+    if (device_idle()) take_cut("idle");
+  }
+}
+
+bool Executor::device_idle() {
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    for (const CUstream stream : streams_of(ordinal)) {
+      const CUresult result = driver_.cuStreamQuery(stream);
+      faults_.check(result);
+      if (result != CUDA_SUCCESS) return false;
+    }
+  }
+  return true;
+}
+
+void Executor::drain() {
+  waits_.hand_over();  // replies do not wait for the rest
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    faults_.check(driver_.cuCtxSynchronize());
+  }
+  waits_.finish_all();
+}
+
+std::vector<uint64_t> Executor::live_granules() const {
+  std::vector<uint64_t> granules;
+  for (const auto& [address, range] : live_.ranges()) {
+    uint64_t granule = address / kGranule * kGranule;
+    if (!granules.empty() && granules.back() == granule) granule += kGranule;
+    for (; granule < address + range.bytes; granule += kGranule) granules.push_back(granule);
+  }
+  return granules;
+}
+
+bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes) {
+  hashes.resize(granules.size());
+  std::vector<device::Chunk> chunks;
+  for (size_t first = 0; first < granules.size();) {
+    const uint32_t ordinal = ordinal_of_device_address(granules[first]);
+    chunks.clear();
+    size_t end = first;
+    for (; end < granules.size() && ordinal_of_device_address(granules[end]) == ordinal; ++end) {
+      chunks.push_back({granules[end], kGranule});
+    }
+    contexts_.use(ordinal);
+    if (!device_.hash(chunks, std::span(hashes).subspan(first, end - first))) return false;
+    first = end;
+  }
+  return true;
+}
+
+bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count) {
+  for (size_t i = 0; i < moves.size();) {
+    const auto [destination, source] = moves[i];
+    const uint32_t ordinal = ordinal_of_device_address(std::min(destination, source));  // the device's range lies below the shadow's
+    uint64_t bytes = kGranule;
+    if (count) injector_.at_cut(i + 1, sequence_);
+    for (++i; i < moves.size() && bytes < kMaxRunBytes && moves[i].first == destination + bytes &&
+              moves[i].second == source + bytes && ordinal_of_device_address(std::min(moves[i].first, moves[i].second)) == ordinal;
+         ++i) {
+      if (count) injector_.at_cut(i + 1, sequence_);
+      bytes += kGranule;
+    }
+    contexts_.use(ordinal);
+    if (!device_.copy(destination, source, bytes)) return false;
+  }
+  return true;
+}
+
+bool Executor::take_cut(const char* reason) {
+  if (external_waits()) return false;
+  drain();
+  publish_executed();
+  journal::JournalHeader& header = job_.header();
+  const uint64_t start = now_ns();
+  header.cutting.store(position_ + 1, std::memory_order_seq_cst);
+
+  CutReport report;
+  report.reason = reason;
+  const std::string trouble = attempt_cut(report);
+  const uint64_t end = now_ns();
+  if (!trouble.empty()) {
+    header.cutting.store(0, std::memory_order_seq_cst);
+    cut_blocked_until_ = end + kCutRetry;
+    policy_.postpone(end);
+    if (trouble != cut_trouble_) {
+      log_(Level::kWarning, "no cut is possible, the last one stays: " + trouble +
+                                ". The job goes on; a recovery would redo more, and a full journal would stop it");
+      cut_trouble_ = trouble;
+    }
+    return false;
+  }
+  cut_trouble_.clear();
+  cut_now_ = false;
+  policy_.taken(end, end - start);
+  report.ms = static_cast<double>(end - start) / 1e6;
+  daemon_.cut(report);
+  return true;
+}
+
+// Empty: committed. Otherwise the reason, and nothing has changed.
+std::string Executor::attempt_cut(CutReport& report) {
+  const std::vector<uint64_t> granules = live_granules();
+  std::vector<uint64_t> hashes;
+  if (!hash_chunks(granules, hashes)) {
+    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not hash its memory"});
+  }
+
+  const std::lock_guard lock(hosted_mutex_);
+  std::vector<ChunkState> next;
+  std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
+  std::vector<uint64_t> taken, given_back;
+  next.reserve(granules.size());
+  auto old = chunks_.cbegin();
+  for (size_t i = 0; i < granules.size(); ++i) {
+    const uint64_t address = granules[i];
+    for (; old != chunks_.cend() && old->address < address; ++old) given_back.push_back(old->slot);
+    std::optional<uint64_t> slot;
+    bool changed = true;
+    if (old != chunks_.cend() && old->address == address) {
+      if (evict_shadow_ && shadow_.on_device(old->slot)) {
+        given_back.push_back(old->slot);
+      } else {
+        slot = old->slot;
+        changed = old->hash != hashes[i];
+      }
+      ++old;
+    }
+    if (!slot) {
+      slot = shadow_.allocate(ordinal_of_device_address(address), evict_shadow_);
+      if (!slot) {
+        for (const uint64_t mine : taken) shadow_.free(mine);
+        shadow_.trim();
+        return "there is no memory for the shadow, neither on the device nor on the host";
+      }
+      taken.push_back(*slot);
+    }
+    if (changed) moves.emplace_back(*slot, address);
+    next.push_back({address, hashes[i], *slot});
+  }
+  for (; old != chunks_.cend(); ++old) given_back.push_back(old->slot);
+
+  CutContent content;
+  content.number = cut_number_ + 1;
+  content.position = position_;
+  content.sequence = sequence_;
+  content.failures = failures_;
+  content.memory = hosting_.extents();
+  for (const auto& [address, range] : live_.ranges()) content.live.push_back(range);
+  content.chunks = next;
+  content.images = images_.states();
+  objects_.events.for_each([&](uint32_t index, const Event& event) {
+    if (event.recorded != 0) content.events.push_back({index, event.recorded});
+  });
+  content.objects = objects_.stored();
+  const std::vector<std::byte> bytes = serialise(content);
+  const int file = job_.fds().cut[content.number & 1].get();
+  if (!reserve_cut_file(file, bytes.size())) {
+    const std::string why = std::strerror(errno);
+    for (const uint64_t mine : taken) shadow_.free(mine);
+    shadow_.trim();
+    return "there is no space for " + std::to_string(bytes.size()) + " bytes in the cut's file: " + why;
+  }
+
+  // From here on nothing may fail for want of something.
+  if (!copy_chunks(moves, true) || !write_cut_file(file, bytes)) {
+    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "a cut could not be written"});
+  }
+  journal::JournalHeader& header = job_.header();
+  header.cut.store(content.number << 1 | (content.number & 1), std::memory_order_seq_cst);
+  header.cut_position.store(position_, std::memory_order_relaxed);
+  header.cutting.store(0, std::memory_order_seq_cst);
+
+  cut_number_ = content.number;
+  cut_position_ = position_;
+  chunks_ = std::move(next);
+  for (const uint64_t slot : given_back) shadow_.free(slot);
+  hosting_.release_dead();
+  shadow_.trim();
+  report.number = content.number;
+  report.position = position_;
+  report.sequence = sequence_;
+  report.chunks = granules.size();
+  report.copied_bytes = moves.size() * kGranule;
+  report.live_bytes = live_.bytes();
+  report.journal_bytes = position_ - trimmed_;
+  report.objects = content.objects.size();
+  trim();
+  return {};
+}
+
+void Executor::trim() {
+  if (trimmed_ >= cut_position_) return;
+  journal::JournalHeader& header = job_.header();
+  if (blocking_slot_ && header.threads[*blocking_slot_].waiting.load(std::memory_order_acquire) == blocked_at_) return;
+  blocking_slot_.reset();
+  uint64_t limit = cut_position_;
+  for (uint32_t i = 0; i < journal::kMaxThreads; ++i) {
+    const uint64_t waiting = header.threads[i].waiting.load(std::memory_order_acquire);
+    if (waiting >= limit) continue;
+    limit = std::max(waiting, trimmed_);
+    blocking_slot_ = i;
+    blocked_at_ = waiting;
+  }
+  if (limit == trimmed_) return;
+  trimmed_ = limit;
+  header.trimmed.store(limit, std::memory_order_seq_cst);
+  header.trimmed_futex.fetch_add(1, std::memory_order_seq_cst);
+  if (header.trimmed_waiters.load(std::memory_order_seq_cst) != 0) journal::futex_wake(header.trimmed_futex);
+}
+
+}  // namespace xmig::server

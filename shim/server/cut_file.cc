@@ -1,0 +1,176 @@
+#include "server/cut_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+
+namespace xmig::server {
+namespace {
+
+constexpr uint64_t kCutMagic = 0x3154554347494d58;  // "XMIGCUT1"
+constexpr uint64_t kMaxCutBytes = 8ull << 30;
+
+struct CutHeader {
+  uint64_t magic;
+  uint64_t bytes;     // of the whole file's content
+  uint64_t checksum;  // XXH3 of everything after this field
+  uint64_t number, position, sequence;
+  uint64_t memory, live, chunks, images, events, objects;  // how many
+  std::array<Failure, journal::kMaxDevices> failures;
+};
+constexpr size_t kChecksummedFrom = offsetof(CutHeader, number);
+
+class Writer {
+ public:
+  template <typename T>
+  void put(std::span<const T> values) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const auto bytes = std::as_bytes(values);
+    data_.insert(data_.end(), bytes.begin(), bytes.end());
+  }
+  template <typename T>
+  void put(const std::vector<T>& values) {
+    put(std::span<const T>(values));
+  }
+  std::vector<std::byte>& data() { return data_; }
+
+ private:
+  std::vector<std::byte> data_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> data) : data_(data) {}
+  template <typename T>
+  bool get(T& value) {
+    if (data_.size() < sizeof(T)) return false;
+    std::memcpy(&value, data_.data(), sizeof(T));
+    data_ = data_.subspan(sizeof(T));
+    return true;
+  }
+  template <typename T>
+  bool get(std::vector<T>& values, uint64_t count) {
+    if (count > data_.size() / sizeof(T)) return false;
+    values.resize(count);
+    if (count != 0) std::memcpy(values.data(), data_.data(), count * sizeof(T));
+    data_ = data_.subspan(count * sizeof(T));
+    return true;
+  }
+  bool empty() const { return data_.empty(); }
+  size_t left() const { return data_.size(); }
+
+ private:
+  std::span<const std::byte> data_;
+};
+
+}  // namespace
+
+std::vector<std::byte> serialise(const CutContent& content) {
+  CutHeader header{};
+  header.magic = kCutMagic;
+  header.number = content.number;
+  header.position = content.position;
+  header.sequence = content.sequence;
+  header.memory = content.memory.size();
+  header.live = content.live.size();
+  header.chunks = content.chunks.size();
+  header.images = content.images.size();
+  header.events = content.events.size();
+  header.objects = content.objects.size();
+  header.failures = content.failures;
+  Writer writer;
+  writer.put(std::span<const CutHeader>(&header, 1));
+  writer.put(content.memory);
+  writer.put(content.live);
+  writer.put(content.chunks);
+  writer.put(content.images);
+  writer.put(content.events);
+  for (const StoredRecord& record : content.objects) {
+    const uint64_t bytes = record.bytes.size();
+    writer.put(std::span<const uint64_t>(&bytes, 1));
+    writer.put(record.bytes);
+  }
+  std::vector<std::byte> data = std::move(writer.data());
+  header.bytes = data.size();
+  header.checksum = XXH3_64bits(data.data() + kChecksummedFrom, data.size() - kChecksummedFrom);
+  std::memcpy(data.data(), &header, sizeof(header));
+  return data;
+}
+
+std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::string& why) {
+  const auto bad = [&](const char* text) {
+    why = text;
+    return std::nullopt;
+  };
+  CutHeader header;
+  Reader reader(bytes);
+  if (!reader.get(header) || header.magic != kCutMagic) return bad("not a cut");
+  if (header.bytes != bytes.size()) return bad("the cut is cut off");
+  if (header.checksum != XXH3_64bits(bytes.data() + kChecksummedFrom, bytes.size() - kChecksummedFrom)) {
+    return bad("the cut's checksum is wrong");
+  }
+  CutContent content;
+  content.number = header.number;
+  content.position = header.position;
+  content.sequence = header.sequence;
+  content.failures = header.failures;
+  if (!reader.get(content.memory, header.memory) || !reader.get(content.live, header.live) ||
+      !reader.get(content.chunks, header.chunks) || !reader.get(content.images, header.images) ||
+      !reader.get(content.events, header.events) || header.objects > reader.left() / sizeof(uint64_t)) {
+    return bad("the cut's parts are longer than the whole");
+  }
+  for (uint64_t i = 0; i < header.objects; ++i) {
+    uint64_t length = 0;
+    StoredRecord& record = content.objects.emplace_back();
+    if (!reader.get(length) || !reader.get(record.bytes, length)) return bad("an object record is cut off");
+  }
+  if (!reader.empty()) return bad("bytes behind the last object record");
+  return content;
+}
+
+bool reserve_cut_file(int fd, uint64_t bytes) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return false;
+  if (static_cast<uint64_t>(status.st_size) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return false;
+  int result;
+  do {
+    result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+bool write_cut_file(int fd, std::span<const std::byte> bytes) {
+  for (size_t written = 0; written < bytes.size();) {
+    const ssize_t n = ::pwrite(fd, bytes.data() + written, bytes.size() - written, static_cast<off_t>(written));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    written += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+std::optional<CutContent> read_cut_file(int fd, std::string& why) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxCutBytes) {
+    why = "the cut's file cannot be read, or is too long";
+    return std::nullopt;
+  }
+  std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
+  for (size_t got = 0; got < bytes.size();) {
+    const ssize_t n = ::pread(fd, bytes.data() + got, bytes.size() - got, static_cast<off_t>(got));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      why = std::string("the cut's file cannot be read: ") + std::strerror(errno);
+      return std::nullopt;
+    }
+    got += static_cast<size_t>(n);
+  }
+  return parse_cut(bytes, why);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,160 @@
+#include "server/daemon.h"
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "ipc/seqpacket.h"
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+using Json = nlohmann::json;
+
+// A daemon that does not read for this long counts as gone: the executor must not wait for it any longer.
+constexpr timeval kSendPatience{2, 0};
+
+std::string_view kind_name(HostedKind kind) {
+  switch (kind) {
+    case HostedKind::kDevice: return "device";
+    case HostedKind::kShadow: return "shadow";
+    case HostedKind::kImage: return "image";
+  }
+  return "device";
+}
+
+// Text of foreign origin may be anything but UTF-8; replaced rather than refused.
+std::string dump(const Json& object) { return object.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace
+
+std::unique_lock<std::recursive_mutex> Daemon::attach(ipc::UniqueFd socket) {
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
+  std::unique_lock lock(mutex_);
+  socket_ = std::move(socket);
+  broken_ = false;
+  return lock;
+}
+
+void Daemon::detach() {
+  const std::lock_guard lock(mutex_);
+  socket_.reset();
+}
+
+bool Daemon::attached() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<bool>(socket_);
+}
+
+void Daemon::send(const std::string& message, std::span<const int> fds) {
+  const std::lock_guard lock(mutex_);
+  if (!socket_ || broken_) return;
+  const auto bytes = std::as_bytes(std::span(message));
+  if (ipc::send_message(socket_.get(), bytes, fds) == 0) return;
+  // Gone, or stopped: shutting down makes the control thread's poll() return, which then looks for another daemon.
+  broken_ = true;
+  ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
+void Daemon::hello(const std::string& device, double warm_ms) {
+  send(dump({{"type", "hello"}, {"pid", ::getpid()}, {"device", device}, {"warm_ms", warm_ms}}));
+}
+
+void Daemon::ready(uint32_t generation) {
+  send(dump({{"type", "ready"}, {"generation", generation}, {"t", now_ns()}}));
+}
+
+void Daemon::memory_add(const Hosted& memory) {
+  const int fd = memory.fd.get();
+  send(dump({{"type", "memory"},
+             {"op", "add"},
+             {"id", memory.id},
+             {"kind", kind_name(memory.kind)},
+             {"ordinal", memory.ordinal},
+             {"address", memory.address},
+             {"bytes", memory.bytes},
+             {"name", memory.name}}),
+       std::span(&fd, 1));
+}
+
+void Daemon::memory_drop(uint64_t id) { send(dump({{"type", "memory"}, {"op", "drop"}, {"id", id}})); }
+
+void Daemon::cut(const CutReport& report) {
+  send(dump({{"type", "cut"},
+             {"number", report.number},
+             {"position", report.position},
+             {"sequence", report.sequence},
+             {"ms", report.ms},
+             {"chunks", report.chunks},
+             {"copied_bytes", report.copied_bytes},
+             {"live_bytes", report.live_bytes},
+             {"journal_bytes", report.journal_bytes},
+             {"objects", report.objects},
+             {"reason", report.reason}}));
+}
+
+void Daemon::fault(uint64_t sequence, std::string_view op, int error, std::string_view text) {
+  send(dump({{"type", "fault"}, {"sequence", sequence}, {"op", op}, {"error", error}, {"text", text}, {"t", now_ns()}}));
+}
+
+void Daemon::phase(std::string_view name) { send(dump({{"type", "phase"}, {"name", name}, {"t", now_ns()}})); }
+
+void Daemon::redone(const RedoReport& report) {
+  Json first;
+  if (report.first_difference) first = *report.first_difference;
+  send(dump({{"type", "phase"},
+             {"name", "redone"},
+             {"t", now_ns()},
+             {"records", report.records},
+             {"compared", report.compared},
+             {"differing", report.differing},
+             {"first_difference", first}}));
+}
+
+void Daemon::program_error(uint64_t sequence, int error) {
+  send(dump({{"type", "program_error"}, {"sequence", sequence}, {"error", error}}));
+}
+
+void Daemon::injected(uint64_t id) { send(dump({{"type", "injected"}, {"id", id}})); }
+
+void Daemon::garbage(uint64_t position, std::string_view text) {
+  send(dump({{"type", "garbage"}, {"position", position}, {"text", text}}));
+}
+
+void Daemon::announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
+                      std::span<const int> fds) {
+  send(dump({{"type", "announce"},
+             {"job", job},
+             {"pid", ::getpid()},
+             {"device", device},
+             {"client_pid", client_pid},
+             {"generation", generation}}),
+       fds);
+}
+
+void Daemon::announced() { send(dump({{"type", "announced"}})); }
+
+void Daemon::paused(uint64_t position) { send(dump({{"type", "paused"}, {"position", position}, {"t", now_ns()}})); }
+
+void Daemon::continued(uint64_t position) {
+  send(dump({{"type", "continued"}, {"position", position}, {"t", now_ns()}}));
+}
+
+void Daemon::bye(std::string_view reason) { send(dump({{"type", "bye"}, {"reason", reason}})); }
+
+void Log::operator()(Level level, std::string_view text) {
+  constexpr const char* kNames[] = {"info", "warning", "error"};
+  const char* const name = kNames[static_cast<int>(level)];
+  if (daemon_.attached()) {
+    daemon_.send(dump({{"type", "log"}, {"level", name}, {"text", text}}));
+  } else {
+    std::fprintf(stderr, "xmig-server: %s: %.*s\n", name, static_cast<int>(text.size()), text.data());
+  }
+}
+
+}  // namespace xmig::server

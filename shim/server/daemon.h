@@ -1,0 +1,76 @@
+// The server's side of the control socket: what it tells the daemon, from any thread.
+//
+// The daemon may be gone at any time. Then nothing is sent and nothing is lost: who comes back is told everything that
+// still matters by announce().
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ipc/fd.h"
+#include "server/hosted.h"
+
+namespace xmig::server {
+
+struct CutReport {
+  uint64_t number = 0, position = 0, sequence = 0;
+  double ms = 0;
+  uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
+  std::string reason;
+};
+
+struct RedoReport {
+  uint64_t records = 0, compared = 0, differing = 0;
+  std::optional<uint64_t> first_difference;
+};
+
+class Daemon {
+ public:
+  // Until the result is gone, only the calling thread is heard.
+  std::unique_lock<std::recursive_mutex> attach(ipc::UniqueFd socket);
+  void detach();
+  bool attached() const;
+
+  void hello(const std::string& device, double warm_ms);
+  void ready(uint32_t generation);
+  void memory_add(const Hosted& memory);
+  void memory_drop(uint64_t id);
+  void cut(const CutReport& report);
+  void fault(uint64_t sequence, std::string_view op, int error, std::string_view text);
+  void phase(std::string_view name);
+  void redone(const RedoReport& report);
+  void program_error(uint64_t sequence, int error);
+  void injected(uint64_t id);
+  void garbage(uint64_t position, std::string_view text);
+  void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
+                std::span<const int> fds);
+  void announced();
+  void paused(uint64_t position);
+  void continued(uint64_t position);
+  void bye(std::string_view reason);
+
+ private:
+  friend class Log;
+  void send(const std::string& message, std::span<const int> fds = {});
+
+  mutable std::recursive_mutex mutex_;
+  ipc::UniqueFd socket_;  // guarded by mutex_
+  bool broken_ = false;   // guarded by mutex_: the daemon does not read; the control thread will notice
+};
+
+enum class Level { kInfo, kWarning, kError };
+// A line for the job's log, and on stderr while nobody else can hear it.
+class Log {
+ public:
+  explicit Log(Daemon& daemon) : daemon_(daemon) {}
+  void operator()(Level level, std::string_view text);
+
+ private:
+  Daemon& daemon_;
+};
+
+}  // namespace xmig::server

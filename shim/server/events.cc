@@ -1,0 +1,121 @@
+// Events, values in memory, and the calls that wait for the device.
+#include "server/executor.h"
+
+namespace xmig::server {
+
+CUresult Executor::on_cuStreamSynchronize(Record& record) {
+  Args_cuStreamSynchronize args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  auto wait = std::make_unique<Wait>();
+  CUstream stream = nullptr;
+  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  wait->streams.push_back(stream);
+  return await(record, std::move(wait));
+}
+
+CUresult Executor::on_cuCtxSynchronize(Record& record) {
+  auto wait = std::make_unique<Wait>();
+  wait->streams = streams_of(record.header().ordinal);
+  return await(record, std::move(wait));
+}
+
+CUresult Executor::on_cuEventSynchronize(Record& record) {
+  Args_cuEventSynchronize args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  auto wait = std::make_unique<Wait>();
+  if (!translate(journal::Kind::kEvent, args.hEvent, &wait->event)) return CUDA_ERROR_INVALID_HANDLE;
+  return await(record, std::move(wait));
+}
+
+CUresult Executor::await(Record& record, std::unique_ptr<Wait> wait) {
+  wait->answer = Answer::to(record);
+  wait->ordinal = record.header().ordinal;
+  record.defer();
+  waits_.start(std::move(wait));
+  return CUDA_SUCCESS;
+}
+
+template <typename Args, typename Call>
+CUresult Executor::wait_for_value(Record& record, Call&& call) {
+  Args args;
+  CUstream stream = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!live(args.addr, sizeof(args.value))) return CUDA_ERROR_INVALID_VALUE;
+  value_waits_ = true;
+  return call(stream, args.addr, args.value, args.flags);
+}
+
+CUresult Executor::on_cuStreamWaitValue32_v2(Record& record) {
+  return wait_for_value<Args_cuStreamWaitValue32_v2>(record, driver_.cuStreamWaitValue32_v2);
+}
+
+CUresult Executor::on_cuStreamWaitValue64_v2(Record& record) {
+  return wait_for_value<Args_cuStreamWaitValue64_v2>(record, driver_.cuStreamWaitValue64_v2);
+}
+
+CUresult Executor::on_cuEventRecordWithFlags(Record& record) {
+  Args_cuEventRecordWithFlags args;
+  CUstream stream = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!journal::handle_is(args.hEvent, journal::Kind::kEvent)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.hEvent);
+  Event* const event = objects_.events.find(index);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = driver_.cuEventRecordWithFlags(event->real, stream, args.flags);
+  if (result != CUDA_SUCCESS) return result;
+  publish_event(*event, index, stream, record.sequence());
+  return CUDA_SUCCESS;
+}
+
+// The device itself writes the record's sequence where the client looks. Two records of one event on two streams could
+// write in the wrong order, and the client would wait for ever: then a stream of ours waits for both, and writes.
+void Executor::publish_event(Event& event, uint32_t index, CUstream stream, uint64_t sequence) {
+  std::atomic<uint64_t>& word = job_.header().events[index];
+  const uint64_t published = word.load(std::memory_order_acquire);
+  const bool pending = event.publisher && event.recorded > published;
+  event.recorded = sequence;
+  if (published >= sequence) return;  // a redo: the program has seen this one complete
+  CUstream publisher = stream;
+  if (pending && *event.publisher != stream) {
+    publisher = publisher_stream();
+    CUevent before = nullptr;
+    faults_.check(driver_.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING));
+    faults_.check(driver_.cuEventRecordWithFlags(before, *event.publisher, 0));
+    faults_.check(driver_.cuStreamWaitEvent(publisher, before, 0));
+    faults_.check(driver_.cuStreamWaitEvent(publisher, event.real, 0));
+    driver_.cuEventDestroy_v2(before);
+  }
+  event.publisher = publisher;
+  const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&word));
+  faults_.check(driver_.cuStreamWriteValue64_v2(publisher, address, sequence, CU_STREAM_WRITE_VALUE_DEFAULT));
+}
+
+CUstream Executor::publisher_stream() {
+  CUstream& stream = publishers_[record_.header().ordinal];
+  if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+  return stream;
+}
+
+// A stream is about to be destroyed: events whose completion it still has to publish are handed to our own stream.
+void Executor::forget_publisher(CUstream gone) {
+  CUevent last = nullptr;
+  objects_.events.for_each([&](uint32_t index, Event& event) {
+    if (event.publisher != gone) return;
+    if (event.recorded <= job_.header().events[index].load(std::memory_order_acquire)) {
+      event.publisher.reset();
+      return;
+    }
+    const CUstream publisher = publisher_stream();
+    if (!last) {
+      faults_.check(driver_.cuEventCreate(&last, CU_EVENT_DISABLE_TIMING));
+      faults_.check(driver_.cuEventRecordWithFlags(last, gone, 0));
+      faults_.check(driver_.cuStreamWaitEvent(publisher, last, 0));
+    }
+    event.publisher = publisher;
+  });
+  if (last) driver_.cuEventDestroy_v2(last);
+}
+
+}  // namespace xmig::server

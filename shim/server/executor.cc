@@ -1,0 +1,439 @@
+#include "server/executor.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "journal/futex.h"
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr uint32_t kBatch = 64;                // records between two looks at everything else
+constexpr uint64_t kSpin = 50'000;             // ns that the executor looks at the tail before it sleeps
+constexpr uint64_t kLongestSleep = 60'000'000'000;
+constexpr uint64_t kRoomPatience = 1'000'000;  // while a client thread waits for room
+
+bool destroys(Op op) {
+  return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload;
+}
+
+Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
+
+}  // namespace
+
+bool Executor::keeps_books(Op op) {
+  switch (op) {
+    case Op::xmContextReset:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmShrink:
+    case Op::xmImage:
+    case Op::xmImageFile:
+    case Op::cuStreamCreateWithPriority:
+    case Op::cuStreamDestroy_v2:
+    case Op::cuEventCreate:
+    case Op::cuEventDestroy_v2:
+    case Op::cuModuleUnload: return true;
+    default: return false;
+  }
+}
+
+Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
+                   Injector& injector, Job& job, double cut_budget)
+    : device_(device),
+      driver_(device.driver()),
+      contexts_(contexts),
+      daemon_(daemon),
+      log_(log),
+      faults_(faults),
+      injector_(injector),
+      job_(job),
+      physical_(driver_, daemon, log),
+      hosting_(physical_),
+      shadow_(physical_),
+      images_(physical_),
+      thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
+      waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
+      policy_(cut_budget) {
+  faults_.name_operations([this](uint64_t sequence) { return operation(sequence); });
+  contexts_.use(0);
+  register_shared();
+}
+
+Executor::~Executor() {
+  faults_.name_operations(nullptr);
+  unregister_shared();
+}
+
+bool Executor::start_fresh(std::string& why) {
+  if (const CUresult result = physical_.reserve(contexts_.count()); result != CUDA_SUCCESS) {
+    why = "the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")";
+    return false;
+  }
+  journal::JournalHeader& header = job_.header();
+  if (header.tail.load() != 0) {
+    why = "the journal of a fresh job is not empty";
+    return false;
+  }
+  header.magic = journal::kMagic;
+  header.version = journal::kLayoutVersion;
+  header.device_count = contexts_.count();
+  header.ring_bytes = job_.journal().ring_bytes();
+  header.client_pid = static_cast<uint32_t>(job_.client_pid());
+  int version = 0;
+  driver_.cuDriverGetVersion(&version);
+  header.driver_version = static_cast<uint32_t>(version);
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    header.devices[ordinal] = device_.describe(static_cast<int>(ordinal));
+  }
+  for (journal::ThreadSlot& slot : header.threads) {
+    slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
+  }
+  policy_.start(now_ns());
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  return true;
+}
+
+void Executor::request(uint32_t what) {
+  requests_.fetch_or(what, std::memory_order_seq_cst);
+  journal::JournalHeader& header = job_.header();
+  header.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  journal::futex_wake(header.doorbell);
+}
+
+bool Executor::run(std::string& why) {
+  ::pthread_setname_np(::pthread_self(), "executor");
+  uint64_t idle_since = 0;
+  while (!broken_) {
+    if (requests_.load(std::memory_order_relaxed) != 0 && !serve_requests()) return true;
+    bool worked = execute_batch();
+    if (broken_) break;
+    worked |= waits_.poll();
+    worked |= check_finished_redo();
+    trim();
+    consider_cut(!worked);
+    if (worked) {
+      idle_since = 0;
+      continue;
+    }
+    const uint64_t now = now_ns();
+    if (idle_since == 0) idle_since = now;
+    if (now - idle_since < kSpin && journal::spinning_helps()) {
+      journal::cpu_relax();
+      continue;
+    }
+    sleep();
+    idle_since = 0;
+  }
+  why = *broken_;
+  return false;
+}
+
+bool Executor::serve_requests() {
+  const uint32_t requests = requests_.exchange(0, std::memory_order_seq_cst);
+  if (requests & kStop) return false;
+  if (requests & kCut) take_cut("asked for");
+  if (requests & kPause) {
+    // Device work that waits for the program may need the records that follow: then later.
+    if (external_waits()) {
+      requests_.fetch_or(kPause);
+    } else {
+      wait_paused();
+    }
+  }
+  return true;
+}
+
+void Executor::wait_paused() {
+  drain();
+  publish_executed();
+  std::unique_lock lock(pause_mutex_);
+  paused_ = true;
+  daemon_.paused(position_);
+  pause_changed_.notify_all();
+  pause_changed_.wait(lock, [&] { return !paused_; });
+  daemon_.continued(position_);
+}
+
+bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
+  const std::lock_guard lock(pause_mutex_);
+  if (!paused_) {
+    why = "the server is not paused";
+    return false;
+  }
+  if (rebind) {
+    journal::JournalHeader& old = job_.header();
+    const uint64_t tail = old.tail.load();
+    contexts_.use(0);
+    unregister_shared();
+    if (!job_.rebind(std::move(*rebind), why)) return false;
+    register_shared();
+    if (job_.header().magic != journal::kMagic || job_.header().tail.load() < tail) {
+      why = "the restored journal is not this job's";
+      return false;
+    }
+    job_.header().client_pid = static_cast<uint32_t>(job_.client_pid());
+  }
+  paused_ = false;
+  pause_changed_.notify_all();
+  return true;
+}
+
+void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
+  const std::lock_guard lock(hosted_mutex_);
+  const auto only_this_thread = daemon_.attach(std::move(socket));
+  const JobFds& fds = job_.fds();
+  const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.cut[0].get(), fds.cut[1].get()};
+  daemon_.announce(job_.name(), device, job_.client_pid(), job_.header().generation.load(), all);
+  const auto add = [&](const Hosted& memory) { daemon_.memory_add(memory); };
+  hosting_.for_each(add);
+  shadow_.for_each(add);
+  images_.for_each(add);
+  daemon_.announced();
+}
+
+// A device that reads and writes host memory on its own has to know of it.
+void Executor::register_shared() {
+  const journal::JournalMapping& journal = job_.journal();
+  driver_.cuMemHostRegister_v2(journal.data(), journal.size(), CU_MEMHOSTREGISTER_PORTABLE);
+  driver_.cuMemHostRegister_v2(job_.staging().data(), job_.staging().size(), CU_MEMHOSTREGISTER_PORTABLE);
+}
+
+void Executor::unregister_shared() {
+  driver_.cuMemHostUnregister(job_.journal().data());
+  driver_.cuMemHostUnregister(job_.staging().data());
+}
+
+bool Executor::execute_batch() {
+  const journal::JournalHeader& header = job_.header();
+  const uint64_t tail = header.tail.load(std::memory_order_acquire);
+  if (tail == position_) return false;
+  if (tail < position_ || tail - position_ > job_.journal().ring_bytes()) {
+    garbage("the tail is behind the server, or further ahead than the ring is long");
+    return true;
+  }
+  for (uint32_t i = 0; i < kBatch && position_ != tail; ++i) {
+    if (!load_next(tail)) return true;
+    if (waits_.unarmed()) waits_.arm();
+    execute_one();
+    if (cut_now_) break;
+  }
+  publish_executed();
+  return true;
+}
+
+bool Executor::load_next(uint64_t tail) {
+  const char* why = nullptr;
+  if (record_.load(job_.journal().at(position_), tail - position_, sequence_ + 1, contexts_.count(), why)) return true;
+  garbage(why);
+  return false;
+}
+
+void Executor::execute_one() {
+  const uint64_t sequence = record_.sequence();
+  injector_.at_record(sequence);
+  if (redoing_) {
+    if (position_ < redo_until_) injector_.at_redo(++redone_, sequence);
+    if (deliver_ && sequence >= deliver_->sequence) {
+      const Delivery delivery = *deliver_;
+      deliver_.reset();
+      fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(delivery.error));
+    }
+  }
+  contexts_.use(record_.header().ordinal);
+  device_.set_sequence(sequence);
+  dispatch();
+}
+
+void Executor::dispatch() {
+  const journal::RecordHeader& header = record_.header();
+  const uint32_t size = header.size;
+  record_position_ = position_;
+  const bool failing = any_failure_ && failures_[header.ordinal].error != 0 && !keeps_books(op_of(record_));
+  const CUresult result = failing ? static_cast<CUresult>(failures_[header.ordinal].error)
+                                  : kHandlers[header.op](*this, record_);
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    if (!failing) faults_.check(result);
+    if (broken_) return;
+  }
+  position_ += size;
+  sequence_ = header.sequence;
+  if (record_.synchronous()) {
+    if (record_.deferred()) return;
+    Answer answer = Answer::to(record_);
+    answer.result = result;
+    answer.bytes = record_.reply_bytes();
+    answer.hash = record_.reply_hash();
+    replies_.give(answer);
+  } else if (result != CUDA_SUCCESS && !failing) [[unlikely]] {
+    const std::string what = std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+                             ") failed with CUDA error " + std::to_string(result);
+    log_(Level::kWarning, what);
+    // The call has returned long ago: like any error of asynchronous work, it comes back from every later call.
+    if (!destroys(op_of(record_))) fail_program(header.ordinal, header.sequence, result);
+  }
+}
+
+void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error) {
+  failures_[ordinal] = {static_cast<uint32_t>(error), 0, sequence};
+  any_failure_ = true;
+  // First the cut: a later redo must not start before the fault, which it would meet again after the program has
+  // perhaps reset the context already.
+  if (!take_cut("program error")) requests_.fetch_or(kCut);
+  journal::JournalHeader& header = job_.header();
+  header.context_error_ordinal.store(ordinal);
+  header.context_error_sequence.store(sequence);
+  header.context_error.store(static_cast<uint32_t>(error), std::memory_order_release);
+  daemon_.program_error(sequence, error);
+}
+
+void Executor::publish_executed() {
+  if (position_ <= published_) return;  // a redo is not there yet
+  published_ = position_;
+  job_.header().executed.store(position_, std::memory_order_release);
+}
+
+void Executor::sleep() {
+  waits_.hand_over();
+  journal::JournalHeader& header = job_.header();
+  uint64_t limit = kLongestSleep;
+  if (position_ != cut_position_ && !redoing_) {
+    const uint64_t now = now_ns();
+    limit = policy_.due_at() > now ? std::min(limit, policy_.due_at() - now) : 1'000'000;
+  }
+  if (header.trimmed_waiters.load() != 0 || redoing_ || requests_.load() != 0) limit = kRoomPatience;
+  header.server_sleeping.store(1, std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
+  if (nothing && (requests_.load(std::memory_order_seq_cst) & ~kPause) == 0) {
+    journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
+  }
+  header.server_sleeping.store(0, std::memory_order_seq_cst);
+}
+
+void Executor::garbage(std::string text) {
+  broken_ = "the journal does not decode at position " + std::to_string(position_) + ": " + std::move(text);
+}
+
+bool Executor::check_finished_redo() {
+  if (!redoing_ || position_ < redo_until_ || !replies_.all_met()) return false;
+  redoing_ = false;
+  RedoReport report = replies_.report();
+  report.records = redone_;
+  daemon_.redone(report);
+  if (report.differing != 0) {
+    log_(Level::kWarning, "the redo was not bit-exact: " + std::to_string(report.differing) + " of " +
+                              std::to_string(report.compared) + " results differ, first that of record " +
+                              std::to_string(report.first_difference.value_or(0)));
+  }
+  job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  journal::futex_wake(job_.header().state);
+  daemon_.phase("resumed");
+  policy_.start(now_ns());
+  return true;
+}
+
+// From any thread, for a message about a fault: the ring may change meanwhile, nothing is trusted.
+std::string Executor::operation(uint64_t sequence) {
+  const journal::JournalHeader& header = job_.header();
+  const uint64_t tail = header.tail.load();
+  const uint64_t ring = job_.journal().ring_bytes();
+  uint64_t at = header.trimmed.load();
+  while (at < tail && tail - at <= ring) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), job_.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size > tail - at) break;
+    if (record.sequence == sequence) {
+      return record.op < static_cast<uint16_t>(Op::kCount) ? kOpInfo[record.op].name : "";
+    }
+    at += record.size;
+  }
+  return "";
+}
+
+std::vector<CUstream> Executor::streams_of(uint32_t ordinal) {
+  std::vector<CUstream> all{nullptr};
+  objects_.streams.for_each([&](uint32_t, const Stream& stream) {
+    if (stream.owner.ordinal == ordinal) all.push_back(stream.real);
+  });
+  for (size_t i = ordinal; i < thread_streams_.size(); i += contexts_.count()) {
+    if (thread_streams_[i]) all.push_back(thread_streams_[i]);
+  }
+  return all;
+}
+
+CUstream Executor::thread_stream() {
+  const journal::RecordHeader& header = record_.header();
+  CUstream& stream = thread_streams_[size_t{header.thread} * contexts_.count() + header.ordinal];
+  if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
+  return stream;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
+  if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
+    *real = nullptr;
+    return true;
+  }
+  if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
+    *real = thread_stream();
+    return *real != nullptr;
+  }
+  if (!journal::handle_is(handle, journal::Kind::kStream)) return false;
+  const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
+  if (stream) *real = stream->real;
+  return stream != nullptr;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUevent* real) {
+  if (!journal::handle_is(handle, journal::Kind::kEvent)) return false;
+  const Event* const event = objects_.events.find(journal::handle_index(handle));
+  if (event) *real = event->real;
+  return event != nullptr;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUmodule* real) {
+  if (!journal::handle_is(handle, journal::Kind::kModule)) return false;
+  const Module* const module = objects_.modules.find(journal::handle_index(handle));
+  if (module) *real = module->real;
+  return module != nullptr;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUfunction* real) {
+  if (!journal::handle_is(handle, journal::Kind::kFunction)) return false;
+  const Kernel* const kernel = objects_.kernel(journal::handle_index(handle));
+  if (kernel) *real = kernel->real;
+  return kernel != nullptr;
+}
+
+void Executor::created(journal::Kind, uint64_t handle, CUstream real, const Record& record) {
+  Stream* const slot = journal::handle_is(handle, journal::Kind::kStream)
+                           ? objects_.streams.place(journal::handle_index(handle))
+                           : nullptr;
+  if (!slot) {
+    driver_.cuStreamDestroy_v2(real);
+    return garbage("a new stream has a number that is taken, or none");
+  }
+  *slot = {real, {record.header().context, record.header().ordinal}, {record.sequence(), record.stored()}};
+}
+
+void Executor::created(journal::Kind, uint64_t handle, CUevent real, const Record& record) {
+  Event* const slot = journal::handle_is(handle, journal::Kind::kEvent)
+                          ? objects_.events.place(journal::handle_index(handle))
+                          : nullptr;
+  if (!slot) {
+    driver_.cuEventDestroy_v2(real);
+    return garbage("a new event has a number that is taken, or none");
+  }
+  *slot = {real, {record.header().context, record.header().ordinal}, {record.sequence(), record.stored()}, 0, {}};
+}
+
+void Executor::destroyed(journal::Kind kind, uint64_t handle) {
+  const uint32_t index = journal::handle_index(handle);
+  if (kind == journal::Kind::kStream) objects_.streams.erase(index);
+  if (kind == journal::Kind::kEvent) objects_.events.erase(index);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,240 @@
+// The executor: reads the journal, drives the device. One thread; it never waits for the device except to take a cut.
+//
+// Invariants:
+//   position_ is the start of the next record; everything before it was executed once, in order.
+//   A record is acted upon only from the private copy in record_; payloads are read in place, as data.
+//   Nothing is answered after a sticky fault (Faults), nothing is answered twice (Record::replied).
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "server/contexts.h"
+#include "server/cut_file.h"
+#include "server/cut_policy.h"
+#include "server/daemon.h"
+#include "server/faults.h"
+#include "server/hosting.h"
+#include "server/images.h"
+#include "server/injector.h"
+#include "server/job.h"
+#include "server/live_set.h"
+#include "server/objects.h"
+#include "server/record.h"
+#include "server/replies.h"
+#include "server/shadow.h"
+#include "server/waits.h"
+
+namespace xmig::server {
+
+class Executor;
+using Handler = CUresult (*)(Executor&, Record&);
+extern const Handler kHandlers[];  // by Op; generated
+
+class Executor {
+ public:
+  Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
+           Job& job, double cut_budget);
+  ~Executor();
+
+  // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
+  // False, and `why`: the job cannot be served.
+  bool start_fresh(std::string& why);
+  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why);
+  // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
+  bool run(std::string& why);
+
+  // From other threads.
+  void stop() { request(kStop); }
+  void ask_for_cut() { request(kCut); }
+  void pause() { request(kPause); }
+  // Continue, with the job's new files if there are any. The executor is paused.
+  bool resume(std::optional<Rebind> rebind, std::string& why);
+  // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
+  void announce(ipc::UniqueFd socket, const std::string& device);
+
+  // For the generated dispatch.
+  const DriverTable& driver() const { return driver_; }
+  bool translate(journal::Kind kind, uint64_t handle, CUstream* real);
+  bool translate(journal::Kind kind, uint64_t handle, CUevent* real);
+  bool translate(journal::Kind kind, uint64_t handle, CUmodule* real);
+  bool translate(journal::Kind kind, uint64_t handle, CUfunction* real);
+  void created(journal::Kind kind, uint64_t handle, CUstream real, const Record& record);
+  void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
+  void destroyed(journal::Kind kind, uint64_t handle);
+  bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+
+  CUresult on_cuCtxSynchronize(Record& record);
+  CUresult on_cuStreamSynchronize(Record& record);
+  CUresult on_cuEventSynchronize(Record& record);
+  CUresult on_cuEventRecordWithFlags(Record& record);
+  CUresult on_cuMemGetInfo_v2(Record& record);
+  CUresult on_cuStreamDestroy_v2(Record& record);
+  CUresult on_cuStreamWaitValue32_v2(Record& record);
+  CUresult on_cuStreamWaitValue64_v2(Record& record);
+  CUresult on_cuFuncSetAttribute(Record& record);
+  CUresult on_xmContextReset(Record& record);
+  CUresult on_xmGrow(Record& record);
+  CUresult on_xmShrink(Record& record);
+  CUresult on_xmAlloc(Record& record);
+  CUresult on_xmFree(Record& record);
+  CUresult on_xmCopyFromHost(Record& record);
+  CUresult on_xmCopyFromPinned(Record& record);
+  CUresult on_xmCopyToHost(Record& record);
+  CUresult on_xmCopyToPinned(Record& record);
+  CUresult on_xmCopy2D(Record& record);
+  CUresult on_xmHostFunc(Record& record);
+  CUresult on_xmImage(Record& record);
+  CUresult on_xmImageFile(Record& record);
+  CUresult on_xmModuleLoad(Record& record);
+  CUresult on_xmModuleInfo(Record& record);
+  CUresult on_xmBindGlobal(Record& record);
+  CUresult on_cuModuleUnload(Record& record);
+  CUresult on_xmLaunch(Record& record);
+
+ private:
+  enum Requests : uint32_t { kStop = 1, kCut = 2, kPause = 4 };
+  enum class Mode {
+    kRun,      // from the ring
+    kRestore,  // object records of a cut
+    kObjects,  // from the ring, but the device's work is done already: objects only
+  };
+  struct HostCall;    // host_functions.cc
+  struct PinnedRead;  // copies.cc
+  struct PinnedWrite;
+
+  // executor.cc
+  // Is it executed even while an ordinal answers everything else with the program's own fault?
+  static bool keeps_books(Op op);
+  void request(uint32_t what);
+  bool serve_requests();
+  bool execute_batch();
+  bool load_next(uint64_t tail);
+  void execute_one();
+  void dispatch();
+  void fail_program(uint32_t ordinal, uint64_t sequence, CUresult error);
+  void publish_executed();
+  void sleep();
+  void garbage(std::string text);
+  void wait_paused();
+  void register_shared();
+  void unregister_shared();
+  std::string operation(uint64_t sequence);
+  std::vector<CUstream> streams_of(uint32_t ordinal);
+  CUstream thread_stream();
+  bool check_finished_redo();
+
+  // cut.cc
+  void consider_cut(bool idle);
+  bool external_waits();
+  bool device_idle();
+  void drain();
+  bool take_cut(const char* reason);
+  std::string attempt_cut(CutReport& report);
+  std::vector<uint64_t> live_granules() const;
+  bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
+  bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
+  void trim();
+
+  // redo.cc
+  bool adopt(std::vector<Hosted> given, std::string& why);
+  bool restore_objects(const CutContent& content, std::string& why);
+  bool take_over_chunks(CutContent& content, std::string& why);
+  void restore_memory(const std::vector<Extent>& fresh);
+  bool replay_objects(uint64_t until, std::string& why);
+
+  // copies.cc
+  struct Plane;
+  CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
+  CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
+  CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
+
+  // memory.cc
+  void reset_context(uint32_t context);
+
+  // modules.cc
+  CUresult unload(uint32_t index);
+  CUresult describe(Module& module);
+
+  // events.cc
+  template <typename Args, typename Call>
+  CUresult wait_for_value(Record& record, Call&& call);
+  CUresult await(Record& record, std::unique_ptr<Wait> wait);
+  void publish_event(Event& event, uint32_t index, CUstream stream, uint64_t sequence);
+  CUstream publisher_stream();
+  void forget_publisher(CUstream gone);
+
+  // launches.cc
+  CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);
+
+  // host_functions.cc
+  void post_callback(uint64_t position);
+
+  device::Device& device_;
+  const DriverTable& driver_;
+  Contexts& contexts_;
+  Daemon& daemon_;
+  Log& log_;
+  Faults& faults_;
+  Injector& injector_;
+  Job& job_;
+
+  Physical physical_;
+  Hosting hosting_;
+  Shadow shadow_;
+  Images images_;
+  std::mutex hosted_mutex_;  // over the three above: announce() reads them while the executor works
+  LiveSet live_;
+  Objects objects_;
+  std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
+  std::array<CUstream, journal::kMaxDevices> publishers_{};  // see publish_event()
+  Replies replies_;
+  Waits waits_;
+
+  Record record_;
+  Mode mode_ = Mode::kRun;
+  uint64_t position_ = 0;
+  uint64_t sequence_ = 0;   // of the last record executed
+  uint64_t published_ = 0;  // what `executed` says
+  uint64_t record_position_ = 0;
+  std::array<Failure, journal::kMaxDevices> failures_{};
+  bool any_failure_ = false;
+  std::optional<std::string> broken_;  // the job is over, and why
+
+  CutPolicy policy_;
+  std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  uint64_t cut_number_ = 0;
+  uint64_t cut_position_ = 0;
+  uint64_t trimmed_ = 0;
+  std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed
+  uint64_t blocked_at_ = 0;
+  uint64_t cut_blocked_until_ = 0;
+  bool cut_now_ = false;        // before another record: the device has read memory that the program may change
+  bool evict_shadow_ = false;   // the program needs the device memory that the shadow takes
+  std::string cut_trouble_;     // the last reason why a cut was not possible: logged once
+  std::atomic<uint64_t> outside_waits_{0};  // host functions that the program has yet to run
+  bool value_waits_ = false;                // a stream waits for a value that a later record may write
+
+  bool redoing_ = false;
+  uint64_t redo_until_ = 0;
+  uint64_t redone_ = 0;
+  std::optional<Delivery> deliver_;
+
+  std::mutex callback_mutex_;
+
+  std::atomic<uint32_t> requests_{0};
+  std::mutex pause_mutex_;
+  std::condition_variable pause_changed_;
+  bool paused_ = false;  // guarded by pause_mutex_
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,62 @@
+// The physical memory behind the program's device addresses.
+//
+// The unit of mapping is what one xmGrow made; the unit of xmShrink is the granule. A granule that was given back is
+// dead at once for the program, but stays until the next cut: a redo may pass through the time when it was in use.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "server/physical.h"
+
+namespace xmig::server {
+
+struct Extent {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+class Hosting {
+ public:
+  explicit Hosting(Physical& physical) : physical_(physical) {}
+
+  // Back these granules. Those that are dead come back to life, those that exist stay as they are.
+  CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
+  void shrink(uint64_t address, uint64_t bytes);
+  bool backed(uint64_t address, uint64_t bytes) const;
+  // Is there memory that a cut would give back?
+  bool has_dead() const { return dead_granules_ != 0; }
+  // A cut was committed: nothing needs the dead any more.
+  void release_dead();
+
+  // The granules that are alive, for the cut.
+  std::vector<Extent> extents() const;
+  uint64_t bytes() const;
+
+  // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
+  // since the cut, and is returned: the redo must find it as new.
+  CUresult adopt(Hosted memory);
+  bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
+
+  template <typename F>
+  void for_each(F&& f) const {
+    for (const auto& [address, backing] : backings_) f(backing.memory);
+  }
+
+ private:
+  struct Backing {
+    Hosted memory;
+    std::vector<bool> dead;  // per granule
+    size_t dead_count = 0;
+  };
+  using Map = std::map<uint64_t, Backing>;
+
+  Map::iterator containing(uint64_t address);
+  void mark(uint64_t address, uint64_t bytes, bool dead);
+
+  Physical& physical_;
+  Map backings_;
+  uint64_t dead_granules_ = 0;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,134 @@
+#include "server/images.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+
+namespace xmig::server {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+// The daemon hands an image back by name: its number, and whether it lies in a file of the program's.
+std::string make_name(const char* kind, uint64_t number) { return kind + std::to_string(number); }
+
+bool parse_name(std::string_view name, uint64_t& number, bool& file) {
+  const size_t colon = name.find(':');
+  if (colon == std::string_view::npos) return false;
+  const std::string_view digits = name.substr(colon + 1);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  file = name.substr(0, colon) == "file";
+  return error == std::errc{} && end == digits.data() + digits.size() && (file || name.substr(0, colon) == "image");
+}
+
+bool write_all(int fd, std::span<const std::byte> data, uint64_t offset) {
+  while (!data.empty()) {
+    const ssize_t written = ::pwrite(fd, data.data(), data.size(), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    data = data.subspan(static_cast<size_t>(written));
+    offset += static_cast<uint64_t>(written);
+  }
+  return true;
+}
+
+}  // namespace
+
+void Images::hold(uint64_t number, uint64_t total, uint64_t offset, ipc::UniqueFd fd, const char* kind,
+                  Image& image) {
+  image.memory = {physical_.next_id(), HostedKind::kImage, 0, offset, total, make_name(kind, number), std::move(fd)};
+  physical_.daemon().memory_add(image.memory);
+}
+
+CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std::span<const std::byte> piece) {
+  if (total == 0 || total > kMaxImageBytes || offset > total || piece.size() > total - offset) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto found = images_.find(number);
+  if (found == images_.end()) {
+    ipc::UniqueFd fd(::memfd_create("xmig-image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(total)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    found = images_.try_emplace(number).first;
+    hold(number, total, 0, std::move(fd), "image:", found->second);
+  }
+  Image& image = found->second;
+  // A redo brings pieces that are here already; in the first run they come in order.
+  if (image.memory.bytes != total || image.memory.address != 0 || offset > image.received) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!write_all(image.memory.fd.get(), piece, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
+  image.received = std::max(image.received, offset + piece.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult Images::add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path) {
+  if (images_.contains(number)) return CUDA_SUCCESS;  // a redo: the file that was meant is the one that is held
+  if (total == 0 || total > kMaxImageBytes || offset + total < offset) return CUDA_ERROR_INVALID_VALUE;
+  // Not blocking: the path may name anything. The server is the job's user and may read what the program may.
+  ipc::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return CUDA_ERROR_FILE_NOT_FOUND;
+  if (offset + total > static_cast<uint64_t>(status.st_size)) return CUDA_ERROR_INVALID_IMAGE;
+  Image& image = images_.try_emplace(number).first->second;
+  hold(number, total, offset, std::move(fd), "file:", image);
+  image.received = total;
+  return CUDA_SUCCESS;
+}
+
+std::span<const std::byte> Images::bytes(uint64_t number) {
+  const auto found = images_.find(number);
+  if (found == images_.end() || found->second.received != found->second.memory.bytes) return {};
+  Image& image = found->second;
+  if (!image.mapping) {
+    image.skipped = image.memory.address % kPage;
+    const auto start = static_cast<off_t>(image.memory.address - image.skipped);
+    const size_t length = image.memory.bytes + image.skipped;
+    image.mapping = journal::Mapping(
+        ::mmap(nullptr, length, PROT_READ, MAP_PRIVATE, image.memory.fd.get(), start), length);
+    if (!image.mapping) return {};
+  }
+  return {image.mapping.data() + image.skipped, image.memory.bytes};
+}
+
+void Images::drop(uint64_t number) {
+  const auto found = images_.find(number);
+  if (found == images_.end()) return;
+  physical_.daemon().memory_drop(found->second.memory.id);
+  images_.erase(found);
+}
+
+CUresult Images::adopt(Hosted memory) {
+  uint64_t number = 0;
+  bool file = false;
+  struct stat status {};
+  if (!parse_name(memory.name, number, file) || memory.bytes == 0 || memory.bytes > kMaxImageBytes ||
+      ::fstat(memory.fd.get(), &status) != 0 || memory.address + memory.bytes < memory.address ||
+      memory.address + memory.bytes > static_cast<uint64_t>(status.st_size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  physical_.taken(memory.id);
+  Image& image = images_.try_emplace(number).first->second;
+  image.received = file ? memory.bytes : 0;
+  image.memory = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+std::vector<Images::State> Images::states() const {
+  std::vector<State> all;
+  for (const auto& [number, image] : images_) all.push_back({number, image.received});
+  return all;
+}
+
+bool Images::restore(const State& state) {
+  const auto found = images_.find(state.number);
+  if (found == images_.end() || state.received > found->second.memory.bytes) return false;
+  found->second.received = std::max(found->second.received, state.received);
+  return true;
+}
+
+}  // namespace xmig::server

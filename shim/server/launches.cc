@@ -1,0 +1,98 @@
+// Kernel launches.
+#include <cstring>
+
+#include "server/executor.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr uint32_t kMaxLaunchAttributes = 16;
+
+// Does any parameter look like an address of the program's page-locked memory? Such a kernel may read what no journal
+// holds; it can only be executed again as long as the program does not know that it was executed.
+bool mentions_pinned(const std::byte* parameters, uint32_t bytes) {
+  for (uint32_t i = 0; i + sizeof(uint64_t) <= bytes; i += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameters + i, sizeof(word));
+    if (word - journal::kPinnedBase < journal::kPinnedBytes) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+CUresult Executor::on_xmLaunch(Record& record) {
+  Args_xmLaunch args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const std::span<std::byte> payload = record.payload();
+  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  CUstream stream = nullptr;
+  if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  const size_t attribute_bytes = size_t{args.attributes} * sizeof(CUlaunchAttribute);
+  if (args.attributes > kMaxLaunchAttributes || args.parameter_bytes != kernel->parameter_bytes ||
+      attribute_bytes + args.parameter_bytes > payload.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+
+  CUlaunchConfig config{};
+  config.gridDimX = args.grid_x;
+  config.gridDimY = args.grid_y;
+  config.gridDimZ = args.grid_z;
+  config.blockDimX = args.block_x;
+  config.blockDimY = args.block_y;
+  config.blockDimZ = args.block_z;
+  config.sharedMemBytes = args.shared_bytes;
+  config.hStream = stream;
+  CUlaunchAttribute attributes[kMaxLaunchAttributes + 1];
+  if (args.attributes != 0 || args.cooperative != 0) {
+    const CUresult result = copy_attributes(attributes, args.attributes, payload.data());
+    if (result != CUDA_SUCCESS) return result;
+    config.numAttrs = args.attributes;
+    if (args.cooperative != 0) {
+      CUlaunchAttribute& last = attributes[config.numAttrs++];
+      std::memset(&last, 0, sizeof(last));
+      last.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      last.value.cooperative = 1;
+    }
+    config.attrs = attributes;
+  }
+
+  std::byte* const parameters = payload.data() + attribute_bytes;
+  size_t bytes = args.parameter_bytes;
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] cut_now_ = true;
+  return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+}
+
+// Attributes hold handles and unknown things of the future: only those that are plain values pass.
+CUresult Executor::copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from) {
+  if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(CUlaunchAttribute));
+  for (uint32_t i = 0; i < count; ++i) {
+    switch (to[i].id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: {
+        CUevent& event = to[i].value.programmaticEvent.event;
+        if (!translate(journal::Kind::kEvent, reinterpret_cast<uint64_t>(event), &event)) {
+          return CUDA_ERROR_INVALID_HANDLE;
+        }
+        break;
+      }
+      default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,80 @@
+// Which bytes of device memory are allocated: what cuts preserve and copies may touch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace xmig::server {
+
+struct LiveRange {
+  uint64_t address;
+  uint64_t bytes;
+  uint64_t context;
+};
+
+class LiveSet {
+ public:
+  // False if it overlaps another allocation, is empty, or runs past the end of the address space.
+  bool add(const LiveRange& range) {
+    if (range.bytes == 0 || range.address + range.bytes < range.address) return false;
+    if (overlaps(range.address, range.bytes)) return false;
+    ranges_.emplace(range.address, range);
+    bytes_ += range.bytes;
+    return true;
+  }
+  bool remove(uint64_t address) {
+    const auto found = ranges_.find(address);
+    if (found == ranges_.end()) return false;
+    erase(found);
+    return true;
+  }
+  void remove_context(uint64_t context) {
+    for (auto it = ranges_.begin(); it != ranges_.end();) {
+      it = it->second.context == context ? erase(it) : std::next(it);
+    }
+  }
+  void clear() {
+    ranges_.clear();
+    bytes_ = 0;
+    last_ = {};
+  }
+
+  bool overlaps(uint64_t address, uint64_t bytes) const {
+    const auto next = ranges_.lower_bound(address);
+    if (next != ranges_.end() && next->first - address < bytes) return true;
+    return next != ranges_.begin() && address - std::prev(next)->first < std::prev(next)->second.bytes;
+  }
+  // Is every byte allocated? Allocations that touch count as one piece: a program may map memory bit by bit.
+  bool contains(uint64_t address, uint64_t bytes) const {
+    if (bytes == 0) return true;
+    if (address - last_.address < last_.bytes && bytes <= last_.bytes - (address - last_.address)) return true;
+    while (true) {
+      auto it = ranges_.upper_bound(address);
+      if (it == ranges_.begin()) return false;
+      const LiveRange& range = std::prev(it)->second;
+      const uint64_t offset = address - range.address;
+      if (offset >= range.bytes) return false;
+      last_ = range;
+      if (bytes <= range.bytes - offset) return true;
+      bytes -= range.bytes - offset;
+      address = range.address + range.bytes;
+    }
+  }
+
+  const std::map<uint64_t, LiveRange>& ranges() const { return ranges_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::map<uint64_t, LiveRange>::iterator erase(std::map<uint64_t, LiveRange>::iterator it) {
+    bytes_ -= it->second.bytes;
+    last_ = {};
+    return ranges_.erase(it);
+  }
+
+  std::map<uint64_t, LiveRange> ranges_;
+  uint64_t bytes_ = 0;
+  mutable LiveRange last_{};  // of contains(): most copies go where the one before went
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,56 @@
+// xmig-server: executes one program's journal on a device. Started by xmigd.
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "server/clock.h"
+#include "server/server.h"
+
+namespace {
+
+// Every piece of device memory is a descriptor.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// A dump would hold the program's memory. One byte, not none: that also keeps a core_pattern that is a pipe from getting
+// it (core(5)), while the process stays readable to the daemon in /proc, which PR_SET_DUMPABLE would not allow.
+void forbid_core_dumps() {
+  const rlimit limit{1, 1};
+  ::setrlimit(RLIMIT_CORE, &limit);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t started = xmig::server::now_ns();
+  std::string why;
+  auto options = xmig::server::parse_options(argc, argv, why);
+  if (!options) {
+    std::fprintf(stderr, "xmig-server: %s\n", why.c_str());
+    return 2;
+  }
+  raise_descriptor_limit();
+  forbid_core_dumps();
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGINT, SIG_IGN);  // of the terminal that the program runs in; the program's end ends the server
+  ::signal(SIGHUP, SIG_IGN);
+  try {
+    auto device = xmig::device::open(options->device_kind, options->ordinals, options->memory_bytes);
+    xmig::server::Server server(std::move(*options), std::move(device));
+    const int status = server.run(started);
+    // Streams may wait for a program that is gone: threads are not joined, the kernel takes everything back.
+    std::fflush(nullptr);
+    ::_exit(status);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "xmig-server: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,104 @@
+// The program's memory: what is backed, what is live, and what is left when a context goes.
+#include "server/executor.h"
+
+namespace xmig::server {
+
+CUresult Executor::on_xmGrow(Record& record) {
+  Args_xmGrow args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  // The program was told that there was no memory and went another way: a redo must not find some after all.
+  if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
+  // The address says which device is meant: the calling thread's current one may be another.
+  const uint32_t ordinal = ordinal_of_device_address(args.address);
+  if (ordinal >= contexts_.count()) return CUDA_ERROR_INVALID_VALUE;
+  const auto grow = [&] {
+    contexts_.use(ordinal);
+    const std::lock_guard lock(hosted_mutex_);
+    return hosting_.grow(ordinal, args.address, args.bytes);
+  };
+  CUresult result = grow();
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || redoing_) return result;
+  // What the program gave back is released by a cut, and what the shadow takes belongs to the program first.
+  evict_shadow_ = shadow_.has_device_slabs(ordinal);
+  if (hosting_.has_dead() || evict_shadow_) {
+    if (take_cut("the device's memory is full")) result = grow();
+  }
+  evict_shadow_ = false;
+  return result;
+}
+
+CUresult Executor::on_xmShrink(Record& record) {
+  Args_xmShrink args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes) ||
+      !hosting_.backed(args.address, args.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (live_.overlaps(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(hosted_mutex_);
+  hosting_.shrink(args.address, args.bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmAlloc(Record& record) {
+  Args_xmAlloc args;
+  if (!record.arguments(args) || !hosting_.backed(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const bool added = live_.add({args.address, args.bytes, record.header().context});
+  return added ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Executor::on_xmFree(Record& record) {
+  Args_xmFree args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  return live_.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
+  Reply_cuMemGetInfo_v2 reply{};
+  const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
+  if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
+  return result;
+}
+
+CUresult Executor::on_xmContextReset(Record& record) {
+  Args_xmContextReset args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const uint32_t ordinal = record.header().ordinal;
+  if (mode_ == Mode::kRun) {
+    // The one call that waits: nothing of the context may run while its modules go.
+    const CUresult result = driver_.cuCtxSynchronize();
+    if (result != CUDA_SUCCESS) return result;
+  }
+  reset_context(journal::handle_is(args.context, journal::Kind::kContext) ? journal::handle_index(args.context)
+                                                                        : static_cast<uint32_t>(args.context));
+  if (failures_[ordinal].error == 0) return CUDA_SUCCESS;
+  failures_[ordinal] = {};
+  any_failure_ = false;
+  for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
+  journal::JournalHeader& header = job_.header();
+  // A redo may pass a reset that lies before the fault that the program has been told of since.
+  const bool earlier = header.context_error_sequence.load() < record.sequence();
+  if (earlier && header.context_error_ordinal.load() == ordinal) {
+    header.context_error.store(0, std::memory_order_release);
+  }
+  return CUDA_SUCCESS;
+}
+
+void Executor::reset_context(uint32_t context) {
+  objects_.streams.for_each([&](uint32_t index, const Stream& stream) {
+    if (stream.owner.context != context) return;
+    forget_publisher(stream.real);
+    driver_.cuStreamDestroy_v2(stream.real);
+    objects_.streams.erase(index);
+  });
+  objects_.events.for_each([&](uint32_t index, const Event& event) {
+    if (event.owner.context != context) return;
+    driver_.cuEventDestroy_v2(event.real);
+    objects_.events.erase(index);
+  });
+  objects_.modules.for_each([&](uint32_t index, const Module& module) {
+    if (module.owner.context == context) unload(index);
+  });
+  live_.remove_context(context);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,207 @@
+// Module images, modules, kernels.
+#include <cstring>
+#include <string>
+
+#include "device/image.h"
+#include "journal/module_info.h"
+#include "server/executor.h"
+
+namespace xmig::server {
+namespace {
+
+template <typename T>
+void append(std::vector<std::byte>& to, const T& value) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  to.insert(to.end(), bytes, bytes + sizeof(T));
+}
+
+void append_text(std::vector<std::byte>& to, std::string_view text) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  to.insert(to.end(), bytes, bytes + text.size());
+}
+
+void pad(std::vector<std::byte>& to) { to.resize(journal::align8(to.size())); }
+
+// A driver is given an image without its length and believes what the image says of itself.
+bool is_whole(std::span<const std::byte> image) {
+  if (image.size() < 64) return false;
+  const size_t extent = device::image_extent(image);
+  return extent != 0 ? extent <= image.size() : std::memchr(image.data(), 0, image.size()) != nullptr;
+}
+
+// What of a module is remembered by which key: see Module::settings.
+constexpr uint64_t kGlobalSetting = 1ull << 63;
+
+}  // namespace
+
+CUresult Executor::on_xmImage(Record& record) {
+  Args_xmImage args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(hosted_mutex_);
+  return images_.add_piece(args.image, args.total, args.offset, record.payload());
+}
+
+CUresult Executor::on_xmImageFile(Record& record) {
+  Args_xmImageFile args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const std::span<std::byte> payload = record.payload();
+  const std::string path(reinterpret_cast<const char*>(payload.data()), payload.size());
+  const std::lock_guard lock(hosted_mutex_);
+  return images_.add_file(args.image, args.total, args.offset, path.c_str());
+}
+
+CUresult Executor::on_xmModuleLoad(Record& record) {
+  Args_xmModuleLoad args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.module);
+  const std::span<const std::byte> image = images_.bytes(args.image);
+  if (!is_whole(image)) return CUDA_ERROR_INVALID_IMAGE;
+  Module* const slot = objects_.modules.place(index);
+  if (!slot) {
+    garbage("a new module has a number that is taken, or none");
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  Module module;
+  if (const CUresult result = driver_.cuModuleLoadData(&module.real, image.data()); result != CUDA_SUCCESS) {
+    return result;
+  }
+  module.owner = {record.header().context, record.header().ordinal};
+  module.image = args.image;
+  module.globals = device_.globals(module.real);
+  module.creation = {record.sequence(), record.stored()};
+  if (const CUresult result = describe(module); result != CUDA_SUCCESS) {
+    driver_.cuModuleUnload(module.real);
+    return result;
+  }
+  *slot = std::move(module);
+  record.set_reply(slot->description.data(), slot->description.size(), slot->description.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::describe(Module& module) {
+  unsigned int count = 0;
+  CUresult result = driver_.cuModuleGetFunctionCount(&count, module.real);
+  if (result != CUDA_SUCCESS) return result;
+  if (count > kMaxKernels) {
+    log_(Level::kWarning, "a module has " + std::to_string(count) + " kernels; only the first " +
+                              std::to_string(kMaxKernels) + " can be used");
+    count = kMaxKernels;
+  }
+  std::vector<CUfunction> functions(count);
+  result = driver_.cuModuleEnumerateFunctions(functions.data(), count, module.real);
+  if (result != CUDA_SUCCESS) return result;
+
+  std::vector<std::byte>& out = module.description;
+  journal::ModuleInfo info{0, count, static_cast<uint32_t>(module.globals.size()), 0};
+  append(out, info);
+  for (const CUfunction function : functions) {
+    const char* name = nullptr;
+    if ((result = driver_.cuFuncGetName(&name, function)) != CUDA_SUCCESS) return result;
+    journal::KernelInfo kernel{};
+    kernel.name_bytes = static_cast<uint32_t>(std::strlen(name));
+    std::vector<journal::ParameterInfo> parameters;
+    for (size_t i = 0;; ++i) {
+      size_t offset = 0, size = 0;
+      if (driver_.cuFuncGetParamInfo(function, i, &offset, &size) != CUDA_SUCCESS) break;
+      parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
+      kernel.parameter_bytes = std::max(kernel.parameter_bytes, static_cast<uint32_t>(offset + size));
+    }
+    kernel.parameter_count = static_cast<uint32_t>(parameters.size());
+    for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
+      int value = 0;
+      const auto attribute = static_cast<CUfunction_attribute>(i);
+      if (driver_.cuFuncGetAttribute(&value, attribute, function) == CUDA_SUCCESS) kernel.attributes[i] = value;
+    }
+    append(out, kernel);
+    append_text(out, name);
+    for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);
+    pad(out);
+    module.kernels.push_back({function, kernel.parameter_bytes});
+  }
+  for (const device::Global& global : module.globals) {
+    append(out, journal::GlobalInfo{global.address, global.bytes, static_cast<uint32_t>(global.name.size()), 0});
+    append_text(out, global.name);
+    pad(out);
+  }
+  info.bytes = static_cast<uint32_t>(out.size());
+  std::memcpy(out.data(), &info, sizeof(info));
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmModuleInfo(Record& record) {
+  Args_xmModuleInfo args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const Module* const module = objects_.modules.find(journal::handle_index(args.module));
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  if (args.offset > module->description.size()) return CUDA_ERROR_INVALID_VALUE;
+  record.set_reply(module->description.data() + args.offset, module->description.size() - args.offset);
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmBindGlobal(Record& record) {
+  Args_xmBindGlobal args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  Module* const module = objects_.modules.find(journal::handle_index(args.module));
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  if (args.index >= module->globals.size()) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t bytes = module->globals[args.index].bytes;
+  if (!live(args.address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  // Binding gives the variable its initial value. Where a recovery binds again, memory already has what it should have.
+  std::vector<std::byte> content;
+  if (mode_ != Mode::kRun) {
+    content.resize(bytes);
+    const CUresult result = driver_.cuMemcpyDtoHAsync_v2(content.data(), args.address, bytes, nullptr);
+    if (result != CUDA_SUCCESS) return result;
+    if (const CUresult done = driver_.cuStreamSynchronize(nullptr); done != CUDA_SUCCESS) return done;
+  }
+  if (!device_.bind_global(module->real, args.index, args.address)) return CUDA_ERROR_INVALID_VALUE;
+  module->settings[{kGlobalSetting, args.index}] = {record.sequence(), record.stored()};
+  if (content.empty()) return CUDA_SUCCESS;
+  const CUresult result = driver_.cuMemcpyHtoDAsync_v2(args.address, content.data(), bytes, nullptr);
+  return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(nullptr) : result;
+}
+
+CUresult Executor::on_cuFuncSetAttribute(Record& record) {
+  Args_cuFuncSetAttribute args;
+  CUfunction function = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kFunction, args.hfunc, &function)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = driver_.cuFuncSetAttribute(function, args.attrib, args.value);
+  if (result != CUDA_SUCCESS) return result;
+  Module* const module = objects_.modules.find(journal::handle_index(args.hfunc) >> kKernelBits);
+  const auto key = std::pair(args.hfunc, static_cast<uint64_t>(args.attrib));
+  module->settings[key] = {record.sequence(), record.stored()};
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_cuModuleUnload(Record& record) {
+  Args_cuModuleUnload args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.hmod, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.hmod);
+  return objects_.modules.find(index) ? unload(index) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult Executor::unload(uint32_t index) {
+  const CUresult result = driver_.cuModuleUnload(objects_.modules.find(index)->real);
+  objects_.modules.erase(index);
+  return result;
+}
+
+CUresult Executor::on_cuStreamDestroy_v2(Record& record) {
+  Args_cuStreamDestroy_v2 args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.hStream, journal::Kind::kStream)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.hStream);
+  const Stream* const stream = objects_.streams.find(index);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  forget_publisher(stream->real);
+  const CUresult result = driver_.cuStreamDestroy_v2(stream->real);
+  objects_.streams.erase(index);
+  return result;
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,19 @@
+#include "server/objects.h"
+
+#include <algorithm>
+
+namespace xmig::server {
+
+std::vector<StoredRecord> Objects::stored() {
+  std::vector<StoredRecord> all;
+  streams.for_each([&](uint32_t, const Stream& stream) { all.push_back(stream.creation); });
+  events.for_each([&](uint32_t, const Event& event) { all.push_back(event.creation); });
+  modules.for_each([&](uint32_t, const Module& module) {
+    all.push_back(module.creation);
+    for (const auto& [what, setting] : module.settings) all.push_back(setting);
+  });
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.sequence < b.sequence; });
+  return all;
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,108 @@
+// The program's handles, and how to make their objects again.
+//
+// Handles are numbers chosen by the client: the tables here are flat. Each object keeps the record that created it and
+// the records that set something on it; a cut writes them down, and a recovery dispatches them again.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+#include "journal/layout.h"
+#include "server/record.h"
+
+namespace xmig::server {
+
+inline constexpr uint32_t kMaxStreams = 1u << 16;
+inline constexpr uint32_t kMaxModules = 1u << 16;
+inline constexpr uint32_t kKernelBits = 12;  // of a function's handle index
+inline constexpr uint32_t kMaxKernels = 1u << kKernelBits;
+
+struct StoredRecord {
+  uint64_t sequence;
+  std::vector<std::byte> bytes;
+};
+
+struct Owner {
+  uint32_t context = 0;
+  uint16_t ordinal = 0;
+};
+
+struct Stream {
+  CUstream real = nullptr;
+  Owner owner;
+  StoredRecord creation;
+};
+
+struct Event {
+  CUevent real = nullptr;
+  Owner owner;
+  StoredRecord creation;
+  uint64_t recorded = 0;              // sequence of the last record of it
+  std::optional<CUstream> publisher;  // the stream that publishes its completion
+};
+
+struct Kernel {
+  CUfunction real;
+  uint32_t parameter_bytes;
+};
+
+struct Module {
+  CUmodule real = nullptr;
+  Owner owner;
+  uint64_t image = 0;
+  std::vector<Kernel> kernels;
+  std::vector<device::Global> globals;
+  std::vector<std::byte> description;  // module_info.h
+  StoredRecord creation;
+  std::map<std::pair<uint64_t, uint64_t>, StoredRecord> settings;  // by what is set
+};
+
+// A flat table of objects that come and go; `real` says whether there is one.
+template <typename T>
+class Table {
+ public:
+  explicit Table(uint32_t limit) : limit_(limit) {}
+  T* find(uint32_t index) { return index < slots_.size() && slots_[index].real ? &slots_[index] : nullptr; }
+  // An empty slot; nullptr if it is taken, or the number is too large.
+  T* place(uint32_t index) {
+    if (index >= limit_ || find(index)) return nullptr;
+    if (index >= slots_.size()) slots_.resize(std::min<size_t>(limit_, std::max<size_t>(index + 1, slots_.size() * 2)));
+    return &slots_[index];
+  }
+  void erase(uint32_t index) { slots_[index] = T{}; }
+  template <typename F>
+  void for_each(F&& f) {
+    for (uint32_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i].real) f(i, slots_[i]);
+    }
+  }
+
+ private:
+  uint32_t limit_;
+  std::vector<T> slots_;
+};
+
+struct Objects {
+  Table<Stream> streams{kMaxStreams};
+  Table<Event> events{journal::kMaxEvents};
+  Table<Module> modules{kMaxModules};
+
+  const Kernel* kernel(uint32_t index) {
+    Module* const module = modules.find(index >> kKernelBits);
+    const uint32_t number = index & (kMaxKernels - 1);
+    return module && number < module->kernels.size() ? &module->kernels[number] : nullptr;
+  }
+
+  // Everything that a recovery has to dispatch, in the order in which it happened.
+  std::vector<StoredRecord> stored();
+};
+
+}  // namespace xmig::server

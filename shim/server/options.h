@@ -1,0 +1,24 @@
+// The command line of xmig-server.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace xmig::server {
+
+struct Options {
+  std::string device_kind;    // "cpu", "null", "cuda"
+  std::vector<int> ordinals;  // the node's devices, in the program's order
+  uint64_t memory_bytes = 0;  // of each device; 0: the device's default
+  int control_fd = -1;
+  std::string runtime_dir;  // where a daemon that comes back listens
+
+  std::string device() const;  // as on the command line: "cpu:0,1"
+};
+
+// Nothing, and `why` in one sentence, when the arguments make no sense.
+std::optional<Options> parse_options(int argc, char** argv, std::string& why);
+
+}  // namespace xmig::server

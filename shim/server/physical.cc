@@ -1,0 +1,144 @@
+#include "server/physical.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace xmig::server {
+namespace {
+
+constexpr const char* kHostName = "host";
+
+CUmemLocation location(uint32_t ordinal) {
+  CUmemLocation where{};
+  where.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  where.id = static_cast<int>(ordinal);
+  return where;
+}
+
+// The driver does not say so when it ran out of descriptors.
+bool out_of_descriptors() {
+  const ipc::UniqueFd probe(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3));
+  return !probe && errno == EMFILE;
+}
+
+}  // namespace
+
+CUresult Physical::reserve(uint32_t devices) {
+  for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
+    for (const uint64_t wanted : {device_base(ordinal), shadow_base(ordinal)}) {
+      CUdeviceptr got = 0;
+      const CUresult result = driver_.cuMemAddressReserve(&got, journal::kDeviceSpan, journal::kGranule, wanted, 0);
+      if (result != CUDA_SUCCESS) return result;
+      if (got != wanted) {
+        log_(Level::kError, "the device's address range is taken by something else in this process");
+        return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+      }
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+  if (const CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0); result != CUDA_SUCCESS) return result;
+  CUmemAccessDesc access{};
+  access.location = location(ordinal);
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUresult result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  return result;
+}
+
+void Physical::explain(CUresult result, uint64_t bytes) {
+  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(result) + ")";
+  if (out_of_descriptors()) {
+    text = "no file descriptors left for device memory: raise the server's limit (LimitNOFILE, ulimit -n)";
+  }
+  log_(Level::kWarning, text);
+}
+
+CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = location(ordinal);
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
+  if (result != CUDA_SUCCESS) {
+    explain(result, bytes);
+    return result;
+  }
+  int fd = -1;
+  result = driver_.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  ipc::UniqueFd owner(result == CUDA_SUCCESS ? fd : -1);
+  if (result == CUDA_SUCCESS) result = map(ordinal, address, bytes, handle);
+  driver_.cuMemRelease(handle);  // the mapping keeps the memory
+  if (result != CUDA_SUCCESS) {
+    explain(result, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  out = {next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
+  daemon_.memory_add(out);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::map_host(const Hosted& memory) {
+  void* const at = reinterpret_cast<void*>(memory.address);
+  if (::mmap(at, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd.get(), 0) == MAP_FAILED) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+  ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
+  // Pages are taken now: later there is nobody to tell that there are none.
+  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+    log_(Level::kWarning, std::string("no host memory for a shadow of ") + std::to_string(bytes >> 20) +
+                              " MiB: " + std::strerror(errno));
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kHostName, std::move(fd)};
+  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) return result;
+  driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, CU_MEMHOSTREGISTER_PORTABLE);
+  daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::adopt(const Hosted& memory) {
+  taken(memory.id);
+  if (memory.name == kHostName) {
+    const CUresult result = map_host(memory);
+    if (result == CUDA_SUCCESS) {
+      driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    }
+    return result;
+  }
+  CUmemGenericAllocationHandle handle = 0;
+  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(memory.fd.get()));
+  CUresult result =
+      driver_.cuMemImportFromShareableHandle(&handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS) return result;
+  result = map(static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
+  driver_.cuMemRelease(handle);
+  return result;
+}
+
+void Physical::release(Hosted& memory) {
+  if (memory.name == kHostName) {
+    void* const at = reinterpret_cast<void*>(memory.address);
+    driver_.cuMemHostUnregister(at);
+    // Back to a reservation, so that nothing else comes to lie there.
+    ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  } else {
+    driver_.cuMemUnmap(memory.address, memory.bytes);
+  }
+  memory.fd.reset();
+  daemon_.memory_drop(memory.id);
+}
+
+}  // namespace xmig::server

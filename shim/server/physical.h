@@ -1,0 +1,69 @@
+// Physical memory that outlives the server: made here, mapped here, its descriptor sent to the daemon.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "driver_table.h"
+#include "journal/layout.h"
+#include "server/daemon.h"
+#include "server/hosted.h"
+
+namespace xmig::server {
+
+// Where cuts keep content: like the device ranges, one range per ordinal, at the same place in every server.
+inline constexpr uint64_t kShadowBase = journal::kPinnedBase + journal::kPinnedBytes;
+inline constexpr uint64_t kShadowSpan = journal::kDeviceSpan;
+
+constexpr uint64_t device_base(uint32_t ordinal) { return journal::kDeviceBase + ordinal * journal::kDeviceSpan; }
+constexpr uint64_t shadow_base(uint32_t ordinal) { return kShadowBase + ordinal * kShadowSpan; }
+// Is [address, address + bytes) inside the device range of this ordinal?
+constexpr bool in_device_range(uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  return address >= device_base(ordinal) && address - device_base(ordinal) <= journal::kDeviceSpan &&
+         bytes <= journal::kDeviceSpan - (address - device_base(ordinal));
+}
+// The ordinal in whose range an address lies; more than there are if in none.
+constexpr uint32_t ordinal_of_device_address(uint64_t address) {
+  const uint64_t ordinal = (address - journal::kDeviceBase) / journal::kDeviceSpan;
+  return address < journal::kDeviceBase || ordinal >= journal::kMaxDevices ? journal::kMaxDevices
+                                                                          : static_cast<uint32_t>(ordinal);
+}
+constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
+  return bytes != 0 && address % journal::kGranule == 0 && bytes % journal::kGranule == 0;
+}
+
+class Physical {
+ public:
+  Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
+
+  // Keep the device and shadow ranges of `devices` ordinals free of anything else.
+  CUresult reserve(uint32_t devices);
+
+  // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
+  CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // The same from host memory, for shadows that the device has no room for.
+  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // Map what an earlier server made.
+  CUresult adopt(const Hosted& memory);
+  // Unmap, tell the daemon, forget.
+  void release(Hosted& memory);
+
+  uint64_t next_id() { return next_id_++; }
+  void taken(uint64_t id) { next_id_ = std::max(next_id_, id + 1); }
+  Daemon& daemon() { return daemon_; }
+
+ private:
+  CUresult map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+  CUresult map_host(const Hosted& memory);
+  void explain(CUresult result, uint64_t bytes);
+
+  const DriverTable& driver_;
+  Daemon& daemon_;
+  Log& log_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,133 @@
+// One record while it is executed: a private copy of what decides anything, and the places in the ring that data is
+// read from and the reply goes to.
+#pragma once
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "journal/layout.h"
+#include "ops.h"
+
+namespace xmig::server {
+
+constexpr size_t max_args_bytes() {
+  size_t most = 0;
+  for (const OpInfo& info : kOpInfo) most = std::max<size_t>(most, info.args_bytes);
+  return most;
+}
+
+class Record {
+ public:
+  // Copy the record at `shared`, of which `available` bytes may be read. False, and `why`, if it is none.
+  bool load(std::byte* shared, uint64_t available, uint64_t expected_sequence, uint32_t devices, const char*& why) {
+    if (available < sizeof(journal::RecordHeader)) return fail("shorter than a record's header", why);
+    shared_ = reinterpret_cast<journal::RecordHeader*>(shared);
+    std::memcpy(static_cast<void*>(&header_), shared, sizeof(header_));
+    const uint32_t size = header_.size;
+    if (size > available || size % 8 != 0) return fail("the size runs past the tail, or is no multiple of 8", why);
+    if (header_.op == 0 || header_.op >= static_cast<uint16_t>(Op::kCount)) return fail("unknown operation", why);
+    info_ = &kOpInfo[header_.op];
+    const uint64_t payload_at = sizeof(header_) + journal::align8(info_->args_bytes);
+    const uint64_t reply_at = payload_at + journal::align8(header_.payload);
+    if (reply_at + journal::align8(header_.reply) > size) return fail("the parts are longer than the whole", why);
+    if (header_.payload > journal::kMaxPayload) return fail("the payload is too long", why);
+    if (header_.sequence != expected_sequence) return fail("the sequence number is not the next one", why);
+    if (header_.thread >= journal::kMaxThreads) return fail("no such thread slot", why);
+    if (header_.ordinal >= devices) return fail("no such device", why);
+    if (synchronous() != ((header_.flags & journal::kSynchronous) != 0)) return fail("the wrong class of call", why);
+    std::memcpy(args_.data(), shared + sizeof(header_), info_->args_bytes);
+    payload_ = shared + payload_at;
+    reply_space_ = shared + reply_at;
+    start();
+    return true;
+  }
+
+  // A record that a cut kept: header and arguments, no payload, nobody who waits.
+  bool load_stored(std::span<const std::byte> stored) {
+    if (stored.size() < sizeof(header_)) return false;
+    shared_ = nullptr;
+    std::memcpy(static_cast<void*>(&header_), stored.data(), sizeof(header_));
+    if (header_.op == 0 || header_.op >= static_cast<uint16_t>(Op::kCount)) return false;
+    info_ = &kOpInfo[header_.op];
+    if (stored.size() != sizeof(header_) + info_->args_bytes || header_.ordinal >= journal::kMaxDevices) return false;
+    std::memcpy(args_.data(), stored.data() + sizeof(header_), info_->args_bytes);
+    header_.payload = header_.reply = 0;
+    payload_ = reply_space_ = nullptr;
+    start();
+    return true;
+  }
+  std::vector<std::byte> stored() const {
+    std::vector<std::byte> bytes(sizeof(header_) + info_->args_bytes);
+    std::memcpy(bytes.data(), static_cast<const void*>(&header_), sizeof(header_));
+    std::memcpy(bytes.data() + sizeof(header_), args_.data(), info_->args_bytes);
+    return bytes;
+  }
+
+  template <typename T>
+  bool arguments(T& args) const {
+    if (sizeof(T) != info_->args_bytes) return false;
+    std::memcpy(&args, args_.data(), sizeof(T));
+    return true;
+  }
+
+  const journal::RecordHeader& header() const { return header_; }
+  journal::RecordHeader* shared() const { return shared_; }
+  const OpInfo& info() const { return *info_; }
+  uint64_t sequence() const { return header_.sequence; }
+  bool synchronous() const { return info_->call == CallClass::kSynchronous; }
+  // The program has this reply already: execute, compare, write nothing.
+  bool replied() const { return replied_; }
+  uint32_t state() const { return header_.state.load(std::memory_order_relaxed) & 0xff; }
+
+  // In the ring, where the program can change it at any time: only ever data.
+  std::span<std::byte> payload() const { return {payload_, header_.payload}; }
+  std::span<std::byte> reply_space() const { return {reply_space_, header_.reply}; }
+
+  // The reply; what does not fit is left out, and `needed` says how much there would be.
+  void set_reply(const void* data, size_t bytes, size_t needed = 0) {
+    const size_t fitting = std::min<size_t>(bytes, header_.reply);
+    if (!replied_ && shared_) std::memcpy(reply_space_, data, fitting);
+    reply_bytes_ = static_cast<uint32_t>(std::max(fitting, needed));
+    reply_hash_ = XXH3_64bits(data, fitting);
+  }
+  uint32_t reply_bytes() const { return reply_bytes_; }
+  uint64_t reply_hash() const { return reply_hash_; }
+
+  // The reply comes later, from Waits.
+  void defer() { deferred_ = true; }
+  bool deferred() const { return deferred_; }
+
+ private:
+  static bool fail(const char* reason, const char*& why) {
+    why = reason;
+    return false;
+  }
+  void start() {
+    replied_ = shared_ && synchronous() && state() == journal::kReplied;
+    deferred_ = false;
+    reply_bytes_ = 0;
+    reply_hash_ = 0;
+  }
+
+  journal::RecordHeader header_{};
+  std::array<std::byte, max_args_bytes()> args_{};
+  journal::RecordHeader* shared_ = nullptr;
+  const OpInfo* info_ = &kOpInfo[0];
+  std::byte* payload_ = nullptr;
+  std::byte* reply_space_ = nullptr;
+  uint64_t reply_hash_ = 0;
+  uint32_t reply_bytes_ = 0;
+  bool replied_ = false;
+  bool deferred_ = false;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,246 @@
+// Recovery: the job of a server that is gone, continued.
+//
+// Memory is mapped, the last cut's objects are made again, its content is put back, and then the records since are
+// simply executed. What the program has already is compared (Record::replied, CopyState, CallbackState).
+//
+// If the lost server was taking a cut (`cutting`), the device memory is the state at that cut, and the shadow is not to
+// be trusted: then only the objects are brought forward to it, and the cut is taken again.
+#include <algorithm>
+
+#include "server/clock.h"
+#include "server/executor.h"
+
+namespace xmig::server {
+
+using journal::kGranule;
+
+namespace {
+
+// Which records of the ring change what a cut keeps beside memory.
+bool changes_objects(Op op) {
+  switch (op) {
+    case Op::cuStreamCreateWithPriority:
+    case Op::cuStreamDestroy_v2:
+    case Op::cuEventCreate:
+    case Op::cuEventDestroy_v2:
+    case Op::xmContextReset:
+    case Op::xmGrow:
+    case Op::xmShrink:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmImage:
+    case Op::xmImageFile:
+    case Op::xmModuleLoad:
+    case Op::xmBindGlobal:
+    case Op::cuModuleUnload:
+    case Op::cuFuncSetAttribute:
+    case Op::cuEventRecordWithFlags: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why) {
+  journal::JournalHeader& header = job_.header();
+  const uint64_t tail = header.tail.load();
+  const uint64_t executed = std::min(header.executed.load(), tail);
+  if (header.magic != journal::kMagic || header.version != journal::kLayoutVersion ||
+      header.device_count != contexts_.count()) {
+    why = "the journal is not one of this server's kind";
+    return false;
+  }
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
+
+  CutContent content;
+  if (const uint64_t cut = header.cut.load(); cut != 0) {
+    auto read = read_cut_file(job_.fds().cut[cut & 1].get(), why);
+    if (!read || read->number != cut >> 1) {
+      why = "the last cut cannot be read: " + (read ? std::string("it has another number") : why);
+      return false;
+    }
+    content = std::move(*read);
+  }
+  const uint64_t cutting = header.cutting.load();
+  const bool cut_again = cutting != 0 && cutting - 1 > content.position;
+  const bool memory_is_state = cutting != 0 && cutting - 1 >= content.position;
+  if (content.position > tail || tail - content.position > job_.journal().ring_bytes() ||
+      (cut_again && cutting - 1 > tail)) {
+    why = "the journal does not reach back to the last cut";
+    return false;
+  }
+
+  if (const CUresult result = physical_.reserve(contexts_.count()); result != CUDA_SUCCESS) {
+    why = "the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")";
+    return false;
+  }
+  if (!adopt(std::move(given), why)) return false;
+  std::vector<Extent> fresh;
+  if (!hosting_.restore(content.memory, fresh)) {
+    why = "physical memory of the last cut is missing";
+    return false;
+  }
+  daemon_.phase("mapped");
+
+  position_ = cut_position_ = content.position;
+  published_ = executed;
+  sequence_ = content.sequence;
+  cut_number_ = content.number;
+  trimmed_ = std::min(header.trimmed.load(), content.position);
+  failures_ = content.failures;
+  for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
+  if (!take_over_chunks(content, why) || !restore_objects(content, why)) return false;
+  if (!memory_is_state) restore_memory(fresh);
+  daemon_.phase("restored");
+
+  if (cut_again) {
+    if (!replay_objects(cutting - 1, why)) return false;
+    if (!take_cut("the lost server was taking it")) {
+      why = "the cut that the lost server was taking cannot be taken again: " + cut_trouble_;
+      return false;
+    }
+  }
+  header.cutting.store(0);
+  header.cut_position.store(cut_position_);
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    const Failure& failure = failures_[ordinal];
+    if (failure.error == 0 || header.context_error.load() != 0) continue;
+    header.context_error_ordinal.store(ordinal);
+    header.context_error_sequence.store(failure.sequence);
+    header.context_error.store(failure.error, std::memory_order_release);
+  }
+  deliver_ = deliver;
+  redoing_ = true;
+  redo_until_ = std::max(executed, position_);
+  return true;
+}
+
+bool Executor::adopt(std::vector<Hosted> given, std::string& why) {
+  const std::lock_guard lock(hosted_mutex_);
+  for (Hosted& memory : given) {
+    const uint64_t id = memory.id;
+    if (static_cast<uint32_t>(memory.ordinal) >= contexts_.count()) {
+      why = "memory of a device that this server does not have";
+      return false;
+    }
+    contexts_.use(static_cast<uint32_t>(memory.ordinal));
+    CUresult result = CUDA_SUCCESS;
+    switch (memory.kind) {
+      case HostedKind::kDevice: result = hosting_.adopt(std::move(memory)); break;
+      case HostedKind::kShadow: result = shadow_.adopt(std::move(memory)); break;
+      case HostedKind::kImage: result = images_.adopt(std::move(memory)); break;
+    }
+    if (result != CUDA_SUCCESS) {
+      why = "memory " + std::to_string(id) + " cannot be mapped (CUDA error " + std::to_string(result) + ")";
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Executor::restore_objects(const CutContent& content, std::string& why) {
+  for (const LiveRange& range : content.live) {
+    if (!hosting_.backed(range.address, range.bytes) || !live_.add(range)) {
+      why = "an allocation of the last cut has no memory";
+      return false;
+    }
+  }
+  for (const Images::State& image : content.images) {
+    if (!images_.restore(image)) {
+      why = "module image " + std::to_string(image.number) + " is missing";
+      return false;
+    }
+  }
+  mode_ = Mode::kRestore;
+  for (const StoredRecord& stored : content.objects) {
+    if (!record_.load_stored(stored.bytes) || record_.header().ordinal >= contexts_.count()) {
+      why = "an object record of the last cut does not decode";
+      return false;
+    }
+    contexts_.use(record_.header().ordinal);
+    const CUresult result = kHandlers[record_.header().op](*this, record_);
+    faults_.check(result);
+    if (result != CUDA_SUCCESS || broken_) {
+      why = std::string("an object of the last cut cannot be made again: ") + record_.info().name +
+            ": CUDA error " + std::to_string(result);
+      return false;
+    }
+  }
+  mode_ = Mode::kRun;
+  for (const RecordedEvent& recorded : content.events) {
+    Event* const event =
+        recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;
+    if (!event) continue;
+    // It was complete at the cut. Times between such events and later ones are lost.
+    contexts_.use(event->owner.ordinal);
+    faults_.check(driver_.cuEventRecordWithFlags(event->real, nullptr, 0));
+    event->recorded = recorded.sequence;
+  }
+  return true;
+}
+
+bool Executor::take_over_chunks(CutContent& content, std::string& why) {
+  uint64_t last = 0;
+  for (const ChunkState& chunk : content.chunks) {
+    const bool in_order = chunk.address > last && chunk.address % kGranule == 0;
+    if (!in_order || !hosting_.backed(chunk.address, kGranule) || !shadow_.take(chunk.slot)) {
+      why = "a chunk of the last cut has no memory, or no shadow";
+      return false;
+    }
+    last = chunk.address;
+  }
+  chunks_ = std::move(content.chunks);
+  return true;
+}
+
+void Executor::restore_memory(const std::vector<Extent>& fresh) {
+  // Grown since the cut: the redo must find it as the first run did.
+  for (const Extent& extent : fresh) {
+    contexts_.use(ordinal_of_device_address(extent.address));
+    faults_.check(driver_.cuMemsetD8Async(extent.address, 0, extent.bytes, nullptr));
+  }
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    faults_.check(driver_.cuCtxSynchronize());
+  }
+  std::vector<uint64_t> granules, hashes;
+  for (const ChunkState& chunk : chunks_) granules.push_back(chunk.address);
+  if (!hash_chunks(granules, hashes)) {
+    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not hash its memory"});
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> moves;
+  for (size_t i = 0; i < granules.size(); ++i) {
+    if (hashes[i] != chunks_[i].hash) moves.emplace_back(chunks_[i].address, chunks_[i].slot);
+  }
+  if (!copy_chunks(moves, false)) {
+    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not copy from the shadow"});
+  }
+}
+
+// The device's work up to `until` was done by the lost server; what remains are this process's own objects.
+bool Executor::replay_objects(uint64_t until, std::string& why) {
+  mode_ = Mode::kObjects;
+  while (position_ < until) {
+    if (!load_next(until)) {
+      why = *broken_;
+      return false;
+    }
+    const journal::RecordHeader& header = record_.header();
+    const auto op = static_cast<Op>(header.op);
+    const bool failing = failures_[header.ordinal].error != 0;
+    CUresult result = CUDA_SUCCESS;
+    contexts_.use(header.ordinal);
+    if (op == Op::cuEventRecordWithFlags) {
+      result = failing ? CUDA_SUCCESS : on_cuEventRecordWithFlags(record_);
+    } else if (changes_objects(op) && (!failing || keeps_books(op))) {
+      result = kHandlers[header.op](*this, record_);
+    }
+    faults_.check(result);
+    position_ += header.size;
+    sequence_ = header.sequence;
+  }
+  mode_ = Mode::kRun;
+  return true;
+}
+
+}  // namespace xmig::server

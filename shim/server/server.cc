@@ -1,0 +1,232 @@
+#include "server/server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "ipc/seqpacket.h"
+#include "journal/futex.h"
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr int kReconnectMs = 200;
+constexpr int kLostExit = 1;
+
+uint32_t peer_pid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  const bool known = ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0;
+  return known && credentials.pid > 0 ? static_cast<uint32_t>(credentials.pid) : 0;
+}
+
+}  // namespace
+
+void mark_lost(const Job& job, int error) {
+  journal::JournalHeader& header = job.header();
+  header.context_error.store(static_cast<uint32_t>(error));
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kLost));
+  header.trimmed_futex.fetch_add(1);
+  header.callback_doorbell.fetch_add(1);
+  journal::futex_wake(header.state);
+  journal::futex_wake(header.trimmed_futex);
+  journal::futex_wake(header.callback_doorbell);
+  const uint64_t tail = header.tail.load();
+  for (const journal::ThreadSlot& slot : header.threads) {
+    const uint64_t waiting = slot.waiting.load();
+    if (waiting >= tail || tail - waiting > job.journal().ring_bytes() || waiting % 8 != 0) continue;
+    journal::futex_wake(reinterpret_cast<const journal::RecordHeader*>(job.journal().at(waiting))->state);
+  }
+}
+
+Server::Server(Options options, std::unique_ptr<device::Device> device)
+    : options_(std::move(options)),
+      device_(std::move(device)),
+      contexts_(device_->driver()),
+      faults_(*device_, daemon_),
+      injector_(*device_, daemon_, faults_) {}
+
+Server::~Server() {
+  if (executor_) executor_->stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+int Server::run(uint64_t started) {
+  socket_ = options_.control_fd;
+  { const auto attached = daemon_.attach(ipc::UniqueFd(options_.control_fd)); }
+  if (const CUresult result = device_->driver().cuInit(0); result != CUDA_SUCCESS) {
+    log_(Level::kError, "the device's driver does not start: CUDA error " + std::to_string(result));
+    return kLostExit;
+  }
+  const auto devices = static_cast<uint32_t>(options_.ordinals.size());
+  if (const CUresult result = contexts_.open(devices); result != CUDA_SUCCESS) {
+    log_(Level::kError, "no context on device " + options_.device() + ": CUDA error " + std::to_string(result));
+    return kLostExit;
+  }
+  daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6);
+  while (true) {
+    const std::optional<int> status = socket_ >= 0 ? listen() : reconnect();
+    if (status) return *status;
+  }
+}
+
+// One round: a message of the daemon, or the end of the program.
+std::optional<int> Server::listen() {
+  pollfd watched[] = {{socket_, POLLIN, 0}, {pausing_ ? -1 : client_.get(), POLLIN, 0}};
+  if (::poll(watched, 2, -1) < 0) return errno == EINTR ? std::nullopt : std::optional(kLostExit);
+  if (watched[1].revents != 0) {
+    daemon_.bye("the program has exited");
+    return 0;
+  }
+  if (watched[0].revents == 0) return std::nullopt;
+  std::array<std::byte, kMaxMessageBytes> buffer;
+  ipc::Received received = ipc::receive_message(socket_, buffer, kMaxRequestFds);
+  std::string why = "the daemon has closed the connection";
+  if (received.error == EINTR || received.error == EAGAIN) return std::nullopt;
+  if (received.error == 0 && received.bytes != 0) {
+    auto request = parse_request(std::span(buffer).first(received.bytes), std::move(received.fds), why);
+    if (request) return handle(std::move(*request));
+    log_(Level::kError, "a message of the daemon makes no sense, the connection ends: " + why);
+  }
+  daemon_.detach();
+  socket_ = -1;
+  // A standby is of no use without its daemon, nor is a job whose memory did not come complete.
+  return begun_ ? std::nullopt : std::optional(0);
+}
+
+std::optional<int> Server::reconnect() {
+  pollfd watched{pausing_ ? -1 : client_.get(), POLLIN, 0};
+  if (::poll(&watched, 1, kReconnectMs) > 0) return 0;
+  if (!serving_ || options_.runtime_dir.empty()) return std::nullopt;
+  ipc::UniqueFd socket = ipc::connect_to(options_.runtime_dir + "/control.sock");
+  if (!socket) return std::nullopt;
+  socket_ = socket.get();
+  job_->header().daemon_pid.store(peer_pid(socket_));
+  executor_->announce(std::move(socket), options_.device());
+  return std::nullopt;
+}
+
+std::optional<int> Server::handle(Request request) {
+  return std::visit([this](auto& one) { return (*this)(one); }, request);
+}
+
+std::optional<int> Server::operator()(Assign& request) {
+  if (assignment_) {
+    log_(Level::kError, "the daemon assigns a second job");
+    return kLostExit;
+  }
+  assignment_ = std::move(request);
+  std::string why;
+  job_ = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds), why);
+  if (!job_) {
+    log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + why);
+    return kLostExit;
+  }
+  journal::JournalHeader& header = job_->header();
+  if (assignment_->mode == AssignMode::kLost) {
+    log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
+    mark_lost(*job_, assignment_->error != 0 ? assignment_->error : CUDA_ERROR_UNKNOWN);
+    return 0;
+  }
+  if (!watch_client()) {
+    daemon_.bye("the program has exited");
+    return 0;
+  }
+  header.daemon_pid.store(peer_pid(socket_));
+  header.server_pid.store(static_cast<uint32_t>(::getpid()));
+  header.generation.fetch_add(1);
+  for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
+  if (assignment_->mode == AssignMode::kFresh) begin(false);
+  return std::nullopt;
+}
+
+bool Server::watch_client() {
+  client_.reset(static_cast<int>(::syscall(SYS_pidfd_open, job_->client_pid(), 0)));
+  if (!client_) log_(Level::kError, std::string("the program cannot be watched: ") + std::strerror(errno));
+  return static_cast<bool>(client_);
+}
+
+void Server::begin(bool recover) {
+  begun_ = true;
+  contexts_.use(0);
+  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, *job_,
+                                         assignment_->cut_budget);
+  thread_ = std::thread([this, recover, given = std::move(given_)]() mutable { serve(recover, std::move(given)); });
+}
+
+// The executor's thread.
+void Server::serve(bool recover, std::vector<Hosted> given) {
+  std::string why;
+  const bool started =
+      recover ? executor_->recover(std::move(given), assignment_->deliver, why) : executor_->start_fresh(why);
+  if (!started) lose(why);
+  if (!recover) daemon_.ready(job_->header().generation.load());
+  serving_ = true;
+  if (!executor_->run(why)) lose(why);
+}
+
+void Server::lose(const std::string& why) {
+  mark_lost(*job_, CUDA_ERROR_UNKNOWN);
+  daemon_.garbage(job_->header().executed.load(), why);
+  ::_exit(kLostExit);
+}
+
+std::optional<int> Server::operator()(MemoryAdd& request) {
+  if (!assignment_ || assignment_->mode != AssignMode::kRecover || begun_) {
+    log_(Level::kError, "the daemon hands over memory that nobody needs");
+    return std::nullopt;
+  }
+  given_.push_back(std::move(request.memory));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Go&) {
+  if (assignment_ && assignment_->mode == AssignMode::kRecover && !begun_) begin(true);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Inject& request) {
+  injector_.arm(request.injection);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(TakeCut&) {
+  if (executor_) executor_->ask_for_cut();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Pause&) {
+  if (!executor_) return std::nullopt;
+  pausing_ = true;
+  executor_->pause();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Rebind& request) { return resume(std::move(request)); }
+
+std::optional<int> Server::operator()(Continue&) { return resume(std::nullopt); }
+
+std::optional<int> Server::resume(std::optional<Rebind> rebind) {
+  std::string why = "there is no job";
+  if (!executor_ || !executor_->resume(std::move(rebind), why)) {
+    log_(Level::kError, "cannot continue: " + why);
+    return std::nullopt;
+  }
+  pausing_ = false;
+  if (watch_client()) return std::nullopt;
+  daemon_.bye("the program has exited");
+  return 0;
+}
+
+std::optional<int> Server::operator()(Stop& request) {
+  log_(Level::kInfo, "stopped: " + request.reason);
+  return 0;
+}
+
+}  // namespace xmig::server

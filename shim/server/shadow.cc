@@ -1,0 +1,127 @@
+#include "server/shadow.h"
+
+#include <algorithm>
+
+namespace xmig::server {
+namespace {
+
+using journal::kGranule;
+
+// Slabs grow with what there is: a small job holds little, a large one few descriptors.
+constexpr uint64_t kSmallestSlab = 8 * kGranule;
+constexpr uint64_t kLargestSlab = 512 * kGranule;
+
+uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
+bool is_host(const Hosted& memory) { return !memory.name.empty(); }
+
+}  // namespace
+
+Shadow::Map::iterator Shadow::containing(uint64_t slot) {
+  auto it = slabs_.upper_bound(slot);
+  if (it == slabs_.begin()) return slabs_.end();
+  --it;
+  return slot - it->first < it->second.memory.bytes ? it : slabs_.end();
+}
+
+std::optional<uint64_t> Shadow::gap(uint32_t ordinal, uint64_t bytes) const {
+  uint64_t address = shadow_base(ordinal);
+  const uint64_t end = address + kShadowSpan;
+  for (auto it = slabs_.lower_bound(address); it != slabs_.end() && it->first < end; ++it) {
+    if (it->first - address >= bytes) return address;
+    address = it->first + it->second.memory.bytes;
+  }
+  if (end - address < bytes) return std::nullopt;
+  return address;
+}
+
+Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host) {
+  uint64_t have = 0;
+  for (const auto& [address, slab] : slabs_) have += ordinal_of(address) == ordinal ? slab.memory.bytes : 0;
+  const uint64_t wanted = std::clamp(have / 4 / kGranule * kGranule, kSmallestSlab, kLargestSlab);
+  for (const uint64_t bytes : {wanted, kGranule}) {  // where there is no room for much there may be room for one
+    const auto address = gap(ordinal, bytes);
+    if (!address) continue;
+    Slab slab;
+    const CUresult result = host ? physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory)
+                                 : physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory);
+    if (result != CUDA_SUCCESS) continue;
+    slab.used.assign(bytes / kGranule, false);
+    return &slabs_.emplace(*address, std::move(slab)).first->second;
+  }
+  return nullptr;
+}
+
+std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, bool host) {
+  const auto first = slabs_.lower_bound(shadow_base(ordinal));
+  Slab* chosen = nullptr;
+  for (auto it = first; it != slabs_.end() && ordinal_of(it->first) == ordinal && !chosen; ++it) {
+    if (it->second.used_count < it->second.used.size() && (!host || is_host(it->second.memory))) chosen = &it->second;
+  }
+  if (!chosen && !host) chosen = add_slab(ordinal, false);
+  if (!chosen) chosen = add_slab(ordinal, true);
+  if (!chosen) return std::nullopt;
+  const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
+  *free = true;
+  ++chosen->used_count;
+  return chosen->memory.address + static_cast<uint64_t>(free - chosen->used.begin()) * kGranule;
+}
+
+void Shadow::free(uint64_t slot) {
+  const auto it = containing(slot);
+  if (it == slabs_.end()) return;
+  it->second.used[(slot - it->first) / kGranule] = false;
+  --it->second.used_count;
+}
+
+bool Shadow::on_device(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it != slabs_.end() && !is_host(it->second.memory);
+}
+
+bool Shadow::has_device_slabs(uint32_t ordinal) const {
+  return std::any_of(slabs_.begin(), slabs_.end(), [&](const auto& entry) {
+    return ordinal_of(entry.first) == ordinal && !is_host(entry.second.memory);
+  });
+}
+
+void Shadow::trim() {
+  for (auto it = slabs_.begin(); it != slabs_.end();) {
+    if (it->second.used_count == 0) {
+      physical_.release(it->second.memory);
+      it = slabs_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+CUresult Shadow::adopt(Hosted memory) {
+  const uint64_t base = shadow_base(static_cast<uint32_t>(memory.ordinal));
+  const bool inside = memory.address >= base && memory.address - base < kShadowSpan &&
+                      memory.bytes <= kShadowSpan - (memory.address - base);
+  if (!whole_granules(memory.address, memory.bytes) || !inside) return CUDA_ERROR_INVALID_VALUE;
+  const auto next = slabs_.lower_bound(memory.address);
+  if ((next != slabs_.end() && next->first - memory.address < memory.bytes) ||
+      containing(memory.address) != slabs_.end()) {
+    return CUDA_ERROR_ALREADY_MAPPED;
+  }
+  if (const CUresult result = physical_.adopt(memory); result != CUDA_SUCCESS) return result;
+  Slab slab;
+  slab.used.assign(memory.bytes / kGranule, false);
+  const uint64_t address = memory.address;
+  slab.memory = std::move(memory);
+  slabs_.emplace(address, std::move(slab));
+  return CUDA_SUCCESS;
+}
+
+bool Shadow::take(uint64_t slot) {
+  const auto it = containing(slot);
+  if (it == slabs_.end() || slot % kGranule != 0) return false;
+  const size_t index = (slot - it->first) / kGranule;
+  if (it->second.used[index]) return false;  // two chunks in one slot: not a cut of ours
+  it->second.used[index] = true;
+  ++it->second.used_count;
+  return true;
+}
+
+}  // namespace xmig::server

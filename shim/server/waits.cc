@@ -1,0 +1,151 @@
+#include "server/waits.h"
+
+#include <algorithm>
+
+namespace xmig::server {
+
+Waits::Waits(const DriverTable& driver, Replies& replies, Faults& faults, std::function<void(uint32_t)> use_ordinal)
+    : driver_(driver), replies_(replies), faults_(faults), use_ordinal_(std::move(use_ordinal)) {}
+
+Waits::~Waits() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& waiter : waiters_) waiter.join();
+}
+
+void Waits::start(std::unique_ptr<Wait> wait) {
+  if (wait->answer.replied) replies_.expect();
+  watched_.push_back(std::move(wait));
+}
+
+void Waits::arm() {
+  for (; armed_ < watched_.size(); ++armed_) {
+    Wait& wait = *watched_[armed_];
+    use_ordinal_(wait.ordinal);
+    const auto mark = [&](CUstream stream) {
+      CUevent event = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        auto& marks = pools_[wait.ordinal].marks;
+        if (!marks.empty()) {
+          event = marks.back();
+          marks.pop_back();
+        }
+      }
+      if (!event) faults_.check(driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
+      faults_.check(driver_.cuEventRecordWithFlags(event, stream, 0));
+      wait.marks.push_back(event);
+    };
+    for (const CUstream stream : wait.streams) mark(stream);
+    wait.streams.clear();
+    if (!wait.event) continue;
+    // The program may record or destroy its event while this goes on: a stream of ours waits for what it means now.
+    {
+      const std::lock_guard lock(mutex_);
+      auto& helpers = pools_[wait.ordinal].helpers;
+      if (!helpers.empty()) {
+        wait.helper = helpers.back();
+        helpers.pop_back();
+      }
+    }
+    if (!wait.helper) {
+      faults_.check(driver_.cuStreamCreateWithPriority(&wait.helper, CU_STREAM_NON_BLOCKING, 0));
+    }
+    faults_.check(driver_.cuStreamWaitEvent(wait.helper, wait.event, 0));
+    mark(wait.helper);
+    wait.event = nullptr;
+  }
+}
+
+CUresult Waits::query(const Wait& wait) const {
+  CUresult result = CUDA_SUCCESS;
+  for (const CUstream stream : wait.streams) {
+    if ((result = driver_.cuStreamQuery(stream)) != CUDA_SUCCESS) return result;
+  }
+  if (wait.event && (result = driver_.cuEventQuery(wait.event)) != CUDA_SUCCESS) return result;
+  for (const CUevent event : wait.marks) {
+    if ((result = driver_.cuEventQuery(event)) != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool Waits::poll() {
+  bool any = false;
+  for (size_t i = 0; i < watched_.size();) {
+    use_ordinal_(watched_[i]->ordinal);
+    const CUresult result = query(*watched_[i]);
+    if (result == CUDA_ERROR_NOT_READY) {
+      ++i;
+      continue;
+    }
+    complete(*watched_[i], result);
+    watched_.erase(watched_.begin() + static_cast<ptrdiff_t>(i));
+    if (i < armed_) --armed_;
+    any = true;
+  }
+  return any;
+}
+
+void Waits::complete(Wait& wait, CUresult result) {
+  faults_.check(result);
+  wait.answer.result = result;
+  if (wait.data && result == CUDA_SUCCESS) {
+    wait.answer.hash = XXH3_64bits(wait.data, wait.bytes);
+    if (wait.inline_reply) wait.answer.bytes = static_cast<uint32_t>(wait.bytes);
+  }
+  replies_.give(wait.answer);
+  if (wait.answer.replied) replies_.met();
+  if (wait.marks.empty() && !wait.helper) return;
+  const std::lock_guard lock(mutex_);
+  Pool& pool = pools_[wait.ordinal];
+  pool.marks.insert(pool.marks.end(), wait.marks.begin(), wait.marks.end());
+  if (wait.helper) pool.helpers.push_back(wait.helper);
+}
+
+void Waits::hand_over() {
+  if (watched_.empty()) return;
+  arm();
+  const std::lock_guard lock(mutex_);
+  for (auto& wait : watched_) queue_.push_back(std::move(wait));
+  watched_.clear();
+  armed_ = 0;
+  for (size_t have = idle_; have < queue_.size(); ++have) {
+    waiters_.emplace_back([this] { run_waiter(); });
+    ++idle_;
+  }
+  work_.notify_all();
+}
+
+void Waits::run_waiter() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const std::unique_ptr<Wait> wait = std::move(queue_.front());
+    queue_.pop_front();
+    --idle_;
+    ++busy_;
+    lock.unlock();
+    use_ordinal_(wait->ordinal);
+    CUresult result = CUDA_SUCCESS;
+    for (const CUevent event : wait->marks) {
+      if (result == CUDA_SUCCESS) result = driver_.cuEventSynchronize(event);
+    }
+    complete(*wait, result);
+    lock.lock();
+    --busy_;
+    ++idle_;
+    if (busy_ == 0 && queue_.empty()) done_.notify_all();
+  }
+}
+
+void Waits::finish_all() {
+  while (!watched_.empty()) poll();
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [&] { return busy_ == 0 && queue_.empty(); });
+}
+
+}  // namespace xmig::server
