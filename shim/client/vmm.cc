@@ -1,0 +1,333 @@
+// Memory that the program maps itself: cuMemAddressReserve, cuMemCreate, cuMemMap and their like.
+//
+// The journal knows physical memory only at an address, so a handle gets its memory when it is mapped. What cuMemCreate
+// promises is counted, and it fails when the device has too little for it: out of memory comes from where programs
+// expect it (only when something else takes the memory in between, from cuMemMap).
+//
+// A handle's memory stays where it was first mapped for as long as the handle lives: unmapped and mapped there again it
+// has kept its content. What cannot be had, and is refused with one line: a handle mapped at two addresses, or moved to
+// another, a part of a handle, memory of the host, handles for other processes. PyTorch's expandable segments need none
+// of it. Access flags are kept for cuMemGetAccess; a mapping can be written whatever they say.
+#include "client/vmm.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "client/memory_backing.h"
+#include "client/memory_call.h"
+#include "client/memory_heap.h"
+#include "client/memory_map.h"
+#include "client/memory_progress.h"
+#include "client/message.h"
+#include "journal/layout.h"
+#include "local.h"
+#include "records.h"
+
+namespace xmig::client {
+
+namespace {
+
+using journal::kGranule;
+
+struct Physical {
+  CUmemAllocationProp properties{};
+  uint64_t bytes = 0;
+  uint64_t references = 1;  // cuMemCreate, cuMemRetainAllocationHandle
+  uint64_t address = 0;     // where its memory is, once it has been mapped
+  bool mapped = false;
+  int ordinal() const { return properties.location.id; }
+};
+
+// The lock is held across the records that change a mapping: they are rare, and must be in the journal's order.
+struct State {
+  std::mutex lock;
+  std::map<uint64_t, uint64_t> reservations;  // address -> bytes
+  std::map<uint64_t, Physical> handles;
+  std::map<uint64_t, uint64_t> places;  // address of a handle's memory -> handle, mapped or not
+  uint64_t promised[journal::kMaxDevices] = {};  // created, and not backed yet
+};
+State& state() {
+  static auto& all = *new State;
+  return all;
+}
+
+bool whole_granules(uint64_t bytes) { return bytes && bytes % kGranule == 0; }
+
+bool reserved(const State& state, uint64_t address, uint64_t bytes) {
+  auto it = state.reservations.upper_bound(address);
+  if (it == state.reservations.begin()) return false;
+  --it;
+  return bytes <= it->second && address - it->first <= it->second - bytes;
+}
+
+// Does memory of a handle lie in the range, mapped or not?
+bool occupied(const State& state, uint64_t address, uint64_t bytes) {
+  const auto next = state.places.lower_bound(address);
+  if (next != state.places.end() && next->first - address < bytes) return true;
+  if (next == state.places.begin()) return false;
+  const auto before = std::prev(next);
+  return before->first + state.handles.at(before->second).bytes > address;
+}
+
+CUresult check(const CUmemAllocationProp& properties) {
+  if (properties.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    say("cuMemCreate: only device memory can be created under xMIG");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  // Asking for a descriptor is harmless as long as it is not exported; PyTorch asks. Others say by this error that
+  // they cannot be had.
+  if (properties.requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  int count = 0;
+  if (const CUresult result = cuDeviceGetCount(&count); result != CUDA_SUCCESS) return result;
+  const int id = properties.location.id;
+  return id >= 0 && id < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+bool enough_memory(uint64_t bytes) {
+  size_t free = 0;
+  size_t total = 0;
+  return record::cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS || bytes <= free;
+}
+
+CUresult tell_alloc(uint64_t address, uint64_t bytes) {
+  const Args_xmAlloc args{.address = address, .bytes = bytes, .stream = 0, .flags = 0, .reserved = 0};
+  return append(Op::xmAlloc, &args, sizeof(args));
+}
+
+// Nobody refers to the handle and it is mapped nowhere: its memory goes.
+void destroy(State& state, std::map<uint64_t, Physical>::iterator it) {
+  const Physical& memory = it->second;
+  if (memory.address) {
+    const Args_xmFree args{.address = memory.address, .stream = 0};
+    append(Op::xmFree, &args, sizeof(args));
+    backing(ordinal_of(memory.address)).shrink_at(memory.address, memory.bytes);
+    state.places.erase(memory.address);
+  } else {
+    state.promised[memory.ordinal()] -= memory.bytes;
+  }
+  free_handle(it->first);
+  state.handles.erase(it);
+}
+
+CUresult map_first(State& state, uint64_t handle, Physical& memory, uint64_t address) {
+  if (const CUresult result = backing(memory.ordinal()).grow_at(address, memory.bytes); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (const CUresult result = tell_alloc(address, memory.bytes); result != CUDA_SUCCESS) {
+    backing(memory.ordinal()).shrink_at(address, memory.bytes);
+    return result;
+  }
+  memory.address = address;
+  state.promised[memory.ordinal()] -= memory.bytes;
+  state.places.emplace(address, handle);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void restate_mappings(uint64_t context) {
+  for (const Allocation& mapping : memory_map().mapped_in(context)) tell_alloc(mapping.address, mapping.bytes);
+}
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
+                                       CUmemAllocationGranularity_flags option) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  const bool known = option == CU_MEM_ALLOC_GRANULARITY_MINIMUM || option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+  if (!granularity || !prop || !known) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = check(*prop); result != CUDA_SUCCESS) return result;
+  *granularity = kGranule;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                             unsigned long long flags) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  const bool power_of_two = (alignment & (alignment - 1)) == 0;
+  if (!ptr || !whole_granules(size) || !power_of_two || flags || addr % kGranule) return CUDA_ERROR_INVALID_VALUE;
+  // The range decides which device's memory can be mapped there: the current one's, unless the hint says otherwise.
+  const int hinted = addr ? ordinal_of(addr) : -1;
+  const int ordinal = hinted >= 0 ? hinted : std::max(current_ordinal(), 0);
+  uint64_t address = 0;
+  const CUresult result = backing(ordinal).reserve(size, alignment, hinted >= 0 ? addr : 0, &address);
+  if (result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  all.reservations.emplace(address, size);
+  *ptr = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  const auto it = all.reservations.find(ptr);
+  if (it == all.reservations.end() || it->second != size) return CUDA_ERROR_INVALID_VALUE;
+  for (auto place = all.places.lower_bound(ptr); place != all.places.end() && place->first - ptr < size; ++place) {
+    if (all.handles.at(place->second).mapped) return CUDA_ERROR_INVALID_VALUE;
+  }
+  // Addresses that still hold the memory of an unmapped handle are not given to anybody else.
+  if (occupied(all, ptr, size)) {
+    say("cuMemAddressFree: a handle that was mapped here still lives; release it first");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  all.reservations.erase(it);
+  backing(ordinal_of(ptr)).unreserve(ptr, size);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
+                     unsigned long long flags) {
+  if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
+  if (!handle || !prop || !whole_granules(size) || flags) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = check(*prop); result != CUDA_SUCCESS) return result;
+  const int ordinal = prop->location.id;
+  State& all = state();
+  uint64_t promised;
+  {
+    const std::lock_guard guard(all.lock);
+    promised = all.promised[ordinal] += size;
+  }
+  // Only the current device can be asked what it has left; for another, cuMemMap finds out.
+  if (ordinal == current_ordinal() && !enough_memory(promised)) {
+    const CUresult waited = reclaim(ordinal);
+    backing(ordinal).trim(0);
+    if (waited != CUDA_SUCCESS || !enough_memory(promised)) {
+      const std::lock_guard guard(all.lock);
+      all.promised[ordinal] -= size;
+      return waited != CUDA_SUCCESS ? waited : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  const uint64_t made = create_handle(journal::Kind::kMemory);
+  const std::lock_guard guard(all.lock);
+  all.handles.emplace(made, Physical{.properties = *prop, .bytes = size});
+  *handle = made;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  const auto it = all.handles.find(handle);
+  if (it == all.handles.end() || it->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (--it->second.references == 0 && !it->second.mapped) destroy(all, it);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  const auto it = all.handles.find(handle);
+  if (it == all.handles.end() || it->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
+  Physical& memory = it->second;
+  if (flags || ptr % kGranule || !whole_granules(size) || size > memory.bytes || !reserved(all, ptr, size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (offset || size != memory.bytes) {
+    say("cuMemMap: only the whole of a handle can be mapped under xMIG");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (memory.mapped || (memory.address && memory.address != ptr)) {
+    say("cuMemMap: under xMIG, memory can be mapped at one address only, the first it was mapped at");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (ordinal_of(ptr) != memory.ordinal()) {
+    say("cuMemMap: addresses reserved while device %d was current cannot hold memory of device %d under xMIG",
+        ordinal_of(ptr), memory.ordinal());
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!memory.address) {
+    if (occupied(all, ptr, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult result = map_first(all, handle, memory, ptr); result != CUDA_SUCCESS) return result;
+  }
+  memory.mapped = true;
+  note_context(current_context());
+  memory_map().insert({.address = ptr,
+                       .bytes = size,
+                       .kind = MemoryKind::kMapped,
+                       .ordinal = memory.ordinal(),
+                       .context = current_context(),
+                       .handle = handle});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  if (!whole_granules(size) || !reserved(all, ptr, size)) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Allocation> mappings;
+  for (uint64_t at = ptr; at < ptr + size;) {
+    const auto mapping = memory_map().find(at);
+    const bool whole = mapping && mapping->kind == MemoryKind::kMapped && mapping->address == at &&
+                       mapping->end() <= ptr + size;
+    if (!whole) return CUDA_ERROR_INVALID_VALUE;
+    at = mapping->end();
+    mappings.push_back(*mapping);
+  }
+  for (const Allocation& mapping : mappings) {
+    memory_map().remove(mapping.address, MemoryKind::kMapped);
+    const auto it = all.handles.find(mapping.handle);
+    it->second.mapped = false;
+    if (it->second.references == 0) destroy(all, it);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  if (!whole_granules(size) || !desc || !count) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<uint64_t> mappings;
+  int ordinal = -1;
+  for (uint64_t at = ptr; at < ptr + size;) {
+    const auto mapping = memory_map().find(at);
+    if (!mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+    mappings.push_back(mapping->address);
+    ordinal = mapping->ordinal;
+    at = mapping->end();
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (desc[i].location.id != ordinal) continue;  // devices of one server always reach each other's memory
+    for (const uint64_t mapping : mappings) memory_map().set_flags(mapping, desc[i].flags);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  const auto mapping = memory_map().find(ptr);
+  if (!flags || !location || !mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  *flags = location->id == mapping->ordinal ? mapping->flags : uint32_t{CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  const auto it = all.handles.find(handle);
+  if (!prop || it == all.handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  *prop = it->second.properties;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
+  if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  State& all = state();
+  const std::lock_guard guard(all.lock);
+  const auto mapping = memory_map().find(reinterpret_cast<uint64_t>(addr));
+  if (!handle || !mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
+  ++all.handles.at(mapping->handle).references;
+  *handle = mapping->handle;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace xmig::client
