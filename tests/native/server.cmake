@@ -1,0 +1,18 @@
+# Tests of xmig-server. Included by the tests' CMakeLists.txt.
+add_executable(server_units ${CMAKE_CURRENT_LIST_DIR}/server_units.cc)
+target_link_libraries(server_units PRIVATE xmig_server_core)
+add_test(NAME server.units COMMAND server_units)
+
+add_library(server_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/../conformance/kernels.c)
+set_target_properties(server_kernels PROPERTIES PREFIX "")
+target_compile_options(server_kernels PRIVATE -O2)
+target_include_directories(server_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
+
+add_executable(server_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.cc)
+target_link_libraries(server_jobs PRIVATE xmig_server_core)
+foreach(test
+    undisturbed kills injections lost_again_in_redo program_error queued_error pinned kernel_reads_pinned host_functions
+    host_function_needs_the_program never_synchronises copies_more_than_the_journal waits_are_apart garbage
+    daemon_comes_back memory_is_full pauses globals event_on_two_streams idle_uses_no_cpu)
+  add_test(NAME server.${test} COMMAND server_jobs $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
+endforeach()

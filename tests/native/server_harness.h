@@ -1,0 +1,507 @@
+// A program and a daemon in one process, for tests of xmig-server: records are written by hand, and whoever dies is
+// replaced at once.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ipc/fd.h"
+#include "ipc/seqpacket.h"
+#include "journal/futex.h"
+#include "journal/mapping.h"
+#include "journal/module_info.h"
+#include "journal/ring.h"
+#include "ops.h"
+
+#define CHECK(condition)                                                                     \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);    \
+      std::_Exit(1);                                                                         \
+    }                                                                                        \
+  } while (false)
+
+namespace harness {
+
+using namespace xmig;
+using Json = nlohmann::json;
+
+struct Setup {
+  std::string server;  // path of xmig-server
+  std::string kernels;  // path of the kernels' shared object
+};
+inline Setup setup;
+
+struct Counters {
+  std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
+  std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
+};
+
+class Job {
+ public:
+  struct Options {
+    std::string device = "cpu:0";
+    uint64_t memory = 1ull << 30;
+    uint64_t ring_bytes = 16ull << 20;
+    double cut_budget = 0.01;
+    bool recover = true;  // replace a lost server
+  };
+
+  Job() : Job(Options{}) {}
+  explicit Job(Options options) : options_(std::move(options)) {
+    journal_fd_ = memfd("journal", journal::kHeaderBytes + options_.ring_bytes);
+    staging_fd_ = memfd("staging", journal::kStagingBytes);
+    pinned_fd_ = memfd("pinned", journal::kPinnedBytes);
+    cut_fd_[0] = memfd("cut0", 0);
+    cut_fd_[1] = memfd("cut1", 0);
+    auto mapped = journal::JournalMapping::map(journal_fd_.get());
+    CHECK(mapped);
+    journal_ = std::move(*mapped);
+    staging_ = journal::Mapping::anywhere(staging_fd_.get(), journal::kStagingBytes);
+    pinned_ = journal::Mapping::at(journal::kPinnedBase, pinned_fd_.get(), 64 << 20);
+    CHECK(staging_ && pinned_);
+    start_server();
+    supervisor_ = std::thread([this] { supervise(); });
+    wait([&] { return ready_.load(); });
+  }
+
+  ~Job() {
+    ending_ = true;
+    const pid_t pid = server_;
+    if (pid > 0) ::kill(pid, SIGKILL);
+    if (supervisor_.joinable()) supervisor_.join();
+  }
+  Job(const Job&) = delete;
+
+  journal::JournalHeader& header() { return journal_.header(); }
+  std::byte* at(uint64_t position) { return journal_.at(position); }
+  std::byte* staging() { return staging_.data(); }
+  std::byte* pinned() { return pinned_.data(); }
+  Counters& counters() { return counters_; }
+  void kill_server() {
+    const std::lock_guard lock(mutex_);
+    if (server_ > 0) ::kill(server_, SIGKILL);
+  }
+  pid_t server() const { return server_; }
+  uint64_t sequence() const { return sequence_; }
+  size_t held() {
+    const std::lock_guard lock(mutex_);
+    return memory_.size();
+  }
+
+  void send(const Json& message, std::span<const int> fds = {}) {
+    const std::lock_guard lock(mutex_);
+    send_locked(message, fds);
+  }
+  void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
+    send({{"type", "inject"}, {"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence},
+          {"error", error}});
+  }
+  // The daemon dies; its successor, which knows nothing, listens at `directory`.
+  void lose_daemon() {
+    const std::lock_guard lock(mutex_);
+    detached_ = true;
+    ::shutdown(control_.get(), SHUT_RDWR);
+  }
+  std::string runtime_dir;  // of servers that are started from now on
+
+  void adopt_connection(ipc::UniqueFd socket) {
+    const std::lock_guard lock(mutex_);
+    memory_.clear();
+    control_ = std::move(socket);
+    detached_ = false;
+  }
+  std::function<void(const Json&)> on_message;
+
+  template <typename F>
+  static void wait(F&& done, int seconds = 60) {
+    for (int i = 0; !done(); ++i) {
+      if (i > seconds * 1000) {
+        std::fprintf(stderr, "waited too long\n");
+        std::abort();
+      }
+      ::usleep(1000);
+    }
+  }
+
+  // --- the program -------------------------------------------------------------------------------------------
+  struct Call {
+    uint64_t position;
+    CUresult result = CUDA_SUCCESS;
+  };
+  template <typename Args>
+  uint64_t append(Op op, const Args& args, std::span<const std::byte> payload = {}, uint32_t reply = 0,
+                  uint32_t thread = 0, uint16_t ordinal = 0) {
+    return append_bytes(op, &args, sizeof(args), payload, payload.size(), reply, thread, ordinal);
+  }
+
+  uint64_t append_bytes(Op op, const void* args, size_t args_bytes, std::span<const std::byte> payload,
+                        size_t payload_bytes, uint32_t reply, uint32_t thread, uint16_t ordinal) {
+    const OpInfo& info = kOpInfo[static_cast<size_t>(op)];
+    const uint64_t payload_at = sizeof(journal::RecordHeader) + journal::align8(info.args_bytes);
+    const uint64_t reply_at = payload_at + journal::align8(payload_bytes);
+    const uint64_t size = reply_at + journal::align8(reply);
+    const std::lock_guard lock(ring_mutex_);
+    journal::JournalHeader& h = header();
+    if (tail_ + size - h.trimmed.load() > journal_.ring_bytes()) {
+      h.trimmed_waiters.fetch_add(1);
+      while (true) {
+        const uint32_t seen = h.trimmed_futex.load();
+        if (tail_ + size - h.trimmed.load() <= journal_.ring_bytes()) break;
+        ring_doorbell();
+        journal::futex_wait(h.trimmed_futex, seen, std::chrono::milliseconds(100));
+      }
+      h.trimmed_waiters.fetch_sub(1);
+    }
+    std::byte* const record = at(tail_);
+    std::memset(record, 0, sizeof(journal::RecordHeader));
+    auto* const head = reinterpret_cast<journal::RecordHeader*>(record);
+    head->size = static_cast<uint32_t>(size);
+    head->op = static_cast<uint16_t>(op);
+    head->flags = info.call == CallClass::kSynchronous ? journal::kSynchronous : 0;
+    head->sequence = ++sequence_;
+    head->thread = thread;
+    head->ordinal = ordinal;
+    head->context = 1;
+    head->payload = static_cast<uint32_t>(payload_bytes);
+    head->reply = reply;
+    if (info.args_bytes != 0) std::memcpy(record + sizeof(*head), args, info.args_bytes);
+    (void)args_bytes;
+    if (!payload.empty()) std::memcpy(record + payload_at, payload.data(), payload.size());
+    if (head->flags) h.threads[thread].waiting.store(tail_);
+    const uint64_t position = tail_;
+    tail_ += size;
+    h.tail.store(tail_);
+    if (h.server_sleeping.load() != 0) ring_doorbell();
+    return position;
+  }
+
+  void ring_doorbell() {
+    header().doorbell.fetch_add(1);
+    journal::futex_wake(header().doorbell);
+  }
+
+  CUresult finish(uint64_t position, void* reply = nullptr, size_t bytes = 0, uint32_t thread = 0) {
+    auto* const head = reinterpret_cast<journal::RecordHeader*>(at(position));
+    for (int tries = 0;; ++tries) {
+      uint32_t state = head->state.load();
+      if ((state & 0xff) == journal::kReplied) break;
+      if (header().state.load() == static_cast<uint32_t>(journal::ServerState::kLost)) {
+        return static_cast<CUresult>(header().context_error.load());
+      }
+      if (tries < 2000) continue;
+      if (!(state & journal::kWaiter) && !head->state.compare_exchange_strong(state, state | journal::kWaiter)) continue;
+      journal::futex_wait(head->state, state | journal::kWaiter, std::chrono::seconds(1));
+      CHECK(tries < 2000 + 90);
+    }
+    const auto result = static_cast<CUresult>(head->result);
+    const OpInfo& info = kOpInfo[head->op];
+    const std::byte* const at_reply =
+        reinterpret_cast<std::byte*>(head) + sizeof(*head) + journal::align8(info.args_bytes) + journal::align8(head->payload);
+    if (bytes != 0) std::memcpy(reply, at_reply, std::min<size_t>(bytes, head->reply));
+    header().threads[thread].waiting.store(journal::kNotWaiting);
+    return result;
+  }
+
+  template <typename Args>
+  CUresult call(Op op, const Args& args, void* reply = nullptr, size_t reply_bytes = 0, uint32_t thread = 0) {
+    const uint64_t position = append(op, args, {}, static_cast<uint32_t>(reply_bytes), thread);
+    return finish(position, reply, reply_bytes, thread);
+  }
+
+  // Device memory [base + offset, ...): grown and allocated.
+  CUresult grow(uint64_t address, uint64_t bytes) { return call(Op::xmGrow, Args_xmGrow{address, bytes}); }
+  void alloc(uint64_t address, uint64_t bytes) { append(Op::xmAlloc, Args_xmAlloc{address, bytes, 0, 0, 0}); }
+  uint64_t memory(uint64_t bytes) {
+    const uint64_t granules = (bytes + journal::kGranule - 1) / journal::kGranule * journal::kGranule;
+    const uint64_t address = next_address_;
+    next_address_ += granules;
+    CHECK(grow(address, granules) == CUDA_SUCCESS);
+    alloc(address, bytes);
+    return address;
+  }
+  void write(uint64_t address, const void* data, size_t bytes, uint64_t stream = 0) {
+    const auto* from = static_cast<const std::byte*>(data);
+    for (size_t done = 0; done < bytes;) {
+      const size_t part = std::min<size_t>(bytes - done, 512 << 10);
+      append(Op::xmCopyFromHost, Args_xmCopyFromHost{address + done, part, part, 1, stream},
+             std::span(from + done, part));
+      done += part;
+    }
+  }
+  CUresult read(uint64_t address, void* data, size_t bytes, uint64_t stream = 0, uint32_t thread = 0) {
+    auto* to = static_cast<std::byte*>(data);
+    for (size_t done = 0; done < bytes;) {
+      const size_t part = std::min<size_t>(bytes - done, bytes <= journal::kInlineReplyBytes
+                                                             ? bytes
+                                                             : journal::kStagingSlotBytes);
+      const bool inline_reply = bytes <= journal::kInlineReplyBytes;
+      const Args_xmCopyToHost args{address + done, part, part, 1, stream, inline_reply ? ~0ull : 0};
+      const uint64_t position = append(Op::xmCopyToHost, args, {}, inline_reply ? static_cast<uint32_t>(part) : 0, thread);
+      const CUresult result = finish(position, to + done, inline_reply ? part : 0, thread);
+      if (result != CUDA_SUCCESS) return result;
+      if (!inline_reply) std::memcpy(to + done, staging(), part);
+      done += part;
+    }
+    return CUDA_SUCCESS;
+  }
+  CUresult synchronize(uint64_t stream = 0, uint32_t thread = 0) {
+    return call(Op::cuStreamSynchronize, Args_cuStreamSynchronize{stream}, nullptr, 0, thread);
+  }
+  uint64_t make_stream() {
+    const uint64_t handle = journal::make_handle(journal::Kind::kStream, ++streams_);
+    append(Op::cuStreamCreateWithPriority, Args_cuStreamCreateWithPriority{handle, CU_STREAM_NON_BLOCKING, 0});
+    return handle;
+  }
+  uint64_t make_event() {
+    const uint64_t handle = journal::make_handle(journal::Kind::kEvent, ++events_);
+    append(Op::cuEventCreate, Args_cuEventCreate{handle, 0});
+    return handle;
+  }
+  // Sequence of the record.
+  uint64_t record_event(uint64_t event, uint64_t stream) {
+    append(Op::cuEventRecordWithFlags, Args_cuEventRecordWithFlags{event, stream, 0});
+    return sequence_;
+  }
+  bool event_done(uint64_t event, uint64_t sequence) {
+    return header().events[journal::handle_index(event)].load() >= sequence;
+  }
+
+  struct Loaded {
+    uint64_t module;
+    std::map<std::string, uint64_t> kernels;
+    std::vector<std::pair<std::string, uint64_t>> globals;  // name, bytes
+  };
+  void send_image(uint64_t number, const std::vector<std::byte>& bytes) {
+    for (size_t offset = 0; offset < bytes.size();) {
+      const size_t part = std::min<size_t>(bytes.size() - offset, 100'000);
+      append(Op::xmImage, Args_xmImage{number, bytes.size(), offset}, std::span(bytes).subspan(offset, part));
+      offset += part;
+    }
+  }
+  Loaded load_kernels() {
+    std::vector<std::byte> bytes;
+    FILE* const file = std::fopen(setup.kernels.c_str(), "rb");
+    CHECK(file);
+    std::byte buffer[4096];
+    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), file)) > 0;) bytes.insert(bytes.end(), buffer, buffer + n);
+    std::fclose(file);
+    send_image(++images_, bytes);
+    Loaded loaded{journal::make_handle(journal::Kind::kModule, ++modules_), {}, {}};
+    std::vector<std::byte> reply(16 << 10);
+    CHECK(call(Op::xmModuleLoad, Args_xmModuleLoad{loaded.module, images_}, reply.data(), reply.size()) == CUDA_SUCCESS);
+    journal::ModuleInfo info;
+    std::memcpy(&info, reply.data(), sizeof(info));
+    CHECK(info.bytes <= reply.size());
+    size_t offset = sizeof(info);
+    for (uint32_t i = 0; i < info.kernel_count; ++i) {
+      journal::KernelInfo kernel;
+      std::memcpy(&kernel, reply.data() + offset, sizeof(kernel));
+      const std::string name(reinterpret_cast<char*>(reply.data() + offset + sizeof(kernel)), kernel.name_bytes);
+      loaded.kernels[name] = journal::make_handle(journal::Kind::kFunction, modules_ << 12 | i);
+      offset = journal::align8(offset + sizeof(kernel) + kernel.name_bytes + kernel.parameter_count * 8);
+    }
+    for (uint32_t i = 0; i < info.global_count; ++i) {
+      journal::GlobalInfo global;
+      std::memcpy(&global, reply.data() + offset, sizeof(global));
+      const std::string name(reinterpret_cast<char*>(reply.data() + offset + sizeof(global)), global.name_bytes);
+      loaded.globals.emplace_back(name, global.bytes);
+      if (global.address == 0) {
+        append(Op::xmBindGlobal, Args_xmBindGlobal{loaded.module, i, 0, memory(global.bytes)});
+      }
+      offset = journal::align8(offset + sizeof(global) + global.name_bytes);
+    }
+    return loaded;
+  }
+
+  template <typename... P>
+  void launch(uint64_t function, uint64_t stream, P... parameters) {
+    const uint64_t packed[] = {static_cast<uint64_t>(parameters)..., 0};
+    const uint32_t bytes = sizeof...(parameters) * 8;
+    append(Op::xmLaunch, Args_xmLaunch{function, 1, 1, 1, 1, 1, 1, 0, 0, bytes, 0, stream},
+           std::as_bytes(std::span(packed)).first(bytes));
+  }
+
+ private:
+  struct Held {
+    Json fields;
+    ipc::UniqueFd fd;
+  };
+
+  static ipc::UniqueFd memfd(const char* name, uint64_t bytes) {
+    ipc::UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    CHECK(fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+    return fd;
+  }
+
+  void send_locked(const Json& message, std::span<const int> fds) {
+    const std::string text = message.dump();
+    ipc::send_message(control_.get(), std::as_bytes(std::span(text)), fds);
+  }
+
+  void start_server() {
+    int pair[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+    const std::string fd = std::to_string(pair[1]);
+    const std::string memory = std::to_string(options_.memory);
+    const pid_t pid = ::fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+      ::fcntl(pair[1], F_SETFD, 0);
+      std::vector<const char*> arguments = {setup.server.c_str(), "--device", options_.device.c_str(), "--memory",
+                                            memory.c_str(),       "--control-fd", fd.c_str()};
+      if (!runtime_dir.empty()) arguments.insert(arguments.end(), {"--runtime-dir", runtime_dir.c_str()});
+      arguments.push_back(nullptr);
+      ::execv(setup.server.c_str(), const_cast<char**>(arguments.data()));
+      std::_Exit(127);
+    }
+    ::close(pair[1]);
+    const std::lock_guard lock(mutex_);
+    control_.reset(pair[0]);
+    server_ = pid;
+    const bool fresh = !started_;
+    started_ = true;
+    Json deliver;
+    if (deliver_) deliver = {{"sequence", deliver_->first}, {"error", deliver_->second}};
+    const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
+    send_locked({{"type", "assign"},
+                 {"job", "test"},
+                 {"mode", fresh ? "fresh" : "recover"},
+                 {"client_pid", ::getpid()},
+                 {"cut_budget", options_.cut_budget},
+                 {"deliver", deliver},
+                 {"injections", Json::array()}},
+                fds);
+    if (fresh) return;
+    ++counters_.recoveries;
+    for (const auto& [id, held] : memory_) {
+      Json message = held.fields;
+      const int one = held.fd.get();
+      send_locked(message, std::span(&one, 1));
+    }
+    send_locked({{"type", "go"}}, {});
+  }
+
+  void supervise() {
+    std::vector<std::byte> buffer(64 << 10);
+    while (true) {
+      if (detached_) {
+        ::usleep(1000);
+        if (ending_) break;
+        continue;
+      }
+      ipc::Received received = ipc::receive_message(control_.get(), buffer, 5);
+      if (received.bytes != 0) {
+        const Json message =
+            Json::parse(reinterpret_cast<char*>(buffer.data()), reinterpret_cast<char*>(buffer.data()) + received.bytes);
+        note(message, std::move(received.fds));
+        continue;
+      }
+      if (detached_) continue;
+      int status = 0;
+      pid_t pid;
+      {
+        const std::lock_guard lock(mutex_);
+        pid = server_;
+        server_ = -1;
+      }
+      ::waitpid(pid, &status, 0);
+      if (ending_ || !options_.recover || over_) break;
+      start_server();
+    }
+  }
+
+  void note(const Json& message, std::vector<ipc::UniqueFd> fds) {
+    const std::string type = message.at("type");
+    if (type == "memory") {
+      const std::lock_guard lock(mutex_);
+      const uint64_t id = message.at("id");
+      if (message.at("op") == "drop") {
+        CHECK(memory_.erase(id) == 1);
+      } else {
+        CHECK(fds.size() == 1);
+        CHECK(memory_.try_emplace(id, message, std::move(fds[0])).second);
+      }
+    } else if (type == "ready") {
+      ready_ = true;
+    } else if (type == "cut") {
+      ++counters_.cuts;
+    } else if (type == "fault") {
+      ++counters_.faults;
+      const uint64_t sequence = message.at("sequence");
+      if (last_fault_ == sequence && message.at("text") != "an injected fault") {
+        deliver_ = {sequence, message.at("error").get<int>()};
+      }
+      last_fault_ = sequence;
+    } else if (type == "program_error") {
+      ++counters_.program_errors;
+      deliver_.reset();
+    } else if (type == "injected") {
+      ++counters_.injected;
+    } else if (type == "garbage") {
+      over_ = true;
+      ++counters_.garbage;
+      std::fprintf(stderr, "server: garbage: %s\n", message.at("text").get<std::string>().c_str());
+    } else if (type == "announce") {
+      CHECK(fds.size() == 5);
+    } else if (type == "announced") {
+      ++counters_.announced;
+    } else if (type == "paused") {
+      ++counters_.paused;
+    } else if (type == "continued") {
+      ++counters_.continued;
+    } else if (type == "bye") {
+      ++counters_.byes;
+    } else if (type == "log") {
+      std::fprintf(stderr, "server: %s\n", message.at("text").get<std::string>().c_str());
+    } else if (type == "phase" && message.at("name") == "redone") {
+      counters_.compared += message.at("compared").get<uint64_t>();
+      counters_.differing += message.at("differing").get<uint64_t>();
+      counters_.redone += message.at("records").get<uint64_t>();
+    } else if (type == "phase" && message.at("name") == "resumed") {
+      ++counters_.resumed;
+    }
+    if (on_message) on_message(message);
+  }
+
+  Options options_;
+  ipc::UniqueFd journal_fd_, staging_fd_, pinned_fd_, cut_fd_[2];
+  journal::JournalMapping journal_;
+  journal::Mapping staging_, pinned_;
+  Counters counters_;
+  std::thread supervisor_;
+  std::mutex mutex_;
+  ipc::UniqueFd control_;
+  std::atomic<pid_t> server_{-1};
+  std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
+  bool started_ = false;
+  std::map<uint64_t, Held> memory_;
+  std::optional<std::pair<uint64_t, int>> deliver_;
+  uint64_t last_fault_ = 0;
+  uint64_t injections_ = 0;
+
+  std::mutex ring_mutex_;
+  uint64_t tail_ = 0;
+  uint64_t sequence_ = 0;
+  uint64_t next_address_ = journal::kDeviceBase;
+  uint32_t streams_ = 0, events_ = 0, images_ = 0, modules_ = 0;
+};
+
+}  // namespace harness

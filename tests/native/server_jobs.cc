@@ -1,0 +1,561 @@
+// Whole jobs against the real xmig-server on the cpu device: what survives a lost server, and what a program sees.
+#include <fcntl.h>
+#include <sys/un.h>
+
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "server_harness.h"
+
+namespace {
+
+using namespace harness;
+
+constexpr uint64_t kWords = 4096;
+
+// The kernel `mix`, on the host.
+void mix(std::vector<uint64_t>& x, uint64_t rounds) {
+  for (uint64_t i = 0; i < x.size(); ++i) {
+    uint64_t v = x[i] + i;
+    for (uint64_t r = 0; r < rounds; ++r) v = (v ^ (v >> 29)) * 0xbf58476d1ce4e5b9u + r;
+    x[i] = v;
+  }
+}
+
+std::vector<uint64_t> numbers(uint64_t first) {
+  std::vector<uint64_t> x(kWords);
+  for (uint64_t i = 0; i < kWords; ++i) x[i] = first + i * i;
+  return x;
+}
+
+void check_resumed(Job& job) {
+  Job::wait([&] { return job.counters().resumed == job.counters().recoveries; });
+  CHECK(job.counters().differing == 0);
+  CHECK(job.counters().garbage == 0);
+}
+
+// Copies, kernels, memsets, events, two streams, allocations that come and go: compared word by word with the host.
+void train(Job& job, int steps, const std::function<void(int)>& disturb = {}) {
+  const auto kernels = job.load_kernels();
+  const uint64_t mix_kernel = kernels.kernels.at("mix");
+  const uint64_t address = job.memory(kWords * 8);
+  const uint64_t bulk = job.memory(24 << 20);
+  const uint64_t stream = job.make_stream();
+  const uint64_t event = job.make_event();
+  auto x = numbers(7);
+  job.write(address, x.data(), kWords * 8, stream);
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{bulk, 0x5a, 24 << 20, stream});
+  uint64_t scratch_base = 0;
+  for (int step = 0; step < steps; ++step) {
+    if (disturb) disturb(step);
+    for (int i = 0; i < 4; ++i) {
+      job.launch(mix_kernel, stream, address, uint64_t{3} + i, kWords);
+      mix(x, uint64_t{3} + i);
+    }
+    if (step % 3 == 0) {
+      const uint64_t part = bulk + static_cast<uint64_t>(step % 12) * (2 << 20);
+      job.append(Op::cuMemcpyDtoDAsync_v2, Args_cuMemcpyDtoDAsync_v2{part, address, kWords * 8, stream});
+    }
+    if (step % 7 == 0) {
+      if (scratch_base) job.append(Op::xmFree, Args_xmFree{scratch_base, 0});
+      scratch_base = job.memory(3 << 20);
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{scratch_base, 1, 3 << 20, stream});
+    }
+    const uint64_t sequence = job.record_event(event, stream);
+    job.append(Op::cuStreamWaitEvent, Args_cuStreamWaitEvent{0, event, 0});
+    if (step % 5 == 0) {
+      std::vector<uint64_t> got(kWords);
+      CHECK(job.read(address, got.data(), kWords * 8, stream) == CUDA_SUCCESS);
+      CHECK(got == x);
+    } else if (step % 5 == 2) {
+      CHECK(job.call(Op::cuEventSynchronize, Args_cuEventSynchronize{event}) == CUDA_SUCCESS);
+      Job::wait([&] { return job.event_done(event, sequence); });
+    }
+  }
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+  CHECK(got == x);
+}
+
+void undisturbed() {
+  Job job;
+  train(job, 200);
+  CHECK(job.counters().recoveries == 0);
+  Job::wait([&] { return job.counters().cuts != 0; });
+}
+
+void kills() {
+  Job job;
+  std::mt19937 random(1);
+  std::atomic<bool> done{false};
+  std::thread killer([&] {
+    while (!done) {
+      ::usleep(1000 + random() % 40000);
+      job.kill_server();
+      Job::wait([&] { return job.server() > 0; });
+    }
+  });
+  train(job, 1500);
+  done = true;
+  killer.join();
+  check_resumed(job);
+  CHECK(job.counters().recoveries > 5);
+}
+
+// Lost in the middle of each kind of thing, and, while redoing, lost again.
+void injections() {
+  for (const char* kind : {"kill", "fault"}) {
+    for (const char* point : {"record", "kernel", "copy", "cut"}) {
+      Job job;
+      train(job, 60, [&](int step) {
+        if (step % 15 != 5) return;
+        job.inject(point, kind, std::string(point) == "cut" ? 2 : job.sequence() + 3);
+        if (std::string(point) == "cut") job.send({{"type", "cut"}});
+      });
+      check_resumed(job);
+      CHECK(job.counters().injected >= 2);
+      CHECK(job.counters().recoveries >= job.counters().injected);
+    }
+  }
+}
+
+void lost_again_in_redo() {
+  Job job;
+  int lost = 0;
+  job.on_message = [&](const Json& message) {
+    // The successor is lost twice, in the middle of its redo.
+    if (message.at("type") == "phase" && message.at("name") == "mapped" && lost++ < 2) job.inject("redo", "kill", 5);
+  };
+  train(job, 60, [&](int step) {
+    if (step == 30) job.kill_server();
+  });
+  check_resumed(job);
+  CHECK(job.counters().recoveries >= 2);
+}
+
+// A fault that is the program's own comes back from the redo, and goes to the program; a reset clears it.
+void program_error() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t address = job.memory(kWords * 8);
+  auto x = numbers(1);
+  job.write(address, x.data(), kWords * 8);
+  job.launch(kernels.kernels.at("mix"), 0, address, 2, kWords);
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+  job.launch(kernels.kernels.at("trap"), 0, 0);
+  CHECK(job.synchronize() == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(job.header().context_error.load() == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(job.counters().faults == 2 && job.counters().program_errors == 1);
+  // It stays across the loss of a server, until the context is reset.
+  job.kill_server();
+  CHECK(job.synchronize() == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(job.call(Op::xmContextReset, Args_xmContextReset{1, 0, 0}) == CUDA_SUCCESS);
+  CHECK(job.header().context_error.load() == 0);
+  const auto again = job.load_kernels();
+  const uint64_t other = job.memory(kWords * 8);
+  job.write(other, x.data(), kWords * 8);
+  job.launch(again.kernels.at("mix"), 0, other, 2, kWords);
+  CHECK(job.read(other, got.data(), kWords * 8) == CUDA_SUCCESS);
+  mix(x, 2);
+  CHECK(got == x);
+  job.kill_server();
+  CHECK(job.read(other, got.data(), kWords * 8) == CUDA_SUCCESS);
+  CHECK(got == x && job.counters().program_errors == 1);
+}
+
+// A queued call that cannot be executed is not lost silently.
+void queued_error() {
+  Job job;
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{journal::kDeviceBase, 1, 64, 0});
+  CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+  CHECK(job.counters().program_errors == 1);
+}
+
+// The program uses its page-locked buffers again at once: a redo must neither read nor write them.
+void pinned() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t mix_kernel = kernels.kernels.at("mix");
+  const uint64_t address = job.memory(kWords * 8);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
+  const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
+  const uint64_t event = job.make_event();
+  std::vector<std::byte> space(kWords * 8);
+  for (int step = 0; step < 150; ++step) {
+    auto x = numbers(static_cast<uint64_t>(step));
+    std::memcpy(in, x.data(), kWords * 8);
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8},
+               space);
+    job.launch(mix_kernel, 0, address, 5, kWords);
+    job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{address, 512, 512, kWords / 64, 0, out_address, 1024});
+    const uint64_t sequence = job.record_event(event, 0);
+    if (step % 10 == 3) job.kill_server();
+    Job::wait([&] { return job.event_done(event, sequence); });
+    mix(x, 5);
+    for (uint64_t row = 0; row < kWords / 64; ++row) CHECK(std::memcmp(out + row * 128, x.data() + row * 64, 512) == 0);
+    std::memset(in, 0xee, kWords * 8);
+    std::memset(out, 0xdd, kWords * 16);
+    if (step % 10 == 7) {
+      job.kill_server();
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      for (uint64_t i = 0; i < kWords * 2; ++i) CHECK(out[i] == 0xddddddddddddddddu);
+    }
+  }
+  check_resumed(job);
+  CHECK(job.counters().compared > 0);
+}
+
+// A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
+void kernel_reads_pinned() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t address = job.memory(kWords * 8);
+  for (int step = 0; step < 20; ++step) {
+    auto x = numbers(static_cast<uint64_t>(step));
+    std::memcpy(job.pinned(), x.data(), kWords * 8);
+    job.launch(kernels.kernels.at("copy_bytes"), 0, address, reinterpret_cast<uint64_t>(job.pinned()), kWords * 8);
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    std::memset(job.pinned(), 0, kWords * 8);
+    if (step % 4 == 1) job.kill_server();
+    std::vector<uint64_t> got(kWords);
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+    CHECK(got == x);
+  }
+  check_resumed(job);
+}
+
+// The client's callback thread, as the library has one.
+class Callbacks {
+ public:
+  explicit Callbacks(Job& job) : job_(job), thread_([this] { run(); }) {}
+  ~Callbacks() {
+    stop_ = true;
+    job_.header().callback_doorbell.fetch_add(1);
+    journal::futex_wake(job_.header().callback_doorbell);
+    thread_.join();
+  }
+  std::function<void(uint64_t)> function;
+  std::atomic<uint64_t> runs{0};
+
+ private:
+  void run() {
+    journal::JournalHeader& header = job_.header();
+    while (!stop_) {
+      const uint32_t rung = header.callback_doorbell.load();
+      const uint64_t taken = header.callbacks_taken.load();
+      if (taken == header.callbacks_posted.load()) {
+        journal::futex_wait(header.callback_doorbell, rung, std::chrono::milliseconds(100));
+        continue;
+      }
+      const uint64_t position = header.callbacks[taken % journal::kCallbackSlots].load();
+      auto* const record = reinterpret_cast<journal::RecordHeader*>(job_.at(position));
+      uint32_t expected = journal::kPosted;
+      const bool mine = record->state.compare_exchange_strong(expected, journal::kRunningCallback);
+      const uint64_t sequence = record->sequence;
+      header.callbacks_taken.store(taken + 1);
+      if (!mine) continue;
+      ++runs;
+      if (function) function(sequence);
+      record->state.store(journal::kAcknowledged);
+      journal::futex_wake(record->state);
+    }
+  }
+  Job& job_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+void host_functions() {
+  Job job;
+  Callbacks callbacks(job);
+  const uint64_t stream = job.make_stream();
+  const uint64_t address = job.memory(64);
+  std::mt19937 random(3);
+  callbacks.function = [&](uint64_t) { ::usleep(random() % 2000); };
+  constexpr int kCalls = 300;
+  for (int i = 0; i < kCalls; ++i) {
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{address, static_cast<unsigned char>(i), 64, stream});
+    job.append(Op::xmHostFunc, Args_xmHostFunc{0, 0, stream, 0, 0});
+    if (i % 30 == 11) {
+      ::usleep(random() % 3000);
+      job.kill_server();
+    }
+    if (i % 50 == 49) CHECK(job.synchronize(stream) == CUDA_SUCCESS);
+  }
+  CHECK(job.synchronize(stream) == CUDA_SUCCESS);
+  CHECK(callbacks.runs == kCalls);
+  check_resumed(job);
+}
+
+// The function waits for a call that comes later in the journal: a cut in between must not wait for the function.
+void host_function_needs_the_program() {
+  Job job;
+  Callbacks callbacks(job);
+  std::atomic<bool> go{false};
+  callbacks.function = [&](uint64_t) { Job::wait([&] { return go.load(); }); };
+  const uint64_t stream = job.make_stream(), other = job.make_stream();
+  const uint64_t address = job.memory(64);
+  for (int i = 0; i < 20; ++i) {
+    go = false;
+    job.append(Op::xmHostFunc, Args_xmHostFunc{0, 0, stream, 0, 0});
+    ::usleep(5000);
+    job.send({{"type", "cut"}});
+    if (i % 5 == 2) job.kill_server();
+    uint64_t word;
+    CHECK(job.read(address, &word, sizeof(word), other) == CUDA_SUCCESS);
+    go = true;
+    CHECK(job.synchronize(stream) == CUDA_SUCCESS);
+  }
+  CHECK(callbacks.runs == 20);
+}
+
+// More than the journal holds, and never a wait.
+void never_synchronises() {
+  Job::Options options;
+  options.ring_bytes = 4 << 20;
+  Job job(options);
+  const auto kernels = job.load_kernels();
+  const uint64_t address = job.memory(kWords * 8);
+  auto x = numbers(9);
+  job.write(address, x.data(), kWords * 8);
+  for (int i = 0; i < 60'000; ++i) {
+    job.launch(kernels.kernels.at("mix"), 0, address, 1, 8);
+    if (i % 20'000 == 10'000) job.kill_server();
+  }
+  std::vector<uint64_t> first(x.begin(), x.begin() + 8), got(8);
+  for (int i = 0; i < 60'000; ++i) mix(first, 1);
+  CHECK(job.read(address, got.data(), 64) == CUDA_SUCCESS);
+  CHECK(got == first);
+  check_resumed(job);
+}
+
+void copies_more_than_the_journal() {
+  Job::Options options;
+  options.ring_bytes = 4 << 20;
+  Job job(options);
+  std::vector<uint64_t> x((40 << 20) / 8), got(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = i * 0x9e3779b97f4a7c15u;
+  const uint64_t address = job.memory(40 << 20);
+  std::thread killer([&] {
+    for (int i = 0; i < 4; ++i) {
+      ::usleep(30'000);
+      job.kill_server();
+    }
+  });
+  job.write(address, x.data(), 40 << 20);
+  killer.join();
+  CHECK(job.read(address, got.data(), 40 << 20) == CUDA_SUCCESS);
+  CHECK(got == x);
+  check_resumed(job);
+}
+
+// One thread waits for something long; another one's calls go on.
+void waits_are_apart() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t slow = job.make_stream(), fast = job.make_stream();
+  const uint64_t a = job.memory(kWords * 8), b = job.memory(64);
+  job.launch(kernels.kernels.at("mix"), slow, a, 200'000, kWords);
+  std::atomic<bool> slow_done{false};
+  std::thread waiter([&] {
+    CHECK(job.synchronize(slow, 1) == CUDA_SUCCESS);
+    slow_done = true;
+  });
+  uint64_t word = 0;
+  int calls = 0;
+  for (; calls < 100 && !slow_done; ++calls) CHECK(job.read(b, &word, sizeof(word), fast) == CUDA_SUCCESS);
+  CHECK(calls == 100 && !slow_done);
+  waiter.join();
+}
+
+void garbage() {
+  for (int i = 0; i < 6; ++i) {
+    Job job;
+    uint64_t word = 0;
+    const uint64_t address = job.memory(64);
+    CHECK(job.read(address, &word, 8) == CUDA_SUCCESS);
+    // A good record, then one that is none.
+    const uint64_t position = job.header().tail.load();
+    auto* const head = reinterpret_cast<journal::RecordHeader*>(job.at(position));
+    std::memset(static_cast<void*>(head), 0, 256);
+    head->size = i == 0 ? 8 : i == 1 ? 1 << 30 : i == 2 ? 61 : 128;
+    head->op = i == 3 ? 60000 : static_cast<uint16_t>(Op::cuStreamSynchronize);
+    head->flags = journal::kSynchronous;
+    head->sequence = i == 4 ? 77 : job.sequence() + 1;
+    if (i == 5) head->payload = 1 << 20;
+    job.header().tail.store(position + 128);
+    job.ring_doorbell();
+    Job::wait([&] { return job.counters().garbage == 1; });
+    CHECK(job.header().state.load() == static_cast<uint32_t>(journal::ServerState::kLost));
+    CHECK(job.synchronize() != CUDA_SUCCESS);
+  }
+}
+
+// The daemon dies and comes back: the server tells it all, and is still replaced when it is lost.
+void daemon_comes_back() {
+  Job::Options options;
+  char directory[] = "/tmp/xmig-test-XXXXXX";
+  CHECK(::mkdtemp(directory));
+  Job job(options);
+  job.runtime_dir = directory;
+  job.kill_server();  // its successor knows the directory
+  const uint64_t address = job.memory(kWords * 8);
+  auto x = numbers(5);
+  job.write(address, x.data(), kWords * 8);
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+  job.lose_daemon();
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+  const uint64_t late = job.memory(kWords * 8);  // grown while there is no daemon
+  job.write(late, x.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+
+  const std::string path = std::string(directory) + "/control.sock";
+  ipc::UniqueFd listening(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::strcpy(name.sun_path, path.c_str());
+  CHECK(::bind(listening.get(), reinterpret_cast<sockaddr*>(&name), sizeof(name)) == 0);
+  CHECK(::listen(listening.get(), 4) == 0);
+  job.adopt_connection(ipc::UniqueFd(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+  Job::wait([&] { return job.counters().announced == 1; });
+  CHECK(job.held() >= 2);
+  job.kill_server();
+  CHECK(job.read(late, got.data(), kWords * 8) == CUDA_SUCCESS);
+  CHECK(got == x);
+  check_resumed(job);
+  ::unlink(path.c_str());
+  ::rmdir(directory);
+}
+
+void memory_is_full() {
+  Job::Options options;
+  options.memory = 256 << 20;
+  Job job(options);
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, 128 << 20) == CUDA_SUCCESS);
+  job.alloc(base, 128 << 20);
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  job.send({{"type", "cut"}});
+  Job::wait([&] { return job.counters().cuts != 0; });
+  // The shadow took the rest; the program comes first.
+  CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
+  CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
+  job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
+  CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
+  job.kill_server();
+  std::vector<uint8_t> got(1 << 20);
+  CHECK(job.read(base + (100 << 20), got.data(), got.size()) == CUDA_SUCCESS);
+  for (const uint8_t byte : got) CHECK(byte == 3);
+  check_resumed(job);
+}
+
+void pauses() {
+  Job job;
+  const uint64_t address = job.memory(kWords * 8);
+  auto x = numbers(5);
+  job.write(address, x.data(), kWords * 8);
+  job.send({{"type", "pause"}});
+  Job::wait([&] { return job.counters().paused == 1; });
+  const uint64_t executed = job.header().executed.load();
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{address, 0, 8, 0});
+  ::usleep(50'000);
+  CHECK(job.header().executed.load() == executed);
+  job.send({{"type", "continue"}});
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+  CHECK(job.counters().continued == 1 && got[0] == 0 && got[1] == x[1]);
+}
+
+void globals() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t out = job.memory(8);
+  uint64_t count = 0;
+  for (uint64_t i = 1; i <= 30; ++i) {
+    job.launch(kernels.kernels.at("count"), 0, out);
+    if (i % 7 == 0) job.kill_server();
+    if (i % 10 == 0) job.send({{"type", "cut"}});
+    CHECK(job.read(out, &count, sizeof(count)) == CUDA_SUCCESS);
+    CHECK(count == 5 + i);
+  }
+  check_resumed(job);
+}
+
+// One event recorded on a slow stream, then on a fast one: its completion must not go backwards.
+void event_on_two_streams() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t slow = job.make_stream(), fast = job.make_stream();
+  const uint64_t address = job.memory(kWords * 8);
+  const uint64_t event = job.make_event();
+  for (int i = 0; i < 20; ++i) {
+    job.launch(kernels.kernels.at("mix"), slow, address, 500, kWords);
+    job.record_event(event, slow);
+    const uint64_t sequence = job.record_event(event, fast);
+    CHECK(job.synchronize(slow) == CUDA_SUCCESS);
+    Job::wait([&] { return job.event_done(event, sequence); });
+    ::usleep(1000);
+    CHECK(job.event_done(event, sequence));
+  }
+}
+
+uint64_t cpu_ticks(pid_t pid) {
+  char path[64], text[1024] = {};
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  FILE* const file = std::fopen(path, "r");
+  CHECK(file && std::fgets(text, sizeof(text), file));
+  std::fclose(file);
+  unsigned long user = 0, system = 0;
+  CHECK(std::sscanf(std::strrchr(text, ')'), ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2);
+  return user + system;
+}
+
+void idle_uses_no_cpu() {
+  Job job;
+  train(job, 20);
+  ::usleep(500'000);
+  const uint64_t before = cpu_ticks(job.server());
+  ::usleep(1'000'000);
+  CHECK(cpu_ticks(job.server()) - before <= 1);
+}
+
+const std::map<std::string, void (*)()> kTests = {
+    {"undisturbed", undisturbed},
+    {"kills", kills},
+    {"injections", injections},
+    {"lost_again_in_redo", lost_again_in_redo},
+    {"program_error", program_error},
+    {"queued_error", queued_error},
+    {"pinned", pinned},
+    {"kernel_reads_pinned", kernel_reads_pinned},
+    {"host_functions", host_functions},
+    {"host_function_needs_the_program", host_function_needs_the_program},
+    {"never_synchronises", never_synchronises},
+    {"copies_more_than_the_journal", copies_more_than_the_journal},
+    {"waits_are_apart", waits_are_apart},
+    {"garbage", garbage},
+    {"daemon_comes_back", daemon_comes_back},
+    {"memory_is_full", memory_is_full},
+    {"pauses", pauses},
+    {"globals", globals},
+    {"event_on_two_streams", event_on_two_streams},
+    {"idle_uses_no_cpu", idle_uses_no_cpu},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4 || !kTests.contains(argv[3])) {
+    std::fprintf(stderr, "usage: server_jobs XMIG-SERVER KERNELS TEST\n");
+    return 2;
+  }
+  harness::setup = {argv[1], argv[2]};
+  kTests.at(argv[3])();
+  return 0;
+}

@@ -1,0 +1,191 @@
+// The parts of the server that need no device: the cut's file, the live set, requests, records, when to cut.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "server/cut_file.h"
+#include "server/cut_policy.h"
+#include "server/live_set.h"
+#include "server/options.h"
+#include "server/record.h"
+#include "server/requests.h"
+
+#define CHECK(condition)                                                                  \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
+      std::_Exit(1);                                                                      \
+    }                                                                                     \
+  } while (false)
+
+namespace {
+
+using namespace xmig;
+using namespace xmig::server;
+
+CutContent example() {
+  CutContent content;
+  content.number = 7;
+  content.position = 4096;
+  content.sequence = 99;
+  content.failures[1] = {719, 0, 42};
+  content.memory = {{journal::kDeviceBase, 4 << 20}, {journal::kDeviceBase + (64 << 20), 2 << 20}};
+  content.live = {{journal::kDeviceBase, 100, 3}, {journal::kDeviceBase + 512, 1 << 20, 4}};
+  content.chunks = {{journal::kDeviceBase, 0x1234, kShadowBase}, {journal::kDeviceBase + (2 << 20), 5, kShadowBase + 7}};
+  content.images = {{1, 1000}};
+  content.events = {{3, 98}};
+  for (size_t i = 0; i < 5; ++i) content.objects.push_back({i, std::vector<std::byte>(56 + i * 8, std::byte(i))});
+  return content;
+}
+
+void cut_file() {
+  const CutContent content = example();
+  const std::vector<std::byte> bytes = serialise(content);
+  std::string why;
+  const auto read = parse_cut(bytes, why);
+  CHECK(read && read->number == 7 && read->position == 4096 && read->sequence == 99);
+  CHECK(read->failures[1].error == 719 && read->failures[1].sequence == 42 && read->failures[0].error == 0);
+  CHECK(read->memory.size() == 2 && read->memory[1].bytes == 2 << 20);
+  CHECK(read->live.size() == 2 && read->live[1].context == 4);
+  CHECK(read->chunks.size() == 2 && read->chunks[0].hash == 0x1234);
+  CHECK(read->images.size() == 1 && read->events.size() == 1 && read->events[0].sequence == 98);
+  CHECK(read->objects.size() == 5 && read->objects[4].bytes == content.objects[4].bytes);
+  for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_cut(std::span(bytes).first(length), why));
+  std::mt19937 random(5);
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<std::byte> damaged = bytes;
+    damaged[random() % damaged.size()] ^= static_cast<std::byte>(1u << random() % 8);
+    CHECK(!parse_cut(damaged, why));
+  }
+}
+
+void live_set() {
+  LiveSet live;
+  CHECK(live.add({1000, 100, 1}));
+  CHECK(live.add({1100, 50, 2}));
+  CHECK(live.add({2000, 10, 1}));
+  CHECK(!live.add({1099, 1, 1}) && !live.add({990, 11, 1}) && !live.add({900, 5000, 1}) && !live.add({5, 0, 1}));
+  CHECK(!live.add({~0ull - 5, 10, 1}));
+  CHECK(live.contains(1000, 150) && live.contains(1050, 100) && live.contains(1149, 1) && live.contains(7, 0));
+  CHECK(!live.contains(1000, 151) && !live.contains(999, 1) && !live.contains(2005, 6) && !live.contains(2000, ~0ull));
+  CHECK(live.overlaps(1149, 1) && !live.overlaps(1150, 850) && live.overlaps(1150, 851));
+  CHECK(live.bytes() == 160);
+  CHECK(live.remove(1100) && !live.remove(1100) && !live.remove(1001));
+  CHECK(!live.contains(1000, 101));
+  live.remove_context(1);
+  CHECK(live.ranges().empty() && live.bytes() == 0 && !live.contains(1000, 1));
+}
+
+std::optional<Request> parse(std::string_view text, size_t fds = 0) {
+  std::vector<ipc::UniqueFd> given;
+  for (size_t i = 0; i < fds; ++i) given.emplace_back(::dup(2));
+  std::string why;
+  auto request = parse_request(std::as_bytes(std::span(text)), std::move(given), why);
+  CHECK(request || !why.empty());
+  return request;
+}
+
+void requests() {
+  CHECK(std::holds_alternative<Go>(*parse(R"({"type":"go"})")));
+  CHECK(!parse(R"({"type":"go","more":1})") && !parse(R"({"type":"go"})", 1) && !parse("{") && !parse("[]"));
+  CHECK(!parse(R"({"type":"nothing"})") && !parse(R"({"type":7})") && !parse("") && !parse("{}"));
+  const char* assign =
+      R"({"type":"assign","job":"a","mode":"recover","client_pid":12,"cut_budget":0.01,
+          "deliver":{"sequence":18446744073709551615,"error":719},
+          "injections":[{"id":1,"point":"cut","kind":"hang","sequence":3,"error":0}]})";
+  const auto request = parse(assign, 5);
+  CHECK(request && std::get<Assign>(*request).deliver->sequence == ~0ull);
+  CHECK(std::get<Assign>(*request).injections.at(0).point == device::InjectPoint::kCut);
+  CHECK(!parse(assign, 4) && !parse(assign, 6));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":-1,"cut_budget":0.01})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":0})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":99999999999,"cut_budget":1})", 5));
+  const char* memory =
+      R"({"type":"memory","op":"add","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"host"})";
+  CHECK(std::get<MemoryAdd>(*parse(memory, 1)).memory.kind == HostedKind::kShadow);
+  CHECK(!parse(memory));
+  CHECK(!parse(R"({"type":"memory","op":"add","id":1,"kind":"device","ordinal":8,"address":4096,"bytes":1})", 1));
+}
+
+void records() {
+  alignas(8) std::byte space[512] = {};
+  auto* const head = reinterpret_cast<journal::RecordHeader*>(space);
+  const auto reset = [&] {
+    std::memset(static_cast<void*>(space), 0, sizeof(space));
+    head->op = static_cast<uint16_t>(Op::cuStreamSynchronize);
+    head->flags = journal::kSynchronous;
+    head->sequence = 5;
+    head->size = sizeof(journal::RecordHeader) + 8 + 16 + 8;
+    head->payload = 9;
+    head->reply = 8;
+  };
+  Record record;
+  const char* why = nullptr;
+  const auto loads = [&](uint64_t available = 512) { return record.load(space, available, 5, 1, why); };
+  reset();
+  CHECK(loads() && record.payload().size() == 9 && record.reply_space().data() == space + 56 + 8 + 16);
+  CHECK(record.stored().size() == 64 && !record.replied());
+  Record stored;
+  const std::vector<std::byte> kept = record.stored();
+  CHECK(stored.load_stored(kept) && stored.sequence() == 5 && stored.payload().empty());
+  CHECK(!stored.load_stored(std::span(kept).first(63)));
+  head->state = journal::kReplied | journal::kWaiter;
+  CHECK(loads() && record.replied());
+  const auto refuses = [&](auto&& damage) {
+    reset();
+    damage();
+    CHECK(!loads() && why);
+  };
+  refuses([&] { head->size = 57; });
+  refuses([&] { head->size = 520; });
+  refuses([&] { head->size = 0; });
+  refuses([&] { head->op = 0; });
+  refuses([&] { head->op = static_cast<uint16_t>(Op::kCount); });
+  refuses([&] { head->sequence = 6; });
+  refuses([&] { head->thread = journal::kMaxThreads; });
+  refuses([&] { head->ordinal = 1; });
+  refuses([&] { head->flags = 0; });
+  refuses([&] { head->payload = 0xffffffff; });
+  refuses([&] { head->reply = 0xfffffff9; });
+  reset();
+  CHECK(!loads(55) && !loads(80));
+}
+
+void policy() {
+  CutPolicy policy(0.01);
+  policy.start(1000);
+  CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
+  policy.taken(0, 5'000'000);  // 5 ms at 1 %: every 500 ms
+  CHECK(!policy.due(499'000'000) && policy.due(500'000'000) && !policy.overdue(999'000'000));
+  CHECK(policy.overdue(1'000'000'000));
+  CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
+  CHECK(CutPolicy::needs_room(50, 25, 100, true, false) && CutPolicy::needs_room(50, 1, 100, true, true));
+  CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
+}
+
+void options() {
+  const auto parse_all = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "xmig-server");
+    std::string why;
+    auto parsed = parse_options(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()), why);
+    CHECK(parsed || !why.empty());
+    return parsed;
+  };
+  const auto parsed = parse_all({"--device", "cpu:0,1", "--memory=4096", "--control-fd", "3", "--runtime-dir", "/run"});
+  CHECK(parsed && parsed->device() == "cpu:0,1" && parsed->memory_bytes == 4096 && parsed->control_fd == 3);
+  CHECK(!parse_all({}) && !parse_all({"--device", "cpu", "--control-fd", "3"}));
+  CHECK(!parse_all({"--device", "cpu:x", "--control-fd", "3"}) && !parse_all({"--device"}) && !parse_all({"--what", "1"}));
+  CHECK(!parse_all({"--device", "cpu:0,0,0,0,0,0,0,0,0", "--control-fd", "3"}));
+}
+
+}  // namespace
+
+int main() {
+  cut_file();
+  live_set();
+  requests();
+  records();
+  policy();
+  options();
+  return 0;
+}
