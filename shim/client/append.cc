@@ -1,0 +1,257 @@
+#include "client/append.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "client/ring_writer.h"
+#include "journal/futex.h"
+
+namespace xmig::client {
+
+constinit RingWriter writer;
+
+namespace {
+
+using journal::RecordHeader;
+
+constexpr std::chrono::microseconds kSpin{30};
+constexpr std::chrono::seconds kLook{1};  // how often a waiting thread looks whether the other side lives
+
+// The server takes records of these without a context; they name what they are about themselves.
+constexpr bool needs_context(Op op) {
+  switch (op) {
+    case Op::xmGrow:
+    case Op::xmShrink:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmContextReset:
+    case Op::xmImage:
+    case Op::xmImageFile:
+    case Op::xmModuleInfo:
+    case Op::xmBindGlobal:
+    case Op::cuModuleUnload:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Wait until the server has answered the record, or cannot any more.
+CUresult wait_for_reply(uint64_t position) {
+  auto* const head = reinterpret_cast<RecordHeader*>(process.ring + position % process.ring_bytes);
+  const auto replied = [head] {
+    return (head->state.load(std::memory_order_acquire) & 0xff) == journal::kReplied;
+  };
+  if (journal::spin_until(replied, kSpin)) return CUDA_SUCCESS;
+  for (;;) {
+    uint32_t state = head->state.load(std::memory_order_acquire);
+    if ((state & 0xff) == journal::kReplied) return CUDA_SUCCESS;
+    if (!(state & journal::kWaiter)) {
+      if (!head->state.compare_exchange_weak(state, state | journal::kWaiter, std::memory_order_acq_rel)) continue;
+      state |= journal::kWaiter;
+    }
+    const bool woken = journal::futex_wait(head->state, state, kLook);
+    if (replied()) return CUDA_SUCCESS;
+    if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+    if (!woken) {
+      if (const CUresult error = check_peers(); error != CUDA_SUCCESS) return error;
+    }
+  }
+}
+
+// Copies the reply of an answered record out of the ring. The record is the server's to write: every length is checked.
+void take_reply(Unanswered& entry, void* reply, size_t reply_bytes) {
+  auto* const record = process.ring + entry.position % process.ring_bytes;
+  const auto* const head = reinterpret_cast<const RecordHeader*>(record);
+  entry.result = static_cast<CUresult>(head->result);
+  entry.bytes = std::min({static_cast<size_t>(head->reply_bytes), static_cast<size_t>(entry.capacity), reply_bytes});
+  if (entry.bytes) std::memcpy(reply, record + entry.reply_offset, entry.bytes);
+}
+
+void publish_waiting(Thread& thread) {
+  uint64_t oldest = journal::kNotWaiting;
+  for (uint32_t i = 0; i < thread.unanswered_count && oldest == journal::kNotWaiting; ++i) {
+    if (!thread.unanswered[i].collected) oldest = thread.unanswered[i].position;
+  }
+  process.header->threads[thread.slot].waiting.store(oldest, std::memory_order_release);
+}
+
+// The ring is full and this thread holds it up with replies it has not taken: take them now, for finish() to find.
+CUresult collect_unanswered(Thread& thread) {
+  for (uint32_t i = 0; i < thread.unanswered_count; ++i) {
+    Unanswered& entry = thread.unanswered[i];
+    if (entry.collected) continue;
+    if (const CUresult error = wait_for_reply(entry.position); error != CUDA_SUCCESS) return error;
+    entry.reply = std::make_unique<std::byte[]>(entry.capacity);
+    take_reply(entry, entry.reply.get(), entry.capacity);
+    entry.collected = true;
+  }
+  publish_waiting(thread);
+  return CUDA_SUCCESS;
+}
+
+struct Admitted {
+  Thread& thread;
+  const Context* context = nullptr;
+  CUresult error = CUDA_SUCCESS;
+};
+
+Admitted admit(Op op) {
+  Admitted admitted{this_thread()};
+  // A reset is the way out of a sticky fault.
+  admitted.error = op == Op::xmContextReset ? initialized() : enter(admitted.thread);
+  if (admitted.error == CUDA_SUCCESS && admitted.thread.slot == Thread::kNoSlot && !take_slot(admitted.thread)) {
+    admitted.error = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (admitted.error != CUDA_SUCCESS) return admitted;
+  const Current now = current(admitted.thread);
+  admitted.context = now.context;
+  if (!now.context) {
+    if (needs_context(op)) {
+      admitted.error = now.error;
+    } else {
+      admitted.context = &primary_context(0);
+    }
+  }
+  return admitted;
+}
+
+size_t total(std::span<const Slice> slices) {
+  size_t bytes = 0;
+  for (const Slice& slice : slices) bytes += slice.bytes;
+  return bytes;
+}
+
+// Appends for append(), call() and start(): arguments and payload are gathered from memory.
+Written gather(const Admitted& admitted, Op op, uint16_t flags, const void* args, size_t args_bytes,
+               std::span<const Slice> slices, size_t reply_bytes) {
+  const size_t payload = total(slices);
+  if (payload > journal::kMaxPayload || reply_bytes > journal::kMaxPayload) return {CUDA_ERROR_INVALID_VALUE};
+  const Shape shape{op, flags, static_cast<uint32_t>(args_bytes), static_cast<uint32_t>(payload),
+                    static_cast<uint32_t>(reply_bytes)};
+  return write_record(admitted.thread, admitted.context, shape, [&](std::byte* arguments, std::byte* to) {
+    if (args_bytes) std::memcpy(arguments, args, args_bytes);
+    for (const Slice& slice : slices) {
+      if (slice.data && slice.bytes) std::memcpy(to, slice.data, slice.bytes);
+      to += slice.bytes;
+    }
+  });
+}
+
+}  // namespace
+
+void note_waiting(Thread& thread, uint64_t position, const Shape& shape) {
+  Unanswered& entry = thread.unanswered[thread.unanswered_count++];
+  entry.position = position;
+  entry.reply_offset = shape.reply_offset();
+  entry.capacity = shape.reply;
+  entry.collected = false;
+  publish_waiting(thread);
+}
+
+void ring_doorbell(journal::JournalHeader& header) {
+  header.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  journal::futex_wake(header.doorbell, 1);
+}
+
+CUresult wait_for_room(Thread& thread, uint32_t size) {
+  if (size > process.ring_bytes / 2) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult error = collect_unanswered(thread); error != CUDA_SUCCESS) return error;
+  journal::JournalHeader& header = *process.header;
+  header.trimmed_waiters.fetch_add(1, std::memory_order_seq_cst);
+  CUresult error = CUDA_SUCCESS;
+  for (;;) {
+    const uint32_t seen = header.trimmed_futex.load(std::memory_order_seq_cst);
+    const uint64_t used = header.tail.load(std::memory_order_relaxed) - header.trimmed.load(std::memory_order_acquire);
+    if (used + size <= process.ring_bytes) break;
+    // The server may sleep with everything executed: it is to see that somebody waits for a cut.
+    ring_doorbell(header);
+    const bool woken = journal::futex_wait(header.trimmed_futex, seen, kLook);
+    if (error = initialized(); error != CUDA_SUCCESS) break;
+    if (!woken) {
+      if (error = check_peers(); error != CUDA_SUCCESS) break;
+    }
+  }
+  header.trimmed_waiters.fetch_sub(1, std::memory_order_seq_cst);
+  return error;
+}
+
+CUresult enter_slowly(Thread& thread) {
+  const journal::JournalHeader& header = *process.header;
+  const uint32_t fault = header.context_error.load(std::memory_order_acquire);
+  if (fault && thread.context &&
+      header.context_error_ordinal.load(std::memory_order_relaxed) == static_cast<uint32_t>(thread.context->ordinal)) {
+    return static_cast<CUresult>(fault);
+  }
+  if (thread.slot == Thread::kNoSlot && !take_slot(thread)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return CUDA_SUCCESS;
+}
+
+CUresult enter() { return enter(this_thread()); }
+
+CUresult append(Op op, const void* args, size_t args_bytes) { return append(op, args, args_bytes, {}); }
+
+CUresult append(Op op, const void* args, size_t args_bytes, std::span<const Slice> slices) {
+  const Admitted admitted = admit(op);
+  if (admitted.error != CUDA_SUCCESS) return admitted.error;
+  return gather(admitted, op, 0, args, args_bytes, slices, 0).error;
+}
+
+Pending start(Op op, const void* args, size_t args_bytes, std::span<const Slice> slices, size_t reply_bytes) {
+  const Admitted admitted = admit(op);
+  if (admitted.error != CUDA_SUCCESS) return {.error = admitted.error};
+  if (admitted.thread.unanswered_count == admitted.thread.unanswered.size()) return {.error = CUDA_ERROR_INVALID_VALUE};
+  const Written written = gather(admitted, op, journal::kSynchronous, args, args_bytes, slices, reply_bytes);
+  return {.position = written.error == CUDA_SUCCESS ? written.position : journal::kNotWaiting, .error = written.error};
+}
+
+CUresult finish(Pending& pending, void* reply, size_t reply_bytes, size_t* used) {
+  if (used) *used = 0;
+  if (pending.error != CUDA_SUCCESS) return pending.error;
+  Thread& thread = this_thread();
+  Unanswered& entry = thread.unanswered[0];
+  if (!thread.unanswered_count || entry.position != pending.position) return CUDA_ERROR_INVALID_VALUE;
+  CUresult error = CUDA_SUCCESS;
+  if (entry.collected) {
+    entry.bytes = std::min(entry.bytes, reply_bytes);
+    if (entry.bytes) std::memcpy(reply, entry.reply.get(), entry.bytes);
+  } else {
+    error = wait_for_reply(entry.position);
+    if (error == CUDA_SUCCESS) take_reply(entry, reply, reply_bytes);
+  }
+  const CUresult result = error == CUDA_SUCCESS ? entry.result : error;
+  if (used && error == CUDA_SUCCESS) *used = entry.bytes;
+  entry.reply.reset();
+  std::rotate(thread.unanswered.begin(), thread.unanswered.begin() + 1,
+              thread.unanswered.begin() + thread.unanswered_count);
+  --thread.unanswered_count;
+  publish_waiting(thread);
+  pending = {.position = journal::kNotWaiting, .error = CUDA_ERROR_INVALID_VALUE};
+  return result;
+}
+
+CUresult call(Op op, const void* args, size_t args_bytes, void* reply, size_t reply_bytes) {
+  Pending pending = start(op, args, args_bytes, {}, reply_bytes);
+  return finish(pending, reply, reply_bytes);
+}
+
+uint64_t last_sequence() { return this_thread().last_sequence; }
+
+int current_ordinal() {
+  const Current now = current(this_thread());
+  return now.context ? now.context->ordinal : -1;
+}
+
+uint64_t current_context() {
+  const Current now = current(this_thread());
+  return now.context ? journal::make_handle(journal::Kind::kContext, now.context->index) : 0;
+}
+
+PerThreadDefaultStream::PerThreadDefaultStream() { ++this_thread().per_thread_default; }
+PerThreadDefaultStream::~PerThreadDefaultStream() { --this_thread().per_thread_default; }
+CUstream default_stream() { return this_thread().per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY; }
+
+std::byte* staging() { return process.staging; }
+
+}  // namespace xmig::client

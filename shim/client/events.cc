@@ -1,0 +1,183 @@
+#include "client/events.h"
+
+#include <mutex>
+
+#include "client/append.h"
+#include "client/context.h"
+#include "client/handles.h"
+#include "client/lock.h"
+#include "client/memory.h"
+#include "client/ring_writer.h"
+#include "client/streams.h"
+#include "local.h"
+#include "records.h"
+
+namespace xmig::client {
+namespace {
+
+using journal::Kind;
+
+struct Event {
+  std::atomic<bool> alive{false};
+  unsigned int flags = 0;      // before `alive`, as is
+  Context* context = nullptr;
+  Lock lock;                   // of what follows
+  uint64_t recorded = 0;       // sequence of the last record of it; 0: never recorded
+  uint64_t stream_key = 0;     // of the stream it was recorded in
+  uint64_t noted = 0;          // the journal says that the program has seen this record complete
+};
+
+constinit Table<Event, number_limit(Kind::kEvent)> events;
+
+Event* find_event(CUevent event) { return events.find(reinterpret_cast<uint64_t>(event), Kind::kEvent); }
+
+struct Seen {
+  uint64_t recorded, stream_key, noted;
+};
+Seen look(Event& event) {
+  const std::lock_guard lock(event.lock);
+  return {event.recorded, event.stream_key, event.noted};
+}
+
+bool completed(CUevent handle, uint64_t recorded) {
+  const uint32_t index = journal::handle_index(reinterpret_cast<uint64_t>(handle));
+  return process.header->events[index].load(std::memory_order_acquire) >= recorded;
+}
+
+// The program learns here, from shared memory, that work is done, and will rely on it: it uses the memory again, on
+// another stream. A redo must keep to that order, so the journal has to say so, once.
+CUresult note_completed(CUevent handle, Event& event, const Seen& seen) {
+  if (seen.noted < seen.recorded) {
+    const Args_cuEventSynchronize args{.hEvent = reinterpret_cast<uint64_t>(handle)};
+    if (const CUresult error = append(Op::cuEventSynchronize, &args, sizeof(args)); error != CUDA_SUCCESS) return error;
+    const std::lock_guard lock(event.lock);
+    if (event.noted < seen.recorded) event.noted = seen.recorded;
+  }
+  memory_event_synchronized(seen.stream_key, seen.recorded);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void events_context_reset(const Context& context) {
+  events.for_each([&](uint32_t number, Event& event) {
+    if (event.context == &context && event.alive.exchange(false)) {
+      free_handle(journal::make_handle(Kind::kEvent, number));
+    }
+  });
+}
+
+CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
+  const Current now = current(thread);
+  if (now.error != CUDA_SUCCESS) return now.error;
+  constexpr unsigned int kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+  if (!phEvent || (Flags & ~kKnown)) return CUDA_ERROR_INVALID_VALUE;
+  if (Flags & CU_EVENT_INTERPROCESS) return CUDA_ERROR_NOT_SUPPORTED;
+  const uint64_t handle = create_handle(Kind::kEvent);
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  Event& event = events.place(journal::handle_index(handle));
+  event.flags = Flags;
+  event.context = now.context;
+  {
+    const std::lock_guard lock(event.lock);
+    event.recorded = event.stream_key = event.noted = 0;
+  }
+  if (const CUresult result = record::cuEventCreate(handle, Flags); result != CUDA_SUCCESS) {
+    free_handle(handle);
+    return result;
+  }
+  event.alive.store(true, std::memory_order_release);
+  *phEvent = reinterpret_cast<CUevent>(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent hEvent) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Event* const event = find_event(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = record::cuEventDestroy_v2(hEvent);
+  if (result == CUDA_SUCCESS && event->alive.exchange(false)) free_handle(reinterpret_cast<uint64_t>(hEvent));
+  return result;
+}
+
+CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
+  Event* const event = find_event(hEvent);
+  if (!event || !valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags & ~static_cast<unsigned int>(CU_EVENT_RECORD_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  const Stream* const stream = find_stream(hStream);
+  if (const Context* of_stream = stream ? stream->context : thread.context; of_stream != event->context) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (const CUresult result = record::cuEventRecordWithFlags(hEvent, hStream, flags); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const uint64_t key = memory_stream_key(hStream);
+  const std::lock_guard lock(event->lock);
+  if (thread.last_sequence > event->recorded) {
+    event->recorded = thread.last_sequence;
+    event->stream_key = key;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
+  return client::cuEventRecordWithFlags(hEvent, hStream, CU_EVENT_RECORD_DEFAULT);
+}
+
+CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Event* const event = find_event(hEvent);
+  if (!event || !valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (Flags & ~static_cast<unsigned int>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (look(*event).recorded == 0) return CUDA_SUCCESS;
+  // Also when it has completed already: at a redo it has not.
+  return record::cuStreamWaitEvent(hStream, hEvent, Flags);
+}
+
+CUresult cuEventQuery(CUevent hEvent) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Event* const event = find_event(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  const Seen seen = look(*event);
+  if (seen.recorded == 0) return CUDA_SUCCESS;
+  if (completed(hEvent, seen.recorded)) return note_completed(hEvent, *event, seen);
+  const CUresult error = check_peers_sometimes();  // a program may ask for ever
+  return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
+}
+
+CUresult cuEventSynchronize(CUevent hEvent) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Event* const event = find_event(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  const Seen seen = look(*event);
+  if (seen.recorded == 0) return CUDA_SUCCESS;
+  if (completed(hEvent, seen.recorded)) return note_completed(hEvent, *event, seen);
+  const CUresult result = record::cuEventSynchronize(hEvent);
+  if (result == CUDA_SUCCESS) memory_event_synchronized(seen.stream_key, seen.recorded);
+  return result;
+}
+
+CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (!pMilliseconds) return CUDA_ERROR_INVALID_VALUE;
+  Event* const start = find_event(hStart);
+  Event* const end = find_event(hEnd);
+  if (!start || !end || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
+  const Seen first = look(*start), last = look(*end);
+  if (first.recorded == 0 || last.recorded == 0) return CUDA_ERROR_INVALID_HANDLE;
+  if (!completed(hStart, first.recorded) || !completed(hEnd, last.recorded)) {
+    const CUresult error = check_peers_sometimes();
+    return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
+  }
+  return record::cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
+}
+
+CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  return client::cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
+}
+
+}  // namespace xmig::client

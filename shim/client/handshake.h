@@ -1,0 +1,22 @@
+// Getting a job from the daemon, at the first cuInit; and asking a restarted daemon about it.
+#pragma once
+
+#include <cuda.h>
+
+namespace xmig::client {
+
+struct Attached {
+  CUresult error;
+  bool no_daemon;  // nobody answers at the socket
+};
+// Connects, maps what the daemon gives, fills `process`, closes every descriptor. What goes wrong is said in one line;
+// `quiet`: but not that there is no daemon.
+Attached attach(bool quiet);
+
+struct Reattached {
+  enum Outcome { kNoDaemon, kAccepted, kRefused } outcome;
+  CUresult error;  // of kRefused; the reason has been said
+};
+Reattached reattach();
+
+}  // namespace xmig::client

@@ -1,0 +1,164 @@
+// Kernel launches: the call that everything else waits behind.
+//
+// What a program can get wrong is found here, so that the error comes from the launch that caused it. Then the record is
+// written where it stays: the parameters are copied once, from where they are into the ring.
+#include <cstring>
+
+#include "client/modules.h"
+#include "client/ring_writer.h"
+#include "client/streams.h"
+#include "local.h"
+
+namespace xmig::client {
+namespace {
+
+struct Grid {
+  unsigned int grid[3];
+  unsigned int block[3];
+  unsigned int shared_bytes;
+};
+
+CUresult check_grid(const Function& function, int ordinal, const Grid& grid) {
+  const int32_t* const limits = process.devices[ordinal].attributes;
+  static_assert(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z == CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + 2);
+  static_assert(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z == CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + 2);
+  uint64_t threads = 1;
+  for (int i = 0; i < 3; ++i) {
+    // One less, so that zero is too large as well.
+    if (grid.grid[i] - 1 >= static_cast<unsigned int>(limits[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i]) ||
+        grid.block[i] - 1 >= static_cast<unsigned int>(limits[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i])) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    threads *= grid.block[i];
+  }
+  if (threads > static_cast<uint64_t>(limits[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) return CUDA_ERROR_INVALID_VALUE;
+  const auto value = [&](CUfunction_attribute which) {
+    return static_cast<uint64_t>(function.attributes[which].load(std::memory_order_relaxed));
+  };
+  if (threads > value(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  if (grid.shared_bytes > value(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+// The parameters as one block that the program has packed itself.
+struct Packed {
+  const void* data = nullptr;
+  CUresult error = CUDA_SUCCESS;
+};
+Packed unpack_extra(void** extra, uint32_t needed) {
+  Packed packed;
+  size_t bytes = 0;
+  for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      packed.data = extra[1];
+    } else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      bytes = *static_cast<const size_t*>(extra[1]);
+    } else {
+      return {nullptr, CUDA_ERROR_INVALID_VALUE};
+    }
+  }
+  if (bytes < needed || (needed && !packed.data)) return {nullptr, CUDA_ERROR_INVALID_VALUE};
+  return packed;
+}
+
+inline void copy_parameters(const Function& function, void* const* from, std::byte* to) {
+  for (const journal::ParameterInfo& parameter : function.parameters) {
+    const void* const value = *from++;
+    std::byte* const place = to + parameter.offset;
+    switch (parameter.size) {  // a call of memcpy would take longer than the copy
+      case 8:
+        std::memcpy(place, value, 8);
+        break;
+      case 4:
+        std::memcpy(place, value, 4);
+        break;
+      default:
+        std::memcpy(place, value, parameter.size);
+    }
+  }
+}
+
+CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** parameters, void** extra,
+                const CUlaunchAttribute* attributes, unsigned int attribute_count, bool cooperative) {
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) [[unlikely]] return error;
+  const Current now = current(thread);
+  if (!now.context) [[unlikely]] return now.error;
+  const FunctionHere here = find_function(f, *now.context);
+  if (!here.function) [[unlikely]] return here.error;
+  const Function& function = *here.function;
+  if (const CUresult error = check_grid(function, now.context->ordinal, grid); error != CUDA_SUCCESS) [[unlikely]] {
+    return error;
+  }
+  if (!special(stream)) {
+    const Stream* const known = find_stream(stream);
+    if (!known || known->context != now.context) [[unlikely]] return CUDA_ERROR_INVALID_HANDLE;
+  }
+  Packed packed;
+  if (extra) [[unlikely]] {
+    if (parameters) return CUDA_ERROR_INVALID_VALUE;
+    packed = unpack_extra(extra, function.parameter_bytes);
+    if (packed.error != CUDA_SUCCESS) return packed.error;
+  } else if (!parameters && !function.parameters.empty()) [[unlikely]] {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const size_t attribute_bytes = attribute_count * sizeof(CUlaunchAttribute);
+  const Shape shape{Op::xmLaunch, 0, sizeof(Args_xmLaunch),
+                    static_cast<uint32_t>(attribute_bytes + function.parameter_bytes), 0};
+  return write_record(thread, now.context, shape, [&](std::byte* arguments, std::byte* payload) {
+           new (arguments) Args_xmLaunch{
+               .function = function.handle,
+               .grid_x = grid.grid[0],
+               .grid_y = grid.grid[1],
+               .grid_z = grid.grid[2],
+               .block_x = grid.block[0],
+               .block_y = grid.block[1],
+               .block_z = grid.block[2],
+               .shared_bytes = grid.shared_bytes,
+               .attributes = attribute_count,
+               .parameter_bytes = function.parameter_bytes,
+               .cooperative = cooperative,
+               .stream = reinterpret_cast<uint64_t>(stream),
+           };
+           if (attribute_bytes) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes);
+           std::byte* const to = payload + attribute_bytes;
+           if (packed.data) [[unlikely]] {
+             std::memcpy(to, packed.data, function.parameter_bytes);
+           } else {
+             copy_parameters(function, parameters, to);
+           }
+         }).error;
+}
+
+}  // namespace
+
+CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                        unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                        unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra) {
+  const Grid grid{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
+  return launch(f, grid, hStream, kernelParams, extra, nullptr, 0, false);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
+  constexpr unsigned int kMaxAttributes = 16;  // what the server takes
+  if (!config || (config->numAttrs && !config->attrs) || config->numAttrs > kMaxAttributes) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const Grid grid{{config->gridDimX, config->gridDimY, config->gridDimZ},
+                  {config->blockDimX, config->blockDimY, config->blockDimZ},
+                  config->sharedMemBytes};
+  return launch(f, grid, resolve(config->hStream), kernelParams, extra, config->attrs, config->numAttrs, false);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                   unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                   unsigned int sharedMemBytes, CUstream hStream, void** kernelParams) {
+  const Grid grid{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
+  return launch(f, grid, hStream, kernelParams, nullptr, nullptr, 0, true);
+}
+
+// Launches of CUDA 2, whose block and parameters were set by functions that are not supported.
+CUresult cuLaunch(CUfunction f) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult cuLaunchGrid(CUfunction f, int grid_width, int grid_height) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+}  // namespace xmig::client

@@ -1,0 +1,24 @@
+// The genuine driver instead of ours: for a program that was started without a daemon and said
+// XMIG_WITHOUT_DAEMON=native. Every exported function asks here first, so the answer costs one load.
+#pragma once
+
+#include <atomic>
+
+namespace xmig::client {
+
+// Generated: the exported functions, in the order of their slots.
+extern const char* const kNativeNames[];
+extern const int kNativeCount;
+
+extern constinit std::atomic<void* const*> native_functions;
+
+// The genuine function of a slot; nullptr if the shim answers (also where the genuine driver has no such function).
+inline void* native_function(int slot) {
+  void* const* const functions = native_functions.load(std::memory_order_acquire);
+  return functions ? functions[slot] : nullptr;
+}
+
+// Find and load the genuine libcuda.so.1. On failure nothing changes, one line says why, and false is returned.
+bool load_native();
+
+}  // namespace xmig::client

@@ -1,0 +1,235 @@
+#include "client/streams.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/append.h"
+#include "client/context.h"
+#include "client/handles.h"
+#include "client/memory.h"
+#include "client/ring_writer.h"
+#include "local.h"
+#include "records.h"
+
+namespace xmig::client {
+namespace {
+
+using journal::Kind;
+
+constinit Table<Stream, number_limit(Kind::kStream)> streams;
+constinit std::atomic<uint64_t> next_id{3};  // 1 and 2: the default streams
+
+}  // namespace
+
+Stream* find_stream(CUstream stream) { return streams.find(reinterpret_cast<uint64_t>(stream), Kind::kStream); }
+
+bool valid_stream(CUstream stream) { return special(stream) || find_stream(stream); }
+
+CUstream resolve(CUstream stream) { return stream ? stream : default_stream(); }
+
+void streams_context_reset(const Context& context) {
+  streams.for_each([&](uint32_t number, Stream& stream) {
+    if (stream.context == &context && stream.alive.exchange(false)) {
+      free_handle(journal::make_handle(Kind::kStream, number));
+    }
+  });
+}
+
+CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
+  const Current now = current(thread);
+  if (now.error != CUDA_SUCCESS) return now.error;
+  if (!phStream || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING))) return CUDA_ERROR_INVALID_VALUE;
+  int least = 0, greatest = 0;
+  client::cuCtxGetStreamPriorityRange(&least, &greatest);
+  const uint64_t handle = create_handle(Kind::kStream);
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  Stream& stream = streams.place(journal::handle_index(handle));
+  stream.flags = flags;
+  stream.priority = std::max(greatest, std::min(least, priority));  // as the driver does: clamped, not refused
+  stream.id = next_id.fetch_add(1);
+  stream.context = now.context;
+  stream.synchronization_policy = CU_SYNC_POLICY_AUTO;
+  stream.memory_domain = 0;
+  const CUresult result = record::cuStreamCreateWithPriority(handle, flags, stream.priority);
+  if (result != CUDA_SUCCESS) {
+    free_handle(handle);
+    return result;
+  }
+  stream.alive.store(true, std::memory_order_release);
+  *phStream = reinterpret_cast<CUstream>(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
+  return client::cuStreamCreateWithPriority(phStream, Flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream hStream) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Stream* const stream = find_stream(hStream);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = record::cuStreamDestroy_v2(hStream);
+  if (result != CUDA_SUCCESS) return result;
+  memory_stream_destroyed(hStream);
+  if (stream->alive.exchange(false)) free_handle(reinterpret_cast<uint64_t>(hStream));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream hStream) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = record::cuStreamSynchronize(hStream);
+  if (result == CUDA_SUCCESS) memory_stream_synchronized(hStream);
+  return result;
+}
+
+// --- what the client knows about a stream ---------------------------------------------------------------------
+
+namespace {
+
+struct Asked {
+  const Stream* stream = nullptr;  // nullptr: a default stream
+  Context* context = nullptr;
+  CUresult error = CUDA_SUCCESS;
+};
+Asked asked(CUstream handle, const void* out) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return {.error = error};
+  if (!out) return {.error = CUDA_ERROR_INVALID_VALUE};
+  if (const Stream* const stream = find_stream(handle)) return {stream, stream->context};
+  if (!special(handle)) return {.error = CUDA_ERROR_INVALID_HANDLE};
+  const Current now = current(this_thread());
+  return {nullptr, now.context, now.error};
+}
+
+}  // namespace
+
+CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
+  const Asked found = asked(hStream, priority);
+  if (found.error == CUDA_SUCCESS) *priority = found.stream ? found.stream->priority : 0;
+  return found.error;
+}
+
+CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
+  const Asked found = asked(hStream, flags);
+  if (found.error == CUDA_SUCCESS) *flags = found.stream ? found.stream->flags : 0;
+  return found.error;
+}
+
+CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
+  const Asked found = asked(hStream, streamId);
+  if (found.error == CUDA_SUCCESS) *streamId = found.stream ? found.stream->id : hStream == CU_STREAM_PER_THREAD ? 2 : 1;
+  return found.error;
+}
+
+CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
+  const Asked found = asked(hStream, pctx);
+  if (found.error == CUDA_SUCCESS) *pctx = found.context->handle();
+  return found.error;
+}
+
+CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
+  const Asked found = asked(hStream, device);
+  if (found.error == CUDA_SUCCESS) *device = found.context->ordinal;
+  return found.error;
+}
+
+// Graph capture is not supported, so no stream is ever being captured.
+
+CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
+  const Asked found = asked(hStream, captureStatus);
+  if (found.error == CUDA_SUCCESS) *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
+  return found.error;
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   size_t* numDependencies_out) {
+  const CUresult result = client::cuStreamIsCapturing(hStream, captureStatus_out);
+  if (result != CUDA_SUCCESS) return result;
+  if (id_out) *id_out = 0;
+  if (graph_out) *graph_out = nullptr;
+  if (dependencies_out) *dependencies_out = nullptr;
+  if (numDependencies_out) *numDependencies_out = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
+  const CUresult result = client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
+                                                    numDependencies_out);
+  if (result == CUDA_SUCCESS && edgeData_out) *edgeData_out = nullptr;
+  return result;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *mode = std::exchange(this_thread().capture_mode, *mode);
+  return CUDA_SUCCESS;
+}
+
+// --- attributes: kept, since they are hints and the program may ask for them ----------------------------------
+
+CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value) {
+  const Asked found = asked(hStream, value);
+  if (found.error != CUDA_SUCCESS) return found.error;
+  *value = {};
+  switch (attr) {
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      value->syncPolicy = found.stream ? static_cast<CUsynchronizationPolicy>(found.stream->synchronization_policy.load())
+                                       : CU_SYNC_POLICY_AUTO;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      value->priority = found.stream ? found.stream->priority : 0;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      value->memSyncDomain =
+          static_cast<CUlaunchMemSyncDomain>(found.stream ? found.stream->memory_domain.load() : 0);
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      value->memSyncDomainMap = {.default_ = 0, .remote = 1};
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* value) {
+  const Asked found = asked(hStream, value);
+  if (found.error != CUDA_SUCCESS) return found.error;
+  Stream* const stream = find_stream(hStream);
+  switch (attr) {
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      if (stream) stream->synchronization_policy = value->syncPolicy;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      if (stream) stream->memory_domain = value->memSyncDomain;
+      return CUDA_SUCCESS;
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:  // how long lines stay in a cache: no result depends on it
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  if (!valid_stream(dstStream) || !valid_stream(srcStream)) return CUDA_ERROR_INVALID_HANDLE;
+  const Stream* const from = find_stream(srcStream);
+  Stream* const to = find_stream(dstStream);
+  if (from && to) {
+    to->synchronization_policy = from->synchronization_policy.load();
+    to->memory_domain = from->memory_domain.load();
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace xmig::client

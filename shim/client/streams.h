@@ -1,0 +1,36 @@
+// Streams, as far as the client needs to know them.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace xmig::client {
+
+struct Context;
+
+inline constexpr int kGreatestPriority = -5;
+
+struct Stream {
+  std::atomic<bool> alive{false};
+  // Written before `alive`.
+  unsigned int flags = 0;
+  int priority = 0;
+  uint64_t id = 0;
+  Context* context = nullptr;
+  std::atomic<uint32_t> synchronization_policy{CU_SYNC_POLICY_AUTO};
+  std::atomic<uint32_t> memory_domain{0};
+};
+
+// The null stream and the two that stand for default streams.
+inline bool special(CUstream stream) { return reinterpret_cast<uint64_t>(stream) <= 2; }
+// nullptr for special ones and for what is not a stream.
+Stream* find_stream(CUstream stream);
+// The null stream means another one in a _ptds function.
+CUstream resolve(CUstream stream);
+
+// The context was reset: its streams are gone.
+void streams_context_reset(const Context& context);
+
+}  // namespace xmig::client
