@@ -84,3 +84,11 @@ def entry_points(include: Path, symbols: set[str]) -> list[tuple[str, int, bool,
         count = min(len(forms), len(ordered))
         result += [(name, v, bool(suffix), s) for v, s in zip(ordered[-count:], forms[-count:]) if count]
     return result
+
+
+def results(include: Path) -> list[str]:
+    """The names of ``CUresult``, in the order of ``cuda.h``."""
+    text = re.search(r"typedef enum cudaError_enum \{(.*?)\} CUresult;", (include / "cuda.h").read_text(), re.DOTALL)
+    if not text:
+        raise SystemExit(f"no enum CUresult in {include}/cuda.h: is this CUDA 12 or 13?")
+    return re.findall(r"^\s*(CUDA_\w+)\s*=", text[1], re.MULTILINE)

@@ -263,3 +263,28 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
     "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute",
 )
+
+# --- error texts that programs and people look for; the others follow from the name ------------------------------
+ERROR_TEXTS: dict[str, str] = {
+    "CUDA_SUCCESS": "no error",
+    "CUDA_ERROR_INVALID_VALUE": "invalid argument",
+    "CUDA_ERROR_NOT_INITIALIZED": "initialization error",
+    "CUDA_ERROR_DEINITIALIZED": "driver shutting down",
+    "CUDA_ERROR_NO_DEVICE": "no CUDA-capable device is detected",
+    "CUDA_ERROR_INVALID_DEVICE": "invalid device ordinal",
+    "CUDA_ERROR_INVALID_IMAGE": "device kernel image is invalid",
+    "CUDA_ERROR_INVALID_CONTEXT": "invalid device context",
+    "CUDA_ERROR_INVALID_HANDLE": "invalid resource handle",
+    "CUDA_ERROR_NOT_FOUND": "named symbol not found",
+    "CUDA_ERROR_NOT_READY": "device not ready",
+    "CUDA_ERROR_NOT_SUPPORTED": "operation not supported",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "an illegal memory access was encountered",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "an illegal instruction was encountered",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "misaligned address",
+    "CUDA_ERROR_LAUNCH_FAILED": "unspecified launch failure",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "too many resources requested for launch",
+    "CUDA_ERROR_LAUNCH_TIMEOUT": "the launch timed out and was terminated",
+    "CUDA_ERROR_ASSERT": "device-side assert triggered",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "system not yet initialized",
+    "CUDA_ERROR_UNKNOWN": "unknown error",
+}
