@@ -12,7 +12,6 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kScratchBytes = 4ull << 20;
 constexpr uint64_t kMaxRows = 1ull << 40;
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -156,11 +155,12 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
   const bool inline_reply = args.staging == ~0ull;
   const uint64_t space = inline_reply ? record.reply_space().size()
                                       : journal::kStagingBytes - std::min(args.staging, journal::kStagingBytes);
-  if (from.bytes > space) return CUDA_ERROR_INVALID_VALUE;
+  if (from.bytes > std::min<uint64_t>(space, kScratchBytes)) return CUDA_ERROR_INVALID_VALUE;
 
   auto wait = std::make_unique<Wait>();
   if (record.replied()) {
-    wait->scratch = std::make_unique_for_overwrite<std::byte[]>(from.bytes);
+    wait->scratch = scratch_.take();
+    if (!wait->scratch) return CUDA_ERROR_OUT_OF_MEMORY;
     wait->data = wait->scratch.get();
   } else {
     wait->data = inline_reply ? record.reply_space().data() : job_.staging().data() + args.staging;
@@ -180,8 +180,8 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
 struct Executor::PinnedWrite {
   Replies& replies;
   Answer answer;
-  Plane written;                         // the program's buffer; at a redo of a copy that was done, scratch memory
-  std::unique_ptr<std::byte[]> scratch;  // holds one part of the rows after the other
+  Plane written;  // the program's buffer
+  ScratchPool::Buffer scratch;  // holds one part of the rows after the other
   XXH3_state_t hash;
 
   static void CUDA_CB first(void* self) {
@@ -204,7 +204,7 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
   if (from.bytes == 0) return CUDA_SUCCESS;
   if (record.state() == journal::kCopied) return compare_with_pinned(record, from, stream);
   if (const CUresult result = to_host(to, from, stream); result != CUDA_SUCCESS) return result;
-  auto write = std::make_unique<PinnedWrite>(PinnedWrite{replies_, Answer::to(record), to, nullptr, {}});
+  auto write = std::make_unique<PinnedWrite>(PinnedWrite{replies_, Answer::to(record), to, {nullptr, {}}, {}});
   const CUresult result = driver_.cuLaunchHostFunc(stream, &PinnedWrite::first, write.get());
   if (result == CUDA_SUCCESS) write.release();
   return result;
@@ -227,32 +227,38 @@ CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstre
       whole.replies.met();
     }
   };
-  // Dense rows are one long row, cut where it suits the scratch buffer.
-  const bool dense = from.dense();
-  const uint64_t row = dense ? std::min(from.bytes, kScratchBytes) : from.width;
-  const uint64_t rows = dense ? 1 : std::max<uint64_t>(1, kScratchBytes / from.width);
-  const auto whole = std::make_shared<PinnedWrite>(PinnedWrite{
-      replies_, Answer::to(record), from, std::make_unique_for_overwrite<std::byte[]>(row * rows), {}});
+  ScratchPool::Buffer scratch = scratch_.take();
+  if (!scratch) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto whole =
+      std::make_shared<PinnedWrite>(PinnedWrite{replies_, Answer::to(record), from, std::move(scratch), {}});
   XXH3_64bits_reset(&whole->hash);
   replies_.expect();
-  for (uint64_t done = 0; done < from.bytes;) {
-    Plane part{};
-    if (dense) {
-      part = {from.address + done, 0, std::min(row, from.bytes - done), 1};
-      part.measure();
-    } else {
-      const uint64_t first = done / from.width;
-      part = from.rows(first, std::min(rows, from.height - first));
-    }
+  const auto compare = [&](const Plane& part, bool last) {
     Plane to{address_of(whole->scratch.get()), part.width, part.width, part.height};
     to.measure();
-    if (const CUresult result = to_host(to, part, stream); result != CUDA_SUCCESS) return result;
-    done += part.bytes;
-    auto call = std::make_unique<Part>(Part{whole, part.bytes, done == from.bytes});
-    if (const CUresult result = driver_.cuLaunchHostFunc(stream, &Part::run, call.get()); result != CUDA_SUCCESS) {
-      return result;
+    CUresult result = to_host(to, part, stream);
+    if (result != CUDA_SUCCESS) return result;
+    auto call = std::make_unique<Part>(Part{whole, part.bytes, last});
+    result = driver_.cuLaunchHostFunc(stream, &Part::run, call.get());
+    if (result == CUDA_SUCCESS) call.release();
+    return result;
+  };
+  // Rows that lie close together are one long row; a long row comes in pieces, short ones several at a time.
+  Plane rows = from;
+  if (rows.dense()) {
+    rows = {from.address, from.bytes, from.bytes, 1};
+    rows.measure();
+  }
+  const uint64_t together = std::max<uint64_t>(1, kScratchBytes / rows.width);
+  for (uint64_t y = 0; y < rows.height; y += together) {
+    const Plane some = rows.rows(y, std::min(together, rows.height - y));
+    const bool last_rows = y + together >= rows.height;
+    for (uint64_t x = 0; x < some.width; x += kScratchBytes) {
+      Plane part{some.address + x, some.pitch, std::min<uint64_t>(some.width - x, kScratchBytes), some.height};
+      part.measure();
+      const CUresult result = compare(part, last_rows && x + part.width == some.width);
+      if (result != CUDA_SUCCESS) return result;
     }
-    call.release();
   }
   return CUDA_SUCCESS;
 }

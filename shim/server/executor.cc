@@ -56,6 +56,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       shadow_(physical_),
       images_(physical_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
+      scratch_(driver_),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       policy_(cut_budget) {
   faults_.name_operations([this](uint64_t sequence) { return operation(sequence); });
@@ -200,11 +201,13 @@ void Executor::register_shared() {
   const journal::JournalMapping& journal = job_.journal();
   driver_.cuMemHostRegister_v2(journal.data(), journal.size(), CU_MEMHOSTREGISTER_PORTABLE);
   driver_.cuMemHostRegister_v2(job_.staging().data(), job_.staging().size(), CU_MEMHOSTREGISTER_PORTABLE);
+  driver_.cuMemHostRegister_v2(job_.pinned().data(), job_.pinned().size(), CU_MEMHOSTREGISTER_PORTABLE);
 }
 
 void Executor::unregister_shared() {
   driver_.cuMemHostUnregister(job_.journal().data());
   driver_.cuMemHostUnregister(job_.staging().data());
+  driver_.cuMemHostUnregister(job_.pinned().data());
 }
 
 bool Executor::execute_batch() {

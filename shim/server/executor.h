@@ -31,6 +31,7 @@
 #include "server/objects.h"
 #include "server/record.h"
 #include "server/replies.h"
+#include "server/scratch.h"
 #include "server/shadow.h"
 #include "server/waits.h"
 
@@ -197,6 +198,7 @@ class Executor {
   Objects objects_;
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see publish_event()
+  ScratchPool scratch_;
   Replies replies_;
   Waits waits_;
 

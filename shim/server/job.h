@@ -24,6 +24,7 @@ class Job {
   journal::JournalHeader& header() const { return journal_.header(); }
   const journal::JournalMapping& journal() const { return journal_; }
   const journal::Mapping& staging() const { return staging_; }
+  const journal::Mapping& pinned() const { return pinned_; }
   // Is [address, address + bytes) page-locked host memory of the program?
   bool is_pinned(uint64_t address, uint64_t bytes) const {
     return address >= journal::kPinnedBase && address - journal::kPinnedBase <= pinned_.size() &&

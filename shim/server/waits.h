@@ -20,6 +20,7 @@
 #include "journal/layout.h"
 #include "server/faults.h"
 #include "server/replies.h"
+#include "server/scratch.h"
 
 namespace xmig::server {
 
@@ -34,7 +35,7 @@ struct Wait {
   const std::byte* data = nullptr;
   size_t bytes = 0;
   bool inline_reply = false;
-  std::unique_ptr<std::byte[]> scratch;
+  ScratchPool::Buffer scratch{nullptr, {}};
 };
 
 class Waits {

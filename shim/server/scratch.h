@@ -1,0 +1,59 @@
+// Buffers that a redo copies to what the program has already: known to the device, so that such a copy is as
+// asynchronous as the one that it repeats.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "driver_table.h"
+#include "journal/layout.h"
+#include "journal/mapping.h"
+
+namespace xmig::server {
+
+inline constexpr size_t kScratchBytes = journal::kStagingBytes;  // no single copy to the host is longer
+
+class ScratchPool {
+ public:
+  explicit ScratchPool(const DriverTable& driver) : driver_(driver) {}
+  ~ScratchPool() {
+    for (const journal::Mapping& buffer : buffers_) driver_.cuMemHostUnregister(buffer.data());
+  }
+
+  struct GiveBack {
+    ScratchPool* pool;
+    void operator()(std::byte* buffer) const {
+      const std::lock_guard lock(pool->mutex_);
+      pool->free_.push_back(buffer);
+    }
+  };
+  using Buffer = std::unique_ptr<std::byte[], GiveBack>;
+
+  // kScratchBytes of memory; empty if there is none. Given back from any thread, before the pool goes.
+  Buffer take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+      constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+      journal::Mapping made(::mmap(nullptr, kScratchBytes, PROT_READ | PROT_WRITE, kFlags, -1, 0), kScratchBytes);
+      if (!made) return {nullptr, {this}};
+      driver_.cuMemHostRegister_v2(made.data(), kScratchBytes, CU_MEMHOSTREGISTER_PORTABLE);
+      free_.push_back(made.data());
+      buffers_.push_back(std::move(made));
+    }
+    Buffer buffer(free_.back(), {this});
+    free_.pop_back();
+    return buffer;
+  }
+
+ private:
+  const DriverTable& driver_;
+  std::mutex mutex_;
+  std::vector<journal::Mapping> buffers_;  // guarded by mutex_
+  std::vector<std::byte*> free_;           // guarded by mutex_
+};
+
+}  // namespace xmig::server
