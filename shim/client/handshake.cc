@@ -28,6 +28,13 @@ using journal::Mapping;
 
 char job_name[sizeof(ipc::ClientHello::job)];  // as the daemon called it, for a reattach
 
+struct JobMemory {
+  JournalMapping journal;
+  Mapping staging;
+  std::vector<Mapping> ranges;
+};
+JobMemory* job_memory;  // never destroyed: see process.h
+
 std::string socket_path() {
   if (const char* path = std::getenv("XMIG_SOCKET"); path && *path) return path;
   const char* const folder = std::getenv("XMIG_RUNTIME_DIR");
@@ -104,15 +111,15 @@ CUresult refusal(const Answer& answer, const std::string& path) {
   return static_cast<CUresult>(answer.welcome.status);
 }
 
-bool map_range(Mapping mapping, const char* what, uint64_t address, uint64_t bytes) {
+// A piece of address space of the job. A forked child is not part of the job and must not write into its memory.
+bool keep(std::vector<Mapping>& kept, Mapping mapping, const char* what, uint64_t address, uint64_t bytes) {
   if (!mapping) {
-    say("cannot %s at %#lx-%#lx: %s; something else in this program uses these addresses, or a limit (ulimit -v) is too "
-        "small for them", what, address, address + bytes, std::strerror(errno));
+    say("cannot %s at %#lx-%#lx: %s; something else in this program uses these addresses, or a limit (ulimit -v) is "
+        "too small for them", what, address, address + bytes, std::strerror(errno));
     return false;
   }
-  // A forked child is not part of the job and must not write into its memory.
   ::madvise(mapping.data(), mapping.size(), MADV_DONTFORK);
-  new Mapping(std::move(mapping));  // for the life of the process
+  kept.push_back(std::move(mapping));
   return true;
 }
 
@@ -146,23 +153,25 @@ CUresult map_job(const Answer& answer) {
   }
   ::madvise(slots.data(), slots.size(), MADV_DONTFORK);
   const uint32_t count = journal->header().device_count;
-  if (!map_range(Mapping::at(journal::kPinnedBase, answer.fds[2].get(), journal::kPinnedBytes), "map pinned memory",
+  std::vector<Mapping> mappings;
+  if (!keep(mappings, Mapping::at(journal::kPinnedBase, answer.fds[2].get(), journal::kPinnedBytes), "map pinned memory",
                  journal::kPinnedBase, journal::kPinnedBytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // Host memory must never be where device addresses are.
   for (uint32_t i = 0; i < count; ++i) {
     const uint64_t base = journal::kDeviceBase + i * journal::kDeviceSpan;
-    if (!map_range(Mapping::reserve(base, journal::kDeviceSpan), "reserve the addresses of device memory", base,
+    if (!keep(mappings, Mapping::reserve(base, journal::kDeviceSpan), "reserve the addresses of device memory", base,
                    journal::kDeviceSpan)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
-  auto& kept = *new JournalMapping(std::move(*journal));
-  process.header = &kept.header();
-  process.ring = kept.ring();
-  process.ring_bytes = kept.ring_bytes();
-  process.staging = (new Mapping(std::move(slots)))->data();
+  // From here on nothing fails, and all of it stays for the life of the process.
+  job_memory = new JobMemory{std::move(*journal), std::move(slots), std::move(mappings)};
+  process.header = &job_memory->journal.header();
+  process.ring = job_memory->journal.ring();
+  process.ring_bytes = job_memory->journal.ring_bytes();
+  process.staging = job_memory->staging.data();
   process.device_count = static_cast<int>(count);
   process.driver_version = static_cast<int>(process.header->driver_version);
   for (uint32_t i = 0; i < count; ++i) {

@@ -1,0 +1,346 @@
+// The parts of the client that need no server.
+#include <cuda.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "client/context_storage.h"
+#include "client/entry_points.h"
+#include "client/handles.h"
+#include "client/image.h"
+#include "client/integrity.h"
+#include "client/md2.h"
+#include "client/modules.h"
+#include "journal/module_info.h"
+
+#define CHECK(condition)                                                                  \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
+      std::_Exit(1);                                                                      \
+    }                                                                                     \
+  } while (false)
+
+namespace {
+
+using namespace xmig;
+using namespace xmig::client;
+
+std::string hex(const Digest& digest) {
+  std::string text;
+  for (const uint8_t byte : digest) {
+    char two[3];
+    std::snprintf(two, sizeof(two), "%02x", byte);
+    text += two;
+  }
+  return text;
+}
+
+std::span<const uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// RFC 1319, appendix A.5.
+void md2() {
+  const std::pair<const char*, const char*> vectors[] = {
+      {"", "8350e5a3e24c153df2275c9f80692773"},
+      {"a", "32ec01ec4a6dac72c0ab96fb34c0b5d1"},
+      {"abc", "da853b0d3f88d99b30283a69e6ded6bb"},
+      {"message digest", "ab4f496bfb2a530b219ff33031fe06b0"},
+      {"abcdefghijklmnopqrstuvwxyz", "4e8ddff3650292ab5a4108c3aa47940b"},
+      {"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789", "da33def2a42df13975352846c30338cd"},
+      {"12345678901234567890123456789012345678901234567890123456789012345678901234567890",
+       "d5976f79d83d3a0dc9806c3c66f3efd8"},
+  };
+  for (const auto& [text, digest] : vectors) {
+    Md2 whole;
+    whole.update(bytes_of(text));
+    CHECK(hex(whole.finish()) == digest);
+    Md2 pieces;
+    for (const char c : std::string_view(text)) pieces.update(bytes_of({&c, 1}));
+    CHECK(hex(pieces.finish()) == digest);
+  }
+  // A key longer than a block stands for its digest.
+  const std::string long_key(40, 'k');
+  Md2 shortened;
+  shortened.update(bytes_of(long_key));
+  const Digest short_key = shortened.finish();
+  CHECK(hmac_md2(bytes_of(long_key), bytes_of("m")) == hmac_md2(short_key, bytes_of("m")));
+}
+
+void integrity() {
+  Challenge challenge{.version = 13000, .unix_seconds = 1'700'000'000, .driver_version = 13000};
+  uint64_t first[2], second[2];
+  answer_challenge(challenge, {}, first);
+  CHECK(first[0] == 0x3341181C03CB675C && first[1] == 0x8ED383AA1F4CD1E8);
+  challenge.version = 12081;
+  answer_challenge(challenge, {}, first);
+  CHECK(first[0] == 0x1841181C03CB675C);
+  challenge.version = 13002;
+  answer_challenge(challenge, {}, first);
+  challenge.thread = 1;  // everything counts
+  answer_challenge(challenge, {}, second);
+  CHECK(std::memcmp(first, second, sizeof(first)) != 0);
+  const ChallengeDevice device{};
+  answer_challenge(challenge, {&device, 1}, first);
+  CHECK(std::memcmp(first, second, sizeof(first)) != 0);
+}
+
+void* entry(const char* name, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+  void* function = nullptr;
+  CHECK(::cuGetProcAddress_v2(name, &function, version, flags, status) == CUDA_SUCCESS);
+  return function;
+}
+
+void entry_points() {
+  for (int i = 1; i < kEntryPointCount; ++i) {
+    CHECK(std::string_view(kEntryPoints[i - 1].name) <= kEntryPoints[i].name);
+    CHECK(kEntryPoints[i].function);
+  }
+  CUdriverProcAddressQueryResult status;
+  CHECK(entry("cuInit", 13000, 0, &status) == reinterpret_cast<void*>(&::cuInit));
+  CHECK(status == CU_GET_PROC_ADDRESS_SUCCESS);
+  // The form that the asked version knows.
+  CHECK(entry("cuCtxCreate", 12040, 0, &status) == reinterpret_cast<void*>(&::cuCtxCreate_v3));
+  CHECK(entry("cuCtxCreate", 13000, 0, &status) == reinterpret_cast<void*>(&::cuCtxCreate_v4));
+  CHECK(entry("cuEventElapsedTime", 12000, 0, &status) == reinterpret_cast<void*>(&::cuEventElapsedTime));
+  CHECK(entry("cuEventElapsedTime", 12080, 0, &status) == reinterpret_cast<void*>(&::cuEventElapsedTime_v2));
+  CHECK(entry("cuStreamGetCaptureInfo", 12030, 0, &status) == reinterpret_cast<void*>(&::cuStreamGetCaptureInfo_v3));
+  CHECK(entry("cuMemAlloc", 12000, 0, &status) == reinterpret_cast<void*>(&::cuMemAlloc_v2));
+  // The form whose default stream is the thread's; where there is none, the same for both.
+  constexpr auto kPerThread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  CHECK(entry("cuLaunchKernel", 12000, kPerThread, &status) == reinterpret_cast<void*>(&::cuLaunchKernel_ptsz));
+  CHECK(entry("cuLaunchKernel", 12000, 0, &status) == reinterpret_cast<void*>(&::cuLaunchKernel));
+  CHECK(entry("cuMemcpy", 12000, kPerThread, &status) == reinterpret_cast<void*>(&::cuMemcpy_ptds));
+  CHECK(entry("cuCtxGetDevice", 12000, kPerThread, &status) == reinterpret_cast<void*>(&::cuCtxGetDevice));
+  // Missing: an answer if there is a status to put it in, an error if not.
+  CHECK(!entry("cuNoSuchFunction", 13000, 0, &status) && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+  CHECK(!entry("cuLaunchKernelEx", 11000, 0, &status) && status == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+  void* function = nullptr;
+  CHECK(::cuGetProcAddress("cuNoSuchFunction", &function, 13000, 0) == CUDA_ERROR_NOT_FOUND);
+  CHECK(::cuGetProcAddress_v2("", &function, 13000, 0, &status) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(::cuGetProcAddress_v2("cuInit", &function, 13000, 8, &status) == CUDA_ERROR_INVALID_VALUE);
+}
+
+void export_tables() {
+  const void* table = nullptr;
+  const CUuuid runtime = {{'\x6b', '\xd5', '\xfb', '\x6c', '\x5b', '\xf4', '\xe7', '\x4a', '\x89', '\x87', '\xd9',
+                           '\x39', '\x12', '\xfd', '\x9d', '\xf9'}};
+  CHECK(::cuGetExportTable(&table, &runtime) == CUDA_SUCCESS);
+  CHECK(static_cast<const uint64_t*>(table)[0] == 13 * sizeof(void*));
+  const void* again = nullptr;
+  CHECK(::cuGetExportTable(&again, &runtime) == CUDA_SUCCESS && again == table);
+  for (int slot = 1; slot < 13; ++slot) CHECK(static_cast<void* const*>(table)[slot]);
+  // A slot that nobody is known to call says so, and answers.
+  using Slot = CUresult (*)();
+  CHECK(reinterpret_cast<Slot>(static_cast<void* const*>(table)[3])() == CUDA_ERROR_NOT_SUPPORTED);
+  const CUuuid unknown = {{'\xf8', '\xcf', '\xf9', '\x51', '\x21', '\x46', '\x8b', '\x4e', '\xb9', '\xe2', '\xfb',
+                           '\x46', '\x9e', '\x7c', '\x0d', '\xd9'}};
+  CHECK(::cuGetExportTable(&table, &unknown) == CUDA_ERROR_NOT_FOUND);
+  CHECK(!table);
+}
+
+int destroyed = 0;
+
+void context_storage() {
+  auto& storage = *new ContextStorage;
+  int keys[300];
+  void* value = nullptr;
+  CHECK(storage.get(&keys[0], &value) == CUDA_ERROR_INVALID_HANDLE);
+  const auto destructor = [](CUcontext, void*, void* v) { destroyed += *static_cast<int*>(v); };
+  for (int i = 0; i < 256; ++i) {
+    keys[i] = i;
+    CHECK(storage.put(&keys[i], &keys[i], destructor) == CUDA_SUCCESS);
+  }
+  CHECK(storage.put(&keys[256], nullptr, nullptr) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(storage.get(&keys[77], &value) == CUDA_SUCCESS && value == &keys[77]);
+  CHECK(storage.remove(&keys[77]) == CUDA_SUCCESS);
+  CHECK(storage.get(&keys[77], &value) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(storage.remove(&keys[77]) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(storage.put(&keys[77], nullptr, nullptr) == CUDA_SUCCESS);  // null is a value
+  CHECK(storage.get(&keys[77], &value) == CUDA_SUCCESS && !value);
+  std::thread reader([&] {
+    void* seen = nullptr;
+    for (int i = 0; i < 100'000; ++i) {
+      if (storage.get(&keys[5], &seen) == CUDA_SUCCESS) CHECK(seen == &keys[5]);
+    }
+  });
+  for (int i = 0; i < 1000; ++i) {
+    storage.remove(&keys[5]);
+    storage.put(&keys[5], &keys[5], destructor);
+  }
+  reader.join();
+  storage.clear(nullptr);
+  CHECK(destroyed == 255 * 256 / 2 - 77);
+  CHECK(storage.get(&keys[5], &value) == CUDA_ERROR_INVALID_HANDLE);
+}
+
+void numbers() {
+  Numbers few(4);
+  CHECK(few.take() == 1u && few.take() == 2u && few.take() == 3u && !few.take());
+  few.give(2);
+  CHECK(few.take() == 2u && !few.take());
+  // Where there is room, a freed number rests for a while.
+  Numbers many(10'000);
+  const uint32_t first = *many.take();
+  many.give(first);
+  for (int i = 0; i < 200; ++i) {
+    const uint32_t next = *many.take();
+    CHECK(next != first);
+    many.give(next);
+  }
+}
+
+struct Thing {
+  std::atomic<bool> alive{false};
+  int value = 0;
+};
+
+void table() {
+  static constinit Table<Thing, 1024> things;
+  const auto handle = [](uint32_t number) { return journal::make_handle(journal::Kind::kStream, number); };
+  CHECK(!things.find(handle(5), journal::Kind::kStream));
+  things.place(5).value = 55;
+  CHECK(!things.find(handle(5), journal::Kind::kStream));
+  things.place(5).alive = true;
+  CHECK(things.find(handle(5), journal::Kind::kStream)->value == 55);
+  CHECK(!things.find(handle(5), journal::Kind::kEvent));
+  CHECK(!things.find(handle(1024), journal::Kind::kStream));
+  CHECK(!things.find(handle(~0u), journal::Kind::kStream));
+  CHECK(!things.find(5, journal::Kind::kStream));
+  CHECK(!things.find(0x7fff12345678, journal::Kind::kStream));
+  int count = 0;
+  things.for_each([&](uint32_t number, Thing&) { count += number == 5; });
+  CHECK(count == 1);
+}
+
+void images() {
+  std::span<const std::byte> image;
+  const char ptx[] = "// made by hand\n.version 8.0\n.target sm_90\n";
+  CHECK(measure_image(ptx, &image) == CUDA_SUCCESS && image.size() == sizeof(ptx) && image.data() == (const void*)ptx);
+  const char noise[64] = "\1\2\3\4 this is nothing";
+  CHECK(measure_image(noise, &image) == CUDA_ERROR_INVALID_IMAGE);
+  CHECK(measure_image(nullptr, &image) == CUDA_ERROR_INVALID_VALUE);
+
+  struct {
+    uint32_t magic = 0xBA55ED50;
+    uint16_t version = 1, header = 16;
+    uint64_t bytes = 40;
+    char data[40] = {};
+  } fat;
+  CHECK(measure_image(&fat, &image) == CUDA_SUCCESS && image.size() == 56);
+  CHECK(measure_image(&fat, &image, 55) == CUDA_ERROR_INVALID_IMAGE);
+  struct {
+    uint32_t magic = 0x466243B1, version = 1;
+    const void* data;
+    void* more = nullptr;
+  } wrapper{.data = &fat};
+  CHECK(measure_image(&wrapper, &image) == CUDA_SUCCESS && image.data() == (const void*)&fat && image.size() == 56);
+  wrapper.data = nullptr;
+  CHECK(measure_image(&wrapper, &image) == CUDA_ERROR_INVALID_IMAGE);
+
+  // This program is an ELF file; the length that its headers speak of is the file's.
+  const std::vector<std::byte> self = read_image_file("/proc/self/exe");
+  CHECK(self.size() > 64);
+  CHECK(measure_image(self.data(), &image, self.size()) == CUDA_SUCCESS && image.size() == self.size() - 64);
+  // Cut short anywhere, it is refused and nothing is read beyond its end.
+  for (const size_t length : {size_t{64}, size_t{128}, self.size() / 2, self.size() - 100}) {
+    const std::vector<std::byte> part(self.begin(), self.begin() + static_cast<ptrdiff_t>(length));
+    CHECK(measure_image(part.data(), &image, part.size()) == CUDA_ERROR_INVALID_IMAGE);
+  }
+  CHECK(read_image_file("/no/such/file").empty());
+}
+
+void descriptions() {
+  std::vector<std::byte> text;
+  const auto put = [&](const void* data, size_t bytes) {
+    const auto* from = static_cast<const std::byte*>(data);
+    text.insert(text.end(), from, from + bytes);
+  };
+  journal::ModuleInfo info{.kernel_count = 1, .global_count = 1};
+  put(&info, sizeof(info));
+  journal::KernelInfo kernel{.name_bytes = 3, .parameter_count = 2, .parameter_bytes = 12};
+  kernel.attributes[0] = 1024;
+  put(&kernel, sizeof(kernel));
+  put("mix", 3);
+  const journal::ParameterInfo parameters[] = {{0, 8}, {8, 4}};
+  put(parameters, sizeof(parameters));
+  text.resize(journal::align8(text.size()));
+  const journal::GlobalInfo global{.address = 0, .bytes = 16, .name_bytes = 5};
+  put(&global, sizeof(global));
+  put("table", 5);
+  text.resize(journal::align8(text.size()));
+  {
+    Module module;
+    CHECK(parse_description(text, module));
+    CHECK(module.functions.size() == 1 && module.functions[0].name == "mix" && module.by_name.at("mix") == 0);
+    CHECK(module.functions[0].parameters[1].offset == 8 && module.functions[0].attributes[0] == 1024);
+    CHECK(module.globals.size() == 1 && module.globals[0].name == "table" && module.globals[0].bytes == 16);
+  }
+  // Whatever the server writes: nothing but yes or no. (The sanitizers watch.)
+  for (size_t length = 0; length + 8 < text.size(); ++length) {
+    const std::vector<std::byte> part(text.begin(), text.begin() + static_cast<ptrdiff_t>(length));
+    Module module;
+    CHECK(!parse_description(part, module));
+  }
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (const int value : {0x00, 0x7f, 0xff}) {
+      auto changed = text;
+      changed[i] = static_cast<std::byte>(value);
+      Module module;
+      parse_description(changed, module);
+    }
+  }
+}
+
+void errors() {
+  const char* text = nullptr;
+  CHECK(::cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text) == CUDA_SUCCESS);
+  CHECK(std::string_view(text) == "CUDA_ERROR_OUT_OF_MEMORY");
+  CHECK(::cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &text) == CUDA_SUCCESS && std::string_view(text) == "out of memory");
+  CHECK(::cuGetErrorString(CUDA_ERROR_ILLEGAL_ADDRESS, &text) == CUDA_SUCCESS);
+  CHECK(std::string_view(text) == "an illegal memory access was encountered");
+  CHECK(::cuGetErrorName(static_cast<CUresult>(12345), &text) == CUDA_ERROR_INVALID_VALUE && !text);
+}
+
+void uninitialised() {
+  int count = 0;
+  CHECK(::cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(::cuDriverGetVersion(&count) == CUDA_SUCCESS && count == CUDA_VERSION);
+  CUdeviceptr pointer = 0;
+  CHECK(::cuMemAlloc_v2(&pointer, 8) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(::cuStreamSynchronize(nullptr) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(::cuMemsetD8Async(0, 0, 1, nullptr) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(::cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(::cuInit(1) == CUDA_ERROR_INVALID_VALUE);
+  ::setenv("XMIG_SOCKET", "/no/such/socket", 1);
+  CHECK(::cuInit(0) == CUDA_ERROR_SYSTEM_NOT_READY);
+  // The genuine driver, where there is none either.
+  ::setenv("XMIG_WITHOUT_DAEMON", "native", 1);
+  ::setenv("XMIG_NATIVE_LIBCUDA", "/no/such/driver", 1);
+  CHECK(::cuInit(0) == CUDA_ERROR_SYSTEM_NOT_READY);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::map<std::string_view, void (*)()> tests = {
+      {"md2", md2},       {"integrity", integrity}, {"entry_points", entry_points}, {"export_tables", export_tables},
+      {"numbers", numbers}, {"table", table},       {"images", images},             {"context_storage", context_storage},
+      {"errors", errors}, {"descriptions", descriptions}, {"uninitialised", uninitialised},
+  };
+  for (int i = 1; i < argc; ++i) {
+    const auto test = tests.find(argv[i]);
+    CHECK(test != tests.end());
+    test->second();
+  }
+  if (argc == 1) {
+    for (const auto& [name, test] : tests) test();
+  }
+}
