@@ -136,7 +136,7 @@ local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrima
       "cuCtxGetLimit", "cuCtxSetLimit", "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
       "cuCtxResetPersistingL2Cache", "cuCtxGetId", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
       "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
-synchronous("cuCtxSynchronize", server="custom")
+synchronous("cuCtxSynchronize", client="custom", server="custom")
 record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
        "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
 

@@ -34,11 +34,17 @@ CUresult release_unused(Allocation allocation) {
   return result;
 }
 
-void for_pools(int ordinal, auto&& f) {
-  for (const auto& pool : pools_of(ordinal)) f(*pool);
+void shrink_pools() {
+  // Events are queried all the time, and nearly always there is nothing to do.
+  if (!pools_may_shrink.exchange(false)) return;
+  bool more = false;
+  for (const auto& pool : pools_of(-1)) more |= pool->synchronized();
+  if (more) pools_may_shrink = true;
 }
 
 }  // namespace
+
+std::atomic<bool> pools_may_shrink{false};
 
 CUresult allocate(const std::shared_ptr<Pool>& pool, MemoryKind kind, uint64_t bytes, CUstream stream,
                   uint64_t stream_key, uint64_t* address) {
@@ -77,13 +83,14 @@ CUresult release(Allocation allocation, CUstream stream, uint64_t stream_key) {
   FreeRange block = allocation.block;
   if (stream_key) block.freed = {stream_key, stream_home(stream).context, last_sequence()};
   allocation.pool->heap.free(block);
+  pools_may_shrink = true;
   return CUDA_SUCCESS;
 }
 
 CUresult reclaim(int ordinal) {
   const uint64_t owner = current_context();
   if (const CUresult result = synchronize_users(owner); result != CUDA_SUCCESS) return result;
-  for_pools(ordinal, [](Pool& pool) { pool.heap.release(0); });
+  for (const auto& pool : pools_of(ordinal)) pool->heap.release(0);
   return CUDA_SUCCESS;
 }
 
@@ -146,30 +153,31 @@ void memory_stream_synchronized(CUstream stream) {
 
 void memory_event_synchronized(uint64_t stream_key, uint64_t record_sequence) {
   progress().stream_reached(stream_key, record_sequence);
-  for_pools(-1, [](Pool& pool) { pool.synchronized(); });
+  shrink_pools();
 }
 
 void memory_context_synchronized() {
   progress().context_reached(current_context(), last_sequence());
-  for_pools(-1, [](Pool& pool) { pool.synchronized(); });
+  shrink_pools();
 }
 
 void memory_stream_destroyed(CUstream stream) {
   const uint64_t key = memory_stream_key(stream);
   const uint64_t orphans = orphan_key(current_context());
-  for_pools(-1, [&](Pool& pool) { pool.heap.orphan(key, orphans); });
+  for (const auto& pool : pools_of(-1)) pool->heap.orphan(key, orphans);
 }
 
 void memory_context_reset(uint64_t context) {
   // Nothing of this context runs any more. The server dropped its allocations with it: there is no xmFree to send.
   progress().context_reached(context, last_sequence());
+  pools_may_shrink = true;
   for (const Allocation& allocation : memory_map().remove_context(context)) {
     if (allocation.pool) allocation.pool->heap.free(allocation.block);
     if (allocation.kind == MemoryKind::kPinned) give_pinned(allocation.block);
   }
   forget_context(context);
   restate_mappings(context);
-  for_pools(-1, [](Pool& pool) { pool.synchronized(); });
+  shrink_pools();
 }
 
 }  // namespace xmig::client

@@ -14,13 +14,17 @@ StreamHome stream_home(CUstream stream) {
   return {reinterpret_cast<uint64_t>(handle), context ? context->ordinal : -1};
 }
 
+CUresult cuCtxSynchronize() {
+  const CUresult result = record::cuCtxSynchronize();
+  if (result == CUDA_SUCCESS) memory_context_synchronized();
+  return result;
+}
+
 CUresult synchronize_context(uint64_t handle) {
   Context* const context = find_context(reinterpret_cast<CUcontext>(handle));
   if (!context || !context->alive.load(std::memory_order_acquire)) return CUDA_SUCCESS;
   const WithContext scope(*context);
-  const CUresult result = record::cuCtxSynchronize();
-  if (result == CUDA_SUCCESS) memory_context_synchronized();
-  return result;
+  return client::cuCtxSynchronize();
 }
 
 }  // namespace xmig::client

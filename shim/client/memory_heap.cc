@@ -86,18 +86,21 @@ void Heap::free(const FreeRange& block) {
   use_.used -= block.bytes;
 }
 
-void Heap::release(uint64_t keep) {
+bool Heap::release(uint64_t keep) {
   std::vector<FreeRange> ranges;
+  bool more = false;
   {
     const std::lock_guard guard(lock_);
-    if (use_.reserved <= keep) return;
+    if (use_.reserved <= keep) return false;
     settle();
     sweep();
     const uint64_t excess = (use_.reserved - keep) / kGranule * kGranule;
     ranges = large_.take_whole(kGranule, excess);
     for (const FreeRange& range : ranges) use_.reserved -= range.bytes;
+    more = use_.reserved > keep && (small_.unsettled() || large_.unsettled());
   }
   for (const FreeRange& range : ranges) backing(ordinal_).give(range.address, range.bytes);
+  return more;
 }
 
 void Heap::orphan(uint64_t stream_key, uint64_t orphans) {

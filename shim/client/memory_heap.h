@@ -33,8 +33,9 @@ class Heap {
   CUresult allocate(uint64_t bytes, uint64_t stream_key, FreeRange* block);
   void free(const FreeRange& block);
 
-  // Give free granules back to the Backing until at most `keep` bytes are reserved.
-  void release(uint64_t keep);
+  // Give free granules back to the Backing until at most `keep` bytes are reserved. True: more could follow when
+  // something has been waited for.
+  bool release(uint64_t keep);
   // The free ranges of a stream that is no more wait for the context.
   void orphan(uint64_t stream_key, uint64_t orphans);
 

@@ -108,7 +108,7 @@ std::vector<FreeRange> FreeRanges::take_whole(uint64_t granule, uint64_t bytes) 
 }
 
 void FreeRanges::settle(const std::function<bool(const FreedBy&)>& covered) {
-  if (by_size_.size() == by_size_.count(0)) return;
+  if (!unsettled()) return;
   std::vector<FreeRange> settled;
   for (const auto& [address, range] : by_address_)
     if (range.freed.stream && covered(range.freed)) settled.push_back(range);

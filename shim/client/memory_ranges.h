@@ -54,6 +54,8 @@ class FreeRanges {
   std::optional<FreeRange> starting_at(uint64_t address) const;
   const std::map<uint64_t, FreeRange>& all() const { return by_address_; }
   uint64_t bytes() const { return bytes_; }
+  // Is there a range that belongs to a stream?
+  bool unsettled() const { return by_size_.size() != by_size_.count(0); }
 
  private:
   using Iterator = std::map<uint64_t, FreeRange>::iterator;

@@ -17,11 +17,8 @@ class Pool {
  public:
   Pool(int ordinal, uint64_t handle, uint64_t limit) : heap(ordinal, limit), handle(handle) {}
 
-  // After the program has waited for something: what exceeds the threshold goes back.
-  void synchronized() {
-    const uint64_t keep = release_threshold.load(std::memory_order_relaxed);
-    if (heap.use().reserved > keep) heap.release(keep);
-  }
+  // After the program has waited for something: what exceeds the threshold goes back. True: as Heap::release().
+  bool synchronized() { return heap.release(release_threshold.load(std::memory_order_relaxed)); }
 
   Heap heap;
   const uint64_t handle;  // 0: cuMemAlloc's
@@ -34,6 +31,9 @@ class Pool {
 const std::shared_ptr<Pool>& plain_pool(int ordinal);
 // Every pool of the ordinal that exists or still has allocations; -1: of all.
 std::vector<std::shared_ptr<Pool>> pools_of(int ordinal);
+
+// Whether any pool may hold more than its threshold when the program has next waited for something.
+extern std::atomic<bool> pools_may_shrink;
 
 // A live allocation of `bytes` from the pool, told to the server. `stream_key` 0 with `stream` null: for any work.
 CUresult allocate(const std::shared_ptr<Pool>& pool, MemoryKind kind, uint64_t bytes, CUstream stream,

@@ -86,10 +86,22 @@ CUresult check(const CUmemAllocationProp& properties) {
   return id >= 0 && id < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-bool enough_memory(uint64_t bytes) {
+// Can this much be backed? What the device reports as free leaves out what the server gives up when it must: then only
+// trying tells.
+CUresult obtainable(int ordinal, uint64_t bytes) {
   size_t free = 0;
   size_t total = 0;
-  return record::cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS || bytes <= free;
+  if (ordinal == current_ordinal() && record::cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && bytes <= free) {
+    return CUDA_SUCCESS;
+  }
+  uint64_t address = 0;
+  Backing& memory = backing(ordinal);
+  CUresult result = memory.reserve(bytes, 0, 0, &address);
+  if (result != CUDA_SUCCESS) return result;
+  result = memory.grow_at(address, bytes);
+  if (result == CUDA_SUCCESS) memory.shrink_at(address, bytes);
+  memory.unreserve(address, bytes);
+  return result;
 }
 
 CUresult tell_alloc(uint64_t address, uint64_t bytes) {
@@ -191,15 +203,15 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
     const std::lock_guard guard(all.lock);
     promised = all.promised[ordinal] += size;
   }
-  // Only the current device can be asked what it has left; for another, cuMemMap finds out.
-  if (ordinal == current_ordinal() && !enough_memory(promised)) {
-    const CUresult waited = reclaim(ordinal);
-    backing(ordinal).trim(0);
-    if (waited != CUDA_SUCCESS || !enough_memory(promised)) {
-      const std::lock_guard guard(all.lock);
-      all.promised[ordinal] -= size;
-      return waited != CUDA_SUCCESS ? waited : CUDA_ERROR_OUT_OF_MEMORY;
-    }
+  CUresult result = obtainable(ordinal, promised);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    result = reclaim(ordinal);
+    if (result == CUDA_SUCCESS) result = obtainable(ordinal, promised);
+  }
+  if (result != CUDA_SUCCESS) {
+    const std::lock_guard guard(all.lock);
+    all.promised[ordinal] -= size;
+    return result;
   }
   const uint64_t made = create_handle(journal::Kind::kMemory);
   const std::lock_guard guard(all.lock);
