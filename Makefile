@@ -21,7 +21,7 @@ bench: build
 	$(python) -m tests.bench $(ARGS)
 
 build: venv
-	$(setup)/native.sh
+	$(setup)/native.sh native runtime
 
 venv:
 	@$(setup)/system.sh build

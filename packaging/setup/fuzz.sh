@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 clang="$(packaging/setup/clang.sh)"
-packaging/setup/native.sh fuzz -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}"
+packaging/setup/native.sh fuzz fuzz -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}"
 
 targets=(build/fuzz/fuzz/fuzz_*)
 each=$(( ($1 + ${#targets[@]} - 1) / ${#targets[@]} ))

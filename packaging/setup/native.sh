@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# native.sh [CONFIGURATION [CMAKE-OPTION...]]: configure and build the native part in build/CONFIGURATION, or bring it
-# up to date. The default configuration, `native`, is also put where the Python package looks for it.
+# native.sh CONFIGURATION TARGET [CMAKE-OPTION...]: bring a target of the native part up to date in build/CONFIGURATION.
+# What the configuration `native` builds for run time is also put where the Python package looks for it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-configuration="${1:-native}"
-shift || true
+configuration="$1" target="$2"
+shift 2
 export PATH="$PWD/.venv/bin:$PATH"
 build="build/$configuration"
 cmake -S shim -B "$build" -G Ninja -Wno-dev --log-level=WARNING -DPython3_EXECUTABLE="$PWD/.venv/bin/python" "$@" >/dev/null
-cmake --build "$build"
+cmake --build "$build" --target "$target"
 [ "$configuration" != native ] || cmake --install "$build" --component native --prefix . >/dev/null

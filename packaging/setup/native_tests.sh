@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 configuration="$1"
-packaging/setup/native.sh "$@"
+shift
+packaging/setup/native.sh "$configuration" all "$@"
 # What a sanitizer finds fails the test; so does a leak.
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1

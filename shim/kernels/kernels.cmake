@@ -5,4 +5,4 @@ target_include_directories(xmig_kernels PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../inc
 # No fused multiply-add and no reordering: the same bits on every x86-64.
 target_compile_options(xmig_kernels PRIVATE -O3 -ffp-contract=off -Wall -Wextra -Werror)
 target_link_libraries(xmig_kernels PRIVATE m)
-install(TARGETS xmig_kernels LIBRARY DESTINATION xmigd/native)
+install(TARGETS xmig_kernels LIBRARY DESTINATION xmigd/native COMPONENT native)

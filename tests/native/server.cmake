@@ -16,3 +16,7 @@ foreach(test
     daemon_comes_back memory_is_full pauses globals event_on_two_streams idle_uses_no_cpu)
   add_test(NAME server.${test} COMMAND server_jobs $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
+
+foreach(decoder cut request ring)
+  xmig_fuzz_target(server_${decoder} ${CMAKE_CURRENT_LIST_DIR}/server_fuzz_${decoder}.cc xmig_server_core)
+endforeach()
