@@ -1,0 +1,1 @@
+"""The REST API under /v1. Handlers are thin: the supervisor acts, the database remembers."""

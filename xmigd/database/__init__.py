@@ -1,0 +1,1 @@
+"""SQLite: models, one writer thread, readers. Schema history: migrations/."""

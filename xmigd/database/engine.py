@@ -1,0 +1,45 @@
+"""Connections to the SQLite file. Writers go through writer.py, which owns the only connection that writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+
+from xmigd.errors import StartError
+
+BUSY_TIMEOUT_MS = 5000
+
+
+def make_engine(path: Path, *, writer: bool = False) -> Engine:
+    engine = create_engine(f"sqlite:///{path}", pool_size=1 if writer else 4, max_overflow=0 if writer else 8)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        # SQLAlchemy begins transactions itself (below); the driver's own idea of when to begin is switched off.
+        connection.isolation_level = None
+        for pragma in (
+            f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "foreign_keys=ON", "synchronous=FULL",
+            *(() if writer else ("query_only=ON",)),
+        ):  # fmt: skip
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+
+    return engine
+
+
+def prepare_folder(path: Path) -> None:
+    """Make the database's folder, for us alone. Raises StartError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        os.close(os.open(path, flags, 0o600))
+    except OSError as error:
+        raise StartError(
+            f"the database {path} cannot be written: {error.strerror}", hint="choose another file with XMIG_DATABASE"
+        ) from None

@@ -1,0 +1,82 @@
+"""The native programs: where they are, and the sizes that `xmig-server --layout` says they were built with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from xmigd.errors import StartError
+
+SERVER = "xmig-server"
+SHIM = "libcuda.so.1"
+
+
+class Layout(BaseModel):
+    """Sizes of what client and server share. The defaults are those of shim/journal/layout.h; a sanitizer build has
+    others, and says so."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    layout_version: int = 1
+    header_bytes: int = Field(default=2 << 20, gt=0, le=1 << 30)
+    staging_bytes: int = Field(default=4 * (4 << 20), gt=0, le=1 << 34)
+    pinned_bytes: int = Field(default=1 << 38, gt=0, le=1 << 46)
+
+
+def find_native_dir(configured: Path | None) -> Path:
+    """The folder with the native programs. Raises StartError if they are not there."""
+    if configured is not None:
+        candidates = [configured]
+    elif os.environ.get("XMIG_NATIVE_DIR"):
+        candidates = [Path(os.environ["XMIG_NATIVE_DIR"])]
+    else:
+        candidates = [Path(__file__).parent / "native"]
+    for folder in candidates:
+        if os.access(folder / SERVER, os.X_OK):
+            return folder.resolve()
+    raise StartError(
+        f"{SERVER} is not in {candidates[0]}",
+        hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
+        code="native_missing",
+    )
+
+
+def find_shim(native_dir: Path) -> Path:
+    """libcuda.so.1. Raises StartError if it is not there."""
+    shim = native_dir / SHIM
+    if not shim.exists():
+        raise StartError(
+            f"{SHIM} is not in {native_dir}",
+            hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
+            code="native_missing",
+        )
+    return shim
+
+
+def read_layout(native_dir: Path) -> Layout:
+    """Ask the server for its layout. Raises StartError when it does not run or speaks another layout."""
+    server = native_dir / SERVER
+    try:
+        done = subprocess.run(
+            [server, "--layout"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, cwd="/", check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"{server} does not run: {error}", hint="build it again (make build)") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[:300]
+        raise StartError(
+            f"{server} --layout failed with exit code {done.returncode}: {said}", hint="build it again (make build)"
+        )
+    try:
+        layout = Layout.model_validate_json(done.stdout)
+    except ValidationError as error:
+        raise StartError(f"{server} --layout printed something else than its layout: {error}") from None
+    if layout.layout_version != Layout().layout_version:
+        raise StartError(
+            f"{server} uses layout {layout.layout_version}, this daemon {Layout().layout_version}",
+            hint="install daemon and native part from the same version",
+        )
+    return layout

@@ -1,0 +1,57 @@
+"""What the supervisor wants remembered, as plain data. The database implements it; tests may too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.supervisor.messages import Cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    id: str
+    name: str
+    command: str
+    uid: int
+    device: str | None
+    registered: bool  # by `xmigctl run`; otherwise made for a process that came by itself
+    token_hash: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    id: str
+    job: str
+    pid: int
+    start_time: int
+    uid: int
+    gid: int
+    command: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveProcess:
+    """A process that was alive when the last daemon wrote for the last time."""
+
+    row: ProcessRow
+    job: JobRow
+    state: str
+    server_pid: int | None
+    server_start_time: int | None
+    faults: int
+    recoveries: int
+
+
+class Records(Protocol):
+    """None of these waits, and none fails: what cannot be written now is kept and written later."""
+
+    def job_made(self, job: JobRow) -> None: ...
+    def process_started(self, process: ProcessRow) -> None: ...
+    def process_state(self, process: str, state: str, why: str) -> None: ...
+    def server_assigned(self, process: str, pid: int, start_time: int, generation: int) -> None: ...
+    def cut(self, process: str, cut: Cut) -> None: ...
+    def fault(self, process: str, fault: FaultRecord) -> None: ...
+    def recovery(self, process: str, recovery: RecoveryRecord) -> None: ...

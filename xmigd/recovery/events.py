@@ -1,0 +1,293 @@
+"""What the machine of a process is told, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# --- events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    t: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientArrived(Event):
+    """A program has shaken hands and waits for its server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted(Event):
+    """A server that outlived an earlier daemon has announced itself, with everything it has. It is server 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientExited(Event):
+    reason: str = "the program has exited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleMissed(Event):
+    """A descriptor that the server handed over could not be taken: without it the process cannot be recovered."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvent(Event):
+    server: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed(ServerEvent):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(ServerEvent):
+    warm_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(ServerEvent):
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReached(ServerEvent):
+    name: Literal["mapped", "restored", "redone", "resumed"]
+    at: int
+    records: int = 0
+    compared: int = 0
+    differing: int = 0
+    first_difference: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutCommitted(ServerEvent):
+    number: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted(ServerEvent):
+    sequence: int
+    op: str
+    error: int
+    text: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramError(ServerEvent):
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectionStrikes(ServerEvent):
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageFound(ServerEvent):
+    position: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidBye(ServerEvent):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misbehaved(ServerEvent):
+    """The server broke the protocol, or closed its connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(ServerEvent):
+    """The server's pidfd became readable. Everything it had sent before was delivered before this."""
+
+    status: str  # for people: "killed by SIGKILL", "exit code 3"
+    clean: bool = False  # exit code 0
+
+
+# --- what is injected, recorded ----------------------------------------------------------------------------------
+
+InjectPoint = Literal["record", "kernel", "copy", "cut", "redo"]
+InjectKind = Literal["kill", "fault", "hang"]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    id: int
+    point: InjectPoint
+    kind: InjectKind
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectRequested(Event):
+    injection: Injection
+
+
+FaultKind = Literal["device", "server", "injected", "protocol", "garbage", "timeout", "spawn", "program"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    number: int  # of this process, from 1
+    kind: FaultKind
+    t: int  # when it was detected
+    text: str
+    sequence: int | None = None  # of the journal record whose work faulted
+    op: str | None = None
+    error: int | None = None  # CUresult
+    injection: int | None = None
+
+
+Outcome = Literal["running", "resumed", "lost", "abandoned"]
+StandbyKind = Literal["warm", "warming", "spawned"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveryRecord:
+    """One recovery, from the first fault to the moment the program goes on, over all its attempts."""
+
+    number: int  # of this process, from 1
+    cause: str
+    fault: int | None  # the FaultRecord that began it
+    occurred: int
+    detected: int
+    standby: StandbyKind = "warm"
+    attempts: int = 1
+    cut: int = 0
+    standby_ready: int | None = None
+    mapped: int | None = None
+    restored: int | None = None
+    redone: int | None = None
+    resumed: int | None = None
+    records: int | None = None
+    compared: int | None = None
+    differing: int | None = None
+    first_difference: int | None = None
+    delivered_sequence: int | None = None
+    delivered_error: int | None = None
+    outcome: Outcome = "running"
+    story: list[str] = field(default_factory=list)
+
+
+# --- instructions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn(Instruction):
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Instruction):
+    server: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Instruction):
+    """Give the process to a server. `recover`: with every memory handle, then `go`."""
+
+    server: int
+    mode: Literal["fresh", "recover", "lost"]
+    deliver: Deliver | None = None
+    injections: tuple[Injection, ...] = ()
+    error: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm(Instruction):
+    server: int
+    injection: Injection
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Instruction):
+    """Let the program in: answer its handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Instruction):
+    error: int  # CUresult
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalClient(Instruction):
+    signal: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer(Instruction):
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTimer(Instruction):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState(Instruction):
+    """The process is in a new state; for the database and the log."""
+
+    state: str
+    server: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFault(Instruction):
+    record: FaultRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecovery(Instruction):
+    record: RecoveryRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Instruction):
+    """Close the process's journal and memory: nobody will need them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Instruction):
+    """The program is gone and so is everything of it."""

@@ -1,0 +1,644 @@
+"""The life of one program and its servers, as a state machine: events in, instructions out, no I/O, no clock.
+
+States
+------
+starting    the program waits in its handshake for its first server
+running     a server has the process
+recovering  the server is gone; another gets, or has got, the process and redoes
+losing      it cannot be recovered; a server is being told to mark the journal lost, which wakes the program
+lost        marked; the program lives and gets errors
+draining    the program has exited; its server has a moment to finish
+ended       nothing is left
+
+Servers are numbered per process, from 0, and never used twice. At most two exist at a time: `active`, which has the
+process or is about to get it, and `standby`, warm or warming. A server that was told to die is `dying` until its exit
+is seen; the process is never given to another before that, since both would write the same memory.
+
+Whose fault?
+------------
+A fault (record, error) that strikes again at the same record in the redo that follows is the program's own: the next
+server is told to deliver it. Injected faults say so themselves and never count. Everything else is repeated, but only
+while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
+After `max_attempts` recoveries without any of these the process is lost.
+
+Running out of something (descriptors, processes, memory) is nobody's fault: starting a server is tried again, ever more
+slowly, for as long as the program lives.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from xmigd.recovery import events as e
+
+State = Literal["starting", "running", "recovering", "losing", "lost", "draining", "ended"]
+ServerState = Literal["spawning", "warm", "assigned", "dying"]
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    "starting": frozenset({"running", "ended"}),
+    "running": frozenset({"recovering", "losing", "draining", "ended"}),
+    "recovering": frozenset({"running", "losing", "draining", "ended"}),
+    "losing": frozenset({"lost", "ended"}),
+    "lost": frozenset({"ended"}),
+    "draining": frozenset({"ended"}),
+    "ended": frozenset(),
+}
+
+CUDA_ERROR_OUT_OF_MEMORY = 2
+CUDA_ERROR_DEVICE_UNAVAILABLE = 46
+CUDA_ERROR_SYSTEM_NOT_READY = 802
+
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 5.0
+LOST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_attempts: int = 5
+    start_timeout: float = 30.0
+    phase_timeout: float = 300.0
+    stable_after: float = 1.0
+    stop_grace: float = 10.0
+    standby: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    t: int
+    source: State
+    target: State
+    cause: e.Event | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """Why a server is dying or dead, as far as it is known before its exit is seen."""
+
+    record: e.FaultRecord | None
+    occurred: int | None = None
+    injected: bool = False
+
+
+class Machine:
+    """See the module's docstring. `handle` is the only entry; everything else may be read."""
+
+    def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
+        self.limits = limits or Limits()
+        self.state: State = "starting"
+        self.servers: dict[int, ServerState] = {}
+        self.active: int | None = None
+        self.standby: int | None = None
+        self.armed: dict[int, e.Injection] = {}
+        self.unrecoverable: str | None = None
+        self.doom: tuple[int, str] | None = None  # CUresult and sentence of a process that is being lost
+        self.attempts = 0  # recoveries (or first starts) since the last progress
+        self.recovery: e.RecoveryRecord | None = None
+        self.story: deque[Transition] = deque(maxlen=64)
+        self._timers: set[str] = set()
+        self._next_server = 0
+        self._faults = faults
+        self._recoveries = recoveries
+        self._backoff = FIRST_BACKOFF
+        self._deaths: dict[int, _Death] = {}
+        self._striking: dict[int, int] = {}  # server -> injection
+        self._suspect: e.Deliver | None = None  # struck once; not yet passed by a redo
+        self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
+        self._cut = (0, 0)  # number, sequence
+        self._best = (0, -1)  # cut number, records of the redo that got furthest
+        self._lost_tries = 0
+        self._cause: e.Event | None = None
+        self._out: list[e.Instruction] = []
+        self._t = 0
+
+    # --- the entry ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event) -> list[e.Instruction]:
+        """Take an event; return what is to be done, in order."""
+        self._cause, self._out, self._t = event, [], event.t
+        if self.state == "ended":
+            return []
+        match event:
+            case e.ServerEvent() if event.server not in self.servers:
+                pass  # of a server that this machine has already written off
+            case e.ClientArrived():
+                self._client_arrived()
+            case e.Adopted():
+                self._adopted()
+            case e.ClientExited():
+                self._client_exited(event)
+            case e.StopRequested():
+                self._stop_requested(event)
+            case e.HandleMissed():
+                self.unrecoverable = event.reason
+            case e.InjectRequested():
+                self._inject(event)
+            case e.TimerFired():
+                if event.name in self._timers:
+                    self._timers.discard(event.name)
+                    self._timer_fired(event)
+            case e.SpawnFailed():
+                self._server_unavailable(event.server, event.reason)
+            case e.Hello():
+                self._hello(event)
+            case e.Ready():
+                self._ready(event)
+            case e.PhaseReached():
+                self._phase(event)
+            case e.CutCommitted():
+                self._cut_committed(event)
+            case e.Faulted():
+                self._faulted(event)
+            case e.ProgramError():
+                self._program_error(event)
+            case e.InjectionStrikes():
+                self._injection_strikes(event)
+            case e.GarbageFound():
+                self._garbage(event)
+            case e.SaidBye():
+                pass  # its exit follows; whether that was right is decided by whether the program has exited
+            case e.Misbehaved():
+                self._misbehaved(event)
+            case e.Exited():
+                self._exited(event)
+        return self._out
+
+    def validate_state(self) -> None:
+        """Raise AssertionError if an invariant does not hold. For tests."""
+        assert self.state in get_args(State)
+        living = [n for n, s in self.servers.items() if s != "dying"]
+        assert all(n in (self.active, self.standby) for n in living), (living, self.active, self.standby)
+        assert len(self.servers) <= 2 or "dying" in self.servers.values()
+        assert self.active is None or self.active in self.servers
+        assert self.standby is None or self.standby in self.servers
+        assert self.active is None or self.active != self.standby
+        assert list(self.servers.values()).count("assigned") <= 1
+        if "assigned" in self.servers.values():
+            assert self.active is not None
+            assert self.servers[self.active] == "assigned"
+        if self.state == "running":
+            assert self.active is not None
+            assert self.servers[self.active] in ("assigned", "dying")
+            assert self.recovery is None
+        if self.state == "recovering":
+            assert self.recovery is not None
+            assert self.recovery.outcome == "running"
+            assert self.active is not None or "spawn" in self._timers
+        if self.state == "losing":
+            assert self.doom is not None
+            assert self.active is not None or "spawn" in self._timers
+        if self.state in ("lost", "ended"):
+            assert not living
+            assert self.recovery is None
+        assert self.attempts <= self.limits.max_attempts + 1
+
+    # --- beginnings --------------------------------------------------------------------------------------------
+
+    def _client_arrived(self) -> None:
+        if self.servers:
+            return
+        self._timer("start", self.limits.start_timeout)
+        self._save("a program has connected")
+        self.active = self._spawn()
+
+    def _adopted(self) -> None:
+        number = self._new_number()
+        self.servers[number] = "assigned"
+        self.active = number
+        self._go("running", "its server outlived the daemon and has announced itself")
+        self._want_standby()
+
+    def _hello(self, event: e.Hello) -> None:
+        if self.servers[event.server] != "spawning":
+            return
+        self.servers[event.server] = "warm"
+        self._backoff = FIRST_BACKOFF
+        if event.server == self.active:
+            self._assign()
+
+    def _ready(self, event: e.Ready) -> None:
+        if event.server != self.active or self.state != "starting":
+            return
+        self._clear("start")
+        self._out.append(e.Admit())
+        self.attempts = 0
+        self._go("running", "the server is ready")
+        self._want_standby()
+
+    # --- giving the process to a server --------------------------------------------------------------------------
+
+    def _assign(self) -> None:
+        """The active server is warm: give it the process."""
+        assert self.active is not None
+        number = self.active
+        self.servers[number] = "assigned"
+        injections = tuple(self.armed.values())
+        if self.state == "losing":
+            assert self.doom is not None
+            self._out.append(e.Assign(number, "lost", error=self.doom[0], text=self.doom[1]))
+            self._timer("phase", self.limits.start_timeout)
+            return
+        if self.state == "starting":
+            self._out.append(e.Assign(number, "fresh", injections=injections))
+            return
+        assert self.recovery is not None
+        deliver = self._delivered
+        self._out.append(e.Assign(number, "recover", deliver=deliver, injections=injections))
+        self.recovery.standby_ready = self._t
+        self.recovery.cut = self._cut[0]
+        if deliver is not None:
+            self.recovery.delivered_sequence, self.recovery.delivered_error = deliver.sequence, deliver.error
+        self._timer("phase", self.limits.phase_timeout)
+        self._save_recovery()
+
+    def _replace(self) -> None:
+        """The active server is gone and another must take its place."""
+        self.active = None
+        if self.standby is not None:
+            number, self.standby = self.standby, None
+            self.active = number
+            warm = self.servers[number] == "warm"
+            if self.recovery is not None:
+                self.recovery.standby = "warm" if warm else "warming"
+            if warm:
+                self._assign()
+            return
+        if self.recovery is not None:
+            self.recovery.standby = "spawned"
+        if "spawn" not in self._timers:
+            self.active = self._spawn()
+
+    def _phase(self, event: e.PhaseReached) -> None:
+        if event.server != self.active or self.state != "recovering" or self.servers[event.server] != "assigned":
+            return
+        record = self.recovery
+        assert record is not None
+        at = max(record.standby_ready or record.detected, min(event.at, event.t))
+        self._timer("phase", self.limits.phase_timeout)
+        if event.name == "mapped":
+            record.mapped = at
+        elif event.name == "restored":
+            record.restored = at
+        elif event.name == "redone":
+            record.redone = at
+            record.records, record.compared = event.records, event.compared
+            record.differing, record.first_difference = event.differing, event.first_difference
+            self._redo_passed(event.records)
+        else:
+            record.resumed = at
+            self._resumed()
+
+    def _redo_passed(self, records: int) -> None:
+        number, sequence = self._cut
+        if (number, records) > self._best:
+            self._best = (number, records)
+            self.attempts = 0
+        # Whether a cut's sequence is the last before it or the first after it: this is right for both.
+        if self._suspect is not None and self._suspect.sequence < sequence + records:
+            self._suspect = None
+
+    def _resumed(self) -> None:
+        assert self.recovery is not None
+        record, self.recovery = self.recovery, None
+        record.outcome = "resumed"
+        self._clear("phase")
+        self._out.append(e.SaveRecovery(record))
+        self._go("running", f"recovered: {record.cause}")
+        self._timer("stable", self.limits.stable_after)
+        self._want_standby()
+
+    def _cut_committed(self, event: e.CutCommitted) -> None:
+        if event.server != self.active or event.number <= self._cut[0]:
+            return
+        self._cut = (event.number, event.sequence)
+        self.attempts = 0
+        if self._delivered is not None and event.sequence > self._delivered.sequence:
+            self._delivered = None
+        if self._suspect is not None and event.sequence > self._suspect.sequence:
+            self._suspect = None
+
+    # --- what goes wrong -----------------------------------------------------------------------------------------
+
+    def _faulted(self, event: e.Faulted) -> None:
+        """A sticky fault. The server would exit by itself; killing it is quicker and cannot be refused."""
+        if event.server != self.active or event.server in self._deaths:
+            return
+        injection = self._striking.pop(event.server, None)
+        if injection is None and self.servers[event.server] == "assigned":
+            self._suspect_or_deliver(e.Deliver(event.sequence, event.error))
+        record = self._fault(
+            "device" if injection is None else "injected",
+            event.text or f"CUDA error {event.error}",
+            sequence=event.sequence or None,
+            op=event.op,
+            error=event.error,
+            injection=injection,
+        )
+        self._deaths[event.server] = _Death(record, min(event.at, event.t), injection is not None)
+        self._kill(event.server, "it reported a sticky fault")
+
+    def _suspect_or_deliver(self, fault: e.Deliver) -> None:
+        if fault.sequence == 0:
+            return  # not known which record: cannot be told from another fault, and is bounded by the attempts
+        if fault == self._suspect:
+            self._delivered, self._suspect = fault, None
+        else:
+            self._suspect = fault
+
+    def _program_error(self, event: e.ProgramError) -> None:
+        if event.server != self.active:
+            return
+        self._fault(
+            "program",
+            "the fault came back at the same record and was handed to the program",
+            sequence=event.sequence,
+            error=event.error,
+        )
+
+    def _injection_strikes(self, event: e.InjectionStrikes) -> None:
+        if self.armed.pop(event.id, None) is not None:
+            self._striking[event.server] = event.id
+
+    def _garbage(self, event: e.GarbageFound) -> None:
+        if event.server != self.active or event.server in self._deaths:
+            return
+        text = f"the program's journal does not decode at position {event.position}: {event.text}"
+        self._deaths[event.server] = _Death(self._fault("garbage", text))
+        self.unrecoverable = text
+        self._kill(event.server, "its program's journal is garbage")
+
+    def _misbehaved(self, event: e.Misbehaved) -> None:
+        if self.servers[event.server] == "dying":
+            return
+        self._kill(event.server, event.reason)
+        if event.server == self.standby:
+            self.standby = None
+            self._retry_later(f"the standby misbehaved: {event.reason}")
+        elif event.server == self.active and event.server not in self._deaths and self.state != "draining":
+            self._deaths[event.server] = _Death(self._fault("protocol", event.reason))
+
+    def _exited(self, event: e.Exited) -> None:
+        state = self.servers.pop(event.server)
+        death = self._deaths.pop(event.server, None)
+        striking = self._striking.pop(event.server, None)
+        if event.server == self.standby:
+            self.standby = None
+            if self.state == "running":
+                self._retry_later(f"the standby ended: {event.status}")
+            return
+        if event.server != self.active:
+            return
+        self.active = None
+        if self.state == "draining":
+            self._end("the program has exited")
+        elif self.state == "losing":
+            self._losing_server_exited(event, state)
+        elif death is None and state in ("spawning", "warm"):
+            self._server_gone_before_work(f"a server ended before it had the process: {event.status}")
+        else:
+            if death is None:
+                injected = striking is not None
+                text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
+                death = _Death(
+                    self._fault("injected" if injected else "server", text, injection=striking), None, injected
+                )
+            self._server_lost(death)
+
+    def _server_lost(self, death: _Death) -> None:
+        record = death.record
+        cause = record.text if record is not None else "the server was lost"
+        if not death.injected:
+            self.attempts += 1
+        if self.state == "starting":
+            if self.attempts >= self.limits.max_attempts:
+                self._refuse(CUDA_ERROR_SYSTEM_NOT_READY, f"the server could not start: {cause}")
+            else:
+                self._replace()
+            return
+        if self.recovery is None:
+            self._recoveries += 1
+            self.recovery = e.RecoveryRecord(
+                number=self._recoveries,
+                cause=cause,
+                fault=record.number if record else None,
+                occurred=death.occurred if death.occurred is not None else self._t,
+                detected=self._t,
+            )
+        else:
+            again = self.recovery
+            again.attempts += 1
+            again.standby_ready = again.mapped = again.restored = again.redone = None
+        self.recovery.story.append(cause)
+        self._clear("stable")
+        if self.unrecoverable is not None:
+            self._lose(CUDA_ERROR_DEVICE_UNAVAILABLE, self.unrecoverable)
+        elif self.attempts > self.limits.max_attempts:
+            error = record.error if record is not None and record.error else CUDA_ERROR_DEVICE_UNAVAILABLE
+            self._lose(error, f"{self.limits.max_attempts} recoveries in a row made no progress; the last: {cause}")
+        else:
+            if self.state != "recovering":
+                self._go("recovering", cause)
+            self._replace()
+
+    def _server_unavailable(self, number: int, reason: str) -> None:
+        """It could not be started at all."""
+        del self.servers[number]
+        if number == self.standby:
+            self.standby = None
+            self._retry_later(f"no standby: {reason}")
+        elif number == self.active:
+            self.active = None
+            self._server_gone_before_work(f"no server could be started: {reason}")
+
+    def _server_gone_before_work(self, why: str) -> None:
+        self._fault("spawn", why)
+        if self.recovery is not None:
+            self.recovery.story.append(why)
+            self._save_recovery()
+        if self.state == "starting":
+            self.attempts += 1
+            if self.attempts >= self.limits.max_attempts:
+                self._refuse(CUDA_ERROR_SYSTEM_NOT_READY, why)
+                return
+        self._retry_later(why)
+
+    def _retry_later(self, why: str) -> None:
+        if "spawn" in self._timers or not (self.limits.standby or self.active is None):
+            return
+        self._save(f"{why}; trying again in {self._backoff:g} s")
+        self._timer("spawn", self._backoff)
+        self._backoff = min(self._backoff * 2, LAST_BACKOFF)
+
+    def _timer_fired(self, event: e.TimerFired) -> None:
+        match event.name:
+            case "start":
+                if self.state == "starting":
+                    self._refuse(
+                        CUDA_ERROR_SYSTEM_NOT_READY, f"no server was ready within {self.limits.start_timeout:g} s"
+                    )
+            case "spawn":
+                if self.active is None and self.state in ("starting", "recovering", "losing"):
+                    self.active = self._spawn()
+                elif self.state == "running":
+                    self._want_standby()
+            case "phase":
+                if self.active is not None and self.servers[self.active] == "assigned":
+                    if self.active not in self._deaths:
+                        text = "the server made no progress in time"
+                        self._deaths[self.active] = _Death(self._fault("timeout", text))
+                    self._kill(self.active, "it made no progress in time")
+            case "stable":
+                if self.state == "running":
+                    self.attempts = 0
+            case "drain":
+                if self.state == "draining":
+                    self._end("the program has exited; its server did not finish in time")
+            case "stop":
+                self._out.append(e.SignalClient(signal.SIGKILL, "it did not exit after SIGTERM"))
+
+    # --- endings -------------------------------------------------------------------------------------------------
+
+    def _stop_requested(self, event: e.StopRequested) -> None:
+        if "stop" in self._timers:
+            return
+        self._out.append(e.SignalClient(signal.SIGTERM, event.reason))
+        self._timer("stop", self.limits.stop_grace)
+
+    def _client_exited(self, event: e.ClientExited) -> None:
+        if self.state == "running" and self.active is not None and self.servers[self.active] == "assigned":
+            self._drop_standby()
+            self._go("draining", event.reason)
+            self._timer("drain", self.limits.stop_grace)
+        elif self.state == "draining":
+            return
+        else:
+            self._end(event.reason)
+
+    def _lose(self, error: int, why: str) -> None:
+        self.doom = (error, why)
+        if self.recovery is not None:
+            record, self.recovery = self.recovery, None
+            record.outcome = "lost"
+            record.story.append(why)
+            self._out.append(e.SaveRecovery(record))
+        self._clear("phase")
+        self._go("losing", why)
+        self._replace()
+
+    def _losing_server_exited(self, event: e.Exited, state: ServerState) -> None:
+        if state in ("spawning", "warm"):
+            self._server_gone_before_work(f"a server ended before it had the process: {event.status}")
+            return
+        self._lost_tries += 1
+        if not event.clean and self._lost_tries < LOST_TRIES:
+            self._replace()
+            return
+        assert self.doom is not None
+        self._clear("phase")
+        self._drop_standby()
+        self._go("lost", self.doom[1])
+        self._out.append(e.Release())
+
+    def _refuse(self, error: int, why: str) -> None:
+        self._out.append(e.Refuse(error, why))
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        if self.recovery is not None:
+            record, self.recovery = self.recovery, None
+            record.outcome = "abandoned"
+            record.story.append(why)
+            self._out.append(e.SaveRecovery(record))
+        for number, state in list(self.servers.items()):
+            if state != "dying":
+                self._kill(number, why)
+        self.active = self.standby = None
+        for timer in sorted(self._timers):
+            self._clear(timer)
+        self._go("ended", why)
+        self._out.append(e.Release())
+        self._out.append(e.Finish())
+
+    # --- small parts -----------------------------------------------------------------------------------------------
+
+    def _inject(self, event: e.InjectRequested) -> None:
+        self.armed[event.injection.id] = event.injection
+        if self.active is not None and self.servers[self.active] == "assigned" and self.state != "losing":
+            self._out.append(e.Arm(self.active, event.injection))
+
+    def _new_number(self) -> int:
+        number = self._next_server
+        self._next_server += 1
+        return number
+
+    def _spawn(self) -> int:
+        number = self._new_number()
+        self.servers[number] = "spawning"
+        self._out.append(e.Spawn(number))
+        return number
+
+    def _want_standby(self) -> None:
+        if self.limits.standby and self.standby is None and "spawn" not in self._timers:
+            self.standby = self._spawn()
+
+    def _drop_standby(self) -> None:
+        if self.standby is not None:
+            number, self.standby = self.standby, None
+            self._kill(number, "its process needs no standby any more")
+
+    def _kill(self, number: int, why: str) -> None:
+        self.servers[number] = "dying"
+        self._out.append(e.Kill(number, why))
+
+    def _fault(
+        self,
+        kind: e.FaultKind,
+        text: str,
+        *,
+        sequence: int | None = None,
+        op: str | None = None,
+        error: int | None = None,
+        injection: int | None = None,
+    ) -> e.FaultRecord:
+        self._faults += 1
+        record = e.FaultRecord(
+            number=self._faults,
+            kind=kind,
+            t=self._t,
+            text=text,
+            sequence=sequence,
+            op=op,
+            error=error,
+            injection=injection,
+        )
+        self._out.append(e.SaveFault(record))
+        return record
+
+    def _save_recovery(self) -> None:
+        assert self.recovery is not None
+        record = copy(self.recovery)
+        record.story = list(record.story)
+        self._out.append(e.SaveRecovery(record))
+
+    def _timer(self, name: str, seconds: float) -> None:
+        self._timers.add(name)
+        self._out.append(e.SetTimer(name, seconds))
+
+    def _clear(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.discard(name)
+            self._out.append(e.ClearTimer(name))
+
+    def _go(self, target: State, why: str) -> None:
+        assert target in TRANSITIONS[self.state]
+        self.story.append(Transition(self._t, self.state, target, self._cause, why))
+        self.state = target
+        self._save(why)
+
+    def _save(self, why: str) -> None:
+        self._out.append(e.SaveState(self.state, self.active, why))

@@ -1,0 +1,114 @@
+"""File descriptors with an owner, and the memory of a process that the daemon makes and holds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xmigd.native import Layout
+
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
+
+
+class Fd:
+    """A file descriptor that is closed once: by `close`, or with its last reference."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        if self._number < 0:
+            raise ValueError("the descriptor is closed")
+        return self._number
+
+    @property
+    def closed(self) -> bool:
+        return self._number < 0
+
+    def close(self) -> None:
+        number, self._number = self._number, -1
+        if number >= 0:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def close_all(fds: Iterable[Fd]) -> None:
+    for fd in fds:
+        fd.close()
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """The five memfds of a process. The first three are shared with the program, which is hostile: their size is
+    sealed, so that nobody's access to them can be made to fail."""
+
+    journal: Fd
+    staging: Fd
+    pinned: Fd
+    cut0: Fd
+    cut1: Fd
+
+    @classmethod
+    def create(cls, layout: Layout, journal_bytes: int) -> JobMemory:
+        """Raises OSError: no descriptors, no memory."""
+        made: list[Fd] = []
+        try:
+            for name, size in (
+                ("journal", layout.header_bytes + journal_bytes),
+                ("staging", layout.staging_bytes),
+                ("pinned", layout.pinned_bytes),
+            ):
+                made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
+                os.ftruncate(made[-1].fileno(), size)
+                fcntl.fcntl(made[-1].fileno(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+            for name in ("cut0", "cut1"):
+                made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC)))
+        except OSError:
+            close_all(made)
+            raise
+        return cls(*made)
+
+    @property
+    def all(self) -> tuple[Fd, Fd, Fd, Fd, Fd]:
+        return (self.journal, self.staging, self.pinned, self.cut0, self.cut1)
+
+    @property
+    def shared(self) -> tuple[Fd, Fd, Fd]:
+        """What the program gets."""
+        return (self.journal, self.staging, self.pinned)
+
+    def close(self) -> None:
+        close_all(self.all)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A piece of device memory, a shadow or an image that a server has handed over, and the message that hands it to
+    the next one."""
+
+    id: int
+    kind: str
+    size: int
+    fd: Fd
+    message: bytes
+
+
+def raise_descriptor_limit() -> int:
+    """As many descriptors as this process may have; returns how many. Every granule of device memory is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard or hard == resource.RLIM_INFINITY:
+        wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft

@@ -1,0 +1,66 @@
+"""The daemon's half of shim/ipc/handshake.h. A program is hostile: every field is checked."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from xmigd.errors import ProtocolError
+from xmigd.native import Layout
+
+MAGIC = 0x4C434D58  # "XMCL"
+VERSION = 1
+HELLO = struct.Struct("=IIII64s256s")
+WELCOME = struct.Struct("=IIiI64s512s")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHello:
+    reattach: bool
+    job: str
+    command: str
+
+
+def _text(field: bytes) -> str:
+    head, _, _ = field.partition(b"\0")
+    return "".join(c if c.isprintable() else "?" for c in head.decode("utf-8", errors="replace"))
+
+
+def parse_hello(data: bytes) -> ClientHello:
+    """Raises ProtocolError with a sentence for the program's user."""
+    if len(data) != HELLO.size:
+        raise ProtocolError(f"a handshake has {HELLO.size} bytes, this one {len(data)}")
+    magic, version, layout, reattach, job, command = HELLO.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError("this is not a handshake of xMIG's libcuda.so.1")
+    if version != VERSION or layout != Layout().layout_version:
+        raise ProtocolError(
+            f"libcuda.so.1 speaks handshake {version} with layout {layout}, this xmigd {VERSION} with "
+            f"{Layout().layout_version}",
+            hint="install both from the same version",
+        )
+    if reattach not in (0, 1):
+        raise ProtocolError("reattach is neither 0 nor 1")
+    if b"\0" not in job or b"\0" not in command:
+        raise ProtocolError("a text of the handshake does not end")
+    return ClientHello(bool(reattach), _text(job), _text(command))
+
+
+def pack_hello(job: str = "", command: str = "", *, reattach: bool = False) -> bytes:
+    """What libcuda.so.1 sends; for tests and probes."""
+    return HELLO.pack(MAGIC, VERSION, Layout().layout_version, int(reattach), job.encode(), command.encode())
+
+
+def pack_welcome(status: int, *, fds: int = 0, job: str = "", message: str = "") -> bytes:
+    return WELCOME.pack(MAGIC, VERSION, status, fds, _cut(job, 63), _cut(message, 511))
+
+
+def unpack_welcome(data: bytes) -> tuple[int, int, str, str]:
+    """status, fds, job, message"""
+    _, _, status, fds, job, message = WELCOME.unpack(data)
+    return status, fds, _text(job), _text(message)
+
+
+def _cut(text: str, longest: int) -> bytes:
+    """At most so many bytes, and no half character at the end."""
+    return text.encode()[:longest].decode(errors="ignore").encode()

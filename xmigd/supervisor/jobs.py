@@ -1,0 +1,58 @@
+"""The jobs that may still get processes: who owns them, and the token that lets a process in."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import uuid
+
+from xmigd.errors import Forbidden, XmigError
+from xmigd.records import JobRow
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def new_job(*, name: str, command: str, uid: int, device: str | None, registered: bool) -> tuple[JobRow, str]:
+    """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
+    token = secrets.token_hex(12)
+    job = JobRow(
+        id=new_id(), name=name, command=command, uid=uid, device=device, registered=registered,
+        token_hash=hash_token(token) if registered else None,
+    )  # fmt: skip
+    return job, token
+
+
+def check_membership(job: JobRow | None, name: str, token: str, uid: int) -> JobRow:
+    """May this user's process join this job? Raises XmigError with what to do."""
+    if job is None:
+        raise XmigError(
+            f"there is no job {name[:32]!r} (XMIG_JOB)", hint="start the program with `xmigctl run`, or unset XMIG_JOB"
+        )
+    if uid not in (0, job.uid):
+        raise Forbidden(f"the job belongs to user {job.uid}, this process to user {uid}")
+    if job.token_hash is None or not hmac.compare_digest(job.token_hash, hash_token(token)):
+        raise Forbidden("the job's token does not fit (XMIG_JOB)", hint="start the program with `xmigctl run`")
+    return job
+
+
+def resolve_device(wanted: str, devices: list[str]) -> str:
+    """`wanted` as the server's --device takes it. Raises XmigError if this node has no such device."""
+    kind, _, ordinals = wanted.partition(":")
+    for ordinal in ordinals.split(","):
+        if f"{kind}:{ordinal}" not in devices:
+            raise XmigError(
+                f"this node has no device {wanted!r}", hint=f"it has {', '.join(devices)}", code="no_such_device"
+            )
+    return wanted
+
+
+def least_used(devices: list[str], in_use: list[str]) -> str:
+    """The device with the fewest processes; the first of them."""
+    return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))

@@ -1,0 +1,322 @@
+"""A program under supervision: carries events to its machine and does what the machine says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from xmigd import log
+from xmigd.records import JobRow, ProcessRow, Records
+from xmigd.recovery import events as e
+from xmigd.recovery.machine import Limits, Machine
+from xmigd.supervisor import messages as m
+from xmigd.supervisor import pidfd as pidfds
+from xmigd.supervisor.channel import Peer
+from xmigd.supervisor.fds import Fd, Handle, JobMemory, close_all
+from xmigd.supervisor.server import Server, ServerHooks, ServerProgram
+
+MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
+
+
+class Process:
+    """One program and its servers."""
+
+    def __init__(
+        self,
+        *,
+        row: ProcessRow,
+        job: JobRow,
+        pidfd: Fd,
+        memory: JobMemory,
+        program: ServerProgram,
+        limits: Limits,
+        cut_budget: float,
+        records: Records,
+        admit: Callable[[Process], None],
+        refuse: Callable[[Process, int, str], None],
+        finished: Callable[[Process], None],
+        faults: int = 0,
+        recoveries: int = 0,
+    ) -> None:
+        self.row = row
+        self.job = job
+        self.machine = Machine(limits, faults=faults, recoveries=recoveries)
+        self.memory: JobMemory | None = memory
+        self.handles: dict[int, Handle] = {}
+        self.generation = 0
+        self.last_cut: m.Cut | None = None
+        self._pidfd: Fd | None = pidfd
+        self._program = program
+        self._cut_budget = cut_budget
+        self._records = records
+        self._admit = admit
+        self._refuse = refuse
+        self._finished = finished
+        self._servers: dict[int, Server] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._events: deque[e.Event] = deque()
+        self._busy = False
+        self._loop = asyncio.get_running_loop()
+        self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
+        self._loop.add_reader(pidfd.fileno(), self._client_gone)
+        self.hooks = ServerHooks(
+            started=self._server_started,
+            failed=lambda server, why: self.tell(e.SpawnFailed(t=now(), server=server.number, reason=why)),
+            message=self._server_said,
+            misbehaved=self._server_misbehaved,
+            exited=self._server_exited,
+        )
+
+    # --- what others may ask ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        return self.machine.state
+
+    @property
+    def server_pid(self) -> int | None:
+        server = self._server(self.machine.active)
+        return server.pid if server is not None and server.pid else None
+
+    @property
+    def standby_state(self) -> str | None:
+        number = self.machine.standby
+        return None if number is None else self.machine.servers[number]
+
+    def adopted(self, server: Server, generation: int) -> None:
+        """Its server is `server`, which has outlived an earlier daemon; everything that it holds has been taken."""
+        self.generation = generation
+        self._servers[server.number] = server
+        self.tell(e.Adopted(t=now()))
+        self._records.server_assigned(self.row.id, server.pid, server.start_time, generation)
+
+    def tell(self, event: e.Event) -> None:
+        """Give the machine an event and do what it says. Events that come of doing so wait their turn."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                for instruction in self.machine.handle(self._events.popleft()):
+                    self._do(instruction)
+        finally:
+            self._busy = False
+
+    def add_handle(self, message: m.MemoryAdd, fds: list[Fd], missing: bool) -> str | None:
+        """Hold a piece of memory. Returns why not, when the server was wrong to send it."""
+        if missing or not fds:
+            close_all(fds)
+            why = "the daemon had no descriptor left to hold the process's memory (EMFILE): raise LimitNOFILE"
+            self._log.error("memory cannot be held: the process cannot be recovered", why=why)
+            self.tell(e.HandleMissed(t=now(), reason=why))
+            return None
+        if message.id in self.handles or len(self.handles) >= MAX_HANDLES:
+            close_all(fds)
+            return "memory that is held already" if message.id in self.handles else "more memory handles than allowed"
+        self.handles[message.id] = Handle(message.id, message.kind, message.bytes, fds[0], m.pack_memory(message))
+        return None
+
+    async def spawned(self) -> None:
+        """Every server that is being started has been, or has failed."""
+        await asyncio.gather(*self._tasks)
+
+    def leave(self) -> None:
+        """The daemon is leaving; the program and its server stay."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for server in self._servers.values():
+            server.forget()
+        self._servers.clear()
+        self._close_client()
+        self._release()
+
+    # --- what servers say -------------------------------------------------------------------------------------------
+
+    def _server(self, number: int | None) -> Server | None:
+        return None if number is None else self._servers.get(number)
+
+    def _server_started(self, server: Server) -> None:
+        self._log.debug("server started", server=server.number, server_pid=server.pid)
+
+    def _server_misbehaved(self, server: Server, why: str) -> None:
+        self._log.warning("server misbehaved", server=server.number, server_pid=server.pid, why=why)
+        self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
+
+    def _server_exited(self, server: Server, status: str, clean: bool) -> None:
+        self._servers.pop(server.number, None)
+        if self._pidfd is not None and pidfds.has_exited(self._pidfd):
+            self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
+        self.tell(e.Exited(t=now(), server=server.number, status=status, clean=clean))
+
+    def _server_said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
+        t, number = now(), server.number
+        has_process = number == self.machine.active
+        match message:
+            case m.Hello():
+                if message.pid != server.pid:
+                    server.refuse("it says hello with another process's pid")
+                else:
+                    self.tell(e.Hello(t=t, server=number, warm_ms=message.warm_ms))
+            case m.MemoryAdd():
+                why = self.add_handle(message, fds, missing) if has_process else "memory from a server without a job"
+                if why is not None:
+                    close_all(fds)
+                    server.refuse(why)
+            case m.MemoryDrop():
+                if has_process and (handle := self.handles.pop(message.id, None)) is not None:
+                    handle.fd.close()
+            case m.Ready():
+                self.generation = message.generation
+                self.tell(e.Ready(t=t, server=number, generation=message.generation))
+            case m.Phase():
+                self.tell(
+                    e.PhaseReached(
+                        t=t, server=number, name=message.name, at=message.t, records=message.records,
+                        compared=message.compared, differing=message.differing,
+                        first_difference=message.first_difference,
+                    )
+                )  # fmt: skip
+            case m.Cut():
+                if has_process:
+                    self.last_cut = message
+                    self._records.cut(self.row.id, message)
+                    self.tell(e.CutCommitted(t=t, server=number, number=message.number, sequence=message.sequence))
+            case m.Fault():
+                self.tell(
+                    e.Faulted(
+                        t=t, server=number, sequence=message.sequence, op=message.op, error=message.error,
+                        text=message.text, at=message.t,
+                    )
+                )  # fmt: skip
+            case m.ProgramError():
+                self.tell(e.ProgramError(t=t, server=number, sequence=message.sequence, error=message.error))
+            case m.Injected():
+                self.tell(e.InjectionStrikes(t=t, server=number, id=message.id))
+            case m.Garbage():
+                self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
+            case m.Bye():
+                self.tell(e.SaidBye(t=t, server=number, reason=message.reason))
+            case m.Log():
+                level = "warning" if message.level == "warning" else message.level
+                getattr(self._log, level)("server says", server=number, text=message.text)
+            case m.Paused() | m.Continued():
+                self._log.info(f"server {message.type}", position=message.position)
+            case _:
+                close_all(fds)
+                server.refuse(f"{message.type} from a server that is connected already")
+
+    # --- what the machine says --------------------------------------------------------------------------------------
+
+    def _do(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Assign():
+                self._assign(instruction)
+            case e.Kill():
+                self._log.info("killing a server", server=instruction.server, why=instruction.why)
+                if (server := self._servers.get(instruction.server)) is not None:
+                    server.kill()
+            case e.Spawn():
+                self._spawn(instruction.server)
+            case e.Arm():
+                if (server := self._servers.get(instruction.server)) is not None:
+                    server.send(m.pack("inject", **m.pack_injection(instruction.injection)))
+            case e.Admit():
+                self._admit(self)
+            case e.Refuse():
+                self._log.warning("program refused", error=instruction.error, why=instruction.message)
+                self._refuse(self, instruction.error, instruction.message)
+            case e.SignalClient():
+                self._log.info("signalling the program", signal=instruction.signal, why=instruction.why)
+                if self._pidfd is not None:
+                    pidfds.send_signal(self._pidfd, instruction.signal)
+            case e.SetTimer():
+                self._clear_timer(instruction.name)
+                self._timers[instruction.name] = self._loop.call_later(
+                    instruction.seconds, self._timer_fired, instruction.name
+                )
+            case e.ClearTimer():
+                self._clear_timer(instruction.name)
+            case e.SaveState():
+                self._log.info(f"process {instruction.state}", why=instruction.why)
+                self._records.process_state(self.row.id, instruction.state, instruction.why)
+            case e.SaveFault():
+                self._records.fault(self.row.id, instruction.record)
+            case e.SaveRecovery():
+                self._records.recovery(self.row.id, instruction.record)
+                self._log_recovery(instruction.record)
+            case e.Release():
+                self._release()
+            case e.Finish():
+                self._close_client()
+                self._finished(self)
+
+    def _spawn(self, number: int) -> None:
+        server = Server(number, self.row.device, self.hooks)
+        self._servers[number] = server
+        task = self._loop.create_task(server.spawn(self._program, Peer(self.row.pid, self.row.uid, self.row.gid)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _assign(self, instruction: e.Assign) -> None:
+        server = self._servers.get(instruction.server)
+        if server is None or self.memory is None:
+            return
+        if instruction.mode == "fresh":
+            self._close_handles()  # of a server that was lost before the program was let in
+        packed = m.pack_assign(instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self._cut_budget)
+        server.send(packed, self.memory.all)
+        if instruction.mode == "recover":
+            for handle in self.handles.values():
+                server.send(handle.message, (handle.fd,))
+            server.send(m.pack("go"))
+        # Written while the server works. It is no condition for going on: what a later daemon needs to find the
+        # process again is what the server itself announces, the record only tells it which servers to wait for.
+        self._records.server_assigned(self.row.id, server.pid, server.start_time, self.generation)
+
+    def _log_recovery(self, record: e.RecoveryRecord) -> None:
+        if record.outcome == "running":
+            return
+        total = (record.resumed - record.occurred) / 1e6 if record.resumed is not None else None
+        self._log.info(
+            f"recovery {record.outcome}", number=record.number, why=record.cause, attempts=record.attempts,
+            ms=None if total is None else round(total, 1), records=record.records, differing=record.differing,
+        )  # fmt: skip
+
+    # --- small parts ------------------------------------------------------------------------------------------------
+
+    def _timer_fired(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.tell(e.TimerFired(t=now(), name=name))
+
+    def _clear_timer(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def _client_gone(self) -> None:
+        self._close_client()
+        self.tell(e.ClientExited(t=now()))
+
+    def _close_client(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd.fileno())
+            pidfd.close()
+
+    def _close_handles(self) -> None:
+        close_all(handle.fd for handle in self.handles.values())
+        self.handles.clear()
+
+    def _release(self) -> None:
+        self._close_handles()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
+
+
+def now() -> int:
+    return time.monotonic_ns()

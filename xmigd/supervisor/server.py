@@ -1,0 +1,217 @@
+"""One xmig-server: started or adopted, its connection, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xmigd.errors import ProtocolError
+from xmigd.native import SERVER
+from xmigd.supervisor import pidfd as pidfds
+from xmigd.supervisor.channel import Channel, Peer, Received
+from xmigd.supervisor.fds import Fd, close_all
+from xmigd.supervisor.messages import ServerMessage, expected_fds, parse
+
+# What of the daemon's environment a server may see: where to find programs, and the sanitizers' options in tests.
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "LSAN_OPTIONS",
+             "CUDA_VISIBLE_DEVICES", "LLVM_PROFILE_FILE")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """How servers are started on this node."""
+
+    native_dir: Path
+    runtime_dir: Path
+    device_memory: int
+
+    def command(self, device: str, control_fd: int) -> list[str]:
+        command = [str(self.native_dir / SERVER), "--device", device, "--control-fd", str(control_fd)]
+        if self.device_memory:
+            command += ["--memory", str(self.device_memory)]
+        return [*command, "--runtime-dir", str(self.runtime_dir)]
+
+
+def groups_of(uid: int, gid: int) -> list[int]:
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return [gid]
+
+
+class ServerHooks:
+    """What a server's owner wants to hear of."""
+
+    def __init__(
+        self,
+        *,
+        started: Callable[[Server], None],
+        failed: Callable[[Server, str], None],
+        message: Callable[[Server, ServerMessage, list[Fd], bool], None],
+        misbehaved: Callable[[Server, str], None],
+        exited: Callable[[Server, str, bool], None],
+    ) -> None:
+        self.started = started
+        self.failed = failed
+        self.message = message
+        self.misbehaved = misbehaved
+        self.exited = exited
+
+
+class Server:
+    """A server process. `exited` is the last thing that is heard of it, after every message that it sent."""
+
+    def __init__(self, number: int, device: str, hooks: ServerHooks) -> None:
+        self.number = number
+        self.device = device
+        self.pid = 0
+        self.start_time = 0
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._channel: Channel | None = None
+        self._pidfd: Fd | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._kill_wanted = False
+
+    # --- beginnings ---------------------------------------------------------------------------------------------
+
+    async def spawn(self, program: ServerProgram, user: Peer) -> None:
+        """Start it as `user`. Ends in `started` or `failed`."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._hooks.failed(self, f"no control socket: {error.strerror}")
+            return
+        try:
+            with theirs:
+                child = await asyncio.to_thread(self._start_child, program, user, theirs.fileno())
+        except (OSError, subprocess.SubprocessError) as error:
+            ours.close()
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._hooks.failed(self, f"{program.native_dir / SERVER} cannot be started: {reason}")
+            return
+        self._child = child
+        try:
+            self._pidfd = Fd(os.pidfd_open(child.pid))
+        except OSError as error:
+            ours.close()
+            child.kill()
+            await asyncio.to_thread(child.wait)
+            self._hooks.failed(self, f"no pidfd of the server: {error.strerror}")
+            return
+        self._begin(child.pid, ours)
+
+    def adopt(self, pid: int, pidfd: Fd, channel_socket: socket.socket) -> None:
+        """One that outlived an earlier daemon; not our child."""
+        self._pidfd = pidfd
+        self._begin(pid, channel_socket)
+
+    def _start_child(self, program: ServerProgram, user: Peer, control_fd: int) -> subprocess.Popen[bytes]:
+        change = os.geteuid() == 0 and user.uid != 0
+        return subprocess.Popen(
+            program.command(self.device, control_fd),
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            pass_fds=(control_fd,),
+            start_new_session=True,
+            restore_signals=False,  # SIGPIPE stays ignored: a server outlives whoever reads its stderr
+            user=user.uid if change else None,
+            group=user.gid if change else None,
+            extra_groups=groups_of(user.uid, user.gid) if change else None,
+            umask=0o077,
+        )
+
+    def _begin(self, pid: int, sock: socket.socket) -> None:
+        assert self._pidfd is not None
+        self.pid = pid
+        self.start_time = pidfds.start_time(pid)
+        self._channel = Channel(self._loop, sock, self._received, self._channel_ended)
+        self._loop.add_reader(self._pidfd.fileno(), self._gone)
+        self._hooks.started(self)
+        if self._kill_wanted:
+            self.kill()
+
+    def hand_over(self, hooks: ServerHooks) -> None:
+        """From now on somebody else listens."""
+        self._hooks = hooks
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes, fds: Sequence[Fd] = ()) -> None:
+        if self._channel is not None:
+            self._channel.send(data, fds)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing that a server could do on its way out is needed, and no server can refuse it."""
+        self._kill_wanted = True
+        if self._pidfd is not None:
+            pidfds.send_signal(self._pidfd, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """The daemon is leaving, the server stays: it sees its connection end and looks for the next daemon."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd.fileno())
+            self._pidfd.close()
+            self._pidfd = None
+        if self._child is not None:
+            self._child.returncode = self._child.returncode if self._child.returncode is not None else 0
+
+    def _received(self, received: Received) -> None:
+        try:
+            message = parse(received.data)
+            expected = expected_fds(message)
+            if len(received.fds) != expected and not received.fds_missing:
+                raise ProtocolError(f"{message.type} with {len(received.fds)} descriptors instead of {expected}")
+        except ProtocolError as error:
+            close_all(received.fds)
+            self._misbehaved(str(error))
+            return
+        self._hooks.message(self, message, received.fds, received.fds_missing)
+
+    def refuse(self, reason: str) -> None:
+        """What it said fits the schema but cannot be true."""
+        self._misbehaved(reason)
+
+    def _misbehaved(self, reason: str) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._hooks.misbehaved(self, reason)
+
+    def _channel_ended(self, reason: str) -> None:
+        # A server that exits closes its connection first: that is no misbehaviour, and its pidfd says so at once.
+        self._loop.call_later(0.05, self._still_there, reason)
+
+    def _still_there(self, reason: str) -> None:
+        if self._pidfd is not None and not pidfds.has_exited(self._pidfd):
+            self._hooks.misbehaved(self, reason)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _gone(self) -> None:
+        assert self._pidfd is not None
+        if self._channel is not None:
+            self._channel.drain()
+            self._channel.close()
+        self._loop.remove_reader(self._pidfd.fileno())
+        self._pidfd.close()
+        self._pidfd = None
+        status, clean = "it has exited", False
+        if self._child is not None:
+            code = self._child.wait()  # it has exited: this does not wait
+            clean = code == 0
+            status = f"exit code {code}"
+            if code < 0:
+                with contextlib.suppress(ValueError):
+                    status = f"killed by {signal.Signals(-code).name}"
+        self._hooks.exited(self, status, clean)
