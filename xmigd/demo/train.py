@@ -13,7 +13,8 @@ import argparse
 import hashlib
 import json
 import time
-from ctypes import c_float, c_int32, c_uint32, c_uint64
+from ctypes import c_float, c_uint32, c_uint64
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class Network:
         self.kernels = kernels
         self.rate = rate
         self.steps = 0
-        shapes = list(zip(LAYERS, LAYERS[1:], strict=False))
+        shapes = list(pairwise(LAYERS))
         self.weights = [
             Parameter((chance.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32)) for a, b in shapes
         ]
@@ -196,9 +197,9 @@ def main() -> None:
             network.backward(network.forward(images[chosen], labels[chosen]))
             network.update()
         losses = network.losses.read(epoch * batches, batches) / BATCH
-        # Floats as hexadecimal digits: nothing is rounded.
-        print(json.dumps({"epoch": epoch + 1, "loss": float(losses.mean()), "losses": [x.hex() for x in losses.tolist()]}),
-              flush=True)
+        # Hexadecimal digits: nothing is rounded.
+        every = [x.hex() for x in losses.tolist()]
+        print(json.dumps({"epoch": epoch + 1, "loss": float(losses.mean()), "losses": every}), flush=True)
     print(json.dumps({
         "images": len(images), "train": len(train), "test": len(test), "steps": network.steps,
         "accuracy": network.accuracy(images[test], labels[test]), "weights": network.hash(),

@@ -1,0 +1,236 @@
+"""`xmigctl demo`: the same training twice, once in peace and once with its GPU server killed again and again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from xmigd.demo.node import Node, Program
+from xmigd.errors import XmigError
+from xmigd.native import find_native_dir
+
+KERNELS = "xmig_kernels.so"
+PHASES = ("detected", "standby_ready", "mapped", "restored", "redone", "resumed")
+CUDA_ERROR_LAUNCH_FAILED = 719
+
+
+class Failed(XmigError):
+    """Something did not hold. The message says what."""
+
+
+@dataclass
+class Training:
+    """What a training run printed."""
+
+    losses: list[str] = field(default_factory=list)
+    last_loss: float = 0.0
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def line(self, text: str) -> None:
+        """Take in one line of its output."""
+        said = json.loads(text)
+        if "losses" in said:
+            self.losses += said["losses"]
+            self.last_loss = said["loss"]
+        else:
+            self.result = said
+
+    @property
+    def seconds(self) -> float:
+        return float(self.result["seconds"])
+
+
+def start(node: Node, name: str, epochs: int) -> Program:
+    """The training program under the shim. Its output goes to files: nobody has to read along."""
+    kernels = find_native_dir(None) / KERNELS
+    command: list[str | Path] = [sys.executable, "-m", "xmigd.demo.train", "--kernels", kernels]
+    command += ["--epochs", str(epochs)]
+    with (node.folder / f"{name}.out").open("w") as out, (node.folder / f"{name}.err").open("w") as err:
+        # One thread in NumPy: only copies and kernels are of interest here.
+        return node.program(command, name=name, stdout=out, stderr=err, environment={"OMP_NUM_THREADS": "1"})
+
+
+def finish(node: Node, program: Program, name: str) -> Training:
+    """Wait for a training's end and read what it printed."""
+    try:
+        code = program.process.wait(300)
+    except subprocess.TimeoutExpired:
+        program.process.kill()
+        program.process.wait()
+        raise Failed(f"{name} did not end within 300 s", hint=f"see {node.log}") from None
+    if code != 0:
+        said = (node.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()[-3:]
+        raise Failed(f"{name} ended with exit code {code}: {' | '.join(said)}", hint=f"see {node.log}")
+    training = Training()
+    for text in (node.folder / f"{name}.out").read_text().splitlines():
+        training.line(text)
+    return training
+
+
+def recovered(program: Program, count: int) -> dict[str, Any] | None:
+    """Wait until `count` recoveries are over; the last of them. None: the program has ended before."""
+    while True:
+        over = [r for r in program.recoveries() if r["outcome"] != "running"]
+        if len(over) >= count:
+            return over[count - 1]
+        if program.process.poll() is not None:
+            return None
+        time.sleep(0.01)
+
+
+def strike(program: Program, kind: str) -> None:
+    """Kill the server from outside, or make its device fault in the next kernel."""
+    if kind == "fault":
+        program.inject("fault", point="kernel", error=CUDA_ERROR_LAUNCH_FAILED)
+        return
+    info = program.info()
+    if info is not None and info["server_pid"] is not None:
+        os.kill(info["server_pid"], signal.SIGKILL)
+
+
+def disturbed(console: Console, node: Node, chance: random.Random, strikes: int, quiet: Training, epochs: int
+              ) -> tuple[Training, list[dict[str, Any]]]:  # fmt: skip
+    """The training with `strikes` strikes at random moments; each recovery is printed as it is over."""
+    program = start(node, "disturbed", epochs)
+    program.until("running", "ended")
+    moments = sorted(chance.uniform(0.02, 0.9) * quiet.seconds for _ in range(strikes))
+    kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
+    console.print(f"[bold]{'':4}{'':7}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
+                  f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
+    console.print(f"[dim]{'':4}{'strike':7}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
+                  f"{'records':>10}   replies[/dim]")  # fmt: skip
+    recoveries: list[dict[str, Any]] = []
+    went_on = time.monotonic()
+    for number, (before, moment, kind) in enumerate(zip([0.0, *moments], moments, kinds, strict=False), 1):
+        time.sleep(max(0.0, went_on + moment - before - time.monotonic()))
+        if program.process.poll() is not None:
+            break
+        strike(program, kind)
+        recovery = recovered(program, number)
+        if recovery is None:
+            break
+        went_on = time.monotonic()
+        recoveries.append(recovery)
+        console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(recovery[f"{phase}_ms"]) for phase in PHASES)
+                      + f"{recovery['records'] or 0:>10}   {verdict(recovery)}")  # fmt: skip
+    return finish(node, program, "disturbed"), recoveries
+
+
+def milliseconds(value: float | None) -> str:
+    return f"{'-':>10}" if value is None else f"{value:>7.1f} ms"
+
+
+def verdict(recovery: dict[str, Any]) -> str:
+    """What the comparison of replies said."""
+    if recovery["outcome"] != "resumed":
+        return f"[red]{recovery['outcome']}[/red]"
+    if recovery["exact"]:
+        return f"{recovery['compared']} the same"
+    return f"[red]{recovery['differing']} of {recovery['compared']} differ[/red]"
+
+
+def compare(
+    console: Console, quiet: Training, struck: Training, recoveries: list[dict[str, Any]], strikes: int
+) -> bool:
+    """Print both results side by side. Do they agree in every bit, after as many recoveries as there were strikes?"""
+    console.print()
+    console.print(f"[bold]{'':16}{'undisturbed':>14}{'disturbed':>14}[/bold]")
+    console.print(f"{'steps':16}{quiet.result['steps']:>14}{struck.result['steps']:>14}")
+    console.print(f"{'time':16}{quiet.seconds:>12.1f} s{struck.seconds:>12.1f} s")
+    console.print(f"{'last loss':16}{quiet.last_loss:>14.6f}{struck.last_loss:>14.6f}")
+    accuracies = f"{quiet.result['accuracy']:>14.2%}{struck.result['accuracy']:>14.2%}"
+    console.print(f"{'test accuracy':16}{accuracies}   on {quiet.result['test']} images never trained on")
+    console.print(f"{'weights':16}{quiet.result['weights'][:12]:>14}{struck.result['weights'][:12]:>14}   SHA-256")
+    console.print()
+    different = sum(a != b for a, b in zip(quiet.losses, struck.losses, strict=False))
+    different += abs(len(quiet.losses) - len(struck.losses))
+    problems = []
+    if different:
+        problems.append(f"{different} losses differ")
+    if quiet.result["weights"] != struck.result["weights"]:
+        problems.append("the final weights differ")
+    if quiet.result["accuracy"] != struck.result["accuracy"]:
+        problems.append("the accuracy differs")
+    resumed = sum(r["outcome"] == "resumed" for r in recoveries)
+    if resumed < strikes:
+        problems.append(f"{resumed} recoveries after {strikes} strikes")
+    inexact = sum(not r["exact"] for r in recoveries)
+    if inexact:
+        problems.append(f"{inexact} recoveries were not exact")
+    if problems:
+        console.print(f"[bold red]Not identical:[/bold red] {'; '.join(problems)}.")
+        return False
+    console.print(f"[bold green]Identical:[/bold green] every one of {len(quiet.losses)} losses and the final weights, "
+                  f"to the last bit, through {resumed} recoveries.")  # fmt: skip
+    return True
+
+
+def serve(console: Console, node: Node) -> None:
+    """Leave the daemon running and say how to look at it."""
+    address = node.client.get("/v1/node")["tcp_address"]
+    assert node.process is not None
+    folder = shlex.quote(str(node.folder))
+    console.print()
+    console.print("The daemon keeps running. To look at it:", style="bold")
+    if address:
+        console.print(escape(f"  curl http://{address}/v1/recoveries"), highlight=False)
+    console.print(escape(f"  curl --unix-socket {folder}/api.sock http://localhost/v1/processes"), highlight=False)
+    console.print(escape(f"  XMIG_RUNTIME_DIR={folder} {sys.executable} -m xmigd.cli ps --all"), highlight=False)
+    console.print(escape(f"To end it:  kill {node.process.pid} && rm -r {folder}"), highlight=False)
+
+
+def run(arguments: Sequence[str] = ()) -> int:
+    """The demo. Returns its exit code: 0 if both runs agree in every bit."""
+    parser = argparse.ArgumentParser(prog="xmigctl demo", description=(__doc__ or "").split(": ", 1)[1])
+    parser.add_argument("--serve", action="store_true", help="leave the daemon running")
+    parser.add_argument("--strikes", type=int, default=8, help="kills and faults during the training (default 8)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of training (default 30)")
+    parser.add_argument("--seed", type=int, default=None, help="of the moments; default: another one each time")
+    options = parser.parse_args(list(arguments))
+    seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
+    console = Console(highlight=False, soft_wrap=True)
+    folder = Path(tempfile.mkdtemp(prefix="xmig-demo-"))
+    node = Node(folder)
+    keep = False
+    try:
+        node.start()
+        console.print(f"[bold]xmigd[/bold] runs with two cpu devices and its database in {folder}")
+        with console.status("training a classifier of handwritten digits, undisturbed"):
+            quiet = finish(node, start(node, "undisturbed", options.epochs), "undisturbed")
+        result = quiet.result
+        console.print(f"A classifier of handwritten digits ({result['train']} images, {result['steps']} steps), "
+                      f"undisturbed: {quiet.seconds:.1f} s, accuracy {result['accuracy']:.2%}")  # fmt: skip
+        console.print(f"The same, its GPU server killed or made to fault {options.strikes} times (seed {seed}); "
+                      "time since the strike:\n")  # fmt: skip
+        struck, recoveries = disturbed(console, node, random.Random(seed), options.strikes, quiet, options.epochs)
+        identical = compare(console, quiet, struck, recoveries, options.strikes)
+        if options.serve:
+            keep = True
+            serve(console, node)
+        keep = keep or not identical
+        return 0 if identical else 1
+    except XmigError as error:
+        console.print(f"[red]demo:[/red] {escape(str(error))}")
+        keep = True
+        return 1
+    finally:
+        if not options.serve or not keep:
+            node.stop()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

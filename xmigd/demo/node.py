@@ -1,0 +1,142 @@
+"""A daemon of one's own in a folder of its own, and programs that run under it: for the demo, tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from xmigd.client import Client, NoDaemon
+from xmigd.errors import StartError
+from xmigd.settings import Settings
+
+PATIENCE = 60.0  # seconds for anything that takes milliseconds on a machine that is not overloaded
+
+
+class Node:
+    """An xmigd with its sockets, database and log in `folder`. ``settings``: XMIG_* variables, without the prefix."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("XMIG_") or k == "XMIG_NATIVE_DIR"}
+        values = {"runtime_dir": folder, "database": folder / "xmig.db", "devices": "cpu:0,cpu:1", "port": 0} | settings
+        self.environment |= {f"XMIG_{name.upper()}": str(value) for name, value in values.items()}
+        self.client = Client(Settings(runtime_dir=folder))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "xmigd.log"
+
+    def start(self) -> None:
+        """Start it and wait until it takes programs. Raises StartError with the end of its log."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                self.client.get("/readyz")
+                return
+            except NoDaemon:
+                time.sleep(0.01)
+        last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
+        self.stop()
+        raise StartError("xmigd did not start: " + " | ".join(last), hint=f"its log is {self.log}")
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for its end."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the daemon is."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def program(
+        self,
+        command: Sequence[str | Path],
+        *,
+        name: str = "",
+        device: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Program:
+        """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text."""
+        words = [str(word) for word in command]
+        job = self.client.post("/v1/jobs", {"name": name, "command": " ".join(words)[:4096], "device": device})
+        variables = self.environment | job["environment"] | {"LD_PRELOAD": job["shim"]} | dict(environment or {})
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
+        return Program(self, job["id"], subprocess.Popen(words, env=variables, **options))
+
+
+class Program:
+    """A program under the shim."""
+
+    def __init__(self, node: Node, job: str, process: subprocess.Popen[str]) -> None:
+        self.node = node
+        self.job = job
+        self.process = process
+
+    def info(self) -> dict[str, Any] | None:
+        """What the daemon knows about its process, or None before the handshake."""
+        found = self.node.client.get("/v1/processes", job=self.job)
+        return dict(found[0]) if found else None
+
+    def until(self, *states: str) -> dict[str, Any]:
+        """Wait until its process is in one of these states. Raises TimeoutError."""
+        end = time.monotonic() + PATIENCE
+        info: dict[str, Any] | None = None
+        while time.monotonic() < end:
+            info = self.info()
+            if info is not None and info["state"] in states:
+                return info
+            time.sleep(0.002)
+        found = f"{info['state']} ({info['why']})" if info else "unknown"
+        raise TimeoutError(f"the process is {found}, not {' or '.join(states)}")
+
+    def inject(self, kind: str, *, point: str = "record", sequence: int = 0, error: int = 719) -> None:
+        """Arm a fault that strikes once, at the first fitting record from ``sequence`` on."""
+        body = {"kind": kind, "point": point, "sequence": sequence, "error": error}
+        self.node.client.post(f"/v1/jobs/{self.job}/faults:inject", body)
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """Its recoveries, oldest first."""
+        return list(reversed(self.node.client.get("/v1/recoveries", job=self.job, limit=1000)))
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Its faults, oldest first."""
+        return list(reversed(self.node.client.get("/v1/faults", job=self.job, limit=1000)))
+
+    def finish(self, timeout: float = 120) -> tuple[int, str]:
+        """Wait for its end: exit code and output. A program that takes longer is killed."""
+        try:
+            output, _ = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise
+        return self.process.returncode, output or ""
