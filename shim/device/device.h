@@ -6,6 +6,7 @@
 // (hosting, cuts, redo) are written against this and know no device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -67,7 +68,14 @@ class Device {
   // Copy between device ranges of this process, synchronously; used by cuts and restores. The device is drained.
   virtual bool copy(uint64_t destination, uint64_t source, uint64_t bytes) = 0;
 
+  // cuModuleLoadData for an image whose length is known. An image is hostile, and cuModuleLoadData can only believe
+  // what the image says about its own length: use this one for images that come from the program.
+  virtual CUresult load_image(CUmodule* module, std::span<const std::byte> image) {
+    return driver().cuModuleLoadData(module, image.data());
+  }
+
   virtual std::vector<Global> globals(CUmodule module) = 0;
+  // Also gives the global its first content: at a restore, bind before the memory's content is put back.
   virtual bool bind_global(CUmodule module, uint32_t index, uint64_t address) = 0;
 
   // Called by the server before `id` of an armed injection strikes, so that it strikes only once.

@@ -1,0 +1,140 @@
+#include "device/cpu/cpu_device.h"
+
+#include <chrono>
+#include <stdexcept>
+
+#include "device/cpu/bulk.h"
+#include "device/cpu/driver.h"
+#include "device/cpu/log.h"
+#include "device/cpu/progress.h"
+#include "device/description.h"
+
+namespace xmig::device {
+namespace cpu {
+namespace {
+
+std::atomic<CpuDevice*> g_opened{nullptr};
+
+std::vector<Ordinal> describe_all(std::span<const int> ordinals, uint64_t memory_bytes) {
+  std::vector<Ordinal> out;
+  for (const int ordinal : ordinals) out.push_back({describe_cpu(ordinal, memory_bytes), nullptr, 0});
+  return out;
+}
+
+std::vector<uint64_t> capacities(const std::vector<Ordinal>& ordinals) {
+  std::vector<uint64_t> out;
+  for (const Ordinal& ordinal : ordinals) out.push_back(ordinal.description.total_bytes);
+  return out;
+}
+
+}  // namespace
+
+thread_local uint64_t t_sequence = 0;
+thread_local int t_ordinal = -1;
+
+CpuDevice* CpuDevice::opened() { return g_opened.load(); }
+
+CpuDevice::CpuDevice(std::span<const int> wanted, uint64_t memory_bytes)
+    : ordinals(describe_all(wanted, memory_bytes)), memory(capacities(ordinals)) {
+  if (ordinals.empty() || ordinals.size() > journal::kMaxDevices)
+    throw std::runtime_error("a server drives between 1 and " + std::to_string(journal::kMaxDevices) + " cpu devices, not " +
+                             std::to_string(ordinals.size()));
+  CpuDevice* none = nullptr;
+  if (!g_opened.compare_exchange_strong(none, this))
+    throw std::runtime_error("this process has opened the cpu device already; close it first");
+  for (Ordinal& ordinal : ordinals)
+    ordinal.context = std::make_shared<Context>(static_cast<int>(&ordinal - ordinals.data()), shared_);
+  install_fault_handlers();
+  add_device_functions(table_);
+  add_memory_functions(table_);
+  add_stream_functions(table_);
+  add_event_functions(table_);
+  add_module_functions(table_);
+}
+
+CpuDevice::~CpuDevice() {
+  {
+    const std::lock_guard lock(mutex);
+    for (Ordinal& ordinal : ordinals) ordinal.context->abandon();
+    g_opened = nullptr;
+  }
+  // Their threads touch memory that goes away with the device. One that runs a kernel without end cannot be waited
+  // for; it is left behind, and will fault, alone.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (Stream::threads() != 0 && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  if (Stream::threads() != 0) XMIG_CPU_LOG("closed while %d kernels still run", Stream::threads().load());
+}
+
+Fault CpuDevice::fault() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->fault;
+}
+
+void CpuDevice::on_fault(void (*callback)(void*), void* user) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->on_fault = callback;
+  shared_->on_fault_user = user;
+}
+
+bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) { return hash_chunks(chunks, hashes); }
+
+bool CpuDevice::copy(uint64_t destination, uint64_t source, uint64_t bytes) {
+  return copy_bytes(destination, source, bytes);
+}
+
+void CpuDevice::arm(const Injection& injection, Notify notify, void* user) {
+  // The other points are the server's own.
+  if (injection.point == InjectPoint::kKernel || injection.point == InjectPoint::kCopy)
+    shared_->injections.arm(injection, notify, user);
+}
+
+void CpuDevice::reset(Ordinal& ordinal) {
+  const std::shared_ptr<Context> old = std::move(ordinal.context);
+  ordinal.context = std::make_shared<Context>(old->ordinal(), shared_);
+  streams.remove_if([&](const std::shared_ptr<Stream>& stream) { return &stream->context() == old.get(); });
+  events.remove_if([&](const Event& event) { return event.context == old; });
+  functions.remove_if([&](const LoadedFunction& function) { return function.context == old; });
+  modules.remove_if([&](const LoadedModule& module) { return module.context == old; });
+  old->abandon();
+  if (old->error() != CUDA_SUCCESS) {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->fault = {};
+  }
+}
+
+CUresult CpuDevice::load(Context& context, Bytes image, CUmodule* module) {
+  LoadedModule loaded{context.shared_from_this(), nullptr, {}};
+  Trap trap;
+  const CUresult result = Module::load(image, loaded.module, trap);
+  if (trap.error != 0) context.raise(trap.error, t_sequence, "loading a module: " + trap.describe());
+  if (result != CUDA_SUCCESS) return result;
+  for (Function& function : loaded.module->functions())
+    loaded.functions.push_back(functions.add({loaded.context, loaded.module, &function}));
+  *module = as_handle<CUmodule>(modules.add(std::move(loaded)));
+  return CUDA_SUCCESS;
+}
+
+std::vector<Global> CpuDevice::globals(CUmodule module) {
+  const std::lock_guard lock(mutex);
+  std::vector<Global> out;
+  if (const LoadedModule* loaded = modules.find(number(module)))
+    for (const GlobalVariable& g : loaded->module->globals()) out.push_back({g.global.name, g.global.bytes, g.address});
+  return out;
+}
+
+bool CpuDevice::bind_global(CUmodule module, uint32_t index, uint64_t address) {
+  const std::lock_guard lock(mutex);
+  LoadedModule* loaded = modules.find(number(module));
+  if (!loaded || index >= loaded->module->globals().size()) return false;
+  return memory.is_device(address, loaded->module->globals()[index].global.bytes) &&
+         loaded->module->bind(index, address);
+}
+
+}  // namespace cpu
+
+std::unique_ptr<Device> open_cpu(std::span<const int> ordinals, uint64_t memory_bytes) {
+  return std::make_unique<cpu::CpuDevice>(ordinals, memory_bytes);
+}
+
+}  // namespace xmig::device

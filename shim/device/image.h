@@ -1,0 +1,56 @@
+// Reading module images. An image comes from the program and is hostile: nothing here trusts an offset, a count or a
+// string before it has been checked against the image's bounds, and nothing of the image is run.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "journal/module_info.h"
+
+namespace xmig::device {
+
+inline constexpr size_t kMaxKernels = 4096;  // of a module: a function's handle has 12 bits for its number
+
+struct ImageKernel {
+  std::string name;
+  uint32_t parameter_bytes = 0;
+  uint32_t max_threads = 1024;
+  uint32_t static_shared_bytes = 0;
+  std::vector<journal::ParameterInfo> parameters;
+  uint64_t descriptor = 0;  // where its xmig_descriptor will lie, relative to the load address
+};
+
+struct ImageGlobal {
+  std::string name;
+  uint64_t bytes = 0;
+  uint64_t descriptor = 0;
+};
+
+struct Image {
+  std::vector<ImageKernel> kernels;
+  std::vector<ImageGlobal> globals;
+  std::string error;  // why it was refused
+};
+
+using Bytes = std::span<const std::byte>;
+
+// A shared object with kernels of the cpu device: CUDA_ERROR_INVALID_IMAGE if it is none, is damaged or describes its
+// kernels wrongly, CUDA_ERROR_NO_BINARY_FOR_GPU if it is well formed but made for something else.
+CUresult read_shared_object(Bytes image, Image& out);
+
+// Can the dynamic linker load this shared object without leaving its bounds? It checks next to nothing itself.
+CUresult check_loadable(Bytes image, std::string& error);
+
+// What can be learned of any image: a shared object as above, a cubin, a fat binary's uncompressed cubins. An image of
+// another form (PTX, compressed) is accepted and describes nothing.
+CUresult read_any(Bytes image, Image& out);
+
+// How long an image is, from its first bytes (at most `known` are there): 0 if they do not say.
+size_t image_extent(Bytes known);
+
+}  // namespace xmig::device
