@@ -137,8 +137,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int 
   const auto found = memory_map().find(reinterpret_cast<uint64_t>(p));
   if (!found || found->on_device()) return CUDA_ERROR_INVALID_VALUE;
   if (!is_pinned(*found)) {
-    say("cuMemHostGetDevicePointer: kernels cannot reach memory given to cuMemHostRegister under xMIG; allocate it with "
-        "cuMemHostAlloc");
+    say("cuMemHostGetDevicePointer: under xMIG, kernels cannot reach memory given to cuMemHostRegister; allocate it "
+        "with cuMemHostAlloc");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   *pdptr = reinterpret_cast<uint64_t>(p);

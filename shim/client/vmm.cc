@@ -4,10 +4,10 @@
 // promises is counted, and it fails when the device has too little for it: out of memory comes from where programs
 // expect it (only when something else takes the memory in between, from cuMemMap).
 //
-// A handle's memory stays where it was first mapped for as long as the handle lives: unmapped and mapped there again it
-// has kept its content. What cannot be had, and is refused with one line: a handle mapped at two addresses, or moved to
-// another, a part of a handle, memory of the host, handles for other processes. PyTorch's expandable segments need none
-// of it. Access flags are kept for cuMemGetAccess; a mapping can be written whatever they say.
+// A handle's memory stays where it was last mapped for as long as the handle lives: mapped there again it has kept its
+// content, and mapped elsewhere the content is copied. What cannot be had, and is refused with one line: a handle at
+// two addresses at once, a part of a handle, memory of the host, handles for other processes. PyTorch's expandable
+// segments need none of it. Access flags are kept for cuMemGetAccess; a mapping can be written whatever they say.
 #include "client/vmm.h"
 
 #include <algorithm>
@@ -109,14 +109,19 @@ CUresult tell_alloc(uint64_t address, uint64_t bytes) {
   return append(Op::xmAlloc, &args, sizeof(args));
 }
 
+// Takes the physical memory of a handle away from where it is.
+void unback(State& state, const Physical& memory) {
+  const Args_xmFree args{.address = memory.address, .stream = 0};
+  append(Op::xmFree, &args, sizeof(args));
+  backing(memory.ordinal()).shrink_at(memory.address, memory.bytes);
+  state.places.erase(memory.address);
+}
+
 // Nobody refers to the handle and it is mapped nowhere: its memory goes.
 void destroy(State& state, std::map<uint64_t, Physical>::iterator it) {
   const Physical& memory = it->second;
   if (memory.address) {
-    const Args_xmFree args{.address = memory.address, .stream = 0};
-    append(Op::xmFree, &args, sizeof(args));
-    backing(ordinal_of(memory.address)).shrink_at(memory.address, memory.bytes);
-    state.places.erase(memory.address);
+    unback(state, memory);
   } else {
     state.promised[memory.ordinal()] -= memory.bytes;
   }
@@ -124,16 +129,35 @@ void destroy(State& state, std::map<uint64_t, Physical>::iterator it) {
   state.handles.erase(it);
 }
 
-CUresult map_first(State& state, uint64_t handle, Physical& memory, uint64_t address) {
-  if (const CUresult result = backing(memory.ordinal()).grow_at(address, memory.bytes); result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (const CUresult result = tell_alloc(address, memory.bytes); result != CUDA_SUCCESS) {
-    backing(memory.ordinal()).shrink_at(address, memory.bytes);
-    return result;
+CUresult back(const Physical& memory, uint64_t address) {
+  Backing& granules = backing(memory.ordinal());
+  if (const CUresult result = granules.grow_at(address, memory.bytes); result != CUDA_SUCCESS) return result;
+  const CUresult result = tell_alloc(address, memory.bytes);
+  if (result != CUDA_SUCCESS) granules.shrink_at(address, memory.bytes);
+  return result;
+}
+
+// The handle's memory is at `address` from here on, with the content that it had.
+CUresult place(State& state, uint64_t handle, Physical& memory, uint64_t address) {
+  if (const CUresult result = back(memory, address); result != CUDA_SUCCESS) return result;
+  if (memory.address) {
+    // Whatever wrote to the old place is over before the copy, and the copy before anybody sees the new one.
+    CUresult result = synchronize_users(current_context());
+    if (result == CUDA_SUCCESS) {
+      result = record::cuMemcpyDtoDAsync_v2(address, memory.address, memory.bytes, CU_STREAM_LEGACY);
+    }
+    if (result == CUDA_SUCCESS) result = client::cuStreamSynchronize(CU_STREAM_LEGACY);
+    if (result != CUDA_SUCCESS) {
+      Physical copied = memory;
+      copied.address = address;
+      unback(state, copied);
+      return result;
+    }
+    unback(state, memory);
+  } else {
+    state.promised[memory.ordinal()] -= memory.bytes;
   }
   memory.address = address;
-  state.promised[memory.ordinal()] -= memory.bytes;
   state.places.emplace(address, handle);
   return CUDA_SUCCESS;
 }
@@ -245,8 +269,8 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
     say("cuMemMap: only the whole of a handle can be mapped under xMIG");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (memory.mapped || (memory.address && memory.address != ptr)) {
-    say("cuMemMap: under xMIG, memory can be mapped at one address only, the first it was mapped at");
+  if (memory.mapped) {
+    say("cuMemMap: memory can be mapped at one address at a time only under xMIG");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (ordinal_of(ptr) != memory.ordinal()) {
@@ -254,9 +278,9 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
         ordinal_of(ptr), memory.ordinal());
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (!memory.address) {
+  if (memory.address != ptr) {
     if (occupied(all, ptr, size)) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult result = map_first(all, handle, memory, ptr); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = place(all, handle, memory, ptr); result != CUDA_SUCCESS) return result;
   }
   memory.mapped = true;
   note_context(current_context());

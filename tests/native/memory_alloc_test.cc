@@ -259,6 +259,17 @@ void mappings() {
   CHECK(client::cuMemcpyDtoD_v2(range + 16 * kMiB, range, 1) == CUDA_ERROR_INVALID_VALUE);
   CHECK(client::cuMemMap(range, 16 * kMiB, 0, handles[0], 0) == CUDA_SUCCESS);
   CHECK(*reinterpret_cast<char*>(range + 15) == 7);
+  // Mapped elsewhere, it comes along; if there is no room for both, nothing has changed.
+  CHECK(client::cuMemUnmap(range, 16 * kMiB) == CUDA_SUCCESS);
+  CHECK(client::cuMemMap(range + 40 * kMiB, 16 * kMiB, 0, handles[0], 0) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(client::cuMemMap(range + 8 * kMiB, 16 * kMiB, 0, handles[0], 0) == CUDA_ERROR_INVALID_VALUE);
+  server.capacity = 48 * kMiB;
+  CHECK(client::cuMemMap(range + 40 * kMiB, 16 * kMiB, 0, handles[0], 0) == CUDA_SUCCESS);
+  CHECK(*reinterpret_cast<char*>(range + 40 * kMiB + 15) == 7);
+  CHECK(client::cuMemUnmap(range + 40 * kMiB, 16 * kMiB) == CUDA_SUCCESS);
+  CHECK(client::cuMemMap(range, 16 * kMiB, 0, handles[0], 0) == CUDA_SUCCESS);
+  CHECK(*reinterpret_cast<char*>(range + 15) == 7);
+  server.capacity = 32 * kMiB;
   CHECK(client::cuMemAddressFree(range, 64 * kMiB) == CUDA_ERROR_INVALID_VALUE);
   // Released while mapped: gone with the mapping. Two mappings may be unmapped at once.
   CHECK(client::cuMemRetainAllocationHandle(&more, reinterpret_cast<void*>(range)) == CUDA_SUCCESS);
