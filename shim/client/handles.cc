@@ -5,9 +5,9 @@ namespace xmig::client {
 std::optional<uint32_t> Numbers::take() {
   const std::lock_guard lock(mutex_);
   const bool fresh = next_ < limit_;
-  if (free_ && !free_->empty() && (!fresh || free_->size() > kMinimumQueue)) {
-    const uint32_t number = free_->front();
-    free_->pop_front();
+  if (!free_.empty() && (!fresh || free_.size() > kMinimumQueue)) {
+    const uint32_t number = free_.front();
+    free_.pop_front();
     return number;
   }
   if (!fresh) return std::nullopt;
@@ -16,8 +16,7 @@ std::optional<uint32_t> Numbers::take() {
 
 void Numbers::give(uint32_t number) {
   const std::lock_guard lock(mutex_);
-  if (!free_) free_ = new std::deque<uint32_t>;
-  free_->push_back(number);
+  free_.push_back(number);
 }
 
 namespace {

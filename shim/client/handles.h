@@ -19,7 +19,7 @@ namespace xmig::client {
 
 class Numbers {
  public:
-  explicit constexpr Numbers(uint32_t limit) : limit_(limit) {}
+  explicit Numbers(uint32_t limit) : limit_(limit) {}
 
   // From 1 on; none when `limit - 1` are in use.
   std::optional<uint32_t> take();
@@ -30,7 +30,7 @@ class Numbers {
   const uint32_t limit_;
   std::mutex mutex_;
   uint32_t next_ = 1;
-  std::deque<uint32_t>* free_ = nullptr;  // never destroyed: see process.h
+  std::deque<uint32_t> free_;
 };
 
 // How many objects of a kind there can be; what the server's tables take.

@@ -33,7 +33,6 @@ struct JobMemory {
   Mapping staging;
   std::vector<Mapping> ranges;
 };
-JobMemory* job_memory;  // never destroyed: see process.h
 
 std::string socket_path() {
   if (const char* path = std::getenv("XMIG_SOCKET"); path && *path) return path;
@@ -167,11 +166,12 @@ CUresult map_job(const Answer& answer) {
     }
   }
   // From here on nothing fails, and all of it stays for the life of the process.
-  job_memory = new JobMemory{std::move(*journal), std::move(slots), std::move(mappings)};
-  process.header = &job_memory->journal.header();
-  process.ring = job_memory->journal.ring();
-  process.ring_bytes = job_memory->journal.ring_bytes();
-  process.staging = job_memory->staging.data();
+  auto* const memory = new JobMemory{std::move(*journal), std::move(slots), std::move(mappings)};
+  process.memory = memory;
+  process.header = &memory->journal.header();
+  process.ring = memory->journal.ring();
+  process.ring_bytes = memory->journal.ring_bytes();
+  process.staging = memory->staging.data();
   process.device_count = static_cast<int>(count);
   process.driver_version = static_cast<int>(process.header->driver_version);
   for (uint32_t i = 0; i < count; ++i) {

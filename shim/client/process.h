@@ -24,6 +24,7 @@ enum class Phase : uint32_t {
 struct Process {
   std::atomic<Phase> phase{Phase::kNotInitialized};
   std::atomic<uint32_t> lost{0};  // a CUresult: server and daemon are gone, and nobody knows this job any more
+  const void* memory = nullptr;  // owns what follows
   journal::JournalHeader* header = nullptr;
   std::byte* ring = nullptr;
   uint64_t ring_bytes = 0;

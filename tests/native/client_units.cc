@@ -149,7 +149,7 @@ void export_tables() {
 int destroyed = 0;
 
 void context_storage() {
-  auto& storage = *new ContextStorage;
+  static constinit ContextStorage storage;
   int keys[300];
   void* value = nullptr;
   CHECK(storage.get(&keys[0], &value) == CUDA_ERROR_INVALID_HANDLE);
@@ -306,7 +306,7 @@ void errors() {
   CHECK(::cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &text) == CUDA_SUCCESS && std::string_view(text) == "out of memory");
   CHECK(::cuGetErrorString(CUDA_ERROR_ILLEGAL_ADDRESS, &text) == CUDA_SUCCESS);
   CHECK(std::string_view(text) == "an illegal memory access was encountered");
-  CHECK(::cuGetErrorName(static_cast<CUresult>(12345), &text) == CUDA_ERROR_INVALID_VALUE && !text);
+  CHECK(::cuGetErrorName(static_cast<CUresult>(1000), &text) == CUDA_ERROR_INVALID_VALUE && !text);
 }
 
 void uninitialised() {
