@@ -22,7 +22,7 @@ class Checker {
 
   std::string run() {
     for (const auto step : {&Checker::check_segments, &Checker::read_dynamic, &Checker::check_strings,
-                            &Checker::check_symbols, &Checker::check_versions, &Checker::check_relocations,
+                            &Checker::check_versions, &Checker::check_symbols, &Checker::check_relocations,
                             &Checker::check_functions})
       if (std::string error = (this->*step)(); !error.empty()) return error;
     return "";
@@ -61,6 +61,7 @@ class Checker {
   std::string check_strings();
   std::string count_symbols();
   std::string check_symbols();
+  std::string check_symbols_to(uint64_t count);
   std::string check_versions();
   std::string check_relocations();
   std::string check_table(uint64_t address, uint64_t bytes, uint64_t relative);
@@ -72,7 +73,9 @@ class Checker {
   std::map<Elf64_Sxword, uint64_t> dynamic_;
   std::vector<uint64_t> needed_;
   Bytes strings_;
-  uint64_t symbols_ = 0;
+  uint32_t highest_version_ = 1;
+  uint64_t hashed_ = 0;   // symbols that the hash tables reach
+  uint64_t checked_ = 0;  // symbols that have been checked
 };
 
 std::string Checker::check_segments() {
@@ -157,7 +160,44 @@ std::string Checker::check_strings() {
   return "";
 }
 
-// The number of symbols is written down nowhere; the hash tables tell. Both are walked as the linker will.
+std::string Checker::check_versions() {
+  if (!has(DT_VERSYM)) return has(DT_VERNEED) || has(DT_VERDEF) ? "its symbol versions do not fit" : "";
+  uint64_t address = value(DT_VERNEED);
+  for (uint64_t i = 0; has(DT_VERNEED); ++i) {
+    Elf64_Verneed need;
+    if (i >= value(DT_VERNEEDNUM) || address % 4 != 0 || !read(address, need) || need.vn_file >= strings_.size())
+      return "its symbol versions do not fit";
+    // The linker looks the file up among those that are loaded, and asserts that it finds it.
+    const auto file = elf_.string(strings_, need.vn_file);
+    if (std::none_of(needed_.begin(), needed_.end(), [&](uint64_t n) { return elf_.string(strings_, n) == file; }))
+      return "it wants versions of a library that it does not need";
+    uint64_t entry = address + need.vn_aux;
+    for (uint32_t k = 0;; ++k) {
+      Elf64_Vernaux aux;
+      if (k >= need.vn_cnt || entry % 4 != 0 || !read(entry, aux) || aux.vna_name >= strings_.size())
+        return "its symbol versions do not fit";
+      highest_version_ = std::max<uint32_t>(highest_version_, aux.vna_other & 0x7fff);
+      if (aux.vna_next == 0) break;
+      entry += aux.vna_next;
+    }
+    if (need.vn_next == 0) break;
+    address += need.vn_next;
+  }
+  address = value(DT_VERDEF);
+  for (uint64_t i = 0; has(DT_VERDEF); ++i) {
+    Elf64_Verdef definition;
+    Elf64_Verdaux aux;
+    if (i >= value(DT_VERDEFNUM) || address % 4 != 0 || !read(address, definition) ||
+        !read(address + definition.vd_aux, aux) || aux.vda_name >= strings_.size())
+      return "its symbol versions do not fit";
+    highest_version_ = std::max<uint32_t>(highest_version_, definition.vd_ndx & 0x7fff);
+    if (definition.vd_next == 0) break;
+    address += definition.vd_next;
+  }
+  return value(DT_VERSYM) % 2 == 0 ? "" : "its symbol versions do not fit";
+}
+
+// The hash tables say which symbols can be looked up. Both are walked as the linker will.
 std::string Checker::count_symbols() {
   if (!has(DT_HASH) && !has(DT_GNU_HASH)) return "it has no symbol hash table";
   if (has(DT_HASH)) {
@@ -174,7 +214,7 @@ std::string Checker::count_symbols() {
       // Chains that go back could go in circles; linkers write them downwards or upwards, never both.
       if (i >= buckets && index[i] != 0 && index[i] >= i - buckets) return "its hash table has an unusual order";
     }
-    symbols_ = chains;
+    hashed_ = chains;
   }
   if (has(DT_GNU_HASH)) {
     struct {
@@ -199,8 +239,7 @@ std::string Checker::count_symbols() {
           return "its hash table has no end";
       count = std::max<uint64_t>(count, symbol);
     }
-    if (symbols_ != 0 && count > symbols_) return "its hash tables do not agree";
-    symbols_ = std::max(symbols_, count);
+    hashed_ = std::max(hashed_, count);
   }
   return "";
 }
@@ -208,60 +247,24 @@ std::string Checker::count_symbols() {
 std::string Checker::check_symbols() {
   if (std::string error = count_symbols(); !error.empty()) return error;
   if (value(DT_SYMENT) != sizeof(Elf64_Sym) || value(DT_SYMTAB) % 8 != 0) return "its symbol table does not fit";
-  for (uint64_t i = 0; i < symbols_; ++i) {
+  return check_symbols_to(std::max<uint64_t>(hashed_, 1));
+}
+
+// The number of symbols is written down nowhere: those are checked that are hashed or named by a relocation.
+std::string Checker::check_symbols_to(uint64_t count) {
+  for (; checked_ < count; ++checked_) {
     Elf64_Sym symbol;
-    if (!read(value(DT_SYMTAB) + i * sizeof(symbol), symbol) || symbol.st_name >= strings_.size())
+    if (!read(value(DT_SYMTAB) + checked_ * sizeof(symbol), symbol) || symbol.st_name >= strings_.size())
       return "its symbol table does not fit";
+    uint16_t version = 0;
+    if (has(DT_VERSYM) && !read(value(DT_VERSYM) + checked_ * sizeof(version), version))
+      return "its symbol versions do not fit";
+    if ((version & 0x7fff) > highest_version_) return "a symbol has a version that does not exist";
     if (symbol.st_shndx == SHN_UNDEF || symbol.st_shndx == SHN_ABS) continue;
-    // The linker calls an indirect function while it relocates, and copies as many bytes as an object has.
+    // The linker calls an indirect function while it relocates.
     const auto type = ELF64_ST_TYPE(symbol.st_info);
     if (type == STT_GNU_IFUNC) return "it has indirect functions, which are not supported";
     if (type != STT_TLS && !in_memory(symbol.st_value, 0, PF_R)) return "a symbol lies outside";
-  }
-  return "";
-}
-
-std::string Checker::check_versions() {
-  if (!has(DT_VERSYM)) return has(DT_VERNEED) || has(DT_VERDEF) ? "its symbol versions do not fit" : "";
-  uint32_t highest = 1;
-  uint64_t address = value(DT_VERNEED);
-  for (uint64_t i = 0; has(DT_VERNEED); ++i) {
-    Elf64_Verneed need;
-    if (i >= value(DT_VERNEEDNUM) || address % 4 != 0 || !read(address, need) || need.vn_file >= strings_.size())
-      return "its symbol versions do not fit";
-    // The linker looks the file up among those that are loaded, and asserts that it finds it.
-    const auto file = elf_.string(strings_, need.vn_file);
-    if (std::none_of(needed_.begin(), needed_.end(), [&](uint64_t n) { return elf_.string(strings_, n) == file; }))
-      return "it wants versions of a library that it does not need";
-    uint64_t entry = address + need.vn_aux;
-    for (uint32_t k = 0;; ++k) {
-      Elf64_Vernaux aux;
-      if (k >= need.vn_cnt || entry % 4 != 0 || !read(entry, aux) || aux.vna_name >= strings_.size())
-        return "its symbol versions do not fit";
-      highest = std::max<uint32_t>(highest, aux.vna_other & 0x7fff);
-      if (aux.vna_next == 0) break;
-      entry += aux.vna_next;
-    }
-    if (need.vn_next == 0) break;
-    address += need.vn_next;
-  }
-  address = value(DT_VERDEF);
-  for (uint64_t i = 0; has(DT_VERDEF); ++i) {
-    Elf64_Verdef definition;
-    Elf64_Verdaux aux;
-    if (i >= value(DT_VERDEFNUM) || address % 4 != 0 || !read(address, definition) ||
-        !read(address + definition.vd_aux, aux) || aux.vda_name >= strings_.size())
-      return "its symbol versions do not fit";
-    highest = std::max<uint32_t>(highest, definition.vd_ndx & 0x7fff);
-    if (definition.vd_next == 0) break;
-    address += definition.vd_next;
-  }
-  const Bytes table = at(value(DT_VERSYM), symbols_ * 2);
-  if (table.size() != symbols_ * 2 || value(DT_VERSYM) % 2 != 0) return "its symbol versions do not fit";
-  for (uint64_t i = 0; i < symbols_; ++i) {
-    uint16_t version;
-    std::memcpy(&version, table.data() + i * 2, 2);
-    if ((version & 0x7fff) > highest) return "a symbol has a version that does not exist";
   }
   return "";
 }
@@ -289,7 +292,7 @@ std::string Checker::check_table(uint64_t address, uint64_t bytes, uint64_t rela
 #endif
     if (!known) return "it has relocations of a kind that is not supported";
     if (!in_memory(relocation.r_offset, 8, PF_W)) return "a relocation writes outside";
-    if (ELF64_R_SYM(relocation.r_info) >= std::max<uint64_t>(symbols_, 1)) return "a relocation has no symbol";
+    if (std::string error = check_symbols_to(ELF64_R_SYM(relocation.r_info) + 1); !error.empty()) return error;
   }
   return "";
 }
