@@ -34,6 +34,9 @@ class Client:
     def delete(self, path: str) -> Any:
         return self._request("DELETE", path)
 
+    def close(self) -> None:
+        self._http.close()
+
     def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
             answer = self._http.request(method, path, **options)
