@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from xmigd.client import Client, NoDaemon
+from xmigd.client import Client
 from xmigd.errors import StartError
 from xmigd.settings import Settings
 
@@ -26,7 +27,8 @@ class Node:
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("XMIG_") or k == "XMIG_NATIVE_DIR"}
         values = {"runtime_dir": folder, "database": folder / "xmig.db", "devices": "cpu:0,cpu:1", "port": 0} | settings
         self.environment |= {f"XMIG_{name.upper()}": str(value) for name, value in values.items()}
-        self.client = Client(Settings(runtime_dir=folder))
+        self.settings = Settings(runtime_dir=folder)
+        self.client = Client(self.settings)
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -35,6 +37,7 @@ class Node:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+        self.client.close()
 
     @property
     def log(self) -> Path:
@@ -49,14 +52,17 @@ class Node:
             )  # fmt: skip
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
-            try:
+            if self._listens():
                 self.client.get("/readyz")
                 return
-            except NoDaemon:
-                time.sleep(0.01)
+            time.sleep(0.01)
         last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         self.stop()
         raise StartError("xmigd did not start: " + " | ".join(last), hint=f"its log is {self.log}")
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(self.settings.api_socket)) == 0
 
     def stop(self) -> None:
         """SIGTERM, and wait for its end."""

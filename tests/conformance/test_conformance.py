@@ -1,0 +1,34 @@
+"""Every program of ``programs`` on an unmodified libcudart: undisturbed, and while its server is killed again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from xmigd.demo.node import Node
+
+PROGRAMS = sorted(p.stem for p in harness.CONFORMANCE.glob("*.py") if p.stem != "calls")
+# Records at which the server is killed. Programs have from a few dozen records to some thousands.
+KILLS = (2, 5, 11, 23, 60, 130, 280, 600, 1300, 3000)
+
+
+@pytest.mark.parametrize("runtime", ["12", "13"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
+    path = harness.CONFORMANCE / f"{name}.py"
+    device = "cpu:0,1" if name == "second_device" else "cpu:0"
+    undisturbed = harness.run(node, path, kernels=kernels, runtime=runtime, device=device)
+    assert undisturbed
+
+    program = harness.start(node, path, kernels=kernels, runtime=runtime, device=device)
+    for sequence in KILLS:
+        program.inject("kill", sequence=sequence)
+    harness.go(program)
+    assert harness.output(program) == undisturbed
+    recoveries = program.recoveries()
+    if name != "device_queries":  # which are answered in the program
+        assert recoveries
+    assert [r["outcome"] for r in recoveries] == ["resumed"] * len(recoveries)
+    assert [r["exact"] for r in recoveries] == [True] * len(recoveries)
