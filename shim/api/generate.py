@@ -175,6 +175,10 @@ def stubs_cc(functions: list[Function], entries: dict[str, Entry], protos: dict[
         typed = f"reinterpret_cast<CUresult (*)({', '.join(p.type for p in proto.parameters)})>"
         out.append("  if (void* native = xmig::client::native_function(slot_" + name + ")) [[unlikely]]\n"
                    f"    return {typed}(native)({proto.arguments});\n")
+        if f is None and base in table.SAME_AS:
+            suffix = name.removeprefix(base)
+            out.append(f"  return ::{table.SAME_AS[base]}{suffix}({proto.arguments});\n}}\n\n")
+            continue
         if f is None:
             out.append(f'  return xmig::client::unsupported("{name}");\n}}\n\n')
             continue
@@ -289,7 +293,8 @@ def coverage_md(functions: list[Function], protos: dict[str, Prototype]) -> str:
     for name in sorted(protos):
         if name.endswith(("_ptsz", "_ptds")):
             continue
-        (covered if name in known else missing).append(name)
+        if name not in table.SAME_AS:
+            (covered if name in known else missing).append(name)
     rows = "".join(f"| `{n}` | {known[n].call} | {known[n].note} |\n" for n in covered)
     return ("# Driver functions covered\n\nGenerated from `shim/api/table.py` and `cuda.h`. "
             f"{len(covered)} of {len(protos)} exported forms are in the table, besides their per-thread-stream forms; "

@@ -132,11 +132,12 @@ local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "
 local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState",
       "cuDevicePrimaryCtxSetFlags_v2", "cuDevicePrimaryCtxReset_v2", "cuCtxCreate_v2", "cuCtxCreate_v3",
       "cuCtxCreate_v4", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
-      "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetFlags", "cuCtxSetFlags", "cuCtxGetApiVersion",
+      "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags", "cuCtxGetApiVersion",
       "cuCtxGetLimit", "cuCtxSetLimit", "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
       "cuCtxResetPersistingL2Cache", "cuCtxGetId", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
       "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
 synchronous("cuCtxSynchronize", client="custom", server="custom")
+local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
 record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
        "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
 
@@ -197,8 +198,9 @@ for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
     queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), server="custom")
 local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
-      "cuStreamIsCapturing", "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3", "cuThreadExchangeStreamCaptureMode",
-      "cuStreamGetAttribute", "cuStreamSetAttribute", "cuStreamCopyAttributes")
+      "cuStreamGetCtx_v2", "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v2",
+      "cuStreamGetCaptureInfo_v3", "cuThreadExchangeStreamCaptureMode", "cuStreamGetAttribute",
+      "cuStreamSetAttribute", "cuStreamCopyAttributes")
 record("xmHostFunc", "queued", "Run a function of the program in stream order: posted to the client's callback thread. "
        "callback: a CUstreamCallback that also gets stream and status.", "uint64_t function", "uint64_t user_data",
        "uint64_t stream", "uint32_t callback", "uint32_t reserved")
@@ -247,6 +249,15 @@ local("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuLaun
 synchronous("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", numBlocks=Out(), func=function, client="custom")
 local("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxPotentialBlockSize",
       "cuOccupancyMaxPotentialBlockSizeWithFlags", "cuOccupancyAvailableDynamicSMemPerBlock")
+
+# --- earlier forms of functions, the same in every respect: answered as the form named ----------------------------
+SAME_AS: dict[str, str] = {
+    name: f"{name}_v2"
+    for name in ("cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
+                 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuMemHostRegister",
+                 "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
+                 "cuStreamWriteValue64")
+}
 
 # --- device functions that only the server calls: part of the driver table a device fills in --------------------
 SERVER_ONLY: tuple[str, ...] = (

@@ -244,6 +244,25 @@ CUresult cuCtxGetDevice(CUdevice* device) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext ctx) {
+  if (!ctx) return client::cuCtxGetDevice(device);
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  const Context* const context = find_context(ctx);
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
+  *device = context->ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext ctx) {
+  if (!ctx) return client::cuCtxSynchronize();
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  Context* const context = find_context(ctx);
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  const WithContext inside(*context);
+  return client::cuCtxSynchronize();
+}
+
 CUresult cuCtxGetFlags(unsigned int* flags) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;

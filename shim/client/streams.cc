@@ -129,6 +129,12 @@ CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
   return found.error;
 }
 
+CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext* pCtx, CUgreenCtx* pGreenCtx) {
+  const CUresult result = client::cuStreamGetCtx(hStream, pCtx);
+  if (result == CUDA_SUCCESS && pGreenCtx) *pGreenCtx = nullptr;
+  return result;
+}
+
 CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
   const Asked found = asked(hStream, device);
   if (found.error == CUDA_SUCCESS) *device = found.context->ordinal;
@@ -141,6 +147,10 @@ CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureSta
   const Asked found = asked(hStream, captureStatus);
   if (found.error == CUDA_SUCCESS) *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
   return found.error;
+}
+
+CUresult cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out) {
+  return client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, nullptr, nullptr, nullptr);
 }
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
