@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 
+#include "journal/layout.h"
 #include "server/clock.h"
 #include "server/server.h"
 
@@ -27,9 +29,18 @@ void forbid_core_dumps() {
   ::setrlimit(RLIMIT_CORE, &limit);
 }
 
+// For the daemon, which makes the files that a job shares.
+int print_layout() {
+  using namespace xmig::journal;
+  std::printf("{\"layout_version\": %u, \"header_bytes\": %lu, \"staging_bytes\": %lu, \"pinned_bytes\": %lu}\n",
+              kLayoutVersion, kHeaderBytes, kStagingBytes, kPinnedBytes);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--layout") return print_layout();
   const uint64_t started = xmig::server::now_ns();
   std::string why;
   auto options = xmig::server::parse_options(argc, argv, why);
