@@ -28,7 +28,7 @@ EXIT_FAILED, EXIT_NO_DAEMON, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 1, 3, 126, 12
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and watch programs under xMIG.")
 faults_app = typer.Typer(help="Faults: list them, inject them.")
 app.add_typer(faults_app, name="faults", invoke_without_command=True)
-console = Console(soft_wrap=not sys.stdout.isatty())
+console = Console(width=None if sys.stdout.isatty() else 240)
 
 
 class Output(StrEnum):
@@ -66,7 +66,7 @@ def show(rows: list[dict[str, Any]], output: Output, columns: dict[str, str], em
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns.values():
-        table.add_column(title, justify="right" if title.endswith("ms") else "left", overflow="fold")
+        table.add_column(title, justify="right" if title.endswith("ms") else "left", no_wrap=title not in ("WHAT", "CAUSE", "NAME"))
     for row in rows:
         table.add_row(*(cell(name, row[name]) for name in columns))
     console.print(table)

@@ -45,15 +45,15 @@ def find_native_dir(configured: Path | None) -> Path:
 
 
 def find_shim(native_dir: Path) -> Path:
-    """libcuda.so.1. Raises StartError if it is not there."""
-    shim = native_dir / SHIM
-    if not shim.exists():
-        raise StartError(
-            f"{SHIM} is not in {native_dir}",
-            hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
-            code="native_missing",
-        )
-    return shim
+    """libcuda.so.1: beside the server, or where a build folder has it. Raises StartError if it is not there."""
+    for shim in (native_dir / SHIM, native_dir / "shim" / SHIM):
+        if shim.exists():
+            return shim
+    raise StartError(
+        f"{SHIM} is not in {native_dir}",
+        hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
+        code="native_missing",
+    )
 
 
 def read_layout(native_dir: Path) -> Layout:

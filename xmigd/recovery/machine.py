@@ -367,10 +367,10 @@ class Machine:
     def _garbage(self, event: e.GarbageFound) -> None:
         if event.server != self.active or event.server in self._deaths:
             return
-        text = f"the program's journal does not decode at position {event.position}: {event.text}"
+        text = f"the server gave the process up at journal position {event.position}: {event.text}"
         self._deaths[event.server] = _Death(self._fault("garbage", text))
         self.unrecoverable = text
-        self._kill(event.server, "its program's journal is garbage")
+        self._kill(event.server, "it gave its process up")
 
     def _misbehaved(self, event: e.Misbehaved) -> None:
         if self.servers[event.server] == "dying":

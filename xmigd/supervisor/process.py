@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from xmigd import log
+from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
 from xmigd.records import JobRow, ProcessRow, Records
 from xmigd.recovery import events as e
 from xmigd.recovery.machine import Limits, Machine
@@ -15,8 +18,10 @@ from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fds import Fd, Handle, JobMemory, close_all
+from xmigd.supervisor.moved import restored_memory
 from xmigd.supervisor.server import Server, ServerHooks, ServerProgram
 
+PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
 MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
 
 
@@ -47,6 +52,8 @@ class Process:
         self.handles: dict[int, Handle] = {}
         self.generation = 0
         self.last_cut: m.Cut | None = None
+        self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
+        self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._pidfd: Fd | None = pidfd
         self._program = program
         self._cut_budget = cut_budget
@@ -61,7 +68,7 @@ class Process:
         self._busy = False
         self._loop = asyncio.get_running_loop()
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
-        self._loop.add_reader(pidfd.fileno(), self._client_gone)
+        self._watch_client()
         self.hooks = ServerHooks(
             started=self._server_started,
             failed=lambda server, why: self.tell(e.SpawnFailed(t=now(), server=server.number, reason=why)),
@@ -120,6 +127,64 @@ class Process:
         self.handles[message.id] = Handle(message.id, message.kind, message.bytes, fds[0], m.pack_memory(message))
         return None
 
+    async def pause(self) -> int:
+        """Let its server stop between two records, drained. Returns the journal's position there. From then on the
+        program's exit is not its end, until `resume`."""
+        if self.state != "running" or self.paused:
+            raise Conflict("the process is paused already" if self.paused else f"the process is {self.state}")
+        self.paused = True
+        return await self._ask(m.pack("pause"), (), "paused")
+
+    async def resume(self, pid: int | None = None) -> int:
+        """Go on; with the program in process `pid` if it was restored from a dump. Returns the journal's position."""
+        if not self.paused:
+            raise Conflict("the process is not paused")
+        if pid is not None:
+            self._move(pid)
+        elif self._pidfd is None or pidfds.has_exited(self._pidfd):
+            raise Conflict("the program has exited", hint="name the process in which it was restored (:rebind)")
+        assert self.memory is not None
+        if pid is None:
+            position = await self._ask(m.pack("continue"), (), "continued")
+        else:
+            position = await self._ask(m.pack("rebind", client_pid=pid), self.memory.shared, "continued")
+        self.paused = False
+        self._watch_client()
+        return position
+
+    async def _ask(self, message: bytes, fds: tuple[Fd, ...], answer: str) -> int:
+        server = self._server(self.machine.active)
+        if server is None or self._asked is not None:
+            raise Conflict("its server is busy with something else")
+        self._asked = (answer, self._loop.create_future())
+        server.send(message, fds)
+        try:
+            return await asyncio.wait_for(self._asked[1], PAUSE_PATIENCE)
+        except TimeoutError:
+            raise Unavailable(f"the server has not {answer}; it will when it can, or its log says why not") from None
+        finally:
+            self._asked = None
+
+    def _answered(self, answer: str, position: int) -> None:
+        if self._asked is not None and self._asked[0] == answer and not self._asked[1].done():
+            self._asked[1].set_result(position)
+
+    def _move(self, pid: int) -> None:
+        assert self.memory is not None
+        try:
+            pidfd = Fd(os.pidfd_open(pid))
+        except OSError:
+            raise NotFound(f"there is no process {pid}") from None
+        if pidfds.owner(pid) != self.row.uid:
+            raise Forbidden(f"process {pid} is not this program: it belongs to another user")
+        before, self.memory = self.memory, restored_memory(pid, self.memory)
+        close_all(before.shared)
+        self._close_client()
+        self._pidfd = pidfd
+        self.row = replace(self.row, pid=pid, start_time=pidfds.start_time(pid))
+        self._records.process_moved(self.row.id, pid, self.row.start_time)
+        self._log.info("program restored", pid=pid)
+
     async def spawned(self) -> None:
         """Every server that is being started has been, or has failed."""
         await asyncio.gather(*self._tasks)
@@ -149,6 +214,10 @@ class Process:
 
     def _server_exited(self, server: Server, status: str, clean: bool) -> None:
         self._servers.pop(server.number, None)
+        if server.number == self.machine.active:
+            self.paused = False
+            if self._asked is not None and not self._asked[1].done():
+                self._asked[1].set_exception(Unavailable(f"the server was lost: {status}"))
         if self._pidfd is not None and pidfds.has_exited(self._pidfd):
             self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
         self.tell(e.Exited(t=now(), server=server.number, status=status, clean=clean))
@@ -206,6 +275,8 @@ class Process:
                 getattr(self._log, level)("server says", server=number, text=message.text)
             case m.Paused() | m.Continued():
                 self._log.info(f"server {message.type}", position=message.position)
+                if has_process:
+                    self._answered(message.type, message.position)
             case _:
                 close_all(fds)
                 server.refuse(f"{message.type} from a server that is connected already")
@@ -268,6 +339,8 @@ class Process:
             return
         if instruction.mode == "fresh":
             self._close_handles()  # of a server that was lost before the program was let in
+        if instruction.mode != "lost":
+            self.generation += 1  # as the server counts, in the journal
         packed = m.pack_assign(instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self._cut_budget)
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
@@ -297,7 +370,14 @@ class Process:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
+    def _watch_client(self) -> None:
+        if self._pidfd is not None:
+            self._loop.add_reader(self._pidfd.fileno(), self._client_gone)
+
     def _client_gone(self) -> None:
+        if self.paused and self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd.fileno())  # it may be restored somewhere else
+            return
         self._close_client()
         self.tell(e.ClientExited(t=now()))
 

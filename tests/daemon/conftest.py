@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .node import ROOT, Node
+
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture(scope="session")
+def peer_native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A native folder whose server only speaks the control protocol."""
+    folder = tmp_path_factory.mktemp("native")
+    server = folder / "xmig-server"
+    server.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "peer_server.py"} "$@"\n')
+    server.chmod(server.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    for parent in [folder, *folder.parents][:3]:
+        parent.chmod(parent.stat().st_mode | 0o755)
+    (folder / "libcuda.so.1").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_native() -> Path:
+    """The folder with the native programs: what is installed, or XMIG_NATIVE_DIR."""
+    for folder in (os.environ.get("XMIG_NATIVE_DIR"), str(ROOT / "xmigd" / "native"), str(ROOT / "build")):
+        if folder and (Path(folder) / "xmig-server").exists():
+            return Path(folder).resolve()
+    pytest.fail("xmig-server is not built: make build, or set XMIG_NATIVE_DIR to the folder that has it")
+
+
+@pytest.fixture
+def make_node(peer_native: Path) -> Iterator[MakeNode]:
+    # Not pytest's own folder: the path of a socket may have 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="xmig-"))
+    folder.chmod(0o755)
+    nodes: list[Node] = []
+
+    def make(native: Path | None = None, **settings: str) -> Node:
+        node = Node(folder, native or peer_native, **settings)
+        nodes.append(node)
+        return node
+
+    yield make
+    for node in nodes:
+        node.close()
+    print(nodes[0].log.read_text() if nodes and nodes[0].log.exists() else "no log")  # shown when the test fails
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> Node:
+    node = make_node()
+    node.start()
+    return node

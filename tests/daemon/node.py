@@ -1,0 +1,223 @@
+"""A daemon under test: a real process, with the native programs or with a peer that only speaks their protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from xmigd.supervisor.handshake import WELCOME, pack_hello, unpack_welcome
+
+ROOT = Path(__file__).resolve().parents[2]
+T = TypeVar("T")
+
+
+def until(check: Callable[[], T | None], what: str, patience: float = 20.0) -> T:
+    """The first true value of `check`."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if value := check():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {patience} s in vain: {what}")
+
+
+def open_fds(pid: int) -> list[str]:
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+class Node:
+    def __init__(self, folder: Path, native: Path, **settings: str) -> None:
+        self.folder = folder
+        self.native = native
+        self.runtime_dir = folder / "run"
+        self.database = folder / "state" / "xmig.db"
+        self.log = folder / "xmigd.log"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("XMIG_")},
+            "PYTHONPATH": str(ROOT),
+            "XMIG_RUNTIME_DIR": str(self.runtime_dir),
+            "XMIG_DATABASE": str(self.database),
+            "XMIG_NATIVE_DIR": str(native),
+            "XMIG_PORT": "0",
+            "XMIG_DEVICE_MEMORY": str(1 << 30),
+            "XMIG_LOG_LEVEL": "debug",
+            **settings,
+        }
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self._prefix: list[str] = []
+
+    def start(self, *prefix: str) -> None:
+        with open(self.log, "ab") as log:
+            self.daemon = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "xmigd.main"], env=self.environment, cwd=self.folder, stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        until(self._answers, f"xmigd answers; its log:\n{self.log.read_text()[-2000:]}")
+
+    def _answers(self) -> bool:
+        assert self.daemon is not None
+        assert self.daemon.poll() is None, self.log.read_text()[-3000:]
+        with socket.socket(socket.AF_UNIX) as probe:  # httpx leaves a socket open when it cannot connect
+            if probe.connect_ex(str(self.runtime_dir / "api.sock")) != 0:
+                return False
+        return bool(self.get("/healthz")["status"] == "ok")
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self.daemon is not None
+        self.daemon.send_signal(number)
+        code = self.daemon.wait(timeout=20)
+        self.daemon = None
+        return code
+
+    @property
+    def pid(self) -> int:
+        assert self.daemon is not None
+        return self.daemon.pid
+
+    @contextlib.contextmanager
+    def http(self) -> Iterator[httpx.Client]:
+        transport = httpx.HTTPTransport(uds=str(self.runtime_dir / "api.sock"))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=10) as client:
+            yield client
+
+    def get(self, path: str, **params: Any) -> Any:
+        with self.http() as client:
+            answer = client.get(path, params=params)
+            assert answer.is_success, answer.text
+            return answer.json()
+
+    def processes(self, **params: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/v1/processes", **params)
+        return found
+
+    def wait_for_standby(self) -> dict[str, Any]:
+        """The process that lives, once it is running with a warm standby."""
+
+        def standby() -> dict[str, Any] | None:
+            for process in self.processes(live=True):
+                if process["standby"] == "warm" and process["state"] == "running":
+                    return process
+            return None
+
+        return until(standby, "a standby")
+
+    def behave(self, **behaviour: str | int) -> None:
+        (self.runtime_dir / "behaviour.json").write_text(json.dumps(behaviour))
+
+    def children(self) -> list[int]:
+        listed = subprocess.run(["ps", "--ppid", str(self.pid), "-o", "pid="], capture_output=True, check=False)
+        return [int(pid) for pid in listed.stdout.split() if alive(int(pid))]
+
+    def servers(self) -> list[int]:
+        """Every server process of this node, adopted ones too."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    command = (entry / "cmdline").read_bytes().split(b"\0")
+                    if b"--control-fd" in command and os.fsencode(self.runtime_dir.resolve()) in command:
+                        found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        if self.daemon is not None:
+            self.kill(signal.SIGTERM)
+        for pid in self.servers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Program:
+    """A program that shakes hands as libcuda.so.1 does, in a process of its own, and then only lives."""
+
+    def __init__(self, node: Node, job: str = "", user: int | None = None) -> None:
+        code = (
+            "import os,socket,sys\n"
+            "if len(sys.argv) > 3:\n"
+            "    os.setgroups([]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))\n"
+            "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
+            "s.send(bytes.fromhex(sys.argv[2]))\n"
+            "data,fds,_,_=socket.recv_fds(s,4096,8)\n"
+            "print(data.hex(),len(fds),flush=True)\n"
+            "s.close()\n"
+            "for line in sys.stdin:\n"
+            "    s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
+            "    s.send(bytes.fromhex(line.strip()))\n"
+            "    data,more,_,_=socket.recv_fds(s,4096,8)\n"
+            "    print(data.hex(),len(more),flush=True)\n"
+        )
+        self._child = subprocess.Popen(
+            [
+                sys.executable, "-c", code, str(node.runtime_dir / "client.sock"), pack_hello(job, "a test").hex(),
+                *([] if user is None else [str(user)]),
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.pid = self._child.pid
+
+    def welcome(self, patience: float = 20.0) -> tuple[int, int, str, str]:
+        """status, descriptors, job, message"""
+        assert self._child.stdout is not None
+        ready, _, _ = select.select([self._child.stdout], [], [], patience)
+        assert ready, "no answer to the handshake"
+        line = self._child.stdout.readline().split()
+        assert line, "the program died"
+        status, fds, job, message = unpack_welcome(bytes.fromhex(line[0]))
+        assert fds == int(line[1])
+        return status, fds, job, message
+
+    def reattach(self, job: str) -> tuple[int, int, str, str]:
+        assert self._child.stdin is not None
+        self._child.stdin.write(pack_hello(job, reattach=True).hex() + "\n")
+        self._child.stdin.flush()
+        return self.welcome()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def wait(self, patience: float = 20.0) -> int:
+        return self._child.wait(patience)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def send_raw(path: Path, data: bytes) -> bytes:
+    """One message to a listening socket; what comes back, empty if the connection was only closed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(10)
+        sock.connect(str(path))
+        with contextlib.suppress(OSError):
+            sock.send(data)
+        try:
+            return sock.recv(WELCOME.size)
+        except ConnectionResetError:
+            return b""

@@ -1,0 +1,215 @@
+"""A real daemon and real processes; the servers are peers that speak the control protocol and do no work."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from .conftest import MakeNode
+from .node import Node, Program, alive, open_fds, until
+
+
+def started(node: Node, program: Program) -> dict[str, object]:
+    status, fds, _, message = program.welcome()
+    assert (status, fds) == (0, 3), message
+    return node.wait_for_standby()
+
+
+def test_a_program_gets_a_server_and_a_standby_and_leaves_nothing(node: Node) -> None:
+    before = len(open_fds(node.pid))
+    with Program(node) as program:
+        process = started(node, program)
+        assert process["pid"] == program.pid
+        assert process["held_bytes"] == 2 * (2 << 20)
+        assert len(node.servers()) == 2
+    until(lambda: not node.servers(), "servers end with their program")
+    assert until(lambda: [p for p in node.processes() if p["state"] == "ended"], "the process ended")
+    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+
+
+def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
+    with Program(node) as program:
+        for round_ in range(3):
+            process = started(node, program) if round_ == 0 else node.wait_for_standby()
+            os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+            until(lambda n=round_: len([r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"]) == n + 1,
+                  "a recovery")  # fmt: skip
+        recoveries = node.get("/v1/recoveries")
+        assert [r["number"] for r in recoveries] == [3, 2, 1]
+        for recovery in recoveries:
+            assert recovery["standby"] == "warm"
+            assert recovery["exact"] is True
+            phases = [recovery[f"{name}_ms"] for name in
+                      ("detected", "standby_ready", "mapped", "restored", "redone", "resumed")]  # fmt: skip
+            assert phases == sorted(phases)
+            assert phases[-1] < 1000
+        faults = node.get("/v1/faults")
+        assert [f["text"] for f in faults] == ["the server was lost: killed by SIGKILL"] * 3
+
+
+def test_server_and_standby_killed_together(node: Node) -> None:
+    with Program(node) as program:
+        started(node, program)
+        for pid in node.servers():
+            os.kill(pid, signal.SIGKILL)
+        node.wait_for_standby()
+        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "a recovery")[0]
+        assert recovery["outcome"] == "resumed"
+
+
+def test_a_repeated_fault_is_delivered(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.behave(go="fault")
+        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        until(lambda: len(node.get("/v1/faults")) >= 3, "faults")
+        node.behave()
+        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "resumed")[0]
+        assert (recovery["delivered_sequence"], recovery["delivered_error"]) == (7, 700)
+        assert any(f["kind"] == "program" for f in node.get("/v1/faults"))
+
+
+def test_a_process_without_progress_is_lost(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.behave(go="exit")
+        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost")
+        assert len([f for f in node.get("/v1/faults") if f["kind"] == "server"]) == 6
+        status, _, _, message = program.reattach(str(process["id"]))
+        assert status == 46
+        assert "no progress" in message
+        assert alive(program.pid)
+    until(lambda: not node.servers(), "servers are gone")
+
+
+@pytest.mark.parametrize("how", ["exit", "garbage"])
+def test_a_server_that_cannot_start_is_an_error_for_the_program(node: Node, how: str) -> None:
+    node.behave(hello=how) if how == "exit" else node.behave(assign=how)
+    with Program(node) as program:
+        status, fds, _, message = program.welcome()
+        assert (status, fds) == (802, 0)
+        assert "exit code 3" in message or "schema" in message
+    until(lambda: not node.servers(), "servers are gone")
+
+
+def test_a_server_that_cannot_start_at_first_is_tried_again(node: Node) -> None:
+    node.behave(hello=2)
+    with Program(node) as program:
+        started(node, program)
+
+
+def test_a_program_that_dies_in_its_handshake(node: Node) -> None:
+    before = len(open_fds(node.pid))
+    node.behave(hello="hang")
+    with Program(node):
+        until(lambda: node.servers(), "a server is starting")
+    until(lambda: not node.servers(), "it is stopped")
+    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+
+
+def test_injected_faults_do_not_count(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        for count in range(1, 8):
+            with node.http() as http:
+                answer = http.post(f"/v1/jobs/{process['job_id']}/faults:inject", json={"kind": "kill"})
+                assert answer.status_code == 202, answer.text
+            until(lambda n=count: len([r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"]) == n,
+                  "a recovery")  # fmt: skip
+            node.wait_for_standby()
+        assert all(f["kind"] == "injected" for f in node.get("/v1/faults"))
+
+
+def test_the_daemon_is_killed_and_finds_its_servers_again(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        server = int(str(process["server_pid"]))
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            node.kill(number)
+            assert alive(server)
+            node.start()
+            again = node.wait_for_standby()
+            assert (again["id"], again["server_pid"], again["held_bytes"]) == (process["id"], server, 4 << 20)
+            until(lambda: len(node.servers()) == 2, "the old standby is gone")
+        os.kill(server, signal.SIGKILL)
+        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "a recovery")[0]
+        assert recovery["number"] == 1
+    until(lambda: not node.servers(), "servers end with their program")
+    until(lambda: not node.processes(live=True), "the process ended")
+
+
+def test_daemon_and_server_are_killed(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.kill()
+        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        node.start()
+        status, _, _, message = program.reattach(str(process["id"]))
+        assert status == 46
+        assert "lost" in message
+        until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost")
+
+
+def test_a_lost_database_costs_no_program(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.kill()
+        for file in node.database.parent.iterdir():
+            file.unlink()
+        node.start()
+        again = node.wait_for_standby()
+        assert (again["id"], again["server_pid"]) == (process["id"], process["server_pid"])
+        assert program.reattach(str(process["id"]))[0] == 0
+
+
+def test_stopping_a_job(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        with node.http() as http:
+            assert http.delete(f"/v1/jobs/{process['job_id']}").json()["signalled"] == 1
+        assert program.wait() == -signal.SIGTERM
+    until(lambda: node.get(f"/v1/jobs/{process['job_id']}")["state"] == "stopped", "stopped")
+
+
+def test_many_programs_at_once(make_node: MakeNode) -> None:
+    node = make_node(XMIG_STANDBY="false")
+    node.start()
+    before = len(open_fds(node.pid))
+    programs = [Program(node) for _ in range(12)]
+    try:
+        for program in programs:
+            assert program.welcome()[0] == 0
+        assert {p["device"] for p in node.processes(live=True)} == {"cpu:0", "cpu:1"}
+        assert {d["id"]: d["processes"] for d in node.get("/v1/devices")} == {"cpu:0": 6, "cpu:1": 6}
+    finally:
+        for program in programs:
+            program.kill()
+    until(lambda: not node.servers(), "servers end with their programs")
+    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+
+
+def test_no_descriptors_left(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start("prlimit", "--nofile=44:44")
+    programs: list[Program] = []
+    try:
+        refused = ""
+        while not refused:
+            assert len(programs) < 12
+            programs.append(Program(node))
+            status, _, _, message = programs[-1].welcome()
+            if status != 0:
+                refused = message
+        assert refused
+        assert node.get("/healthz")["status"] == "ok"
+        for program in programs:
+            program.kill()
+        until(lambda: not node.servers(), "servers end with their programs")
+        with Program(node) as program:
+            assert program.welcome()[0] == 0
+    finally:
+        for program in programs:
+            program.kill()
