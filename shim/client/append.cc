@@ -129,7 +129,7 @@ Written gather(const Admitted& admitted, Op op, uint16_t flags, const void* args
   const size_t payload = total(slices);
   if (payload > journal::kMaxPayload || reply_bytes > journal::kMaxPayload) return {CUDA_ERROR_INVALID_VALUE};
   const Shape shape{op, flags, static_cast<uint32_t>(args_bytes), static_cast<uint32_t>(payload),
-                    static_cast<uint32_t>(reply_bytes)};
+                    static_cast<uint32_t>(reply_bytes), (flags & journal::kSynchronous) != 0};
   return write_record(admitted.thread, admitted.context, shape, [&](std::byte* arguments, std::byte* to) {
     if (args_bytes) std::memcpy(arguments, args, args_bytes);
     for (const Slice& slice : slices) {

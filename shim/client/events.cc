@@ -1,5 +1,6 @@
 #include "client/events.h"
 
+#include <cstring>
 #include <mutex>
 
 #include "client/append.h"
@@ -45,11 +46,18 @@ bool completed(CUevent handle, uint64_t recorded) {
 }
 
 // The program learns here, from shared memory, that work is done, and will rely on it: it uses the memory again, on
-// another stream. A redo must keep to that order, so the journal has to say so, once.
-CUresult note_completed(CUevent handle, Event& event, const Seen& seen) {
+// another stream. A redo must keep to that order, so the journal says so, once: as a wait that finds its event complete
+// and whose reply nobody takes.
+CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen& seen) {
   if (seen.noted < seen.recorded) {
+    const Current now = current(thread);
+    if (!now.context) return now.error;
     const Args_cuEventSynchronize args{.hEvent = reinterpret_cast<uint64_t>(handle)};
-    if (const CUresult error = append(Op::cuEventSynchronize, &args, sizeof(args)); error != CUDA_SUCCESS) return error;
+    const Shape shape{Op::cuEventSynchronize, journal::kSynchronous, sizeof(args), 0, 0};
+    const Written written = write_record(thread, now.context, shape, [&](std::byte* arguments, std::byte*) {
+      std::memcpy(arguments, &args, sizeof(args));
+    });
+    if (written.error != CUDA_SUCCESS) return written.error;
     const std::lock_guard lock(event.lock);
     if (event.noted < seen.recorded) event.noted = seen.recorded;
   }
@@ -139,23 +147,25 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 }
 
 CUresult cuEventQuery(CUevent hEvent) {
-  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
-  if (completed(hEvent, seen.recorded)) return note_completed(hEvent, *event, seen);
+  if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
   const CUresult error = check_peers_sometimes();  // a program may ask for ever
   return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
 }
 
 CUresult cuEventSynchronize(CUevent hEvent) {
-  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
-  if (completed(hEvent, seen.recorded)) return note_completed(hEvent, *event, seen);
+  if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
   const CUresult result = record::cuEventSynchronize(hEvent);
   if (result == CUDA_SUCCESS) memory_event_synchronized(seen.stream_key, seen.recorded);
   return result;

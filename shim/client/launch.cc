@@ -40,6 +40,38 @@ CUresult check_grid(const Function& function, int ordinal, const Grid& grid) {
   return CUDA_SUCCESS;
 }
 
+// The attributes that a record can carry: plain values. Anything else is refused here, where the program can hear it.
+CUresult check_attributes(int ordinal, const CUlaunchAttribute* attributes, unsigned int count, bool cooperative) {
+  const bool can_cooperate = attribute(ordinal, CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+  if (cooperative && !can_cooperate) return CUDA_ERROR_NOT_SUPPORTED;
+  for (unsigned int i = 0; i < count; ++i) {
+    const CUlaunchAttributeValue& value = attributes[i].value;
+    switch (attributes[i].id) {
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+        if (value.cooperative && !can_cooperate) return CUDA_ERROR_NOT_SUPPORTED;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: {
+        const bool one = value.clusterDim.x == 1 && value.clusterDim.y == 1 && value.clusterDim.z == 1;
+        if (!one && !attribute(ordinal, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        break;
+      }
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        break;
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 // The parameters as one block that the program has packed itself.
 struct Packed {
   const void* data = nullptr;
@@ -89,6 +121,10 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
   const Function& function = *here.function;
   if (const CUresult error = check_grid(function, now.context->ordinal, grid); error != CUDA_SUCCESS) [[unlikely]] {
     return error;
+  }
+  if (cooperative || attribute_count) [[unlikely]] {
+    const CUresult error = check_attributes(now.context->ordinal, attributes, attribute_count, cooperative);
+    if (error != CUDA_SUCCESS) return error;
   }
   if (!special(stream)) {
     const Stream* const known = find_stream(stream);

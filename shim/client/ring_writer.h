@@ -32,6 +32,7 @@ struct Shape {
   uint32_t args;
   uint32_t payload;
   uint32_t reply;
+  bool waited = false;  // synchronous, and this thread will take the reply
 
   constexpr uint32_t payload_offset() const {
     return static_cast<uint32_t>(journal::align8(sizeof(journal::RecordHeader) + args));
@@ -90,7 +91,7 @@ Written write_record(Thread& thread, const Context* context, const Shape& shape,
 
   written.position = writer.tail;
   written.sequence = thread.last_sequence = writer.sequence++;
-  if (shape.flags & journal::kSynchronous) note_waiting(thread, written.position, shape);
+  if (shape.waited) note_waiting(thread, written.position, shape);
   writer.tail += size;
   writer.offset += size;
   if (writer.offset >= process.ring_bytes) writer.offset -= process.ring_bytes;

@@ -183,8 +183,8 @@ class JobServer {
     const bool synchronous = record.flags & journal::kSynchronous;
     if (size % 8 || record.sequence != ++sequence_ || record.thread >= journal::kMaxThreads ||
         record.context == 0 ||
-        (synchronous && (header.threads[record.thread].waiting.load() > position_ ||
-                         std::atomic_ref(header.threads[record.thread].tid).load() == 0))) {
+        (synchronous && static_cast<Op>(record.op) != Op::cuEventSynchronize &&
+         header.threads[record.thread].waiting.load() > position_)) {
       control_.bad.fetch_add(1);
     }
     control_.records.fetch_add(1);
@@ -203,7 +203,7 @@ class JobServer {
         break;
       }
       case Op::cuEventSynchronize:
-        if (!synchronous) control_.synchronise_notes.fetch_add(1);
+        if (header.threads[record.thread].waiting.load() > position_) control_.synchronise_notes.fetch_add(1);
         break;
       case Op::xmContextReset:
         control_.context_resets.fetch_add(1);
@@ -279,6 +279,7 @@ inline journal::DeviceDescription describe(int ordinal) {
   for (int i = 0; i < 3; ++i) device.attributes[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i] = 1024;
   for (int i = 0; i < 3; ++i) device.attributes[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i] = 65535;
   device.attributes[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN] = 100 << 10;
+  device.attributes[CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH] = 1;
   device.attributes[CU_DEVICE_ATTRIBUTE_PCI_BUS_ID] = ordinal + 1;
   return device;
 }

@@ -141,6 +141,12 @@ void launch_record() {
   CHECK(std::memcmp(test.control.parameters, &attribute, sizeof(attribute)) == 0);
   CHECK(std::memcmp(test.control.parameters + sizeof(attribute), &arguments.a, 8) == 0);
   CU(cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments.pointers));
+  // What would have to be translated, or is not known, is refused by the call.
+  attribute.id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim = {2, 1, 1};
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_CLUSTER_SIZE);
   CU(cuCtxSynchronize());
   CHECK(seen.cooperative == 1 && test.control.bad == 0);
 }
