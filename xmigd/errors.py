@@ -5,6 +5,7 @@ XmigError                     code, message, hint, HTTP status
 │   └── AlreadyRunning        another one has this runtime directory
 ├── NotFound                  404
 ├── Forbidden                 403
+├── Conflict                  409: not in this state
 ├── Unavailable               503: the database does not take writes, no descriptors, ...
 └── ProtocolError             a peer sent what the protocol does not allow; ends its connection
 """
@@ -45,6 +46,11 @@ class NotFound(XmigError):
 class Forbidden(XmigError):
     status = 403
     code = "forbidden"
+
+
+class Conflict(XmigError):
+    status = 409
+    code = "conflict"
 
 
 class Unavailable(XmigError):

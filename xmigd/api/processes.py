@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from xmigd.api.context import Node, TheNode
-from xmigd.api.schemas import FaultInfo, ProcessInfo, RecoveryInfo, SegmentInfo
+from xmigd.api.context import LocalCaller, Node, TheNode, check_may_control
+from xmigd.api.schemas import FaultInfo, Position, ProcessInfo, RebindRequest, RecoveryInfo, SegmentInfo
 from xmigd.database import queries
 from xmigd.errors import NotFound
+from xmigd.supervisor.process import Process
 
 router = APIRouter(prefix="/v1")
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -55,6 +56,32 @@ async def get_process(node: TheNode, process: str) -> ProcessInfo:
     if not found:
         raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
     return found[0]
+
+
+@router.post("/processes/{process}:pause")
+async def pause_process(node: TheNode, caller: LocalCaller, process: str) -> Position:
+    """Stop its server between two records, drained. The program may now be dumped, and restored as another process."""
+    return Position(position=await _controlled(node, caller, process).pause())
+
+
+@router.post("/processes/{process}:continue")
+async def continue_process(node: TheNode, caller: LocalCaller, process: str) -> Position:
+    """Go on after a pause."""
+    return Position(position=await _controlled(node, caller, process).resume())
+
+
+@router.post("/processes/{process}:rebind")
+async def rebind_process(node: TheNode, caller: LocalCaller, process: str, request: RebindRequest) -> Position:
+    """Go on after a pause in which the program was restored from a dump, with the memory that it has mapped now."""
+    return Position(position=await _controlled(node, caller, process).resume(request.pid))
+
+
+def _controlled(node: Node, caller: LocalCaller, process: str) -> Process:
+    found = node.supervisor.processes.get(process)
+    if found is None:
+        raise NotFound(f"there is no running process {process!r}", hint="xmigctl ps lists them")
+    check_may_control(caller, found.row.uid)
+    return found
 
 
 @router.get("/processes/{process}/segments")

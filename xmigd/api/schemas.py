@@ -120,6 +120,16 @@ class ProcessInfo(Answer):
     recoveries: int
 
 
+class RebindRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    pid: Annotated[int, Field(ge=1, lt=1 << 31, description="the process in which the program was restored")]
+
+
+class Position(Answer):
+    position: int = Field(description="byte of the journal before which everything is executed")
+
+
 class SegmentInfo(Answer):
     number: int
     position: int

@@ -44,6 +44,10 @@ class DatabaseRecords:
         values["job_id"] = values.pop("job")
         self._writer.record(lambda session: session.execute(insert(models.Process).values(**values)))
 
+    def process_moved(self, process: str, pid: int, start_time: int) -> None:
+        statement = update(models.Process).where(models.Process.id == process).values(pid=pid, start_time=start_time)
+        self._writer.record(lambda session: session.execute(statement))
+
     def process_state(self, process: str, state: str, why: str) -> None:
         at = time.time()
 

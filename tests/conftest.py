@@ -1,0 +1,29 @@
+"""Fixtures for every test that needs the real thing: the native programs, and a daemon of the test's own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xmigd.demo.node import Node
+from xmigd.native import find_native_dir
+
+
+@pytest.fixture(scope="session")
+def native_dir() -> Path:
+    """The folder with xmig-server and libcuda.so.1; `make build` puts it there, XMIG_NATIVE_DIR names another."""
+    return find_native_dir(None)
+
+
+@pytest.fixture
+def daemon(native_dir: Path) -> Iterator[Node]:
+    """A real xmigd with two cpu devices, and nothing left of it afterwards."""
+    # Not tmp_path: a socket's path has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
+        Node(Path(folder), native_dir=native_dir, device_memory=1 << 30) as node,
+    ):
+        yield node
