@@ -82,7 +82,7 @@ def entry_points(include: Path, symbols: set[str]) -> list[tuple[str, int, bool,
         forms = [s for s in (name + (f"_v{n}" if n > 1 else "") + suffix for n in range(1, 10)) if s in symbols]
         ordered = sorted(known)
         count = min(len(forms), len(ordered))
-        result += [(name, v, bool(suffix), s) for v, s in zip(ordered[-count:], forms[-count:]) if count]
+        result += [(name, v, bool(suffix), s) for v, s in zip(ordered[-count:], forms[-count:], strict=True) if count]
     return result
 
 

@@ -25,7 +25,7 @@ Arguments need an annotation only where their type does not say enough: see the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 CallClass = Literal["local", "queued", "synchronous"]
 
@@ -101,12 +101,12 @@ def local(*names: str, note: str = "") -> None:
     FUNCTIONS.extend(Function(name, "local", client="custom", note=note) for name in names)
 
 
-def queued(name: str, **kw) -> None:
+def queued(name: str, **kw: Any) -> None:
     opts = {k: kw.pop(k) for k in ("client", "server", "volatile", "note") if k in kw}
     FUNCTIONS.append(Function(name, "queued", kw, **opts))
 
 
-def synchronous(name: str, **kw) -> None:
+def synchronous(name: str, **kw: Any) -> None:
     opts = {k: kw.pop(k) for k in ("client", "server", "volatile", "note") if k in kw}
     FUNCTIONS.append(Function(name, "synchronous", kw, **opts))
 
@@ -132,8 +132,9 @@ local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "
 local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState",
       "cuDevicePrimaryCtxSetFlags_v2", "cuDevicePrimaryCtxReset_v2", "cuCtxCreate_v2", "cuCtxCreate_v3",
       "cuCtxCreate_v4", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
-      "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags", "cuCtxGetApiVersion",
-      "cuCtxGetLimit", "cuCtxSetLimit", "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
+      "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags",
+      "cuCtxGetApiVersion", "cuCtxGetLimit", "cuCtxSetLimit",
+      "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
       "cuCtxResetPersistingL2Cache", "cuCtxGetId", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
       "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
 synchronous("cuCtxSynchronize", client="custom", server="custom")
@@ -219,14 +220,14 @@ local("cuEventElapsedTime")
 # --- modules, libraries, kernels -------------------------------------------------------------------------------
 record("xmImage", "queued", "A piece of a module image; image numbers are chosen by the client.", "uint64_t image",
        "uint64_t total", "uint64_t offset")
-record("xmImageFile", "queued", "A module image that lies in a file: mapped read-only by the server. The payload is the "
-       "path.", "uint64_t image", "uint64_t total", "uint64_t offset")
-record("xmModuleLoad", "synchronous", "Load an image. The reply lists kernels and globals (see module_info.h); if it does "
-       "not fit, reply_bytes says how much is needed and xmModuleInfo fetches the rest.", "uint64_t module",
+record("xmImageFile", "queued", "A module image that lies in a file: mapped read-only by the server. The payload "
+       "is the path.", "uint64_t image", "uint64_t total", "uint64_t offset")
+record("xmModuleLoad", "synchronous", "Load an image. The reply lists kernels and globals (see module_info.h); if "
+       "it does not fit, reply_bytes says how much is needed and xmModuleInfo fetches the rest.", "uint64_t module",
        "uint64_t image")
 record("xmModuleInfo", "synchronous", "A part of the description of a loaded module.", "uint64_t module",
        "uint64_t offset")
-record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's device memory.",
+record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's memory.",
        "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
 queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")
 local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuModuleGetFunction",
@@ -296,6 +297,14 @@ ERROR_TEXTS: dict[str, str] = {
     "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "too many resources requested for launch",
     "CUDA_ERROR_LAUNCH_TIMEOUT": "the launch timed out and was terminated",
     "CUDA_ERROR_ASSERT": "device-side assert triggered",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "no kernel image is available for execution on the device",
+    "CUDA_ERROR_INVALID_PTX": "a PTX JIT compilation failed",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "context is destroyed",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE": "operation not supported on global/shared address space",
+    "CUDA_ERROR_INVALID_PC": "invalid program counter",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "too many blocks in cooperative launch",
+    "CUDA_ERROR_NOT_PERMITTED": "operation not permitted",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "operation not permitted when stream is capturing",
     "CUDA_ERROR_SYSTEM_NOT_READY": "system not yet initialized",
     "CUDA_ERROR_UNKNOWN": "unknown error",
 }
