@@ -34,7 +34,7 @@ def criu() -> Callable[..., None]:
     def run(action: str, images: Path, *options: str) -> None:
         images.mkdir(exist_ok=True)
         log = images / f"{action}.log"
-        command = [binary, action, "-D", images, "-o", log.name, "-v4", *options]
+        command: list[str | Path] = [binary, action, "-D", images, "-o", log.name, "-v4", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, f"{done.stderr}\n{log.read_text()[-4000:]}"
 
