@@ -257,7 +257,9 @@ CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstre
       Plane part{some.address + x, some.pitch, std::min<uint64_t>(some.width - x, kScratchBytes), some.height};
       part.measure();
       const CUresult result = compare(part, last_rows && x + part.width == some.width);
-      if (result != CUDA_SUCCESS) return result;
+      if (result == CUDA_SUCCESS) continue;
+      replies_.met();
+      return result;
     }
   }
   return CUDA_SUCCESS;

@@ -16,7 +16,8 @@ using journal::kGranule;
 namespace {
 
 // After a cut that was not possible: hashing everything again at once would not make it possible.
-constexpr uint64_t kCutRetry = 200'000'000;
+constexpr uint64_t kFirstRetry = 50'000'000;
+constexpr uint64_t kLastRetry = 2'000'000'000;
 constexpr uint64_t kMaxRunBytes = 256ull << 20;
 
 }  // namespace
@@ -33,29 +34,65 @@ bool Executor::external_waits() {
          header.callbacks_taken.load(std::memory_order_acquire);
 }
 
+// Decides between two batches whether to cut, and if so stops execution until the device is idle. The executor goes on
+// answering meanwhile.
 void Executor::consider_cut(bool idle) {
-  if (redoing_) return;
-  const uint64_t gained = position_ - cut_position_;
-  if (gained == 0) {
-    cut_now_ = false;
+  if (!stop_) {
+    stop_ = wants_cut(idle);
+    if (!stop_) return;
+  }
+  if (device_idle()) {
+    const Stop stop = *std::exchange(stop_, std::nullopt);
+    if (stop.pause) {
+      wait_paused();
+    } else {
+      take_cut(stop.reason);
+    }
     return;
   }
   const uint64_t now = now_ns();
-  if (now < cut_blocked_until_ || external_waits()) return;
+  if (now < stop_->deadline) return;
+  policy_.gave_up(now, now - stop_->since);
+  stop_.reset();
+}
+
+std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
+  const uint64_t gained = position_ - cut_position_;
+  if (gained == 0) cut_now_ = false;
+  const uint32_t asked = requests_.load(std::memory_order_relaxed);
+  if (gained == 0 && !(asked & kPause)) {
+    requests_.fetch_and(~kCut);
+    return std::nullopt;
+  }
+  const uint64_t now = now_ns();
+  const bool possible = now >= cut_blocked_until_;
   const journal::JournalHeader& header = job_.header();
-  const uint64_t ring = job_.journal().ring_bytes();
-  const uint64_t filled = position_ - trimmed_;
   const bool caught_up = header.tail.load(std::memory_order_relaxed) == position_;
   const bool waiters = header.trimmed_waiters.load(std::memory_order_relaxed) != 0;
-  if (cut_now_) {
-    take_cut("the device reads memory of the program");
-  } else if (CutPolicy::needs_room(filled, gained, ring, waiters, caught_up)) {
-    take_cut("the journal fills");
-  } else if (policy_.overdue(now)) {
-    take_cut("time");
-  } else if (idle && policy_.due(now) && !waits_.watching()) {
-    if (device_idle()) take_cut("idle");
+  Stop stop{nullptr, now, ~0ull, false};
+  if (asked & kPause) {
+    stop.pause = true;
+  } else if (asked & kCut) {
+    stop.reason = "asked for";
+  } else if (cut_now_ && possible) {
+    stop.reason = "the device reads memory of the program";
+  } else if (possible && CutPolicy::needs_room(position_ - trimmed_, gained, job_.journal().ring_bytes(), waiters,
+                                               caught_up)) {
+    stop.reason = "the journal fills";
+  } else if (possible && policy_.overdue(now)) {
+    stop.reason = "time";
+    // In a redo everything is enqueued already, and has to be done in any case.
+    if (!redoing_) stop.deadline = now + policy_.patience(now);
+  } else if (possible && idle && policy_.due(now) && !waits_.watching()) {
+    stop.reason = "idle";
+    stop.deadline = now;
+  } else {
+    return std::nullopt;
   }
+  // Asked last, for it may ask the device.
+  if (external_waits()) return std::nullopt;
+  requests_.fetch_and(stop.pause ? ~kPause : ~kCut);
+  return stop;
 }
 
 bool Executor::device_idle() {
@@ -138,8 +175,9 @@ bool Executor::take_cut(const char* reason) {
   const uint64_t end = now_ns();
   if (!trouble.empty()) {
     header.cutting.store(0, std::memory_order_seq_cst);
-    cut_blocked_until_ = end + kCutRetry;
-    policy_.postpone(end);
+    cut_retry_ = std::clamp(cut_retry_ * 2, kFirstRetry, kLastRetry);
+    cut_blocked_until_ = end + cut_retry_;
+    policy_.postpone(cut_blocked_until_);
     if (trouble != cut_trouble_) {
       log_(Level::kWarning, "no cut is possible, the last one stays: " + trouble +
                                 ". The job goes on; a recovery would redo more, and a full journal would stop it");
@@ -148,6 +186,7 @@ bool Executor::take_cut(const char* reason) {
     return false;
   }
   cut_trouble_.clear();
+  cut_retry_ = 0;
   cut_now_ = false;
   policy_.taken(end, end - start);
   report.ms = static_cast<double>(end - start) / 1e6;

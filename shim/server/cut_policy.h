@@ -1,8 +1,9 @@
 // When to take a cut.
 //
 // Cuts cost time in which nothing is executed; the budget is a share of time. What a cut costs is learnt from the last
-// one. Good moments, when the device has nothing to do anyway, are taken as soon as one is due; any moment when one is
-// long overdue, or when the journal fills.
+// one. Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
+// executor stops for a while and lets the device finish: not for longer than the budget allows, so that work that takes
+// long holds nobody up. Only a journal that fills has to wait as long as it takes.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +15,32 @@ class CutPolicy {
  public:
   explicit CutPolicy(double budget) : budget_(budget) {}
 
-  void start(uint64_t now) { due_ = now + kFirst; }
+  void start(uint64_t now) {
+    last_ = now;
+    due_ = now + kFirst;
+  }
+  // A recovery is to be short; but if it is long, it must get somewhere even if the server is lost again and again.
+  void start_redo(uint64_t now) {
+    last_ = now;
+    due_ = now + kFirstInRedo;
+  }
   void taken(uint64_t now, uint64_t cost) {
-    const auto interval = static_cast<uint64_t>(static_cast<double>(cost) / budget_);
-    interval_ = std::clamp(interval, kShortest, kLongest);
+    interval_ = std::clamp(share_of(cost), kShortest, kLongest);
+    last_ = now;
     due_ = now + interval_;
   }
-  // Not possible just now: there is no point in trying again at once.
-  void postpone(uint64_t now) { due_ = now + kRetry; }
+  // Not possible before then.
+  void postpone(uint64_t until) { due_ = until; }
+  // The device did not finish within patience().
+  void gave_up(uint64_t now, uint64_t waited) { due_ = now + share_of(waited); }
 
   bool due(uint64_t now) const { return now >= due_; }
   bool overdue(uint64_t now) const { return now >= due_ + interval_; }
   uint64_t due_at() const { return due_; }
+  // How long the executor may stop for an overdue cut: the longer there has been none, the longer.
+  uint64_t patience(uint64_t now) const {
+    return std::max(kLeastPatience, static_cast<uint64_t>(static_cast<double>(now - last_) * budget_));
+  }
 
   // The journal decides on its own: `filled` bytes of `ring` could be trimmed if a cut were taken now.
   static bool needs_room(uint64_t filled, uint64_t gained, uint64_t ring, bool waiters, bool caught_up) {
@@ -35,13 +50,18 @@ class CutPolicy {
 
  private:
   static constexpr uint64_t kFirst = 20'000'000;
+  static constexpr uint64_t kFirstInRedo = 200'000'000;
   static constexpr uint64_t kShortest = 20'000'000;
   static constexpr uint64_t kLongest = 60'000'000'000;
-  static constexpr uint64_t kRetry = 100'000'000;
+  static constexpr uint64_t kLeastPatience = 1'000'000;
+
+  // The time of which this is the budget's share.
+  uint64_t share_of(uint64_t cost) const { return static_cast<uint64_t>(static_cast<double>(cost) / budget_); }
 
   double budget_;
   uint64_t interval_ = kShortest;
   uint64_t due_ = 0;
+  uint64_t last_ = 0;
 };
 
 }  // namespace xmig::server

@@ -14,7 +14,8 @@ namespace {
 constexpr uint32_t kBatch = 64;                // records between two looks at everything else
 constexpr uint64_t kSpin = 50'000;             // ns that the executor looks at the tail before it sleeps
 constexpr uint64_t kLongestSleep = 60'000'000'000;
-constexpr uint64_t kRoomPatience = 1'000'000;  // while a client thread waits for room
+constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
+constexpr uint64_t kPatience = 1'000'000;      // while something is to be looked at again
 
 bool destroys(Op op) {
   return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload;
@@ -64,9 +65,27 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
   register_shared();
 }
 
+// The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
+  drain();
+  objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
+  objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
+  objects_.streams.for_each([&](uint32_t, const Stream& stream) { driver_.cuStreamDestroy_v2(stream.real); });
+  for (const CUstream stream : thread_streams_) {
+    if (stream) driver_.cuStreamDestroy_v2(stream);
+  }
+  for (const CUstream stream : publishers_) {
+    if (stream) driver_.cuStreamDestroy_v2(stream);
+  }
   faults_.name_operations(nullptr);
   unregister_shared();
+}
+
+void Executor::run_to_tail() {
+  while (!broken_ && execute_batch()) {
+    waits_.poll();
+    consider_cut(false);
+  }
 }
 
 bool Executor::start_fresh(std::string& why) {
@@ -109,8 +128,8 @@ bool Executor::run(std::string& why) {
   ::pthread_setname_np(::pthread_self(), "executor");
   uint64_t idle_since = 0;
   while (!broken_) {
-    if (requests_.load(std::memory_order_relaxed) != 0 && !serve_requests()) return true;
-    bool worked = execute_batch();
+    if (requests_.load(std::memory_order_relaxed) & kStop) return true;
+    bool worked = !stop_ && execute_batch();
     if (broken_) break;
     worked |= waits_.poll();
     worked |= check_finished_redo();
@@ -133,23 +152,8 @@ bool Executor::run(std::string& why) {
   return false;
 }
 
-bool Executor::serve_requests() {
-  const uint32_t requests = requests_.exchange(0, std::memory_order_seq_cst);
-  if (requests & kStop) return false;
-  if (requests & kCut) take_cut("asked for");
-  if (requests & kPause) {
-    // Device work that waits for the program may need the records that follow: then later.
-    if (external_waits()) {
-      requests_.fetch_or(kPause);
-    } else {
-      wait_paused();
-    }
-  }
-  return true;
-}
-
 void Executor::wait_paused() {
-  drain();
+  waits_.finish_all();
   publish_executed();
   std::unique_lock lock(pause_mutex_);
   paused_ = true;
@@ -307,11 +311,14 @@ void Executor::sleep() {
     const uint64_t now = now_ns();
     limit = policy_.due_at() > now ? std::min(limit, policy_.due_at() - now) : 1'000'000;
   }
-  if (header.trimmed_waiters.load() != 0 || redoing_ || requests_.load() != 0) limit = kRoomPatience;
+  const uint32_t requests = requests_.load(std::memory_order_seq_cst);
+  const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
+  if (!patient) limit = kPatience;
+  if (stop_) limit = kStopPatience;
   header.server_sleeping.store(1, std::memory_order_seq_cst);
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
-  const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
-  if (nothing && (requests_.load(std::memory_order_seq_cst) & ~kPause) == 0) {
+  const bool nothing = stop_ || header.tail.load(std::memory_order_seq_cst) == position_;
+  if (nothing && requests_.load(std::memory_order_seq_cst) == requests) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }
   header.server_sleeping.store(0, std::memory_order_seq_cst);

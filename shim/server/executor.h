@@ -53,6 +53,8 @@ class Executor {
   bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why);
   // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
   bool run(std::string& why);
+  // Only what the journal holds now, for tests without a thread.
+  void run_to_tail();
 
   // From other threads.
   void stop() { request(kStop); }
@@ -109,6 +111,13 @@ class Executor {
     kRestore,  // object records of a cut
     kObjects,  // from the ring, but the device's work is done already: objects only
   };
+  // Execution has stopped until the device is idle, to take a cut or to pause.
+  struct Stop {
+    const char* reason;
+    uint64_t since;
+    uint64_t deadline;  // then it goes on without
+    bool pause;
+  };
   struct HostCall;    // host_functions.cc
   struct PinnedRead;  // copies.cc
   struct PinnedWrite;
@@ -117,7 +126,6 @@ class Executor {
   // Is it executed even while an ordinal answers everything else with the program's own fault?
   static bool keeps_books(Op op);
   void request(uint32_t what);
-  bool serve_requests();
   bool execute_batch();
   bool load_next(uint64_t tail);
   void execute_one();
@@ -136,6 +144,7 @@ class Executor {
 
   // cut.cc
   void consider_cut(bool idle);
+  std::optional<Stop> wants_cut(bool idle);
   bool external_waits();
   bool device_idle();
   void drain();
@@ -213,13 +222,15 @@ class Executor {
   std::optional<std::string> broken_;  // the job is over, and why
 
   CutPolicy policy_;
+  std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
   uint64_t cut_number_ = 0;
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;
   std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed
   uint64_t blocked_at_ = 0;
-  uint64_t cut_blocked_until_ = 0;
+  uint64_t cut_blocked_until_ = 0;  // after one that was not possible
+  uint64_t cut_retry_ = 0;
   bool cut_now_ = false;        // before another record: the device has read memory that the program may change
   bool evict_shadow_ = false;   // the program needs the device memory that the shadow takes
   std::string cut_trouble_;     // the last reason why a cut was not possible: logged once

@@ -19,6 +19,10 @@ struct Extent {
 class Hosting {
  public:
   explicit Hosting(Physical& physical) : physical_(physical) {}
+  ~Hosting() {
+    for (auto& [address, backing] : backings_) physical_.release(backing.memory);
+  }
+  Hosting(const Hosting&) = delete;
 
   // Back these granules. Those that are dead come back to life, those that exist stay as they are.
   CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);

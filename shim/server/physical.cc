@@ -33,6 +33,7 @@ CUresult Physical::reserve(uint32_t devices) {
       CUdeviceptr got = 0;
       const CUresult result = driver_.cuMemAddressReserve(&got, journal::kDeviceSpan, journal::kGranule, wanted, 0);
       if (result != CUDA_SUCCESS) return result;
+      reserved_.push_back(got);
       if (got != wanted) {
         log_(Level::kError, "the device's address range is taken by something else in this process");
         return CUDA_ERROR_INVALID_ADDRESS_SPACE;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "driver_table.h"
 #include "journal/layout.h"
@@ -38,6 +38,10 @@ constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
 class Physical {
  public:
   Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
+  ~Physical() {
+    for (const uint64_t range : reserved_) driver_.cuMemAddressFree(range, journal::kDeviceSpan);
+  }
+  Physical(const Physical&) = delete;
 
   // Keep the device and shadow ranges of `devices` ordinals free of anything else.
   CUresult reserve(uint32_t devices);
@@ -64,6 +68,7 @@ class Physical {
   Daemon& daemon_;
   Log& log_;
   uint64_t next_id_ = 1;
+  std::vector<uint64_t> reserved_;
 };
 
 }  // namespace xmig::server

@@ -112,6 +112,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   deliver_ = deliver;
   redoing_ = true;
   redo_until_ = std::max(executed, position_);
+  policy_.start_redo(now_ns());
   return true;
 }
 

@@ -12,6 +12,10 @@ namespace xmig::server {
 class Shadow {
  public:
   explicit Shadow(Physical& physical) : physical_(physical) {}
+  ~Shadow() {
+    for (auto& [address, slab] : slabs_) physical_.release(slab.memory);
+  }
+  Shadow(const Shadow&) = delete;
 
   // A slot near the device `ordinal`, as an address of this process. From host memory where the device has no room, or
   // where `host` says that it needs the room itself. Nothing: there is no memory at all.

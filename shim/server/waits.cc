@@ -1,5 +1,7 @@
 #include "server/waits.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 namespace xmig::server {
@@ -14,6 +16,10 @@ Waits::~Waits() {
   }
   work_.notify_all();
   for (std::thread& waiter : waiters_) waiter.join();
+  for (const Pool& pool : pools_) {
+    for (const CUevent mark : pool.marks) driver_.cuEventDestroy_v2(mark);
+    for (const CUstream helper : pool.helpers) driver_.cuStreamDestroy_v2(helper);
+  }
 }
 
 void Waits::start(std::unique_ptr<Wait> wait) {
@@ -109,9 +115,13 @@ void Waits::hand_over() {
   if (watched_.empty()) return;
   arm();
   const std::lock_guard lock(mutex_);
-  for (auto& wait : watched_) queue_.push_back(std::move(wait));
-  watched_.clear();
-  armed_ = 0;
+  // Nobody waits for those that a redo compares, and there may be very many.
+  std::erase_if(watched_, [&](std::unique_ptr<Wait>& wait) {
+    if (wait->answer.replied) return false;
+    queue_.push_back(std::move(wait));
+    return true;
+  });
+  armed_ = watched_.size();
   for (size_t have = idle_; have < queue_.size(); ++have) {
     waiters_.emplace_back([this] { run_waiter(); });
     ++idle_;
@@ -120,6 +130,7 @@ void Waits::hand_over() {
 }
 
 void Waits::run_waiter() {
+  ::pthread_setname_np(::pthread_self(), "waiter");
   std::unique_lock lock(mutex_);
   while (true) {
     work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });

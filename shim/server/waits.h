@@ -2,7 +2,7 @@
 //
 // A Wait is watched in three stages. While nothing else happens, the streams themselves are asked (no cost to the
 // device). Before another record is executed, arm() puts marks into the streams, so that later work does not count.
-// When the executor has nothing else to do it hands the rest over to waiter threads, which sleep.
+// When the executor has nothing else to do it hands those that somebody waits for to waiter threads, which sleep.
 #pragma once
 
 #include <cuda.h>

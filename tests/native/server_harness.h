@@ -478,6 +478,7 @@ class Job {
     } else if (type == "phase" && message.at("name") == "resumed") {
       ++counters_.resumed;
     }
+    if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "%s\n", message.dump().c_str());
     if (on_message) on_message(message);
   }
 

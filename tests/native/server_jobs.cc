@@ -29,8 +29,13 @@ std::vector<uint64_t> numbers(uint64_t first) {
   return x;
 }
 
+bool is_running(Job& job) {
+  return job.header().state.load() == static_cast<uint32_t>(journal::ServerState::kRunning);
+}
+
 void check_resumed(Job& job) {
-  Job::wait([&] { return job.counters().resumed == job.counters().recoveries; });
+  Job::wait([&] { return is_running(job); });
+  CHECK(job.counters().resumed != 0);
   CHECK(job.counters().differing == 0);
   CHECK(job.counters().garbage == 0);
 }
@@ -58,8 +63,14 @@ void train(Job& job, int steps, const std::function<void(int)>& disturb = {}) {
       job.append(Op::cuMemcpyDtoDAsync_v2, Args_cuMemcpyDtoDAsync_v2{part, address, kWords * 8, stream});
     }
     if (step % 7 == 0) {
+      // Memory comes and goes: freed, given back, and now and then grown at the same place again.
       if (scratch_base) job.append(Op::xmFree, Args_xmFree{scratch_base, 0});
-      scratch_base = job.memory(3 << 20);
+      if (step % 21 == 14) {
+        job.append(Op::xmShrink, Args_xmShrink{scratch_base, 4 << 20});
+        CHECK(job.grow(scratch_base, 4 << 20) == CUDA_SUCCESS);
+      }
+      if (scratch_base) job.alloc(scratch_base, 3 << 20);
+      if (!scratch_base) scratch_base = job.memory(3 << 20);
       job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{scratch_base, 1, 3 << 20, stream});
     }
     const uint64_t sequence = job.record_event(event, stream);
@@ -91,12 +102,14 @@ void kills() {
   std::atomic<bool> done{false};
   std::thread killer([&] {
     while (!done) {
-      ::usleep(1000 + random() % 40000);
+      // Mostly while it works, sometimes while it recovers.
+      if (random() % 5 != 0) Job::wait([&] { return is_running(job) || done; });
+      ::usleep(random() % 50'000);
       job.kill_server();
       Job::wait([&] { return job.server() > 0; });
     }
   });
-  train(job, 1500);
+  train(job, 3000);
   done = true;
   killer.join();
   check_resumed(job);
@@ -359,7 +372,7 @@ void waits_are_apart() {
   const auto kernels = job.load_kernels();
   const uint64_t slow = job.make_stream(), fast = job.make_stream();
   const uint64_t a = job.memory(kWords * 8), b = job.memory(64);
-  job.launch(kernels.kernels.at("mix"), slow, a, 200'000, kWords);
+  job.launch(kernels.kernels.at("mix"), slow, a, 50'000, kWords);
   std::atomic<bool> slow_done{false};
   std::thread waiter([&] {
     CHECK(job.synchronize(slow, 1) == CUDA_SUCCESS);
