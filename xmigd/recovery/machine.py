@@ -222,7 +222,7 @@ class Machine:
             self._assign()
 
     def _ready(self, event: e.Ready) -> None:
-        if event.server != self.active or self.state != "starting":
+        if event.server != self.active or self.state != "starting" or self.servers[event.server] != "assigned":
             return
         self._clear("start")
         self._out.append(e.Admit())
@@ -560,8 +560,10 @@ class Machine:
         self.active = self.standby = None
         for timer in sorted(self._timers):
             self._clear(timer)
+        released = self.state == "lost"
         self._go("ended", why)
-        self._out.append(e.Release())
+        if not released:
+            self._out.append(e.Release())
         self._out.append(e.Finish())
 
     # --- small parts -----------------------------------------------------------------------------------------------

@@ -1,0 +1,489 @@
+"""The recovery machine: single stories, then anything at all (Hypothesis)."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from xmigd.recovery import events as e
+from xmigd.recovery.machine import Limits, Machine
+
+
+class World:
+    """Does what the machine says, and remembers it. Its clock moves by itself."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.machine = Machine(limits)
+        self.t = 1_000
+        self.alive: set[int] = set()
+        self.holder: int | None = None  # the living server that has the process
+        self.assigns: list[e.Assign] = []
+        self.timers: dict[str, float] = {}
+        self.faults: list[e.FaultRecord] = []
+        self.recoveries: dict[int, e.RecoveryRecord] = {}
+        self.others: list[e.Instruction] = []
+        self.released = False
+
+    def tell(self, kind: type[e.Event], **fields: Any) -> list[e.Instruction]:
+        self.t += 1_000
+        instructions = self.machine.handle(kind(t=self.t, **fields))
+        for instruction in instructions:
+            self.do(instruction)
+        self.machine.validate_state()
+        return instructions
+
+    def do(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Spawn(server):
+                assert server not in self.alive
+                self.alive.add(server)
+            case e.Assign(server):
+                assert server in self.alive
+                assert self.holder is None, "two servers would write the same memory"
+                assert not self.released
+                self.holder = server
+                self.assigns.append(instruction)
+            case e.SetTimer(name, seconds):
+                self.timers[name] = seconds
+            case e.ClearTimer(name):
+                self.timers.pop(name, None)
+            case e.SaveFault(record):
+                assert record.number == len(self.faults) + 1
+                self.faults.append(record)
+            case e.SaveRecovery(recovery):
+                self.recoveries[recovery.number] = recovery
+            case e.Release():
+                assert not self.released
+                self.released = True
+                self.others.append(instruction)
+            case _:
+                self.others.append(instruction)
+
+    def exit(self, server: int, clean: bool = False) -> None:
+        self.alive.discard(server)
+        if self.holder == server:
+            self.holder = None
+        self.tell(e.Exited, server=server, status="killed by SIGKILL", clean=clean)
+
+    def timer(self, name: str) -> None:
+        del self.timers[name]
+        self.tell(e.TimerFired, name=name)
+
+    # Longer pieces of stories.
+
+    def run(self) -> int:
+        self.tell(e.ClientArrived)
+        self.tell(e.Hello, server=0)
+        self.tell(e.Ready, server=0)
+        self.tell(e.Hello, server=1)
+        assert self.machine.state == "running"
+        return 0
+
+    def redo(self, records: int = 10) -> None:
+        server = self.machine.active
+        assert server is not None
+        if self.machine.servers[server] == "spawning":
+            self.tell(e.Hello, server=server)
+        for name in ("mapped", "restored"):
+            self.tell(e.PhaseReached, server=server, name=name, at=self.t)
+        self.tell(e.PhaseReached, server=server, name="redone", at=self.t, records=records, compared=3)
+        self.tell(e.PhaseReached, server=server, name="resumed", at=self.t)
+        assert self.machine.state == "running"
+
+    def fault(self, sequence: int, error: int = 700) -> None:
+        server = self.machine.active
+        assert server is not None
+        if self.machine.servers[server] == "spawning":
+            self.tell(e.Hello, server=server)
+        self.tell(e.Faulted, server=server, sequence=sequence, op="xmLaunch", error=error, text="", at=self.t)
+        self.exit(server)
+
+
+def test_a_start() -> None:
+    world = World()
+    world.run()
+    assert world.assigns == [e.Assign(0, "fresh")]
+    assert e.Admit() in world.others
+    assert world.alive == {0, 1}
+
+
+def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
+    world = World()
+    world.run()
+    world.exit(0)
+    assert world.assigns[-1] == e.Assign(1, "recover")
+    world.redo()
+    record = world.recoveries[1]
+    assert (record.outcome, record.standby, record.attempts, record.records) == ("resumed", "warm", 1, 10)
+    assert 2 in world.alive  # the next standby
+
+
+def test_the_standby_is_still_warming() -> None:
+    world = World()
+    world.tell(e.ClientArrived)
+    world.tell(e.Hello, server=0)
+    world.tell(e.Ready, server=0)
+    world.exit(0)
+    assert len(world.assigns) == 1
+    world.tell(e.Hello, server=1)
+    assert world.assigns[-1] == e.Assign(1, "recover")
+    world.redo()
+    assert world.recoveries[1].standby == "warming"
+
+
+def test_the_process_is_not_given_away_before_the_exit_was_seen() -> None:
+    world = World()
+    world.run()
+    world.tell(e.Faulted, server=0, sequence=5, op="x", error=700, text="", at=world.t)
+    assert len(world.assigns) == 1
+    world.exit(0)
+    assert world.assigns[-1].server == 1
+
+
+def test_a_fault_that_comes_back_at_the_same_record_is_delivered() -> None:
+    world = World()
+    world.run()
+    world.fault(50)
+    assert world.assigns[-1].deliver is None
+    world.fault(50)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver == e.Deliver(50, 700)
+    world.redo(60)
+    # It comes back in every later redo, and is delivered at once, until a cut has passed it.
+    world.exit(world.machine.active or 0)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver == e.Deliver(50, 700)
+    world.redo(70)
+    world.tell(e.CutCommitted, server=world.machine.active, number=1, sequence=90)
+    world.exit(world.machine.active or 0)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver is None
+
+
+def test_different_faults_are_not_the_same_fault() -> None:
+    world = World()
+    world.run()
+    world.fault(50)
+    world.fault(51)
+    world.fault(51, error=719)
+    assert all(assign.deliver is None for assign in world.assigns)
+
+
+def test_a_fault_that_the_redo_has_passed_was_not_the_programs() -> None:
+    world = World()
+    world.run()
+    world.fault(50)
+    world.redo(100)  # records 1..100 were executed again, 50 among them, without a fault
+    world.fault(50)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver is None
+
+
+def test_a_fault_after_a_redo_that_ended_before_it() -> None:
+    world = World()
+    world.run()
+    world.fault(50)
+    world.redo(40)
+    world.fault(50)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver == e.Deliver(50, 700)
+
+
+def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:
+    world = World()
+    world.run()
+    injection = e.Injection(9, "kernel", "fault", 50, 700)
+    world.tell(e.InjectRequested, injection=injection)
+    assert e.Arm(0, injection) in world.others
+    for _ in range(10):
+        world.tell(e.InjectionStrikes, server=world.machine.active, id=9)
+        world.fault(50)
+        assert world.assigns[-1].deliver is None
+        assert not world.assigns[-1].injections
+        world.redo()
+        world.tell(e.Hello, server=world.machine.standby)
+        world.tell(e.InjectRequested, injection=injection)
+    assert {fault.kind for fault in world.faults} == {"injected"}
+
+
+def test_an_injection_that_has_not_struck_goes_to_the_next_server() -> None:
+    world = World()
+    world.run()
+    injection = e.Injection(9, "redo", "kill", 3, 0)
+    world.tell(e.InjectRequested, injection=injection)
+    world.exit(0)
+    assert world.assigns[-1].injections == (injection,)
+    world.tell(e.InjectionStrikes, server=1, id=9)
+    world.exit(1)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].injections == ()
+    assert world.recoveries[1].attempts == 2
+
+
+def test_no_progress_ends_in_lost() -> None:
+    world = World(Limits(max_attempts=5))
+    world.run()
+    world.exit(0)
+    for _ in range(4):
+        server = world.machine.active
+        assert server is not None
+        if world.machine.servers[server] == "spawning":
+            world.tell(e.Hello, server=server)
+        assert world.assigns[-1].mode == "recover"
+        world.exit(server)
+    server = world.machine.active
+    assert server is not None
+    world.tell(e.Hello, server=server)
+    world.exit(server)
+    assert world.machine.state == "losing"
+    server = world.machine.active
+    assert server is not None
+    world.tell(e.Hello, server=server)
+    assert world.assigns[-1].mode == "lost"
+    assert world.assigns[-1].error == 46
+    world.exit(server, clean=True)
+    assert world.machine.state == "lost"
+    assert world.released
+    assert world.recoveries[1].outcome == "lost"
+    world.tell(e.ClientExited)
+    assert world.machine.state == "ended"
+
+
+def test_progress_is_a_redo_that_got_further() -> None:
+    world = World(Limits(max_attempts=2))
+    world.run()
+    for count in range(20):
+        server = world.machine.active
+        assert server is not None
+        world.exit(server)
+        world.redo(10 + count)
+
+
+def test_an_idle_program_whose_server_is_killed_now_and_then() -> None:
+    world = World(Limits(max_attempts=2))
+    world.run()
+    for _ in range(20):
+        server = world.machine.active
+        assert server is not None
+        world.exit(server)
+        world.redo(10)
+        world.timer("stable")
+
+
+def test_servers_that_cannot_be_started_are_tried_for_ever_while_the_program_waits() -> None:
+    world = World()
+    world.run()
+    world.alive.discard(1)
+    world.tell(e.Exited, server=1, status="exit code 1")
+    world.exit(0)
+    delays = []
+    for _ in range(20):
+        delays.append(world.timers["spawn"])
+        world.timer("spawn")
+        server = world.machine.active
+        assert server is not None
+        world.alive.discard(server)
+        world.tell(e.SpawnFailed, server=server, reason="Too many open files")
+    assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert max(delays) == 5.0
+    world.timer("spawn")
+    world.redo()
+    assert "Too many open files" in world.recoveries[1].story[1]
+
+
+def test_a_first_server_that_cannot_be_started_is_an_error_for_the_program() -> None:
+    world = World()
+    world.tell(e.ClientArrived)
+    while world.machine.state == "starting":
+        server = world.machine.active
+        assert server is not None
+        world.alive.discard(server)
+        world.tell(e.SpawnFailed, server=server, reason="Too many open files")
+        if "spawn" in world.timers:
+            world.timer("spawn")
+    refusal = next(i for i in world.others if isinstance(i, e.Refuse))
+    assert refusal.error == 802
+    assert "Too many open files" in refusal.message
+
+
+def test_a_missed_handle_costs_nothing_until_the_server_dies() -> None:
+    world = World()
+    world.run()
+    world.tell(e.HandleMissed, reason="no descriptors")
+    assert world.machine.state == "running"
+    world.exit(0)
+    assert world.assigns[-1].mode == "lost"
+    assert world.assigns[-1].text == "no descriptors"
+
+
+def test_a_program_that_exits_while_its_server_recovers() -> None:
+    world = World()
+    world.run()
+    world.exit(0)
+    world.tell(e.ClientExited)
+    assert world.machine.state == "ended"
+    assert world.recoveries[1].outcome == "abandoned"
+    assert world.released
+
+
+def test_stopping() -> None:
+    world = World()
+    world.run()
+    world.tell(e.StopRequested, reason="asked")
+    world.timer("stop")
+    signals = [i.signal for i in world.others if isinstance(i, e.SignalClient)]
+    assert signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_times_of_a_hostile_server_stay_between_assignment_and_now() -> None:
+    world = World()
+    world.run()
+    world.exit(0)
+    world.tell(e.PhaseReached, server=1, name="mapped", at=0)
+    world.tell(e.PhaseReached, server=1, name="restored", at=1 << 62)
+    record = world.machine.recovery
+    assert record is not None
+    assert record.standby_ready is not None
+    assert record.mapped is not None
+    assert record.restored is not None
+    assert record.detected <= record.standby_ready <= record.mapped <= record.restored <= world.t
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Every event at any time, from any server. World.do checks what must never happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(Limits(max_attempts=3))
+
+    @initialize(adopted=st.booleans())
+    def begin(self, adopted: bool) -> None:
+        if adopted:
+            self.world.alive.add(0)
+            self.world.holder = 0
+            self.world.tell(e.Adopted)
+        else:
+            self.world.tell(e.ClientArrived)
+
+    def server(self, data: Any) -> int:
+        return int(data.draw(st.sampled_from(sorted(self.world.alive | {99}))))
+
+    @rule(data=st.data(), warm=st.booleans())
+    def hello(self, data: Any, warm: bool) -> None:
+        self.world.tell(e.Hello, server=self.server(data))
+
+    @rule(data=st.data())
+    def ready(self, data: Any) -> None:
+        self.world.tell(e.Ready, server=self.server(data))
+
+    @rule(data=st.data(), name=st.sampled_from(["mapped", "restored", "redone", "resumed"]), records=st.integers(0, 9))
+    def phase(self, data: Any, name: str, records: int) -> None:
+        self.world.tell(e.PhaseReached, server=self.server(data), name=name, at=self.world.t, records=records)
+
+    @rule(data=st.data(), number=st.integers(0, 5), sequence=st.integers(0, 9))
+    def cut(self, data: Any, number: int, sequence: int) -> None:
+        self.world.tell(e.CutCommitted, server=self.server(data), number=number, sequence=sequence)
+
+    @rule(data=st.data(), sequence=st.integers(0, 3), error=st.sampled_from([700, 719]))
+    def fault(self, data: Any, sequence: int, error: int) -> None:
+        self.world.tell(
+            e.Faulted, server=self.server(data), sequence=sequence, op="", error=error, text="", at=self.world.t
+        )
+
+    @rule(data=st.data(), id=st.integers(0, 2))
+    def strike(self, data: Any, id: int) -> None:
+        self.world.tell(e.InjectionStrikes, server=self.server(data), id=id)
+
+    @rule(id=st.integers(0, 2))
+    def inject(self, id: int) -> None:
+        self.world.tell(e.InjectRequested, injection=e.Injection(id, "record", "kill", 0, 0))
+
+    @rule(data=st.data(), kind=st.sampled_from(["garbage", "misbehaved", "program_error", "bye"]))
+    def say(self, data: Any, kind: str) -> None:
+        server = self.server(data)
+        if kind == "garbage":
+            self.world.tell(e.GarbageFound, server=server, position=0, text="")
+        elif kind == "misbehaved":
+            self.world.tell(e.Misbehaved, server=server, reason="")
+        elif kind == "program_error":
+            self.world.tell(e.ProgramError, server=server, sequence=1, error=700)
+        else:
+            self.world.tell(e.SaidBye, server=server, reason="")
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), clean=st.booleans())
+    def die(self, data: Any, clean: bool) -> None:
+        self.world.exit(int(data.draw(st.sampled_from(sorted(self.world.alive)))), clean)
+
+    @precondition(lambda self: self.unborn())
+    @rule(data=st.data())
+    def spawn_fails(self, data: Any) -> None:
+        server = int(data.draw(st.sampled_from(self.unborn())))
+        self.world.alive.discard(server)
+        self.world.tell(e.SpawnFailed, server=server, reason="no memory")
+
+    def unborn(self) -> list[int]:
+        return [n for n, state in self.world.machine.servers.items() if state == "spawning"]
+
+    @precondition(lambda self: self.world.timers)
+    @rule(data=st.data())
+    def timer(self, data: Any) -> None:
+        self.world.timer(str(data.draw(st.sampled_from(sorted(self.world.timers)))))
+
+    @rule()
+    def stop(self) -> None:
+        self.world.tell(e.StopRequested, reason="asked")
+
+    @rule()
+    def handle_missed(self) -> None:
+        self.world.tell(e.HandleMissed, reason="no descriptors")
+
+    @rule()
+    def client_exits(self) -> None:
+        self.world.tell(e.ClientExited)
+
+    @invariant()
+    def known_servers_live(self) -> None:
+        assert set(self.world.machine.servers) <= self.world.alive or self.world.machine.state == "ended"
+
+    def teardown(self) -> None:
+        """From wherever it is: if servers behave from now on, the program runs again, or has heard why not."""
+        world = self.world
+        for _ in range(200):
+            machine = world.machine
+            dying = [n for n, s in machine.servers.items() if s == "dying"]
+            if dying:
+                world.exit(dying[0])
+            elif machine.state in ("running", "lost", "ended"):
+                break
+            elif machine.state == "draining":
+                world.exit(machine.active or 0, clean=True)
+            elif machine.active is None:
+                world.timer("spawn")
+            elif machine.servers[machine.active] == "spawning":
+                world.tell(e.Hello, server=machine.active)
+            elif machine.state == "starting":
+                world.tell(e.Ready, server=machine.active)
+            elif machine.state == "losing":
+                world.exit(machine.active, clean=True)
+            else:
+                world.redo()
+        assert world.machine.state in ("running", "lost", "ended")
+        if world.machine.state != "ended":
+            world.tell(e.ClientExited)
+            if world.machine.state == "draining":
+                world.timer("drain")
+        assert world.machine.state == "ended"
+        assert world.released
+        assert not world.timers
+        assert all(record.outcome != "running" for record in world.recoveries.values())
+        killed = {i.server for i in world.others if isinstance(i, e.Kill)}
+        assert world.alive <= killed, "a server would be left behind"
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
