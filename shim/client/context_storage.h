@@ -1,8 +1,8 @@
 // Values that libraries keep per context ("context-local storage", one of the driver's unpublished tables). Every copy
 // of libcudart looks its own value up in about every call, so looking up takes no lock.
 //
-// A slot, once claimed by a key, belongs to that key for ever: the keys are addresses of variables of libraries, few, and
-// a reader can never meet the value of another key.
+// A slot, once claimed by a key, belongs to that key for ever: the keys are addresses of variables of libraries, few,
+// and a reader can never meet the value of another key.
 #pragma once
 
 #include <cuda.h>

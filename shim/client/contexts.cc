@@ -24,6 +24,11 @@ constinit std::atomic<uint64_t> next_id{1};
 constexpr uint32_t kKnownFlags = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
                                  CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
 
+// Those of today's devices.
+bool known(CUlimit limit) {
+  return limit >= 0 && limit <= CU_LIMIT_CIG_ENABLED && limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH;
+}
+
 void open(Context& context, int ordinal) {
   context.ordinal = ordinal;
   context.id = next_id.fetch_add(1);
@@ -31,11 +36,10 @@ void open(Context& context, int ordinal) {
   context.shared_config = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
   for (auto& limit : context.limits) limit = 0;
   context.limits[CU_LIMIT_STACK_SIZE] = 1024;
-  context.limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 7 << 20;
+  context.limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 8650752;
   context.limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
-  context.limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
   context.limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
-  context.limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 128;
+  context.limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
   context.alive.store(true, std::memory_order_release);
 }
 
@@ -300,7 +304,7 @@ CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
   if (!pvalue) return CUDA_ERROR_INVALID_VALUE;
-  if (limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   *pvalue = now.context->limits[limit].load();
   return CUDA_SUCCESS;
 }
@@ -308,7 +312,7 @@ CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
-  if (limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   now.context->limits[limit].store(value);
   return CUDA_SUCCESS;
 }

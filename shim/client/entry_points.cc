@@ -47,12 +47,12 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cu
                       : found.too_new ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                       : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (symbolStatus) *symbolStatus = status;
-  // With a status to fill in, a missing function is an answer and not an error.
-  return found.function || symbolStatus ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+  return CUDA_SUCCESS;  // a missing function is an answer; only the first form of this function calls it an error
 }
 
 CUresult cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags) {
-  return client::cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, nullptr);
+  const CUresult result = client::cuGetProcAddress_v2(symbol, pfn, cudaVersion, flags, nullptr);
+  return result == CUDA_SUCCESS && !*pfn ? CUDA_ERROR_NOT_FOUND : result;
 }
 
 }  // namespace xmig::client

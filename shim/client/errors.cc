@@ -10,7 +10,8 @@ namespace {
 
 const ErrorName* find(CUresult error) {
   const auto* const end = std::end(kErrorNames);
-  const auto* const found = std::find_if(kErrorNames, end, [&](const ErrorName& entry) { return entry.error == error; });
+  const auto* const found =
+      std::find_if(kErrorNames, end, [&](const ErrorName& entry) { return entry.error == error; });
   return found == end ? nullptr : found;
 }
 

@@ -1,7 +1,7 @@
 // cuGetExportTable: the driver's unpublished tables of functions, as far as libcudart, cuBLAS and cuDNN call them.
 //
-// A table is an array of pointers whose first entry is its size in bytes (the context-local storage has none). Slots that
-// no library was seen to call name themselves on standard error if one does.
+// A table is an array of pointers whose first entry is its size in bytes (the context-local storage has none). Slots
+// that no library was seen to call name themselves on standard error if one does.
 #include <pthread.h>
 #include <unistd.h>
 

@@ -122,12 +122,14 @@ bool keep(std::vector<Mapping>& kept, Mapping mapping, const char* what, uint64_
   return true;
 }
 
-// The journal as the daemon and the server have prepared it.
-bool sound(const JournalMapping& journal) {
+// The journal as the daemon and the server have prepared it: how many devices it has; 0 if it does not fit.
+uint32_t devices_of(const JournalMapping& journal) {
   const journal::JournalHeader& header = journal.header();
-  return header.magic == journal::kMagic && header.version == journal::kLayoutVersion &&
-         header.ring_bytes == journal.ring_bytes() && header.device_count >= 1 &&
-         header.device_count <= journal::kMaxDevices && header.tail.load() == 0 && header.trimmed.load() == 0;
+  const uint32_t count = header.device_count;
+  const bool sound = header.magic == journal::kMagic && header.version == journal::kLayoutVersion &&
+                     header.ring_bytes == journal.ring_bytes() && count <= journal::kMaxDevices &&
+                     header.tail.load() == 0 && header.trimmed.load() == 0;
+  return sound ? count : 0;
 }
 
 CUresult map_job(const Answer& answer) {
@@ -139,9 +141,10 @@ CUresult map_job(const Answer& answer) {
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
   std::optional<JournalMapping> journal = JournalMapping::map(answer.fds[0].get());
-  if (!journal || !sound(*journal)) {
-    say("the journal that xmigd sent cannot be used (%s): shim and daemon are of different versions; install one of them "
-        "again", journal ? "its header does not fit" : std::strerror(errno));
+  const uint32_t count = journal ? devices_of(*journal) : 0;
+  if (count == 0) {
+    say("the journal that xmigd sent cannot be used (%s): shim and daemon are of different versions; install one of "
+        "them again", journal ? "its header does not fit" : std::strerror(errno));
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
   ::madvise(journal->data(), journal->size(), MADV_DONTFORK);
@@ -151,17 +154,16 @@ CUresult map_job(const Answer& answer) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   ::madvise(slots.data(), slots.size(), MADV_DONTFORK);
-  const uint32_t count = journal->header().device_count;
   std::vector<Mapping> mappings;
-  if (!keep(mappings, Mapping::at(journal::kPinnedBase, answer.fds[2].get(), journal::kPinnedBytes), "map pinned memory",
-                 journal::kPinnedBase, journal::kPinnedBytes)) {
+  if (!keep(mappings, Mapping::at(journal::kPinnedBase, answer.fds[2].get(), journal::kPinnedBytes),
+            "map pinned memory", journal::kPinnedBase, journal::kPinnedBytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // Host memory must never be where device addresses are.
   for (uint32_t i = 0; i < count; ++i) {
     const uint64_t base = journal::kDeviceBase + i * journal::kDeviceSpan;
     if (!keep(mappings, Mapping::reserve(base, journal::kDeviceSpan), "reserve the addresses of device memory", base,
-                   journal::kDeviceSpan)) {
+              journal::kDeviceSpan)) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }

@@ -100,8 +100,8 @@ std::optional<InFile> find_file(std::span<const std::byte> image) {
     unsigned int major_number = 0, minor_number = 0;
     char mode[8] = "";
     int path_at = 0;
-    if (std::sscanf(line, "%lx-%lx %7s %lx %x:%x %lu %n", &low, &high, mode, &offset, &major_number, &minor_number, &inode,
-                    &path_at) < 7) {
+    if (std::sscanf(line, "%lx-%lx %7s %lx %x:%x %lu %n", &low, &high, mode, &offset, &major_number, &minor_number,
+                    &inode, &path_at) < 7) {
       continue;
     }
     if (start < low || start + image.size() > high || start >= high) continue;
@@ -160,7 +160,8 @@ CUresult send_image(std::span<const std::byte> image, uint64_t* number, bool* as
     const auto piece = image.subspan(offset, std::min<size_t>(image.size() - offset, journal::kMaxPayload));
     const Args_xmImage args{.image = *number, .total = image.size(), .offset = offset};
     const Slice slice{piece.data(), piece.size()};
-    if (const CUresult error = append(Op::xmImage, &args, sizeof(args), {&slice, 1}); error != CUDA_SUCCESS) return error;
+    const CUresult error = append(Op::xmImage, &args, sizeof(args), {&slice, 1});
+    if (error != CUDA_SUCCESS) return error;
     offset += piece.size();
   }
   return CUDA_SUCCESS;

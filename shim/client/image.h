@@ -9,8 +9,8 @@
 
 namespace xmig::client {
 
-// How long is the image at `code`, and where does it begin? Understands the wrapper that nvcc makes around a fat binary,
-// bare fat binaries, ELF (cubins, and the cpu device's shared objects) and PTX text. Nothing is decompressed.
+// How long is the image at `code`, and where does it begin? Understands the wrapper that nvcc makes around a fat
+// binary, bare fat binaries, ELF (cubins, and the cpu device's shared objects) and PTX text. Nothing is decompressed.
 // CUDA_ERROR_INVALID_IMAGE for anything else. `limit`: how many bytes there are at most, where that is known.
 CUresult measure_image(const void* code, std::span<const std::byte>* image, uint64_t limit = ~uint64_t{0});
 

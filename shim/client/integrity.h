@@ -1,7 +1,7 @@
 // The answer that lets unmodified libraries run on this libcuda.so.1.
 //
-// Every copy of libcudart asks the driver, when it initialises, to answer a challenge, and refuses to work (error 103) if
-// the answer is wrong. It guards against a driver that was tampered with by accident; the rule is public knowledge, and
+// Every copy of libcudart asks the driver, when it initialises, to answer a challenge, and refuses to work (error 103)
+// if the answer is wrong: it notices a driver some of whose tables were replaced. The rule is public knowledge, and
 // several open compatibility layers follow it. It is here for interoperability and for nothing else: it protects no
 // content and circumvents no licence.
 #pragma once

@@ -1,7 +1,7 @@
 // Kernel launches: the call that everything else waits behind.
 //
-// What a program can get wrong is found here, so that the error comes from the launch that caused it. Then the record is
-// written where it stays: the parameters are copied once, from where they are into the ring.
+// What a program can get wrong is found here, so that the error comes from the launch that caused it. Then the record
+// is written where it stays: the parameters are copied once, from where they are into the ring.
 #include <cstring>
 
 #include "client/modules.h"
@@ -31,11 +31,19 @@ CUresult check_grid(const Function& function, int ordinal, const Grid& grid) {
     }
     threads *= grid.block[i];
   }
-  if (threads > static_cast<uint64_t>(limits[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) return CUDA_ERROR_INVALID_VALUE;
+  if (threads > static_cast<uint64_t>(limits[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK])) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto value = [&](CUfunction_attribute which) {
     return static_cast<uint64_t>(function.attributes[which].load(std::memory_order_relaxed));
   };
-  if (threads > value(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  if (threads > value(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) {
+    // Measured: a kernel with launch bounds refuses the value; one that runs out of registers says so.
+    const uint64_t registers = threads * value(CU_FUNC_ATTRIBUTE_NUM_REGS);
+    return registers > static_cast<uint64_t>(limits[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK])
+               ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+               : CUDA_ERROR_INVALID_VALUE;
+  }
   if (grid.shared_bytes > value(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
 }

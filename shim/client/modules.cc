@@ -226,7 +226,9 @@ std::vector<std::byte> read_image_file(const char* path) {
   FILE* const file = std::fopen(path, "re");
   if (!file) return bytes;
   std::byte buffer[65536];
-  while (const size_t got = std::fread(buffer, 1, sizeof(buffer), file)) bytes.insert(bytes.end(), buffer, buffer + got);
+  while (const size_t got = std::fread(buffer, 1, sizeof(buffer), file)) {
+    bytes.insert(bytes.end(), buffer, buffer + got);
+  }
   const bool failed = std::ferror(file) != 0;
   std::fclose(file);
   if (failed) bytes.clear();
@@ -259,7 +261,9 @@ CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int nu
   return client::cuModuleLoadData(module, image);  // the options steer a compiler that runs elsewhere, if at all
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) { return client::cuModuleLoadData(module, fatCubin); }
+CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {
+  return client::cuModuleLoadData(module, fatCubin);
+}
 
 CUresult cuModuleLoad(CUmodule* module, const char* fname) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;

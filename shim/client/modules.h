@@ -64,7 +64,8 @@ CUresult load_module(std::span<const std::byte> image, uint64_t library, Module*
 void unload_module(Module* module);  // in its context; the records too
 Module* find_module(uint64_t handle);
 
-// The function that a CUfunction, or a CUkernel cast to one, means in this context. It may load the kernel's library there.
+// The function that a CUfunction, or a CUkernel cast to one, means in this context. It may load the kernel's library
+// there.
 struct FunctionHere {
   Function* function = nullptr;
   CUresult error = CUDA_SUCCESS;

@@ -96,8 +96,8 @@ bool load_native() {
     native_functions.store(functions.data(), std::memory_order_release);
     return true;
   }
-  say("XMIG_WITHOUT_DAEMON=native, but no genuine libcuda.so.1 could be loaded (%s); set XMIG_NATIVE_LIBCUDA to its path",
-      tried.empty() ? "none found" : tried.c_str());
+  say("XMIG_WITHOUT_DAEMON=native, but no genuine libcuda.so.1 could be loaded (%s); set XMIG_NATIVE_LIBCUDA to its "
+      "path", tried.empty() ? "none found" : tried.c_str());
   return false;
 }
 

@@ -86,7 +86,8 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int* blockS
   for (int block = most; block > 0; block = block % warp ? block - block % warp : block - warp) {
     const size_t shared = blockSizeToDynamicSMemSize ? blockSizeToDynamicSMemSize(block) : dynamicSMemSize;
     int blocks = 0;
-    const CUresult error = client::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, func, block, shared, flags);
+    const CUresult error =
+        client::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, func, block, shared, flags);
     if (error != CUDA_SUCCESS) return error;
     if (blocks * block > best_threads) {
       best_threads = blocks * block;

@@ -127,7 +127,8 @@ CUresult cuInit(unsigned int Flags) {
 CUresult cuDriverGetVersion(int* driverVersion) {
   if (!driverVersion) return CUDA_ERROR_INVALID_VALUE;
   // Programs ask before cuInit, to learn whether that makes sense.
-  *driverVersion = process.phase.load(std::memory_order_acquire) == Phase::kRunning ? process.driver_version : CUDA_VERSION;
+  const bool running = process.phase.load(std::memory_order_acquire) == Phase::kRunning;
+  *driverVersion = running ? process.driver_version : CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 

@@ -96,7 +96,8 @@ Written write_record(Thread& thread, const Context* context, const Shape& shape,
   writer.offset += size;
   if (writer.offset >= process.ring_bytes) writer.offset -= process.ring_bytes;
   header.next_sequence.store(writer.sequence, std::memory_order_relaxed);
-  // Sequentially consistent, as is the server's "set server_sleeping, then look at tail": one of the two sees the other.
+  // Sequentially consistent, as is the server's "set server_sleeping, then look at tail": one of the two sees what the
+  // other did.
   header.tail.store(writer.tail, std::memory_order_seq_cst);
   writer.lock.unlock();
   if (header.server_sleeping.load(std::memory_order_seq_cst)) [[unlikely]] ring_doorbell(header);

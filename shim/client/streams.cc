@@ -119,8 +119,9 @@ CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
 
 CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
   const Asked found = asked(hStream, streamId);
-  if (found.error == CUDA_SUCCESS) *streamId = found.stream ? found.stream->id : hStream == CU_STREAM_PER_THREAD ? 2 : 1;
-  return found.error;
+  if (found.error != CUDA_SUCCESS) return found.error;
+  *streamId = found.stream ? found.stream->id : hStream == CU_STREAM_PER_THREAD ? 2 : 1;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
@@ -168,8 +169,8 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* capt
 CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
                                    CUgraph* graph_out, const CUgraphNode** dependencies_out,
                                    const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
-  const CUresult result = client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
-                                                    numDependencies_out);
+  const CUresult result = client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out,
+                                                            dependencies_out, numDependencies_out);
   if (result == CUDA_SUCCESS && edgeData_out) *edgeData_out = nullptr;
   return result;
 }
@@ -193,8 +194,10 @@ CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAtt
     case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
       return CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      value->syncPolicy = found.stream ? static_cast<CUsynchronizationPolicy>(found.stream->synchronization_policy.load())
-                                       : CU_SYNC_POLICY_AUTO;
+      value->syncPolicy = CU_SYNC_POLICY_AUTO;
+      if (found.stream) {
+        value->syncPolicy = static_cast<CUsynchronizationPolicy>(found.stream->synchronization_policy.load());
+      }
       return CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       value->priority = found.stream ? found.stream->priority : 0;

@@ -68,7 +68,8 @@ struct Control {
 };
 
 // The kernel that every module has: eight parameters, one of them a structure.
-inline constexpr journal::ParameterInfo kLayout[] = {{0, 8}, {8, 4}, {16, 8}, {24, 4}, {32, 8}, {40, 4}, {44, 12}, {56, 8}};
+inline constexpr journal::ParameterInfo kLayout[] = {{0, 8},  {8, 4},  {16, 8},  {24, 4},
+                                                     {32, 8}, {40, 4}, {44, 12}, {56, 8}};
 inline constexpr uint32_t kParameters = std::size(kLayout);
 inline constexpr uint32_t kKernelBytes = 64;
 
@@ -218,7 +219,8 @@ class JobServer {
       case Op::xmModuleLoad:
       case Op::xmModuleInfo: {
         if (description_.empty()) description_ = module_description(2000);
-        const size_t from = static_cast<Op>(record.op) == Op::xmModuleInfo ? arguments<Args_xmModuleInfo>(record).offset : 0;
+        const bool rest = static_cast<Op>(record.op) == Op::xmModuleInfo;
+        const size_t from = rest ? arguments<Args_xmModuleInfo>(record).offset : 0;
         record.reply_bytes = static_cast<uint32_t>(std::min<size_t>(record.reply, description_.size() - from));
         std::memcpy(space, description_.data() + from, record.reply_bytes);
         break;
@@ -340,7 +342,9 @@ class Daemon {
     ipc::ServerWelcome answer{ipc::kHandshakeMagic, ipc::kHandshakeVersion, 0, 3, "test", {}};
     if (hello.reattach) {
       control_.reattached.fetch_add(1);
-      if (const int status = control_.refuse_reattach.load()) return refuse(socket, status, "this job is not known here");
+      if (const int status = control_.refuse_reattach.load()) {
+        return refuse(socket, status, "this job is not known here");
+      }
       answer.fds = 0;
       ipc::send_message(socket, std::as_bytes(std::span(&answer, 1)));
       return;

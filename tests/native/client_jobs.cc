@@ -162,7 +162,7 @@ void launch_errors() {
   CHECK(cuLaunchKernel(function, 65536, 1, 1, 1, 1, 1, 0, nullptr, p, nullptr) == CUDA_ERROR_INVALID_VALUE);
   CHECK(cuLaunchKernel(function, 1, 1, 1, 0, 1, 1, 0, nullptr, p, nullptr) == CUDA_ERROR_INVALID_VALUE);
   CHECK(cuLaunchKernel(function, 1, 1, 1, 1024, 2, 1, 0, nullptr, p, nullptr) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(cuLaunchKernel(function, 1, 1, 1, 513, 1, 1, 0, nullptr, p, nullptr) == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  CHECK(cuLaunchKernel(function, 1, 1, 1, 513, 1, 1, 0, nullptr, p, nullptr) == CUDA_ERROR_INVALID_VALUE);
   CHECK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 4097, nullptr, p, nullptr) == CUDA_ERROR_INVALID_VALUE);
   CU(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8192));
   CU(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 4097, nullptr, p, nullptr));
