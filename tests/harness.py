@@ -1,4 +1,4 @@
-"""What the tests with real programs share: kernels built on the spot, both libcudarts, programs that wait to be armed."""
+"""What the tests with real programs share: kernels built on the spot, both libcudarts, programs to be armed."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
         program.inject("kill", sequence=sequence)
     harness.go(program)
     assert harness.output(program) == undisturbed
+    program.until("ended")
     recoveries = program.recoveries()
     if name != "device_queries":  # which are answered in the program
         assert recoveries

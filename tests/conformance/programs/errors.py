@@ -23,7 +23,7 @@ launch(fill, 2, 64, area, 3, N)
 
 pointer, handle = c_void_p(), c_void_p()
 expect_error(RUNTIME, 1, "cudaMalloc", 0, 10)
-expect_error(RUNTIME, 1, "cudaMemcpy", area, area, 8, 77)
+expect_error(RUNTIME, 21, "cudaMemcpy", area, area, 8, 77)
 expect(RUNTIME.code("cudaGetLastError") != 0, "kept as the last error")
 expect(RUNTIME.code("cudaGetLastError") == 0, "and cleared")
 for call, arguments in (

@@ -8,6 +8,7 @@ from calls import (
     Dim3,
     byref,
     c_float,
+    c_int,
     c_uint,
     c_void_p,
     expect,
@@ -89,7 +90,10 @@ area = malloc(4 * total)
 RUNTIME.cudaLaunchKernel(places, Dim3(4, 3, 2), Dim3(5, 2, 3), pack(area), 0, 0)
 found = list((c_uint * total).from_buffer_copy(read(area, 4 * total)))
 expect(found == [i // 30 << 16 | i % 30 for i in range(total)], "places of threads in three dimensions")
-RUNTIME.cudaLaunchCooperativeKernel(places, Dim3(2, 1, 1), Dim3(60, 2, 1), pack(area), 0, 0)
+cooperative = c_int()
+RUNTIME.cudaDeviceGetAttribute(byref(cooperative), 95, 0)
+answer = RUNTIME.code("cudaLaunchCooperativeKernel", places, Dim3(2, 1, 1), Dim3(60, 2, 1), pack(area), 0, 0)
+expect(answer == (0 if cooperative.value else 801), "a cooperative launch, where the device offers it")
 say(read(area, 4 * 240))
 
 data = malloc(8 * 256)

@@ -23,6 +23,7 @@ for step in range(15):
         launch(mix, 4, 64, areas[ordinal], step, N, stream=streams[ordinal])
         RUNTIME.cudaStreamSynchronize(streams[ordinal])
         RUNTIME.cudaMemcpyPeer(areas[1 - ordinal] + 4 * N, 1 - ordinal, areas[ordinal], ordinal, 4 * N)
+        RUNTIME.cudaDeviceSynchronize()  # the other device's stream does not wait for this one's copy
 for ordinal in range(2):
     RUNTIME.cudaSetDevice(ordinal)
     RUNTIME.cudaDeviceSynchronize()

@@ -62,8 +62,8 @@ area = areas[0]
 for _ in range(10):
     launch(mix, 4, 64, area, 300, N, stream=blocking)
     launch(mix, 4, 64, area, 301, N, stream=0)
-    launch(mix, 4, 64, area, 302, N, stream=1)  # cudaStreamLegacy
     launch(mix, 4, 64, area, 303, N, stream=2)  # cudaStreamPerThread
+    launch(mix, 4, 64, area, 302, N, stream=1)  # cudaStreamLegacy
 say(read(area, 8 * N))
 answer = RUNTIME.code("cudaStreamQuery", 2)
 expect(answer in (0, 600), "query of the per-thread stream")

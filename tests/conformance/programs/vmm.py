@@ -55,6 +55,7 @@ for index in range(4):
     DRIVER.cuMemMap(start + index * step, step, 0, handle, 0)
     DRIVER.cuMemSetAccess(start + index * step, step, byref(access), 1)
     handles.append(handle)
+    RUNTIME.cudaMemset(start + index * step, 0, step)
     write(start + index * step, pattern(4096, index))
     launch(mix, 8, 64, start, 5, (index + 1) * step // 8)  # over all that is mapped so far
 say(read(start, 4 * step))
