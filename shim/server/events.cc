@@ -24,12 +24,16 @@ CUresult Executor::on_cuEventSynchronize(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   auto wait = std::make_unique<Wait>();
   if (!translate(journal::Kind::kEvent, args.hEvent, &wait->event)) return CUDA_ERROR_INVALID_HANDLE;
+  // The program may have seen it complete in shared memory, without a reply.
+  const uint32_t index = journal::handle_index(args.hEvent);
+  wait->barrier = job_.header().events[index].load(std::memory_order_acquire) >= objects_.events.find(index)->recorded;
   return await(record, std::move(wait));
 }
 
 CUresult Executor::await(Record& record, std::unique_ptr<Wait> wait) {
   wait->answer = Answer::to(record);
   wait->ordinal = record.header().ordinal;
+  wait->barrier |= record.replied();
   record.defer();
   waits_.start(std::move(wait));
   return CUDA_SUCCESS;

@@ -15,6 +15,7 @@ constexpr uint32_t kBatch = 64;                // records between two looks at e
 constexpr uint64_t kSpin = 50'000;             // ns that the executor looks at the tail before it sleeps
 constexpr uint64_t kLongestSleep = 60'000'000'000;
 constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
+constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
 constexpr uint64_t kPatience = 1'000'000;      // while something is to be looked at again
 
 bool destroys(Op op) {
@@ -223,12 +224,25 @@ bool Executor::execute_batch() {
     return true;
   }
   for (uint32_t i = 0; i < kBatch && position_ != tail; ++i) {
+    if (waits_.at_barrier() && !pass_barrier()) return i != 0;
     if (!load_next(tail)) return true;
     if (waits_.unarmed()) waits_.arm();
     execute_one();
     if (cut_now_) break;
   }
   publish_executed();
+  return true;
+}
+
+bool Executor::pass_barrier() {
+  waits_.poll();
+  if (waits_.at_barrier() && value_waits_) {
+    const uint64_t now = now_ns();
+    if (barrier_since_ == 0) barrier_since_ = now;
+    if (now - barrier_since_ >= kBarrierPatience) waits_.lift_barriers();
+  }
+  if (waits_.at_barrier()) return false;
+  barrier_since_ = 0;
   return true;
 }
 
@@ -314,10 +328,11 @@ void Executor::sleep() {
   const uint32_t requests = requests_.load(std::memory_order_seq_cst);
   const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
   if (!patient) limit = kPatience;
-  if (stop_) limit = kStopPatience;
+  const bool held_up = stop_ || waits_.at_barrier();
+  if (held_up) limit = kStopPatience;
   header.server_sleeping.store(1, std::memory_order_seq_cst);
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
-  const bool nothing = stop_ || header.tail.load(std::memory_order_seq_cst) == position_;
+  const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == position_;
   if (nothing && requests_.load(std::memory_order_seq_cst) == requests) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }

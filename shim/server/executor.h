@@ -127,6 +127,7 @@ class Executor {
   static bool keeps_books(Op op);
   void request(uint32_t what);
   bool execute_batch();
+  bool pass_barrier();
   bool load_next(uint64_t tail);
   void execute_one();
   void dispatch();
@@ -236,6 +237,8 @@ class Executor {
   std::string cut_trouble_;     // the last reason why a cut was not possible: logged once
   std::atomic<uint64_t> outside_waits_{0};  // host functions that the program has yet to run
   bool value_waits_ = false;                // a stream waits for a value that a later record may write
+
+  uint64_t barrier_since_ = 0;
 
   bool redoing_ = false;
   uint64_t redo_until_ = 0;

@@ -38,6 +38,15 @@ CUresult Executor::on_xmHostFunc(Record& record) {
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (record.state() != journal::kNotPosted) {
+    // It may have told the program that the stream came to here.
+    auto reached = std::make_unique<Wait>();
+    reached->barrier = true;
+    reached->ordinal = record.header().ordinal;
+    reached->streams.push_back(stream);
+    waits_.start(std::move(reached));
+    waits_.arm();
+  }
   auto call = std::make_unique<HostCall>(HostCall{*this, record.shared(), record_position_});
   outside_waits_.fetch_add(1, std::memory_order_relaxed);
   const CUresult result = driver_.cuLaunchHostFunc(stream, &HostCall::run, call.get());

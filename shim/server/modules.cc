@@ -2,7 +2,6 @@
 #include <cstring>
 #include <string>
 
-#include "device/image.h"
 #include "journal/module_info.h"
 #include "server/executor.h"
 
@@ -21,13 +20,6 @@ void append_text(std::vector<std::byte>& to, std::string_view text) {
 }
 
 void pad(std::vector<std::byte>& to) { to.resize(journal::align8(to.size())); }
-
-// A driver is given an image without its length and believes what the image says of itself.
-bool is_whole(std::span<const std::byte> image) {
-  if (image.size() < 64) return false;
-  const size_t extent = device::image_extent(image);
-  return extent != 0 ? extent <= image.size() : std::memchr(image.data(), 0, image.size()) != nullptr;
-}
 
 // What of a module is remembered by which key: see Module::settings.
 constexpr uint64_t kGlobalSetting = 1ull << 63;
@@ -56,14 +48,14 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.module);
   const std::span<const std::byte> image = images_.bytes(args.image);
-  if (!is_whole(image)) return CUDA_ERROR_INVALID_IMAGE;
+  if (image.empty()) return CUDA_ERROR_INVALID_IMAGE;
   Module* const slot = objects_.modules.place(index);
   if (!slot) {
     garbage("a new module has a number that is taken, or none");
     return CUDA_ERROR_INVALID_HANDLE;
   }
   Module module;
-  if (const CUresult result = driver_.cuModuleLoadData(&module.real, image.data()); result != CUDA_SUCCESS) {
+  if (const CUresult result = device_.load_image(&module.real, image); result != CUDA_SUCCESS) {
     return result;
   }
   module.owner = {record.header().context, record.header().ordinal};

@@ -24,6 +24,7 @@ Waits::~Waits() {
 
 void Waits::start(std::unique_ptr<Wait> wait) {
   if (wait->answer.replied) replies_.expect();
+  barriers_ += wait->barrier;
   watched_.push_back(std::move(wait));
 }
 
@@ -87,6 +88,7 @@ bool Waits::poll() {
       ++i;
       continue;
     }
+    barriers_ -= watched_[i]->barrier;
     complete(*watched_[i], result);
     watched_.erase(watched_.begin() + static_cast<ptrdiff_t>(i));
     if (i < armed_) --armed_;
@@ -102,7 +104,7 @@ void Waits::complete(Wait& wait, CUresult result) {
     wait.answer.hash = XXH3_64bits(wait.data, wait.bytes);
     if (wait.inline_reply) wait.answer.bytes = static_cast<uint32_t>(wait.bytes);
   }
-  replies_.give(wait.answer);
+  if (wait.answer.shared) replies_.give(wait.answer);
   if (wait.answer.replied) replies_.met();
   if (wait.marks.empty() && !wait.helper) return;
   const std::lock_guard lock(mutex_);
@@ -115,9 +117,9 @@ void Waits::hand_over() {
   if (watched_.empty()) return;
   arm();
   const std::lock_guard lock(mutex_);
-  // Nobody waits for those that a redo compares, and there may be very many.
+  // Nobody waits for those that a redo compares.
   std::erase_if(watched_, [&](std::unique_ptr<Wait>& wait) {
-    if (wait->answer.replied) return false;
+    if (wait->answer.replied || wait->barrier) return false;
     queue_.push_back(std::move(wait));
     return true;
   });
@@ -151,6 +153,11 @@ void Waits::run_waiter() {
     ++idle_;
     if (busy_ == 0 && queue_.empty()) done_.notify_all();
   }
+}
+
+void Waits::lift_barriers() {
+  for (const auto& wait : watched_) wait->barrier = false;
+  barriers_ = 0;
 }
 
 void Waits::finish_all() {

@@ -3,6 +3,9 @@
 // A Wait is watched in three stages. While nothing else happens, the streams themselves are asked (no cost to the
 // device). Before another record is executed, arm() puts marks into the streams, so that later work does not count.
 // When the executor has nothing else to do it hands those that somebody waits for to waiter threads, which sleep.
+//
+// A barrier is a wait whose end the program knows of already, from the server before this one: it went on from there,
+// perhaps on another stream, and so nothing that follows may be executed before.
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +28,8 @@
 namespace xmig::server {
 
 struct Wait {
-  Answer answer;
+  Answer answer;  // to nobody, if there is no record
+  bool barrier = false;
   uint32_t ordinal = 0;
   std::vector<CUstream> streams;  // all that it waits for; empty once armed
   CUevent event = nullptr;        // the program's, likewise
@@ -50,6 +54,9 @@ class Waits {
   // Answer those that are done. True if there were any.
   bool poll();
   bool watching() const { return !watched_.empty(); }
+  bool at_barrier() const { return barriers_ != 0; }
+  // Later records may be what the device waits for: the barriers of now hold no longer.
+  void lift_barriers();
   void hand_over();
   // Return when every wait is answered. The device is drained.
   void finish_all();
@@ -70,6 +77,7 @@ class Waits {
 
   std::vector<std::unique_ptr<Wait>> watched_;  // the executor's own; the first armed_ are armed
   size_t armed_ = 0;
+  size_t barriers_ = 0;
 
   std::mutex mutex_;
   std::condition_variable work_, done_;
