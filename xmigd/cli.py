@@ -66,7 +66,8 @@ def show(rows: list[dict[str, Any]], output: Output, columns: dict[str, str], em
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns.values():
-        table.add_column(title, justify="right" if title.endswith("ms") else "left", no_wrap=title not in ("WHAT", "CAUSE", "NAME"))
+        free_text = title in ("WHAT", "CAUSE", "NAME")
+        table.add_column(title, justify="right" if title.endswith("ms") else "left", no_wrap=not free_text)
     for row in rows:
         table.add_row(*(cell(name, row[name]) for name in columns))
     console.print(table)

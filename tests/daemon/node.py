@@ -114,12 +114,13 @@ class Node:
         found: list[dict[str, Any]] = self.get("/v1/processes", **params)
         return found
 
-    def wait_for_standby(self) -> dict[str, Any]:
-        """The process that lives, once it is running with a warm standby."""
+    def wait_for_standby(self, after: int | None = None) -> dict[str, Any]:
+        """The process that lives, once it is running with a warm standby; on another server than `after`."""
 
         def standby() -> dict[str, Any] | None:
             for process in self.processes(live=True):
-                if process["standby"] == "warm" and process["state"] == "running":
+                settled = process["standby"] == "warm" and process["state"] == "running"
+                if settled and process["server_pid"] != after:
                     return process
             return None
 

@@ -1,8 +1,8 @@
 """A peer for tests of the control protocol: says what xmig-server says, and does no work.
 
-It keeps a counter in a memfd that it hands over as its device memory, so that tests can see that memory survives. What it
-shall do wrong is read from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`,
-`assign` or `go`, and what is `exit`, `garbage`, `hang`, `fault`, `silence` or a number of times for `exit` (then good).
+It hands over memfds as its device memory and checks that they come back at a recovery. What it shall do wrong is read
+from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign` or `go`, and
+what is `exit`, `garbage`, `hang`, `fault` or a number: so many times `exit`, then good.
 """
 
 from __future__ import annotations

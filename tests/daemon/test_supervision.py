@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,20 @@ from .conftest import MakeNode
 from .node import Node, Program, alive, open_fds, until
 
 
-def started(node: Node, program: Program) -> dict[str, object]:
+def started(node: Node, program: Program) -> dict[str, Any]:
     status, fds, _, message = program.welcome()
     assert (status, fds) == (0, 3), message
     return node.wait_for_standby()
+
+
+def wait_for_recoveries(node: Node, count: int) -> list[dict[str, Any]]:
+    """The recoveries, newest first, once so many programs have been resumed."""
+
+    def resumed() -> list[dict[str, Any]] | None:
+        found = [recovery for recovery in node.get("/v1/recoveries") if recovery["outcome"] == "resumed"]
+        return found if len(found) >= count else None
+
+    return until(resumed, f"{count} recoveries")
 
 
 def test_a_program_gets_a_server_and_a_standby_and_leaves_nothing(node: Node) -> None:
@@ -33,9 +44,8 @@ def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
     with Program(node) as program:
         for round_ in range(3):
             process = started(node, program) if round_ == 0 else node.wait_for_standby()
-            os.kill(int(str(process["server_pid"])), signal.SIGKILL)
-            until(lambda n=round_: len([r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"]) == n + 1,
-                  "a recovery")  # fmt: skip
+            os.kill(process["server_pid"], signal.SIGKILL)
+            wait_for_recoveries(node, round_ + 1)
         recoveries = node.get("/v1/recoveries")
         assert [r["number"] for r in recoveries] == [3, 2, 1]
         for recovery in recoveries:
@@ -55,7 +65,7 @@ def test_server_and_standby_killed_together(node: Node) -> None:
         for pid in node.servers():
             os.kill(pid, signal.SIGKILL)
         node.wait_for_standby()
-        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "a recovery")[0]
+        recovery = wait_for_recoveries(node, 1)[0]
         assert recovery["outcome"] == "resumed"
 
 
@@ -63,10 +73,10 @@ def test_a_repeated_fault_is_delivered(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
         node.behave(go="fault")
-        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        os.kill(process["server_pid"], signal.SIGKILL)
         until(lambda: len(node.get("/v1/faults")) >= 3, "faults")
         node.behave()
-        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "resumed")[0]
+        recovery = wait_for_recoveries(node, 1)[0]
         assert (recovery["delivered_sequence"], recovery["delivered_error"]) == (7, 700)
         assert any(f["kind"] == "program" for f in node.get("/v1/faults"))
 
@@ -75,10 +85,10 @@ def test_a_process_without_progress_is_lost(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
         node.behave(go="exit")
-        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        os.kill(process["server_pid"], signal.SIGKILL)
         until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost")
         assert len([f for f in node.get("/v1/faults") if f["kind"] == "server"]) == 6
-        status, _, _, message = program.reattach(str(process["id"]))
+        status, _, _, message = program.reattach(process["id"])
         assert status == 46
         assert "no progress" in message
         assert alive(program.pid)
@@ -117,8 +127,7 @@ def test_injected_faults_do_not_count(node: Node) -> None:
             with node.http() as http:
                 answer = http.post(f"/v1/jobs/{process['job_id']}/faults:inject", json={"kind": "kill"})
                 assert answer.status_code == 202, answer.text
-            until(lambda n=count: len([r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"]) == n,
-                  "a recovery")  # fmt: skip
+            wait_for_recoveries(node, count)
             node.wait_for_standby()
         assert all(f["kind"] == "injected" for f in node.get("/v1/faults"))
 
@@ -126,7 +135,7 @@ def test_injected_faults_do_not_count(node: Node) -> None:
 def test_the_daemon_is_killed_and_finds_its_servers_again(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
-        server = int(str(process["server_pid"]))
+        server = process["server_pid"]
         for number in (signal.SIGKILL, signal.SIGTERM):
             node.kill(number)
             assert alive(server)
@@ -135,7 +144,7 @@ def test_the_daemon_is_killed_and_finds_its_servers_again(node: Node) -> None:
             assert (again["id"], again["server_pid"], again["held_bytes"]) == (process["id"], server, 4 << 20)
             until(lambda: len(node.servers()) == 2, "the old standby is gone")
         os.kill(server, signal.SIGKILL)
-        recovery = until(lambda: [r for r in node.get("/v1/recoveries") if r["outcome"] == "resumed"], "a recovery")[0]
+        recovery = wait_for_recoveries(node, 1)[0]
         assert recovery["number"] == 1
     until(lambda: not node.servers(), "servers end with their program")
     until(lambda: not node.processes(live=True), "the process ended")
@@ -145,9 +154,9 @@ def test_daemon_and_server_are_killed(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
         node.kill()
-        os.kill(int(str(process["server_pid"])), signal.SIGKILL)
+        os.kill(process["server_pid"], signal.SIGKILL)
         node.start()
-        status, _, _, message = program.reattach(str(process["id"]))
+        status, _, _, message = program.reattach(process["id"])
         assert status == 46
         assert "lost" in message
         until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost")
@@ -162,7 +171,7 @@ def test_a_lost_database_costs_no_program(node: Node) -> None:
         node.start()
         again = node.wait_for_standby()
         assert (again["id"], again["server_pid"]) == (process["id"], process["server_pid"])
-        assert program.reattach(str(process["id"]))[0] == 0
+        assert program.reattach(process["id"])[0] == 0
 
 
 def test_stopping_a_job(node: Node) -> None:

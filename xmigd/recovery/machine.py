@@ -110,6 +110,7 @@ class Machine:
         self._suspect: e.Deliver | None = None  # struck once; not yet passed by a redo
         self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
         self._cut = (0, 0)  # number, sequence
+        self._redo_from = (0, 0)  # the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
         self._cause: e.Event | None = None
@@ -249,6 +250,7 @@ class Machine:
         assert self.recovery is not None
         deliver = self._delivered
         self._out.append(e.Assign(number, "recover", deliver=deliver, injections=injections))
+        self._redo_from = self._cut
         self.recovery.standby_ready = self._t
         self.recovery.cut = self._cut[0]
         if deliver is not None:
@@ -294,7 +296,7 @@ class Machine:
             self._resumed()
 
     def _redo_passed(self, records: int) -> None:
-        number, sequence = self._cut
+        number, sequence = self._redo_from
         if (number, records) > self._best:
             self._best = (number, records)
             self.attempts = 0

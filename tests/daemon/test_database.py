@@ -1,0 +1,175 @@
+"""The database: schema, the writer's promises, records."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from xmigd.database import migrate, queries
+from xmigd.database.engine import make_engine, prepare_folder
+from xmigd.database.models import Base, Job
+from xmigd.database.recorder import DatabaseRecords, configure_devices, job_model, live_processes
+from xmigd.database.writer import Writer
+from xmigd.errors import StartError, Unavailable
+from xmigd.records import JobRow, ProcessRow
+from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.supervisor.messages import Cut
+
+JOB = JobRow(id="j", name="n", command="c", uid=0, device=None, registered=True, token_hash="h")
+PROCESS = ProcessRow(id="p", job="j", pid=5, start_time=7, uid=0, gid=0, command="c", device="cpu:0")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "xmig.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    prepare_folder(path)
+    engine = make_engine(path, writer=True)
+    migrate.upgrade(path, engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def reading(path: Path, engine: Engine) -> Iterator[Engine]:
+    reading = make_engine(path)
+    yield reading
+    reading.dispose()
+
+
+def test_the_migrations_make_the_models(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_the_migrations_can_be_undone(path: Path, engine: Engine) -> None:
+    from alembic import command
+
+    with engine.begin() as connection:
+        command.downgrade(migrate.alembic_config(connection), "base")
+    with engine.connect() as connection:
+        tables = connection.execute(text("select name from sqlite_master where type='table'")).scalars().all()
+        assert set(tables) <= {"alembic_version"}
+    migrate.upgrade(path, engine)
+
+
+def test_pragmas(engine: Engine, reading: Engine) -> None:
+    for each in (engine, reading):
+        with each.connect() as connection:
+            for name, value in (("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 2)):
+                assert connection.exec_driver_sql(f"pragma {name}").scalar() == value
+    with reading.connect() as connection, pytest.raises(OperationalError):
+        connection.execute(text("delete from jobs"))
+
+
+def test_the_file_is_private(path: Path, engine: Engine) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_newer_database_is_refused(path: Path, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("update alembic_version set version_num = '9999'"))
+    with pytest.raises(StartError, match="another version"):
+        migrate.upgrade(path, engine)
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(b"this is a text file, not a database, and long enough to be taken for one" * 20)
+    engine = make_engine(path, writer=True)
+    with pytest.raises(StartError, match="not a database"):
+        migrate.upgrade(path, engine)
+    engine.dispose()
+
+
+def test_records(engine: Engine, reading: Engine) -> None:
+    writer = Writer(engine)
+    records = DatabaseRecords(writer)
+    records.job_made(JOB)
+    records.process_started(PROCESS)
+    records.process_state("p", "running", "ready")
+    records.server_assigned("p", 9, 11, 1)
+    cut: dict[str, Any] = dict.fromkeys(Cut.model_fields, 1) | {"type": "cut", "reason": "budget"}
+    for number in range(1, 1301):
+        records.cut("p", Cut(**cut | {"number": number}))
+    records.cut("p", Cut(**cut | {"number": 1300}))  # taken again after a recovery
+    records.fault("p", FaultRecord(number=1, kind="server", t=1, text="x"))
+    recovery = RecoveryRecord(number=1, cause="x", fault=1, occurred=1_000_000, detected=2_000_000, story=["x", "y"])
+    records.recovery("p", recovery)
+    recovery.resumed, recovery.outcome, recovery.differing, recovery.compared = 51_000_000, "resumed", 1, 5
+    records.recovery("p", recovery)
+    configure = writer.submit(lambda s: configure_devices(s, ["cpu:0", "cpu:1"], 0))
+    configure.result(10)
+    writer.submit(lambda s: configure_devices(s, ["cpu:1"], 5)).result(10)
+    with Session(reading) as session:
+        live = live_processes(session)
+        assert [(p.row, p.job, p.server_pid, p.faults, p.recoveries) for p in live] == [(PROCESS, JOB, 9, 1, 1)]
+        assert [s.number for s in queries.segments(session, "p", 2000)] == list(range(1300, 300, -1))
+        found = queries.recoveries(session, job_id="j", process_id=None, before=None, limit=5)
+        assert len(found) == 1
+        assert (found[0]["detected_ms"], found[0]["resumed_ms"], found[0]["exact"]) == (1.0, 50.0, False)
+        assert found[0]["story"] == ["x", "y"]
+        assert queries.jobs(session)[0] | {"created_at": 0} == {
+            "id": "j", "name": "n", "command": "c", "uid": 0, "device": None, "registered": True, "created_at": 0,
+            "state": "running", "processes": 1, "faults": 1, "recoveries": 1,
+        }  # fmt: skip
+        assert [(d.id, d.configured) for d in queries.devices(session)] == [("cpu:0", False), ("cpu:1", True)]
+    records.process_state("p", "lost", "why it was lost")
+    records.process_state("p", "ended", "the program has exited")
+    writer.close()
+    with Session(reading) as session:
+        process = queries.processes(session)[0]
+        assert (process["state"], process["why"]) == ("lost", "why it was lost")
+        assert live_processes(session) == []
+
+
+def full(session: Session) -> None:
+    raise OperationalError("insert", {}, sqlite3.OperationalError("database or disk is full"))
+
+
+def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading: Engine) -> None:
+    writer = Writer(engine)
+    records = DatabaseRecords(writer)
+    is_full = threading.Event()
+    is_full.set()
+    writer.record(lambda session: full(session) if is_full.is_set() else None)
+    records.job_made(JOB)
+    records.process_started(PROCESS)
+    with pytest.raises(Unavailable, match="disk is full"):
+        writer.submit(full).result(10)
+    assert writer.failure == "database or disk is full"
+    is_full.clear()
+    writer.submit(lambda session: None).result(10)
+    assert writer.failure is None
+    with Session(reading) as session:
+        assert session.get(Job, "j") is not None
+        assert len(live_processes(session)) == 1
+    writer.close()
+
+
+def test_a_record_that_can_never_be_written_holds_up_no_other(engine: Engine, reading: Engine) -> None:
+    writer = Writer(engine)
+    records = DatabaseRecords(writer)
+    records.fault("nobody", FaultRecord(number=1, kind="server", t=1, text="x"))  # no such process
+    model = job_model(JOB)
+    writer.record(lambda session: session.merge(model))
+    writer.submit(lambda session: None).result(10)
+    with Session(reading) as session:
+        assert session.get(Job, "j") is not None
+    with pytest.raises(ZeroDivisionError):
+        writer.submit(lambda session: 1 // 0).result(10)
+    writer.close()

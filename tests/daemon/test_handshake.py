@@ -1,0 +1,174 @@
+"""The two halves of a handshake agree, and no stranger's bytes harm the daemon."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xmigd.errors import ProtocolError
+from xmigd.native import Layout, read_layout
+from xmigd.supervisor.fds import JobMemory
+from xmigd.supervisor.handshake import HELLO, MAGIC, WELCOME, pack_hello, pack_welcome, parse_hello, unpack_welcome
+
+from .node import ROOT, Node, Program, open_fds, send_raw, until
+
+
+def number(expression: str, names: dict[str, int]) -> int:
+    text = re.sub(r"\b(0x[0-9a-f]+|[0-9]+)(?:ull|u)\b", r"\1", expression)
+    return int(eval(text, {"__builtins__": {}}, names))
+
+
+def test_the_fallback_layout_is_that_of_layout_h() -> None:
+    header = (ROOT / "shim/journal/layout.h").read_text()
+    header = re.sub(r"#if defined\(__SANITIZE_THREAD__\)\n.*?#else\n", "", header, flags=re.DOTALL)
+    names: dict[str, int] = {}
+    for name, expression in re.findall(r"inline constexpr uint\d+_t (k\w+) =\s*([^;]+);", header):
+        names[name] = number(expression, names)
+    layout = Layout()
+    assert layout.layout_version == names["kLayoutVersion"]
+    assert layout.header_bytes == names["kHeaderBytes"]
+    assert layout.staging_bytes == names["kStagingBytes"]
+    assert layout.pinned_bytes == names["kPinnedBytes"]
+
+
+def test_the_structures_are_those_of_handshake_h() -> None:
+    header = (ROOT / "shim/ipc/handshake.h").read_text()
+    sizes = {"uint32_t": 4, "int32_t": 4, "char": 1}
+    for name, packed in (("ClientHello", HELLO), ("ServerWelcome", WELCOME)):
+        match = re.search(rf"struct {name} {{(.*?)}};", header, re.DOTALL)
+        assert match
+        fields = re.findall(r"^\s*(\w+) \w+(?:\[(\d+)\])?;", match[1], re.MULTILINE)
+        assert sum(sizes[kind] * int(count or 1) for kind, count in fields) == packed.size
+    assert f"{MAGIC:#x}" in header
+
+
+def test_the_server_says_its_layout(real_native: Path) -> None:
+    assert read_layout(real_native) in (Layout(), Layout(pinned_bytes=1 << 34))
+
+
+def test_text_is_cut_at_a_character() -> None:
+    _, _, _, message = unpack_welcome(pack_welcome(1, message="é" * 400))
+    assert message == "é" * 255
+
+
+def test_hello_survives() -> None:
+    hello = parse_hello(pack_hello("job:token", "python train.py", reattach=True))
+    assert (hello.job, hello.command, hello.reattach) == ("job:token", "python train.py", True)
+
+
+@given(st.binary(max_size=600) | st.binary(min_size=HELLO.size, max_size=HELLO.size))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse_hello(data)
+
+
+@given(st.integers(0, HELLO.size - 1), st.integers(0, 255))
+def test_any_changed_byte_is_refused_or_harmless(place: int, value: int) -> None:
+    data = bytearray(pack_hello("job", "command"))
+    data[place] = value
+    try:
+        hello = parse_hello(bytes(data))
+    except ProtocolError:
+        return
+    assert hello.command.isprintable()
+    assert hello.job.isprintable()
+
+
+def test_memory_is_sealed() -> None:
+    memory = JobMemory.create(Layout(), 4 << 20)
+    try:
+        for fd in memory.shared:
+            for size in (0, os.fstat(fd.fileno()).st_size + 1):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(fd.fileno(), size)
+        os.ftruncate(memory.cut0.fileno(), 100)
+    finally:
+        memory.close()
+
+
+def test_garbage_at_the_sockets(node: Node) -> None:
+    before = open_fds(node.pid)
+    chance = random.Random(1)
+    for path in (node.runtime_dir / "client.sock", node.runtime_dir / "control.sock"):
+        for size in [1, 2, HELLO.size - 1, HELLO.size, HELLO.size + 1, 5000, 60_000] * 4:
+            answer = send_raw(path, chance.randbytes(size))
+            if path.name == "client.sock":
+                status, fds, _, message = unpack_welcome(answer)
+                assert (status, fds) == (803, 0)
+                assert message
+            else:
+                assert answer == b""
+    assert send_raw(node.runtime_dir / "client.sock", pack_hello("nonsense", "x"))
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+    until(lambda: not node.servers(), "servers end")
+    until(lambda: len(open_fds(node.pid)) <= len(before), "descriptors are closed")
+
+
+def test_descriptors_sent_by_strangers_are_closed(node: Node) -> None:
+    before = open_fds(node.pid)
+    for name in ("client.sock", "control.sock"):
+        for count in (1, 5, 50):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.settimeout(10)
+                sock.connect(str(node.runtime_dir / name))
+                socket.send_fds(sock, [pack_hello("nonsense", "x")], [0] * count)
+                try:
+                    sock.recv(1000)
+                except ConnectionResetError:
+                    continue
+    until(lambda: len(open_fds(node.pid)) <= len(before), "descriptors are closed")
+
+
+def test_silent_connections_do_not_keep_others_out(node: Node) -> None:
+    silent = []
+    for _ in range(150):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(str(node.runtime_dir / "client.sock"))
+        silent.append(sock)
+    path = node.runtime_dir / "client.sock"
+    assert send_raw(path, pack_hello("nonsense", "x")) == b""
+    until(lambda: send_raw(path, pack_hello("nonsense", "x")), "the daemon's patience with the silent ones ends")
+    for sock in silent:
+        sock.close()
+
+
+def test_a_program_in_a_foreign_job(node: Node) -> None:
+    with node.http() as http:
+        job = http.post("/v1/jobs", json={"name": "j"}).json()
+    with Program(node, job=job["id"] + ":wrong") as program:
+        status, _, _, message = program.welcome()
+        assert status == 802
+        assert "token" in message
+    with Program(node, job=job["environment"]["XMIG_JOB"]) as program:
+        assert program.welcome()[0] == 0
+        with Program(node, job=job["environment"]["XMIG_JOB"]) as second:
+            assert second.welcome()[0] == 0
+            until(lambda: node.get(f"/v1/jobs/{job['id']}")["processes"] == 2, "two processes of one job")
+    until(lambda: node.get(f"/v1/jobs/{job['id']}")["state"] == "ended", "ended")
+    if os.geteuid() == 0:
+        with Program(node, job=job["environment"]["XMIG_JOB"], user=65534) as foreign:
+            status, _, _, message = foreign.welcome()
+            assert status == 802
+            assert "belongs to user 0" in message
+
+
+def test_the_daemon_sleeps_when_nothing_happens(node: Node) -> None:
+    def ticks() -> int:
+        fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        node.wait_for_standby()
+        before = ticks()
+        subprocess.run(["sleep", "2"], check=True)
+        assert ticks() - before <= 4
