@@ -193,7 +193,7 @@ queued("cuStreamCreateWithPriority", phStream=New("stream"), client="custom")
 local("cuStreamCreate", note="cuStreamCreateWithPriority with priority 0")
 queued("cuStreamDestroy_v2", hStream=Gone("stream"), client="custom", server="custom")
 synchronous("cuStreamSynchronize", hStream=stream, server="custom", client="custom")
-synchronous("cuStreamQuery", hStream=stream, volatile=True)
+synchronous("cuStreamQuery", hStream=stream, client="custom", server="custom", volatile=True)
 queued("cuStreamWaitEvent", hStream=stream, hEvent=event, client="custom")
 for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
@@ -214,7 +214,8 @@ queued("cuEventRecordWithFlags", hEvent=event, hStream=stream, client="custom", 
 local("cuEventRecord", note="cuEventRecordWithFlags with flags 0")
 local("cuEventQuery", note="completion is published in shared memory")
 synchronous("cuEventSynchronize", hEvent=event, client="custom", server="custom")
-synchronous("cuEventElapsedTime_v2", pMilliseconds=Out(), hStart=event, hEnd=event, client="custom", volatile=True)
+synchronous("cuEventElapsedTime_v2", pMilliseconds=Out(), hStart=event, hEnd=event, client="custom",
+            server="custom", volatile=True)
 local("cuEventElapsedTime")
 
 # --- modules, libraries, kernels -------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName",
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
-    "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute",
+    "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute", "cuEventElapsedTime_v2",
 )
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------

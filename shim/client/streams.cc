@@ -85,6 +85,14 @@ CUresult cuStreamSynchronize(CUstream hStream) {
   return result;
 }
 
+CUresult cuStreamQuery(CUstream hStream) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = record::cuStreamQuery(hStream);
+  if (result == CUDA_SUCCESS) memory_stream_synchronized(hStream);
+  return result;
+}
+
 // --- what the client knows about a stream ---------------------------------------------------------------------
 
 namespace {
