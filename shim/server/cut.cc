@@ -244,7 +244,9 @@ std::string Executor::attempt_cut(CutReport& report) {
   content.memory = hosting_.extents();
   for (const auto& [address, range] : live_.ranges()) content.live.push_back(range);
   content.chunks = next;
-  content.images = images_.states();
+  std::vector<uint64_t> images;
+  objects_.modules.for_each([&](uint32_t, const Module& module) { images.push_back(module.image); });
+  content.images = images_.states(images);
   objects_.events.for_each([&](uint32_t index, const Event& event) {
     if (event.recorded != 0) content.events.push_back({index, event.recorded});
   });
@@ -272,6 +274,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
   hosting_.release_dead();
+  images_.release_unneeded(images);
   shadow_.trim();
   report.number = content.number;
   report.position = position_;

@@ -30,6 +30,41 @@ CUresult Executor::on_cuEventSynchronize(Record& record) {
   return await(record, std::move(wait));
 }
 
+// Calls that only look. Where a redo passes one that said "complete", the program went on from there.
+CUresult Executor::on_cuStreamQuery(Record& record) {
+  Args_cuStreamQuery args;
+  CUstream stream = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!record.replied()) return driver_.cuStreamQuery(stream);
+  if (record.header().result != CUDA_SUCCESS) return CUDA_ERROR_NOT_READY;
+  auto wait = std::make_unique<Wait>();
+  wait->streams.push_back(stream);
+  return await(record, std::move(wait));
+}
+
+CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
+  Args_cuEventElapsedTime_v2 args;
+  CUevent start = nullptr, end = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kEvent, args.hStart, &start) || !translate(journal::Kind::kEvent, args.hEnd, &end)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (record.replied()) {
+    if (record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
+    for (const CUevent event : {start, end}) {
+      auto wait = std::make_unique<Wait>();
+      wait->event = event;
+      await(record, std::move(wait));
+    }
+    return CUDA_SUCCESS;
+  }
+  Reply_cuEventElapsedTime_v2 reply{};
+  const CUresult result = driver_.cuEventElapsedTime_v2(&reply.pMilliseconds, start, end);
+  if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
+  return result;
+}
+
 CUresult Executor::await(Record& record, std::unique_ptr<Wait> wait) {
   wait->answer = Answer::to(record);
   wait->ordinal = record.header().ordinal;

@@ -79,6 +79,8 @@ class Executor {
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
   CUresult on_cuEventSynchronize(Record& record);
+  CUresult on_cuStreamQuery(Record& record);
+  CUresult on_cuEventElapsedTime_v2(Record& record);
   CUresult on_cuEventRecordWithFlags(Record& record);
   CUresult on_cuMemGetInfo_v2(Record& record);
   CUresult on_cuStreamDestroy_v2(Record& record);
@@ -174,6 +176,7 @@ class Executor {
 
   // modules.cc
   CUresult unload(uint32_t index);
+  void note_image(uint64_t number, CUresult result);
   CUresult describe(Module& module);
 
   // events.cc

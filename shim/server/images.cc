@@ -95,11 +95,17 @@ std::span<const std::byte> Images::bytes(uint64_t number) {
   return {image.mapping.data() + image.skipped, image.memory.bytes};
 }
 
-void Images::drop(uint64_t number) {
-  const auto found = images_.find(number);
-  if (found == images_.end()) return;
-  physical_.daemon().memory_drop(found->second.memory.id);
-  images_.erase(found);
+void Images::tried(uint64_t number) {
+  if (const auto found = images_.find(number); found != images_.end()) found->second.tried = true;
+}
+
+void Images::release_unneeded(const std::vector<uint64_t>& needed) {
+  std::erase_if(images_, [&](const auto& entry) {
+    const auto& [number, image] = entry;
+    if (image.is_needed(number, needed)) return false;
+    physical_.daemon().memory_drop(image.memory.id);
+    return true;
+  });
 }
 
 CUresult Images::adopt(Hosted memory) {
@@ -118,9 +124,11 @@ CUresult Images::adopt(Hosted memory) {
   return CUDA_SUCCESS;
 }
 
-std::vector<Images::State> Images::states() const {
+std::vector<Images::State> Images::states(const std::vector<uint64_t>& needed) const {
   std::vector<State> all;
-  for (const auto& [number, image] : images_) all.push_back({number, image.received});
+  for (const auto& [number, image] : images_) {
+    if (image.is_needed(number, needed)) all.push_back({number, image.received});
+  }
   return all;
 }
 

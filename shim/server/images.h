@@ -1,6 +1,7 @@
 // Module images of the program: kept in files that outlive the server.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -25,15 +26,18 @@ class Images {
   CUresult add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path);
   // All bytes of it; empty if it is not here, or not complete.
   std::span<const std::byte> bytes(uint64_t number);
-  // Nothing refers to it any more: give it back. Unknown numbers are ignored.
-  void drop(uint64_t number);
+  // It is for one load, which has been tried: from now on it is needed only as long as its module is there.
+  void tried(uint64_t number);
+  // A cut was committed: images that were tried and are not among `needed` go.
+  void release_unneeded(const std::vector<uint64_t>& needed);
 
   CUresult adopt(Hosted memory);
 
   struct State {
     uint64_t number, received;
   };
-  std::vector<State> states() const;
+  // Of those that a recovery would need.
+  std::vector<State> states(const std::vector<uint64_t>& needed) const;
   // Recovery: what a cut says of an image. False if it is not here, or shorter than that.
   bool restore(const State& state);
 
@@ -44,10 +48,14 @@ class Images {
 
  private:
   struct Image {
+    bool is_needed(uint64_t number, const std::vector<uint64_t>& needed) const {
+      return !tried || std::find(needed.begin(), needed.end(), number) != needed.end();
+    }
     Hosted memory;  // address: the offset of the image in the file
     uint64_t received = 0;
     journal::Mapping mapping;
     size_t skipped = 0;  // bytes of the mapping before the image
+    bool tried = false;
   };
   void hold(uint64_t number, uint64_t total, uint64_t offset, ipc::UniqueFd fd, const char* kind, Image& image);
 

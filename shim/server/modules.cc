@@ -30,7 +30,14 @@ CUresult Executor::on_xmImage(Record& record) {
   Args_xmImage args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(hosted_mutex_);
-  return images_.add_piece(args.image, args.total, args.offset, record.payload());
+  note_image(args.image, images_.add_piece(args.image, args.total, args.offset, record.payload()));
+  return CUDA_SUCCESS;
+}
+
+// An image that is not complete is the load's error, which is where the program can do something about it.
+void Executor::note_image(uint64_t number, CUresult result) {
+  if (result == CUDA_SUCCESS) return;
+  log_(Level::kInfo, "module image " + std::to_string(number) + " cannot be had: CUDA error " + std::to_string(result));
 }
 
 CUresult Executor::on_xmImageFile(Record& record) {
@@ -39,7 +46,8 @@ CUresult Executor::on_xmImageFile(Record& record) {
   const std::span<std::byte> payload = record.payload();
   const std::string path(reinterpret_cast<const char*>(payload.data()), payload.size());
   const std::lock_guard lock(hosted_mutex_);
-  return images_.add_file(args.image, args.total, args.offset, path.c_str());
+  note_image(args.image, images_.add_file(args.image, args.total, args.offset, path.c_str()));
+  return CUDA_SUCCESS;
 }
 
 CUresult Executor::on_xmModuleLoad(Record& record) {
@@ -48,6 +56,7 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.module);
   const std::span<const std::byte> image = images_.bytes(args.image);
+  images_.tried(args.image);
   if (image.empty()) return CUDA_ERROR_INVALID_IMAGE;
   Module* const slot = objects_.modules.place(index);
   if (!slot) {
