@@ -61,8 +61,10 @@ void handle(int signal, siginfo_t* info, void* context) {
   } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     previous.sa_handler(signal);
   } else {
-    // Back to how it was: the instruction runs again and the process ends as it would have.
+    // Back to how it was: the instruction runs again, or the signal is sent again, and ends the process as it would
+    // have.
     sigaction(signal, &previous, nullptr);
+    if (info->si_code <= 0) raise(signal);
   }
 }
 

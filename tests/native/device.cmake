@@ -1,0 +1,27 @@
+# Tests of the devices, without a server. Included by the tests' CMakeLists.txt.
+set(device_sources device_main.cc device_faults.cc device_memory.cc device_modules.cc device_null.cc device_streams.cc)
+list(TRANSFORM device_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+add_executable(device_units ${device_sources})
+target_link_libraries(device_units PRIVATE xmig_server_core)
+
+foreach(module device_kernels device_crash)
+  add_library(${module} MODULE ${CMAKE_CURRENT_LIST_DIR}/${module}.c)
+  set_target_properties(${module} PROPERTIES PREFIX "")
+  target_compile_options(${module} PRIVATE -O1)
+  target_include_directories(${module} PRIVATE ${CMAKE_SOURCE_DIR}/include)
+endforeach()
+set_target_properties(device_crash PROPERTIES OUTPUT_NAME device_kernels SUFFIX .so.crash)
+add_dependencies(device_units device_kernels device_crash)
+
+foreach(test
+    memory_maps memory_runs_out copies fills hash_and_copy two_devices
+    stream_order stream_destroyed_with_work legacy_stream events memory_operations host_functions many_threads
+    idle_uses_no_cpu contexts
+    modules module_without_length globals limits launch_attributes foreign_images hostile_images crashing_initialiser
+    fault_address fault_kinds fault_stack fault_copy fault_drops_work crash_elsewhere
+    inject_fault_in_kernel inject_fault_in_copy inject_kill inject_hang
+    descriptions refusals every_function null_device null_exports)
+  add_test(NAME device.${test} COMMAND device_units $<TARGET_FILE:device_kernels> ${test})
+endforeach()
+
+xmig_fuzz_target(image ${XMIG_TESTS}/fuzz/image.cc xmig_server_core)
