@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,62 @@ def run(node: Node, program: Path, *arguments: object, **options: Any) -> str:
     return output(started)
 
 
-def have(tool: str) -> bool:
-    """Is there such a program?"""
-    return shutil.which(tool) is not None
+def kill_server(program: Program) -> None:
+    """SIGKILL to the server that has the program now, if there is one."""
+    info = program.info()
+    if info is not None and info["server_pid"] is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(info["server_pid"], signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    """Poll until it holds. Fails with `what` when it does not within `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout} s: {what}"
+        time.sleep(0.005)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a node holds, counted through /proc."""
+
+    servers: int
+    descriptors: int  # of the daemon
+    memfds: int  # of the daemon and its servers
+
+
+def held(node: Node) -> Held:
+    """Count it now."""
+    assert node.process is not None
+    servers = server_pids(node)
+    links = [link for pid in (node.process.pid, *servers) for link in _links(pid)]
+    return Held(len(servers), len(_links(node.process.pid)), sum("memfd:" in link for link in links))
+
+
+def server_pids(node: Node) -> list[int]:
+    """The processes of this node's servers."""
+    mark = str(node.folder).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if words[0].endswith(b"xmig-server") and mark in words:
+                    found.append(int(entry.name))
+    return found
+
+
+def _links(pid: int) -> list[str]:
+    links = []
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(entry))
+    return links
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

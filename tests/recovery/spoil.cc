@@ -1,4 +1,6 @@
 // What a hostile or broken program can do to its own journal, for garbage.py.
+#include <unistd.h>
+
 #include <cstring>
 #include <random>
 
@@ -43,6 +45,8 @@ extern "C" __attribute__((visibility("default"))) void spoil(JournalHeader* head
     default: claimed = header->ring_bytes * 3; break;  // a tail that has run away
   }
   header->tail.store(tail + claimed);
+  // The next call of this program would write over it: until the server has seen it, there is none.
   header->doorbell.fetch_add(1);
   futex_wake(header->doorbell);
+  for (int i = 0; i < 30'000 && header->state.load() != static_cast<uint32_t>(ServerState::kLost); ++i) ::usleep(1000);
 }

@@ -1,0 +1,108 @@
+"""Faults at every point where one can strike, and faults that are the program's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests import harness
+from tests.recovery.conftest import Starter
+from xmigd.demo.node import Program
+
+STEPS = 400
+RECORDS = (40, 700, 2500)
+
+
+@pytest.mark.parametrize("kind", ["kill", "fault"])
+@pytest.mark.parametrize("point", ["record", "kernel", "copy"])
+def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str, kind: str) -> None:
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
+    for sequence in RECORDS:
+        program.inject(kind, point=point, sequence=sequence)
+    harness.go(program)
+    assert harness.output(program) == expected
+    program.until("ended")
+    recoveries = program.recoveries()
+    assert len(recoveries) == len(RECORDS)
+    assert all(r["exact"] for r in recoveries)
+    assert [f["kind"] for f in program.faults()] == ["injected"] * len(RECORDS)
+
+
+@pytest.mark.parametrize("kind", ["kill", "fault"])
+@pytest.mark.parametrize("chunk", [0, 1, 5])
+def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
+    expected = undisturbed("training", 10 * STEPS, 16)
+    program = start("training", 10 * STEPS, 16)
+    program.inject(kind, point="cut", sequence=chunk)
+    harness.go(program)
+    assert harness.output(program) == expected
+    program.until("ended")
+    assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]
+
+
+@pytest.mark.parametrize("kind", ["kill", "fault"])
+def test_during_a_redo(start: Starter, undisturbed: Callable[..., str], kind: str) -> None:
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
+    program.inject("kill", sequence=1500)
+    for record in (1, 100, 300):
+        program.inject(kind, point="redo", sequence=record)
+    harness.go(program)
+    assert harness.output(program) == expected
+    program.until("ended")
+    last = program.recoveries()[-1]
+    assert (last["outcome"], last["exact"]) == ("resumed", True)
+    assert sum(r["attempts"] for r in program.recoveries()) >= 3
+
+
+def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> None:
+    """A kernel hangs; whoever kills the server frees the program."""
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
+    program.inject("hang", point="kernel", sequence=1000)
+    harness.go(program)
+    harness.wait_until(lambda: stands_still(program), "the program waits for the kernel")
+    assert program.process.poll() is None
+    harness.kill_server(program)
+    assert harness.output(program) == expected
+
+
+def stands_still(program: Program) -> bool:
+    """Does it use no processor time?"""
+    before = harness.cpu_seconds(program.process.pid)
+    time.sleep(0.5)
+    return harness.cpu_seconds(program.process.pid) == before
+
+
+@pytest.mark.parametrize(
+    ("which", "error"), [("store", 700), ("assert", 710), ("trap", 719), ("misaligned", 716)]
+)
+def test_own_fault_reaches_the_program(
+    start: Starter, which: str, error: int
+) -> None:
+    program = start("own_fault", which)
+    harness.go(program)
+    output = harness.output(program)
+    assert f"error {error}" in output
+    assert "after a reset" in output
+    program.until("ended")
+    faults = program.faults()
+    # Once in the first run, once in the redo, and then it was the program's own.
+    assert [f["kind"] for f in faults][:2] == ["device", "device"]
+    assert {f["error"] for f in faults if f["error"] is not None} == {error}
+    assert program.recoveries()[-1]["delivered_error"] == error
+
+
+def test_own_fault_and_kills(start: Starter) -> None:
+    """The error stays with the program across further recoveries, and so does the reset."""
+    outputs = []
+    for kills in ((), (6, 8, 11, 14)):
+        program = start("own_fault", "assert")
+        for sequence in kills:
+            program.inject("kill", sequence=sequence)
+        harness.go(program)
+        outputs.append(harness.output(program))
+    assert outputs[0] == outputs[1]

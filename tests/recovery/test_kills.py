@@ -1,0 +1,104 @@
+"""A server that dies: at any moment, again and again, stopped before, or while it recovers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from tests import harness
+from tests.recovery.conftest import Starter
+from xmigd.demo.node import Node, Program
+
+STEPS = 1500
+
+
+def check_recovered(program: Program, at_least: int) -> None:
+    """Every recovery came to its end and was exact."""
+    program.until("ended")
+    recoveries = program.recoveries()
+    assert len(recoveries) >= at_least
+    # The last may have been cut short by the program's own end.
+    outcomes = {r["outcome"] for r in recoveries[:-1]} | ({recoveries[-1]["outcome"]} - {"abandoned"})
+    assert outcomes == {"resumed"}
+    assert [r["exact"] for r in recoveries if r["outcome"] == "resumed"].count(True) == len(
+        [r for r in recoveries if r["outcome"] == "resumed"]
+    )
+
+
+def test_random_moments(start: Starter, undisturbed: Callable[..., str]) -> None:
+    expected = undisturbed("training", STEPS)
+    chance = random.Random(11)
+    program = start("training", STEPS)
+    harness.go(program)
+    kills = 0
+    while program.process.poll() is None:
+        time.sleep(chance.uniform(0.02, 0.3))
+        harness.kill_server(program)
+        kills += 1
+    assert harness.output(program) == expected
+    check_recovered(program, at_least=2)
+
+
+def test_many_kills_leak_nothing(daemon: Node, start: Starter, undisturbed: Callable[..., str]) -> None:
+    expected = undisturbed("training", 4 * STEPS)
+    harness.wait_until(lambda: harness.held(daemon).servers == 0, "the first program's servers are gone")
+    before = harness.held(daemon)
+    program = start("training", 4 * STEPS)
+    harness.go(program)
+    for count in range(1, 31):
+        harness.kill_server(program)
+        while len(program.recoveries()) < count and program.process.poll() is None:
+            time.sleep(0.002)
+        program.until("running", "ended")
+    assert harness.output(program) == expected
+    check_recovered(program, at_least=10)
+    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}, not {harness.held(daemon)}", 15)
+
+
+def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str]) -> None:
+    expected = undisturbed("training", STEPS, 64)
+    program = start("training", STEPS, 64)
+    harness.go(program)
+    for _ in range(4):
+        time.sleep(0.05)
+        harness.kill_server(program)
+        program.until("recovering", "ended")
+        harness.wait_until(lambda: (program.info() or {})["server_pid"] is not None, "the next server")
+        harness.kill_server(program)
+        program.until("running", "ended")
+    assert harness.output(program) == expected
+    check_recovered(program, at_least=1)
+    assert max(r["attempts"] for r in program.recoveries()) >= 2
+
+
+def test_stopped_then_killed(start: Starter, undisturbed: Callable[..., str]) -> None:
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
+    harness.go(program)
+    time.sleep(0.1)
+    info = program.info()
+    assert info is not None
+    os.kill(info["server_pid"], signal.SIGSTOP)
+    time.sleep(0.2)
+    assert program.process.poll() is None
+    os.kill(info["server_pid"], signal.SIGKILL)
+    assert harness.output(program) == expected
+    check_recovered(program, at_least=1)
+
+
+def test_standby_killed(start: Starter, daemon: Node, undisturbed: Callable[..., str]) -> None:
+    """A warm standby that dies is replaced; nobody notices."""
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
+    info = program.until("running")
+    harness.wait_until(lambda: len(harness.server_pids(daemon)) == 2, "a standby")
+    (standby,) = set(harness.server_pids(daemon)) - {info["server_pid"]}
+    os.kill(standby, signal.SIGKILL)
+    harness.go(program)
+    harness.wait_until(lambda: set(harness.server_pids(daemon)) - {info["server_pid"], standby} != set(), "another")
+    harness.kill_server(program)
+    assert harness.output(program) == expected
+    check_recovered(program, at_least=1)
