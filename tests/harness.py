@@ -54,7 +54,7 @@ def start(
 ) -> Program:
     """Start a program; it has shaken hands and waits for `go`, so that faults can be armed at any record of it."""
     variables = {"CUDART": str(cudart(runtime)), "KERNELS": str(kernels), "PYTHONPATH": str(CONFORMANCE)}
-    command = [sys.executable, CONFORMANCE.parent / "start.py", program, *map(str, arguments)]
+    command: list[str | Path] = [sys.executable, CONFORMANCE.parent / "start.py", program, *map(str, arguments)]
     options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     started = node.program(
         command, name=program.stem, device=device, environment=variables | dict(environment or {}), **options

@@ -1,4 +1,4 @@
-"""Every program of ``programs`` on an unmodified libcudart: undisturbed, and while its server is killed again and again."""
+"""Every program of ``programs`` on an unmodified libcudart: undisturbed, and while its server is killed repeatedly."""
 
 from __future__ import annotations
 
