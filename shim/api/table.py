@@ -160,7 +160,7 @@ local("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetAddressRan
       "cuMemUnmap", "cuMemSetAccess", "cuMemGetAccess", "cuMemGetAllocationGranularity",
       "cuMemGetAllocationPropertiesFromHandle", "cuMemRetainAllocationHandle",
       note="addresses are chosen in the client; xmGrow, xmAlloc, xmFree go to the server")
-synchronous("cuMemGetInfo_v2", free=Out(), total=Out(), server="custom", volatile=True)
+synchronous("cuMemGetInfo_v2", free=Out(), total=Out(), client="custom", server="custom", volatile=True)
 
 # --- copies ----------------------------------------------------------------------------------------------------
 local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoD_v2", "cuMemcpyHtoDAsync_v2",

@@ -19,7 +19,7 @@ struct Copy {
 };
 
 // Appends what the copy needs, by where its pointers lie, and waits as CUDA's rules ask for it:
-//   pageable to device   the bytes are in the journal on return
+//   pageable to device   the bytes are in the journal on return: taken at the call, whatever the stream still has to do
 //   pinned to device     read in stream order; the blocking form waits
 //   device to pageable   always waits
 //   device to pinned     written in stream order; the blocking form waits

@@ -8,6 +8,8 @@
 // once, and by others when the program has waited for the free: see memory_progress.h.
 #include "client/memory.h"
 
+#include <algorithm>
+
 #include "client/memory_backing.h"
 #include "client/memory_call.h"
 #include "client/memory_map.h"
@@ -16,6 +18,7 @@
 #include "client/pool.h"
 #include "client/vmm.h"
 #include "local.h"
+#include "records.h"
 
 namespace xmig::client {
 
@@ -108,6 +111,13 @@ CUresult free_global(uint64_t address) {
     return result;
   }
   return release_unused(std::move(*allocation));
+}
+
+// What is backed and free here is free to the program; what the server reports leaves it out.
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  const CUresult result = record::cuMemGetInfo_v2(free, total);
+  if (result == CUDA_SUCCESS) *free = std::min<size_t>(*free + backing(current_ordinal()).bytes().cached, *total);
+  return result;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {

@@ -14,8 +14,9 @@ namespace {
 
 using journal::kGranule;
 
-// How much is asked of the server at once, and how much free backed memory is kept.
-constexpr uint64_t kStep = 32ull << 20;
+// How much is asked of the server at once, at least and at most, and how much free backed memory is kept.
+constexpr uint64_t kSmallestStep = 32ull << 20;
+constexpr uint64_t kLargestStep = 512ull << 20;
 constexpr uint64_t kKeep = 256ull << 20;
 
 CUresult grow(uint64_t address, uint64_t bytes) {
@@ -40,6 +41,10 @@ bool Backing::take_cached(uint64_t bytes, uint64_t* address) {
   return range.has_value();
 }
 
+uint64_t Backing::step() const {
+  return tight_ ? 0 : std::clamp(round_to_granules(grown_ / 16), kSmallestStep, kLargestStep);
+}
+
 // Bare addresses to grow at, so that together with `prefix` (cached memory that lies directly before them, maybe
 // none) there are `bytes` in a row. Both are taken. No bytes: there are no such addresses.
 FreeRange Backing::choose(uint64_t bytes, FreeRange* prefix) {
@@ -50,12 +55,12 @@ FreeRange Backing::choose(uint64_t bytes, FreeRange* prefix) {
     if (after && after->bytes >= bytes - range.bytes) *prefix = range;
   }
   const uint64_t rest = bytes - prefix->bytes;
-  const uint64_t wanted = tight_ ? rest : std::max(rest, kStep);
+  const uint64_t wanted = std::max(rest, step());
   if (prefix->bytes) {
     cached_.take_at(prefix->address, prefix->bytes);
-    const uint64_t step = std::min(wanted, bare_.starting_at(prefix->end())->bytes);
-    bare_.take_at(prefix->end(), step);
-    return {prefix->end(), step, {}};
+    const uint64_t taken = std::min(wanted, bare_.starting_at(prefix->end())->bytes);
+    bare_.take_at(prefix->end(), taken);
+    return {prefix->end(), taken, {}};
   }
   if (const auto range = bare_.take(wanted, kGranule)) return *range;
   return bare_.take(rest, kGranule).value_or(FreeRange{});
@@ -90,6 +95,7 @@ CUresult Backing::take(uint64_t bytes, uint64_t* address) {
     return result;
   }
   steps_.emplace(fresh.address, backed);
+  grown_ += backed;
   *address = prefix.bytes ? prefix.address : fresh.address;
   const uint64_t extra = backed - needed;
   if (extra) cached_.add({fresh.address + needed, extra, {}});
@@ -116,6 +122,7 @@ void Backing::trim(uint64_t keep) {
       if (cached_.bytes() >= keep + step.bytes && cached_.take_at(step.address, step.bytes)) {
         steps.push_back(step);
         it = steps_.erase(it);
+        grown_ -= step.bytes;
       } else {
         ++it;
       }
@@ -130,6 +137,7 @@ void Backing::trim(uint64_t keep) {
     } else {
       cached_.add(step);
       steps_.emplace(step.address, step.bytes);
+      grown_ += step.bytes;
     }
   }
 }
@@ -164,9 +172,7 @@ void Backing::shrink_at(uint64_t address, uint64_t bytes) { shrink(address, byte
 
 Backing::Bytes Backing::bytes() {
   const std::lock_guard guard(lock_);
-  uint64_t grown = 0;
-  for (const auto& [address, step] : steps_) grown += step;
-  return {cached_.bytes(), bare_.bytes(), grown};
+  return {cached_.bytes(), bare_.bytes(), grown_};
 }
 
 Backing& backing(int ordinal) {

@@ -2,7 +2,8 @@
 //
 // Every granule is in one of four places: taken by a heap, cached (backed and free), bare (an address only), or
 // reserved by the program for its own mappings (see vmm.cc). Only going from bare to backed waits for the server; it
-// is done in steps larger than asked for as long as memory is plentiful. No lock is held while waiting.
+// is done in steps larger than asked for as long as memory is plentiful, larger the more there is already: every step
+// is a descriptor in the daemon. No lock is held while waiting.
 //
 // A step is one piece of physical memory, which the device takes back only whole. So granules go back by whole steps:
 // those of a step that is partly in use are worth more in the cache.
@@ -49,12 +50,14 @@ class Backing {
 
  private:
   FreeRange choose(uint64_t bytes, FreeRange* prefix);
+  uint64_t step() const;
   bool take_cached(uint64_t bytes, uint64_t* address);
 
   std::mutex lock_;
   FreeRanges cached_;
   FreeRanges bare_;
   std::map<uint64_t, uint64_t> steps_;  // address -> bytes of what one xmGrow made
+  uint64_t grown_ = 0;                  // the sum of them
   bool tight_ = false;                  // a step was refused: ask for exactly what is needed
 };
 

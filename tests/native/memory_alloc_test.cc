@@ -222,7 +222,10 @@ void plentiful() {
   std::vector<CUdeviceptr> all;
   for (int i = 0; i < 64; ++i) all.push_back(alloc(1 * kMiB));
   CHECK(server.count("xmGrow") - before == 2);
+  size_t free = 0, total = 0;
+  CHECK(client::cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && total - free == 64 * kMiB);
   for (const CUdeviceptr a : all) CHECK(client::cuMemFree_v2(a) == CUDA_SUCCESS);
+  CHECK(client::cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && total == free);
   const size_t grown = server.count("xmGrow");
   for (int i = 0; i < 100; ++i) CHECK(client::cuMemFree_v2(alloc(3 * kMiB)) == CUDA_SUCCESS);
   CHECK(server.count("xmGrow") == grown);
