@@ -151,6 +151,8 @@ void note_waiting(Thread& thread, uint64_t position, const Shape& shape) {
 }
 
 void ring_doorbell(journal::JournalHeader& header) {
+  // Once for each sleep: until the server runs again, further records have nobody to wake.
+  header.server_sleeping.store(0, std::memory_order_seq_cst);
   header.doorbell.fetch_add(1, std::memory_order_seq_cst);
   journal::futex_wake(header.doorbell, 1);
 }

@@ -102,7 +102,7 @@ struct JournalHeader {
   std::atomic<uint32_t> trimmed_waiters; // client threads that sleep on it
 
   // The server sleeps on `doorbell` after setting `server_sleeping`; the client, after moving `tail`, reads
-  // server_sleeping (sequentially consistent) and, if set, increments doorbell and wakes.
+  // server_sleeping (sequentially consistent) and, if set, clears it, increments doorbell and wakes.
   alignas(64) std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> server_sleeping;
 
