@@ -106,9 +106,12 @@ launch(kernel("nothing"), 1, 1)
 
 # What cannot be launched, says so at the call, and nothing else is harmed.
 one, row = Dim3(1, 1, 1), Dim3(65, 1, 1)
+version = c_int()
+RUNTIME.cudaRuntimeGetVersion(byref(version))
+shape = 9 if version.value < 13000 else 1  # newer runtimes pass on what the driver says; measured on an H200
 expect_error(RUNTIME, 1, "cudaLaunchKernel", reverse, one, row, pack(data), 520, 0)  # more than its 64 threads
-expect_error(RUNTIME, 9, "cudaLaunchKernel", places, one, Dim3(2000, 1, 1), pack(area), 0, 0)
-expect_error(RUNTIME, 9, "cudaLaunchKernel", places, Dim3(0, 1, 1), one, pack(area), 0, 0)
+expect_error(RUNTIME, shape, "cudaLaunchKernel", places, one, Dim3(2000, 1, 1), pack(area), 0, 0)
+expect_error(RUNTIME, shape, "cudaLaunchKernel", places, Dim3(0, 1, 1), one, pack(area), 0, 0)
 expect_error(RUNTIME, 1, "cudaLaunchKernel", reverse, one, one, pack(data), 1 << 30, 0)
 expect_error(DRIVER, 1, "cuLaunchKernel", places, 1, 1, 1, 1, 0, 1, 0, 0, pack(area), 0)
 expect_error(DRIVER, 400, "cuLaunchKernel", 99, 1, 1, 1, 1, 1, 1, 0, 0, pack(area), 0)
