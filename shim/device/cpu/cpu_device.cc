@@ -106,7 +106,10 @@ void CpuDevice::reset(Ordinal& ordinal) {
 CUresult CpuDevice::load(Context& context, Bytes image, CUmodule* module) {
   LoadedModule loaded{context.shared_from_this(), nullptr, {}};
   Trap trap;
-  const CUresult result = Module::load(image, loaded.module, trap);
+  auto unload_fault = [owner = std::weak_ptr(loaded.context)](const Trap& fault) {
+    if (const auto still = owner.lock()) still->raise(fault.error, t_sequence, "unloading a module: " + fault.describe());
+  };
+  const CUresult result = Module::load(image, unload_fault, loaded.module, trap);
   if (trap.error != 0) context.raise(trap.error, t_sequence, "loading a module: " + trap.describe());
   if (result != CUDA_SUCCESS) return result;
   for (Function& function : loaded.module->functions())

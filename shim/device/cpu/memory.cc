@@ -197,8 +197,10 @@ CUresult Memory::set_access(uint64_t address, uint64_t bytes, int ordinal, int p
   for (auto it = first; it != last; ++it)
     if (it->second.physical->imported) it->second.physical->move_to(*capacities_[ordinal]);
   if (mprotect(pointer(address), bytes, protection) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  // The pages exist: entering all of them now is several times cheaper than one fault for each.
-  if (protection & PROT_WRITE) madvise(pointer(address), bytes, MADV_POPULATE_WRITE);
+  // The pages exist: entering all of them now is several times cheaper than one fault for each. Not those of a lost
+  // server, whose program waits: most are only read before it goes on, and shadows not even that.
+  const bool imported = std::any_of(first, last, [](const auto& entry) { return entry.second.physical->imported; });
+  if ((protection & PROT_WRITE) && !imported) madvise(pointer(address), bytes, MADV_POPULATE_WRITE);
   return CUDA_SUCCESS;
 }
 

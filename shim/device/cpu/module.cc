@@ -54,7 +54,8 @@ std::string unused_path(ipc::UniqueFd& fd) {
 
 }  // namespace
 
-CUresult Module::load(Bytes bytes, std::shared_ptr<Module>& out, Trap& trap) {
+CUresult Module::load(Bytes bytes, std::function<void(const Trap&)> unload_fault, std::shared_ptr<Module>& out,
+                      Trap& trap) {
   Image image;
   CUresult result = read_shared_object(bytes, image);
   if (result == CUDA_SUCCESS) result = check_loadable(bytes, image.error);
@@ -64,6 +65,7 @@ CUresult Module::load(Bytes bytes, std::shared_ptr<Module>& out, Trap& trap) {
   }
 
   std::shared_ptr<Module> module(new Module);
+  module->unload_fault_ = std::move(unload_fault);
   module->fd_ = create_file(bytes);
   if (!module->fd_) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::string path = unused_path(module->fd_);
@@ -97,7 +99,8 @@ CUresult Module::load(Bytes bytes, std::shared_ptr<Module>& out, Trap& trap) {
 }
 
 Module::~Module() {
-  if (library_) dlclose(library_);
+  Trap trap;
+  if (library_ && !guarded(trap, [this] { dlclose(library_); })) unload_fault_(trap);
 }
 
 bool Module::bind(size_t index, uint64_t address) {

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,8 +33,11 @@ struct GlobalVariable {
 
 class Module {
  public:
-  // `trap.error` is set if the image's own initialisers faulted: the process is then not to be trusted any more.
-  static CUresult load(Bytes image, std::shared_ptr<Module>& out, Trap& trap);
+  // `trap.error` is set if the image's own initialisers faulted. The dynamic linker was left in their middle then: the
+  // process is not to be trusted any more. So it is after a fault while unloading, for which there is no caller to
+  // tell: `unload_fault` is told.
+  static CUresult load(Bytes image, std::function<void(const Trap&)> unload_fault, std::shared_ptr<Module>& out,
+                       Trap& trap);
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
@@ -49,6 +53,7 @@ class Module {
   // The dynamic linker knows a library by its path, /proc/self/fd/N: N stays taken as long as the library is there.
   ipc::UniqueFd fd_;
   void* library_ = nullptr;
+  std::function<void(const Trap&)> unload_fault_;
   std::vector<Function> functions_;
   std::vector<GlobalVariable> globals_;
 };

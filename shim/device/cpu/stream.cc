@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "device/cpu/context.h"
+#include "device/cpu/cpu_device.h"
 #include "device/cpu/progress.h"
 #include "device/cpu/worker.h"
 
@@ -77,7 +78,8 @@ void Stream::run() {
     std::vector<Item> batch = take();
     if (batch.empty()) return;
     for (Item& item : batch) {
-      worker.run(item.work, item.sequence);
+      t_sequence = item.sequence;
+      worker.run(item.work);
       item.work = RecordWork{};  // what it held is free before the work counts as done
       completed_.fetch_add(1);
       Progress::instance().changed();

@@ -10,6 +10,7 @@
 
 #include "device/cpu/clock.h"
 #include "device/cpu/context.h"
+#include "device/cpu/cpu_device.h"
 #include "device/cpu/log.h"
 #include "device/cpu/progress.h"
 
@@ -77,9 +78,8 @@ std::string hex(uint64_t n) {
 
 }  // namespace
 
-void Worker::run(Work& work, uint64_t sequence) {
+void Worker::run(Work& work) {
   if (context_.dropping()) return;
-  sequence_ = sequence;
   std::visit([this](auto& w) { run(w); }, work);
 }
 
@@ -100,22 +100,22 @@ void Worker::run(KernelWork& work) {
   const std::string& name = work.function->kernel.name;
   xmig_block block{work.grid, work.block, {0, 0, 0}, work.shared_bytes, shared_memory(work.shared_bytes), fail};
   if (work.shared_bytes > shared_bytes_) {
-    context_.raise(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, sequence_, "kernel " + name + ": no memory for shared memory");
+    context_.raise(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, t_sequence, "kernel " + name + ": no memory for shared memory");
     return;
   }
   const uint64_t blocks = uint64_t{work.grid.x} * work.grid.y * work.grid.z;
-  const auto injected = context_.shared().injections.take(InjectPoint::kKernel, sequence_);
+  const auto injected = context_.shared().injections.take(InjectPoint::kKernel, t_sequence);
   const uint64_t count = injected && blocks > 1 ? blocks / 2 : blocks;
   Trap trap;
   if (!guarded(trap, [&] { run_blocks(work.function->run, block, parameters, count); })) {
-    context_.raise(trap.error, sequence_, "kernel " + name + ": " + trap.describe() + ", " + block_name(block));
+    context_.raise(trap.error, t_sequence, "kernel " + name + ": " + trap.describe() + ", " + block_name(block));
     return;
   }
   if (injected) strike(*injected, "kernel " + name + " after " + std::to_string(count) + " blocks");
 }
 
 void Worker::run(CopyWork& work) {
-  const auto injected = context_.shared().injections.take(InjectPoint::kCopy, sequence_);
+  const auto injected = context_.shared().injections.take(InjectPoint::kCopy, t_sequence);
   if (injected) {
     if (work.height > 1) {
       work.height /= 2;
@@ -125,7 +125,7 @@ void Worker::run(CopyWork& work) {
   }
   Trap trap;
   if (!guarded(trap, [&] { copy_rows(work, 0, work.height); })) {
-    context_.raise(trap.error, sequence_,
+    context_.raise(trap.error, t_sequence,
                    "copy of " + std::to_string(work.width * work.height) + " bytes from " + hex(work.source) + " to " +
                        hex(work.destination) + ": " + trap.describe());
     return;
@@ -148,7 +148,7 @@ void Worker::run(FillWork& work) {
     }
   });
   if (!filled)
-    context_.raise(trap.error, sequence_, "memset at " + hex(work.destination) + ": " + trap.describe());
+    context_.raise(trap.error, t_sequence, "memset at " + hex(work.destination) + ": " + trap.describe());
 }
 
 void Worker::run(RecordWork& work) { work.recording->nanoseconds.store(monotonic_nanoseconds()); }
@@ -167,7 +167,7 @@ void Worker::run(WriteValueWork& work) {
     }
   });
   if (!written)
-    context_.raise(trap.error, sequence_, "write value at " + hex(work.address) + ": " + trap.describe());
+    context_.raise(trap.error, t_sequence, "write value at " + hex(work.address) + ": " + trap.describe());
 }
 
 void Worker::run(WaitValueWork& work) {
@@ -182,7 +182,7 @@ void Worker::run(WaitValueWork& work) {
     return !read || met;
   });
   if (trap.error != 0)
-    context_.raise(trap.error, sequence_, "wait value at " + hex(work.address) + ": " + trap.describe());
+    context_.raise(trap.error, t_sequence, "wait value at " + hex(work.address) + ": " + trap.describe());
 }
 
 void Worker::run(HostWork& work) { work.function(work.user); }
@@ -195,7 +195,7 @@ void Worker::strike(const ArmedInjection& armed, const std::string& where) {
       kill(getpid(), SIGKILL);
       break;
     case InjectKind::kFault:
-      context_.raise(injection.error ? injection.error : CUDA_ERROR_ILLEGAL_ADDRESS, sequence_,
+      context_.raise(injection.error ? injection.error : CUDA_ERROR_ILLEGAL_ADDRESS, t_sequence,
                      "injected fault: " + where);
       break;
     case InjectKind::kHang:

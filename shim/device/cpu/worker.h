@@ -16,8 +16,8 @@ class Worker {
  public:
   explicit Worker(Context& context) : context_(context) {}
 
-  // Does it, or drops it if the context has a sticky error. Faults end up as the context's sticky error.
-  void run(Work& work, uint64_t sequence);
+  // Does it for record t_sequence, or drops it if the context has a sticky error. Faults end up as the context's sticky error.
+  void run(Work& work);
 
  private:
   void run(KernelWork& work);
@@ -39,7 +39,6 @@ class Worker {
 
   Context& context_;
   const AlternateStack stack_;
-  uint64_t sequence_ = 0;
   std::unique_ptr<std::byte, Free> shared_;
   size_t shared_bytes_ = 0;
 };
