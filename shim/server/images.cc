@@ -57,6 +57,7 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
     hold(number, total, 0, std::move(fd), "image:", found->second);
   }
   Image& image = found->second;
+  image.tried = false;
   // A redo brings pieces that are here already; in the first run they come in order.
   if (image.memory.bytes != total || image.memory.address != 0 || offset > image.received) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -67,7 +68,10 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
 }
 
 CUresult Images::add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path) {
-  if (images_.contains(number)) return CUDA_SUCCESS;  // a redo: the file that was meant is the one that is held
+  if (const auto found = images_.find(number); found != images_.end()) {
+    found->second.tried = false;
+    return CUDA_SUCCESS;  // a redo: the file that was meant is the one that is held
+  }
   if (total == 0 || total > kMaxImageBytes || offset + total < offset) return CUDA_ERROR_INVALID_VALUE;
   // Not blocking: the path may name anything. The server is the job's user and may read what the program may.
   ipc::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -121,6 +125,7 @@ CUresult Images::adopt(Hosted memory) {
   Image& image = images_.try_emplace(number).first->second;
   image.received = file ? memory.bytes : 0;
   image.memory = std::move(memory);
+  image.tried = true;  // unless the cut or the redo says otherwise
   return CUDA_SUCCESS;
 }
 
@@ -136,6 +141,7 @@ bool Images::restore(const State& state) {
   const auto found = images_.find(state.number);
   if (found == images_.end() || state.received > found->second.memory.bytes) return false;
   found->second.received = std::max(found->second.received, state.received);
+  found->second.tried = false;
   return true;
 }
 

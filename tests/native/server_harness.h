@@ -2,6 +2,7 @@
 // replaced at once.
 #pragma once
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
