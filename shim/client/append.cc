@@ -51,12 +51,9 @@ CUresult wait_for_reply(uint64_t position) {
       if (!head->state.compare_exchange_weak(state, state | journal::kWaiter, std::memory_order_acq_rel)) continue;
       state |= journal::kWaiter;
     }
-    const bool woken = journal::futex_wait(head->state, state, kLook);
+    journal::futex_wait(head->state, state, kLook);
     if (replied()) return CUDA_SUCCESS;
-    if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
-    if (!woken) {
-      if (const CUresult error = check_peers(); error != CUDA_SUCCESS) return error;
-    }
+    if (const CUresult error = check_peers(); error != CUDA_SUCCESS) return error;
   }
 }
 
@@ -169,11 +166,8 @@ CUresult wait_for_room(Thread& thread, uint32_t size) {
     if (used + size <= process.ring_bytes) break;
     // The server may sleep with everything executed: it is to see that somebody waits for a cut.
     ring_doorbell(header);
-    const bool woken = journal::futex_wait(header.trimmed_futex, seen, kLook);
-    if (error = initialized(); error != CUDA_SUCCESS) break;
-    if (!woken) {
-      if (error = check_peers(); error != CUDA_SUCCESS) break;
-    }
+    journal::futex_wait(header.trimmed_futex, seen, kLook);
+    if (error = check_peers(); error != CUDA_SUCCESS) break;
   }
   header.trimmed_waiters.fetch_sub(1, std::memory_order_seq_cst);
   return error;

@@ -154,7 +154,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
   if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
-  const CUresult error = check_peers_sometimes();  // a program may ask for ever
+  const CUresult error = check_peers();  // a program may ask for ever
   return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
 }
 
@@ -180,7 +180,7 @@ CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEn
   const Seen first = look(*start), last = look(*end);
   if (first.recorded == 0 || last.recorded == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (!completed(hStart, first.recorded) || !completed(hEnd, last.recorded)) {
-    const CUresult error = check_peers_sometimes();
+    const CUresult error = check_peers();
     return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
   }
   return record::cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -28,6 +29,7 @@ void in_forked_child() {
   // The journal belongs to the parent (and its mappings are not even here). A child of a process that has not
   // initialised yet starts afresh.
   if (process.phase.load() == Phase::kRunning) process.phase.store(Phase::kForked);
+  new (&init_mutex) std::mutex;  // another thread of the parent may have held it
 }
 
 // Zombies count as dead: nobody may be there to reap them.
@@ -37,7 +39,7 @@ bool alive(uint32_t pid) {
   char path[32], text[512] = "";
   std::snprintf(path, sizeof(path), "/proc/%u/stat", pid);
   FILE* const file = std::fopen(path, "re");
-  if (!file) return errno != ENOENT;
+  if (!file) return true;  // it is there, though not for us to see
   const size_t bytes = std::fread(text, 1, sizeof(text) - 1, file);
   std::fclose(file);
   text[bytes] = 0;
@@ -68,10 +70,17 @@ CUresult not_running() {
 }
 
 CUresult check_peers() {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  // By the clock and not by the waits that time out: a program may be interrupted by signals all the time.
+  static constinit std::atomic<int64_t> last{0};
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  int64_t before = last.load(std::memory_order_relaxed);
+  if (now.tv_sec == before || !last.compare_exchange_strong(before, now.tv_sec)) return CUDA_SUCCESS;
   const journal::JournalHeader& header = *process.header;
-  if (alive(header.server_pid.load()) || alive(header.daemon_pid.load())) return initialized();
-  static std::mutex once;  // one thread asks, the others go on waiting
-  const std::unique_lock lock(once, std::try_to_lock);
+  if (alive(header.server_pid.load()) || alive(header.daemon_pid.load())) return CUDA_SUCCESS;
+  static std::mutex asking;  // one thread asks, the others go on waiting
+  const std::unique_lock lock(asking, std::try_to_lock);
   if (!lock) return CUDA_SUCCESS;
   static bool said = false;
   if (!std::exchange(said, true)) {
@@ -89,15 +98,6 @@ CUresult check_peers() {
       break;
   }
   return initialized();
-}
-
-CUresult check_peers_sometimes() {
-  static constinit std::atomic<int64_t> last{0};
-  timespec now;
-  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  int64_t before = last.load(std::memory_order_relaxed);
-  if (now.tv_sec == before || !last.compare_exchange_strong(before, now.tv_sec)) return CUDA_SUCCESS;
-  return check_peers();
 }
 
 CUresult cuInit(unsigned int Flags) {

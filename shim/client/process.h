@@ -53,10 +53,8 @@ inline const journal::DeviceDescription* description(int ordinal) {
 }
 inline int attribute(int ordinal, CUdevice_attribute which) { return process.devices[ordinal].attributes[which]; }
 
-// To be called where the program waits, about once a second: notices that neither server nor daemon live any more, says
-// so once, and asks a daemon that is back to go on. Anything but CUDA_SUCCESS ends the waiting.
+// To be called where the program waits or polls. About once a second it looks whether server or daemon live; if neither
+// does, it says so once, and asks a daemon that is back to go on. Anything but CUDA_SUCCESS ends the waiting.
 CUresult check_peers();
-// The same for calls that poll: does its work at most once a second.
-CUresult check_peers_sometimes();
 
 }  // namespace xmig::client
