@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .node import ROOT, Node
+from .node import Node
 
 MakeNode = Callable[..., Node]
 
@@ -26,15 +25,6 @@ def peer_native(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parent.chmod(parent.stat().st_mode | 0o755)
     (folder / "libcuda.so.1").write_bytes(b"")
     return folder
-
-
-@pytest.fixture(scope="session")
-def real_native() -> Path:
-    """The folder with the native programs: what is installed, or XMIG_NATIVE_DIR."""
-    for folder in (os.environ.get("XMIG_NATIVE_DIR"), str(ROOT / "xmigd" / "native"), str(ROOT / "build")):
-        if folder and (Path(folder) / "xmig-server").exists():
-            return Path(folder).resolve()
-    pytest.fail("xmig-server is not built: make build, or set XMIG_NATIVE_DIR to the folder that has it")
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ def test_the_structures_are_those_of_handshake_h() -> None:
     assert f"{MAGIC:#x}" in header
 
 
-def test_the_server_says_its_layout(real_native: Path) -> None:
-    assert read_layout(real_native) in (Layout(), Layout(pinned_bytes=1 << 34))
+def test_the_server_says_its_layout(native_dir: Path) -> None:
+    assert read_layout(native_dir) in (Layout(), Layout(pinned_bytes=1 << 34))
 
 
 def test_text_is_cut_at_a_character() -> None:

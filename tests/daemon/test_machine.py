@@ -63,11 +63,11 @@ class World:
             case _:
                 self.others.append(instruction)
 
-    def exit(self, server: int, clean: bool = False) -> None:
+    def exit(self, server: int, clean: bool = False, killed: bool = False) -> None:
         self.alive.discard(server)
         if self.holder == server:
             self.holder = None
-        self.tell(e.Exited, server=server, status="killed by SIGKILL", clean=clean)
+        self.tell(e.Exited, server=server, status="killed by SIGKILL", clean=clean, killed=killed)
 
     def timer(self, name: str) -> None:
         del self.timers[name]
@@ -274,6 +274,17 @@ def test_an_idle_program_whose_server_is_killed_now_and_then() -> None:
         world.timer("stable")
 
 
+def test_kills_from_outside_are_not_held_against_the_program() -> None:
+    world = World(Limits(max_attempts=2))
+    world.run()
+    for _ in range(20):
+        server = world.machine.active
+        assert server is not None
+        world.exit(server, killed=True)
+        world.redo(0)
+    assert world.machine.attempts == 0
+
+
 def test_servers_that_cannot_be_started_are_tried_for_ever_while_the_program_waits() -> None:
     world = World()
     world.run()
@@ -415,9 +426,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.tell(e.SaidBye, server=server, reason="")
 
     @precondition(lambda self: self.world.alive)
-    @rule(data=st.data(), clean=st.booleans())
-    def die(self, data: Any, clean: bool) -> None:
-        self.world.exit(int(data.draw(st.sampled_from(sorted(self.world.alive)))), clean)
+    @rule(data=st.data(), clean=st.booleans(), killed=st.booleans())
+    def die(self, data: Any, clean: bool, killed: bool) -> None:
+        self.world.exit(int(data.draw(st.sampled_from(sorted(self.world.alive)))), clean, killed)
 
     @precondition(lambda self: self.unborn())
     @rule(data=st.data())

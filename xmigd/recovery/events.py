@@ -125,6 +125,7 @@ class Exited(ServerEvent):
 
     status: str  # for people: "killed by SIGKILL", "exit code 3"
     clean: bool = False  # exit code 0
+    killed: bool = False  # by SIGKILL: no program can cause that
 
 
 # --- what is injected, recorded ----------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ Whose fault?
 A fault (record, error) that strikes again at the same record in the redo that follows is the program's own: the next
 server is told to deliver it. Injected faults say so themselves and never count. Everything else is repeated, but only
 while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
-After `max_attempts` recoveries without any of these the process is lost.
+After `max_attempts` recoveries without any of these the process is lost. A SIGKILL that hits a running server does not
+count either: it came from outside.
 
 Running out of something (descriptors, processes, memory) is nobody's fault: starting a server is tried again, ever more
 slowly, for as long as the program lives.
@@ -82,7 +83,7 @@ class _Death:
 
     record: e.FaultRecord | None
     occurred: int | None = None
-    injected: bool = False
+    innocent: bool = False  # injected, or from outside: says nothing about the program
 
 
 class Machine:
@@ -341,7 +342,7 @@ class Machine:
             error=event.error,
             injection=injection,
         )
-        self._deaths[event.server] = _Death(record, min(event.at, event.t), injection is not None)
+        self._deaths[event.server] = _Death(record, min(event.at, event.t), innocent=injection is not None)
         self._kill(event.server, "it reported a sticky fault")
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
@@ -406,15 +407,14 @@ class Machine:
             if death is None:
                 injected = striking is not None
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
-                death = _Death(
-                    self._fault("injected" if injected else "server", text, injection=striking), None, injected
-                )
+                record = self._fault("injected" if injected else "server", text, injection=striking)
+                death = _Death(record, innocent=injected or (event.killed and self.state == "running"))
             self._server_lost(death)
 
     def _server_lost(self, death: _Death) -> None:
         record = death.record
         cause = record.text if record is not None else "the server was lost"
-        if not death.injected:
+        if not death.innocent:
             self.attempts += 1
         if self.state == "starting":
             if self.attempts >= self.limits.max_attempts:

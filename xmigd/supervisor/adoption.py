@@ -22,7 +22,7 @@ from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer, Received, peer_pidfd
 from xmigd.supervisor.fds import Fd, JobMemory, close_all
 from xmigd.supervisor.process import Process
-from xmigd.supervisor.server import Server, ServerHooks
+from xmigd.supervisor.server import Ending, Server, ServerHooks
 
 logger = log.get("adoption")
 
@@ -222,13 +222,13 @@ class Adopter:
         logger.warning("server misbehaved", server_pid=server.pid, why=why)
         server.kill()
 
-    def _exited(self, server: Server, status: str, clean: bool) -> None:
+    def _exited(self, server: Server, ending: Ending) -> None:
         adoptee = self._find(server)
         del self._open[adoptee.announce.job]
         adoptee.finished = True
         if adoptee.process is not None:
             adoptee.process.leave()
-        self._failed(adoptee.announce.job, f"its server ended while it announced itself: {status}")
+        self._failed(adoptee.announce.job, f"its server ended while it announced itself: {ending.text}")
 
     def _too_slow(self, adoptee: Adoptee) -> None:
         if not adoptee.finished:

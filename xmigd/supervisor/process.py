@@ -19,7 +19,7 @@ from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fds import Fd, Handle, JobMemory, close_all
 from xmigd.supervisor.moved import restored_memory
-from xmigd.supervisor.server import Server, ServerHooks, ServerProgram
+from xmigd.supervisor.server import Ending, Server, ServerHooks, ServerProgram
 
 PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
 MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
@@ -185,6 +185,14 @@ class Process:
         self._records.process_moved(self.row.id, pid, self.row.start_time)
         self._log.info("program restored", pid=pid)
 
+    def stop(self, why: str) -> None:
+        """SIGTERM to the program, SIGKILL after the grace. One that is paused and dumped is given up instead."""
+        if self.paused and (self._pidfd is None or pidfds.has_exited(self._pidfd)):
+            self._close_client()
+            self.tell(e.ClientExited(t=now(), reason=why))
+        else:
+            self.tell(e.StopRequested(t=now(), reason=why))
+
     async def spawned(self) -> None:
         """Every server that is being started has been, or has failed."""
         await asyncio.gather(*self._tasks)
@@ -212,15 +220,16 @@ class Process:
         self._log.warning("server misbehaved", server=server.number, server_pid=server.pid, why=why)
         self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
 
-    def _server_exited(self, server: Server, status: str, clean: bool) -> None:
+    def _server_exited(self, server: Server, ending: Ending) -> None:
         self._servers.pop(server.number, None)
         if server.number == self.machine.active:
             self.paused = False
             if self._asked is not None and not self._asked[1].done():
-                self._asked[1].set_exception(Unavailable(f"the server was lost: {status}"))
+                self._asked[1].set_exception(Unavailable(f"the server was lost: {ending.text}"))
         if self._pidfd is not None and pidfds.has_exited(self._pidfd):
             self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
-        self.tell(e.Exited(t=now(), server=server.number, status=status, clean=clean))
+        exited = e.Exited(t=now(), server=server.number, status=ending.text, clean=ending.clean, killed=ending.killed)
+        self.tell(exited)
 
     def _server_said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
         t, number = now(), server.number

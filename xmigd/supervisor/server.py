@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pwd
 import signal
@@ -47,6 +46,25 @@ def groups_of(uid: int, gid: int) -> list[int]:
         return [gid]
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a server ended."""
+
+    text: str
+    clean: bool = False
+    killed: bool = False  # by SIGKILL
+
+    @classmethod
+    def of(cls, code: int) -> Ending:
+        if code >= 0:
+            return cls(f"exit code {code}", clean=code == 0)
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return cls(f"killed by {name}", killed=-code == signal.SIGKILL)
+
+
 class ServerHooks:
     """What a server's owner wants to hear of."""
 
@@ -57,7 +75,7 @@ class ServerHooks:
         failed: Callable[[Server, str], None],
         message: Callable[[Server, ServerMessage, list[Fd], bool], None],
         misbehaved: Callable[[Server, str], None],
-        exited: Callable[[Server, str, bool], None],
+        exited: Callable[[Server, Ending], None],
     ) -> None:
         self.started = started
         self.failed = failed
@@ -206,12 +224,7 @@ class Server:
         self._loop.remove_reader(self._pidfd.fileno())
         self._pidfd.close()
         self._pidfd = None
-        status, clean = "it has exited", False
+        ending = Ending("it has exited")  # of one that is not our child no more is known
         if self._child is not None:
-            code = self._child.wait()  # it has exited: this does not wait
-            clean = code == 0
-            status = f"exit code {code}"
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    status = f"killed by {signal.Signals(-code).name}"
-        self._hooks.exited(self, status, clean)
+            ending = Ending.of(self._child.wait())  # it has exited: this does not wait
+        self._hooks.exited(self, ending)

@@ -96,7 +96,7 @@ class Supervisor:
         self._jobs.pop(job, None)
         processes = self.processes_of(job)
         for process in processes:
-            process.tell(e.StopRequested(t=now(), reason=why))
+            process.stop(why)
         return len(processes)
 
     def inject(

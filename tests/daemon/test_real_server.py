@@ -1,0 +1,94 @@
+"""Supervision with the real xmig-server, where it differs from a peer that only speaks the protocol: it maps what it
+is given, as the user that it runs as. The programs here shake hands and do nothing; real ones are in tests/recovery."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .conftest import MakeNode
+from .node import Node, Program, alive, open_fds, until
+from .test_supervision import wait_for_recoveries
+
+
+@pytest.fixture
+def node(make_node: MakeNode, native_dir: Path) -> Node:
+    node = make_node(native_dir)
+    node.start()
+    return node
+
+
+def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
+    with Program(node) as program:
+        assert program.welcome()[:2] == (0, 3)
+        process = node.wait_for_standby()
+        before = len(open_fds(node.pid))
+        for count in range(1, 21):
+            victims = node.servers() if count % 4 == 0 else [process["server_pid"]]
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            process = node.wait_for_standby(after=process["server_pid"])
+            wait_for_recoveries(node, count)
+        # A standby that is killed at the same moment may have been given the process before.
+        assert process["generation"] >= 21
+        assert len(node.servers()) == 2
+        until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+        assert all(recovery["differing"] == 0 for recovery in node.get("/v1/recoveries"))
+    until(lambda: not node.servers(), "servers end with their program")
+
+
+def test_servers_run_as_the_program_does(node: Node) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can serve other users")
+    with Program(node, user=65534) as program:
+        assert program.welcome()[0] == 0
+        process = node.wait_for_standby()
+        for pid in node.servers():
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            assert set(status["Uid"].split()) == {"65534"}
+            assert set(status["Gid"].split()) == {"65534"}
+            assert set(status["Groups"].split()) <= {"65534"}
+            assert int(status["CapEff"], 16) == 0
+        os.kill(process["server_pid"], signal.SIGKILL)
+        wait_for_recoveries(node, 1)
+        # Without root's rights it finds the next daemon too.
+        process = node.wait_for_standby()
+        node.kill()
+        node.start()
+        assert node.wait_for_standby()["server_pid"] == process["server_pid"]
+
+
+def test_a_server_holds_nothing_of_the_daemons(node: Node) -> None:
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        node.wait_for_standby()
+        for pid in node.servers():
+            kinds = {name.partition(":")[0] for name in open_fds(pid)}
+            assert not any("xmig.db" in name or "lock" in name for name in open_fds(pid)), open_fds(pid)
+            assert kinds <= {"/dev/null", "socket", "/memfd", "anon_inode", str(node.log), "pipe"}
+            assert os.readlink(f"/proc/{pid}/cwd") == "/"
+
+
+def test_a_server_that_dies_with_the_daemon_leaves_a_clear_answer(node: Node) -> None:
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        process = node.wait_for_standby()
+        node.kill()
+        os.kill(process["server_pid"], signal.SIGKILL)
+        node.start()
+        status, _, _, message = program.reattach(process["id"])
+        assert status == 46
+        assert "its server ended while no daemon was there; start the program again" in message
+        assert alive(program.pid)
+
+
+def test_a_stopped_server_is_replaced_when_it_is_killed(node: Node) -> None:
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        process = node.wait_for_standby()
+        os.kill(process["server_pid"], signal.SIGSTOP)
+        os.kill(process["server_pid"], signal.SIGKILL)
+        wait_for_recoveries(node, 1)
