@@ -100,8 +100,8 @@ std::string Checker::check_segments() {
       has_stack = !(s.p_flags & PF_X);
     }
   }
-  if (!has_stack) return "it asks for an executable stack";  // or says nothing, which means the same
   if (loads == 0 || dynamics != 1) return "it has no segments to load, or no dynamic section";
+  if (!has_stack) return "it asks for an executable stack";  // or says nothing, which means the same
   for (const Elf64_Phdr& s : segments_) {
     if (s.p_type == PT_TLS) {
       if ((s.p_align & (s.p_align - 1)) != 0 || s.p_align > kPage || s.p_filesz > s.p_memsz || s.p_memsz > (1u << 20) ||
