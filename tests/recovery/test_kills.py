@@ -44,7 +44,10 @@ def test_random_moments(start: Starter, undisturbed: Callable[..., str]) -> None
 
 def test_many_kills_leak_nothing(daemon: Node, start: Starter, undisturbed: Callable[..., str]) -> None:
     expected = undisturbed("training", 4 * STEPS)
-    harness.wait_until(lambda: harness.held(daemon).servers == 0, "the first program's servers are gone")
+    first = start("training", 1)
+    harness.go(first)
+    harness.output(first)
+    harness.wait_until(lambda: harness.held(daemon).memfds == 0, "everything of the first programs is gone")
     before = harness.held(daemon)
     program = start("training", 4 * STEPS)
     harness.go(program)
@@ -71,7 +74,7 @@ def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str
         program.until("running", "ended")
     assert harness.output(program) == expected
     check_recovered(program, at_least=1)
-    assert max(r["attempts"] for r in program.recoveries()) >= 2
+    assert sum(r["attempts"] for r in program.recoveries()) > 4
 
 
 def test_stopped_then_killed(start: Starter, undisturbed: Callable[..., str]) -> None:

@@ -30,12 +30,16 @@ class Node:
         self.settings = Settings(runtime_dir=folder)
         self.client = Client(self.settings)
         self.process: subprocess.Popen[bytes] | None = None
+        self._programs: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        for program in self._programs:
+            with program:  # closes its pipes and waits
+                program.kill()
         self.stop()
         self.client.close()
 
@@ -96,7 +100,9 @@ class Node:
         job = self.client.post("/v1/jobs", {"name": name, "command": " ".join(words)[:4096], "device": device})
         variables = self.environment | job["environment"] | {"LD_PRELOAD": job["shim"]} | dict(environment or {})
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
-        return Program(self, job["id"], subprocess.Popen(words, env=variables, **options))
+        process = subprocess.Popen(words, env=variables, **options)
+        self._programs.append(process)
+        return Program(self, job["id"], process)
 
 
 class Program:

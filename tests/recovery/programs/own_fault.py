@@ -37,7 +37,8 @@ expect(RUNTIME.code("cudaMalloc", byref(c_void_p()), 10) == expected, "for every
 expect(RUNTIME.code("cudaMemcpy", number, before, 8, D2H) == expected, "for copies")
 say("error", code)
 
-RUNTIME.cudaDeviceReset()
+# libcudart may hand the error out once more, but the reset is done.
+expect(RUNTIME.code("cudaDeviceReset") in (0, expected), "the reset")
 after = malloc(8 * N)
 RUNTIME.cudaMemset(after, 1, 8 * N)
 RUNTIME.cudaMemset(after + 8, 0, 80)

@@ -1,0 +1,75 @@
+"""What calls cost: queued and synchronous records, copies, and doing nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.bench.native import Failed, Programs
+from xmigd.demo.node import Node
+from xmigd.measurements import Row
+
+REST = 10.0
+
+
+def measure(programs: Programs, runs: int) -> Iterator[Row]:
+    """Rows for calls, medians of `runs` runs of the program."""
+    with programs.node("null:0") as node:
+
+        def typical(which: str, key: str) -> float:
+            return float(median(programs.run(node, "calls", which)[key] for _ in range(runs)))
+
+        yield Row(
+            name="queued record, client side", value=round(typical("queued", "ns"), 1), unit="ns", target=150,
+            better="lower", conditions="cuLaunchKernel with 8 parameters, null device, bursts of 20,000",
+        )  # fmt: skip
+        yield Row(
+            name="sustained records", value=round(typical("sustained", "per_second")), unit="1/s", target=4e6,
+            better="higher", conditions="4 million kernel launches with 8 parameters, executed by the null device",
+        )  # fmt: skip
+        yield Row(
+            name="synchronous round trip, both awake", value=round(typical("awake", "us"), 2), unit="µs", target=5,
+            better="lower", conditions="cuStreamSynchronize of an idle stream, null device",
+        )  # fmt: skip
+        yield Row(
+            name="synchronous round trip, from idle", value=round(typical("idle", "us"), 2), unit="µs", target=30,
+            better="lower", conditions="the same after 20 ms of rest",
+        )  # fmt: skip
+    with programs.node("cpu:0") as node:
+        speeds = [programs.run(node, "calls", "copies") for _ in range(runs)]
+        for key, name in (("to_device", "large copy to the device"), ("to_host", "large copy to the host")):
+            share = median(s[key] / s["memcpy"] for s in speeds)
+            rate = median(s[key] for s in speeds) / 1e9
+            yield Row(
+                name=name, value=round(share, 3), unit="of memcpy", better="higher",
+                conditions=f"64 MiB of pageable memory, cpu device; {rate:.1f} GB/s",
+            )  # fmt: skip
+        yield from idle(programs, node)
+
+
+def idle(programs: Programs, node: Node) -> Iterator[Row]:
+    """Processor time of a client and a server that have nothing to do."""
+    program = node.program([programs.built("calls"), programs.kernels, "rest"], stdin=subprocess.PIPE)
+    assert program.process.stdout is not None
+    if program.process.stdout.readline() != "resting\n":
+        raise Failed("the resting program does not rest")
+    server = program.until("running")["server_pid"]
+    time.sleep(1)
+    for name, pid in (("idle server", server), ("idle client", program.process.pid)):
+        before, began = processor_seconds(pid), time.monotonic()
+        time.sleep(REST)
+        share = (processor_seconds(pid) - before) / (time.monotonic() - began)
+        yield Row(
+            name=name, value=round(100 * share, 4), unit="% of a core", target=0.1, better="lower",
+            conditions=f"processor time of all threads over {REST:.0f} s",
+        )  # fmt: skip
+    program.process.communicate("")
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of all threads, in nanosecond steps (`schedstat`)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
