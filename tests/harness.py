@@ -152,3 +152,10 @@ def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stands_still(program: Program) -> bool:
+    """Does it use no processor time?"""
+    before = cpu_seconds(program.process.pid)
+    time.sleep(0.5)
+    return program.process.poll() is None and cpu_seconds(program.process.pid) == before

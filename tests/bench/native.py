@@ -41,16 +41,10 @@ class Programs:
         """The program's path."""
         program = self.folder / name
         if not program.exists():
-            command: list[str | Path] = [
-                os.environ.get("CC", "cc"),
-                "-O2",
-                f"-I{cuda_include()}",
-                SOURCES / f"{name}.c",
-                "-o",
-                program,
-                self.native / SHIM,
-                f"-Wl,-rpath,{self.native}",
-            ]
+            compiler = os.environ.get("CC", "cc")
+            shim = self.native / SHIM
+            command: list[str | Path] = [compiler, "-O2", f"-I{cuda_include()}", SOURCES / f"{name}.c", "-o", program]
+            command += [shim, f"-Wl,-rpath,{self.native}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise Failed(f"{name}.c does not build: {done.stderr.strip()[-500:]}")

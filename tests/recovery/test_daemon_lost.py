@@ -4,56 +4,79 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from xmigd.demo.node import Node
+from xmigd.demo.node import Node, Program
 
-STEPS = 6000
+PARTS = (200, 300, 50, 400)
 
 
-def test_jobs_go_on_and_are_found_again(daemon: Node, start: Starter, undisturbed: Callable[..., str]) -> None:
-    expected = undisturbed("training", STEPS)
-    program = start("training", STEPS)
+def steps(program: Program, count: int) -> str:
+    """Let the stepwise program do some work; its answer."""
+    assert program.process.stdin is not None
+    assert program.process.stdout is not None
+    program.process.stdin.write(f"{count}\n")
+    program.process.stdin.flush()
+    return program.process.stdout.readline()
+
+
+def undisturbed(start: Starter) -> list[str]:
+    program = start("stepwise")
+    harness.go(program)
+    answers = [steps(program, part) for part in PARTS]
+    harness.output(program)
+    return answers
+
+
+def test_jobs_go_on_and_are_found_again(daemon: Node, start: Starter) -> None:
+    expected = undisturbed(start)
+    program = start("stepwise")
     server = program.until("running")["server_pid"]
     harness.go(program)
-    time.sleep(0.1)
+    answers = [steps(program, PARTS[0])]
     daemon.kill()
-    time.sleep(0.2)
-    assert program.process.poll() is None
+    answers.append(steps(program, PARTS[1]))
     daemon.start()
-    info = program.until("running")
-    assert info["server_pid"] == server, "the same server"
-    harness.wait_until(lambda: len(harness.server_pids(daemon)) == 2, "a standby of the new daemon's")
-    harness.kill_server(program)
-    harness.wait_until(lambda: len(program.recoveries()) > 0, "a recovery under the new daemon")
-    assert harness.output(program) == expected
+    assert program.until("running")["server_pid"] == server, "the same server"
+    answers.append(steps(program, PARTS[2]))
+    harness.wait_until(lambda: (program.info() or {})["standby"] == "warm", "a standby of the new daemon's")
+    os.kill(server, signal.SIGKILL)
+    answers.append(steps(program, PARTS[3]))
+    assert answers == expected
+    harness.output(program)
     program.until("ended")
     assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]
 
 
-def test_server_dies_with_the_daemon(daemon: Node, start: Starter) -> None:
-    """Nobody held the memory: the program is told, and does not hang."""
-    program = start("training", STEPS)
+def test_restarted_in_order(daemon: Node, start: Starter) -> None:
+    expected = undisturbed(start)
+    program = start("stepwise")
+    harness.go(program)
+    answers = []
+    for part in PARTS:
+        answers.append(steps(program, part))
+        daemon.stop()
+        daemon.start()
+    assert answers == expected
+    program.until("running")
+    harness.output(program)
+
+
+def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> None:
+    """Nobody held its memory: the program waits for a daemon, is told by the next one, and does not hang."""
+    program = start("stepwise")
     server = program.until("running")["server_pid"]
     harness.go(program)
-    time.sleep(0.1)
+    steps(program, PARTS[0])
     daemon.kill()
     os.kill(server, signal.SIGKILL)
+    assert program.process.stdin is not None
+    program.process.stdin.write("10\n")
+    program.process.stdin.flush()
+    assert harness.stands_still(program)
+    daemon.start()
     _, said = program.process.communicate(timeout=60)
     assert program.process.returncode != 0
     assert "xmig" in said
-    daemon.start()
-
-
-def test_program_starts_while_the_daemon_is_away(daemon: Node, start: Starter) -> None:
-    program = start("training", 10)
-    harness.go(program)
-    harness.output(program)
-    daemon.stop()
-    daemon.start()
-    program = start("training", 10)
-    harness.go(program)
-    harness.output(program)
+    program.until("ended")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from xmigd.demo.node import Program
 
 STEPS = 400
 RECORDS = (40, 700, 2500)
@@ -64,17 +62,10 @@ def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> 
     program = start("training", STEPS)
     program.inject("hang", point="kernel", sequence=1000)
     harness.go(program)
-    harness.wait_until(lambda: stands_still(program), "the program waits for the kernel")
+    harness.wait_until(lambda: harness.stands_still(program), "the program waits for the kernel")
     assert program.process.poll() is None
     harness.kill_server(program)
     assert harness.output(program) == expected
-
-
-def stands_still(program: Program) -> bool:
-    """Does it use no processor time?"""
-    before = harness.cpu_seconds(program.process.pid)
-    time.sleep(0.5)
-    return harness.cpu_seconds(program.process.pid) == before
 
 
 @pytest.mark.parametrize(
