@@ -32,6 +32,7 @@ bool spin(Ready&& ready) {
       if (ready()) return true;
       relax();
     }
+    std::this_thread::yield();  // on a busy machine, whom we wait for may need this very core
   } while (std::chrono::steady_clock::now() < until);
   return ready();
 }
