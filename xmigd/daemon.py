@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 import time
@@ -87,6 +88,10 @@ async def serve(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         serving = loop.create_task(server.serve(sockets=sockets))
+        # What was made until now lives as long as the process: collections that look at it again and again would only
+        # delay recoveries.
+        gc.collect()
+        gc.freeze()
         logger.info(
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
             devices=settings.devices, descriptors=descriptors, expected_processes=len(live),

@@ -15,7 +15,7 @@ namespace {
 
 using journal::RecordHeader;
 
-constexpr std::chrono::microseconds kSpin{30};
+constexpr std::chrono::microseconds kSpin{100};
 constexpr std::chrono::seconds kLook{1};  // how often a waiting thread looks whether the other side lives
 
 // The server takes records of these without a context; they name what they are about themselves.

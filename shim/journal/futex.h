@@ -53,7 +53,8 @@ inline bool spinning_helps() {
   return several;
 }
 
-// Spin until `done()`, at most `limit`. Returns the last done().
+// Spin until `done()`, at most `limit`. Returns the last done(). Yields now and then: where processors share no cache,
+// Linux wakes the other side on the very processor that spins.
 template <typename Done>
 bool spin_until(Done&& done, std::chrono::nanoseconds limit) {
   if (!spinning_helps()) return done();
@@ -63,6 +64,7 @@ bool spin_until(Done&& done, std::chrono::nanoseconds limit) {
       if (done()) return true;
       cpu_relax();
     }
+    ::sched_yield();
   } while (std::chrono::steady_clock::now() < end);
   return done();
 }

@@ -1,6 +1,7 @@
 #include "server/executor.h"
 
 #include <pthread.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +13,9 @@ namespace xmig::server {
 namespace {
 
 constexpr uint32_t kBatch = 64;                // records between two looks at everything else
-constexpr uint64_t kSpin = 50'000;             // ns that the executor looks at the tail before it sleeps
+// ns that the executor looks at the tail before it sleeps: long while that pays, short when the last look was in vain.
+constexpr uint64_t kShortestSpin = 2'000;
+constexpr uint64_t kLongestSpin = 50'000;
 constexpr uint64_t kLongestSleep = 60'000'000'000;
 constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
 constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
@@ -127,7 +130,10 @@ void Executor::request(uint32_t what) {
 
 bool Executor::run(std::string& why) {
   ::pthread_setname_np(::pthread_self(), "executor");
+  ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns; the usual 50 us would be half of a short sleep
   uint64_t idle_since = 0;
+  uint64_t spin = kLongestSpin;
+  uint32_t looks = 0;
   while (!broken_) {
     if (requests_.load(std::memory_order_relaxed) & kStop) return true;
     bool worked = !stop_ && execute_batch();
@@ -137,15 +143,19 @@ bool Executor::run(std::string& why) {
     trim();
     consider_cut(!worked);
     if (worked) {
+      if (idle_since != 0) spin = std::min(2 * spin, kLongestSpin);
       idle_since = 0;
       continue;
     }
     const uint64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
-    if (now - idle_since < kSpin && journal::spinning_helps()) {
+    const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
+    if (now - idle_since < (soon ? kLongestSpin : spin) && journal::spinning_helps()) {
+      if (++looks % 32 == 0) ::sched_yield();  // as in journal::spin_until
       journal::cpu_relax();
       continue;
     }
+    if (!soon) spin = std::max(spin / 4, kShortestSpin);
     sleep();
     idle_since = 0;
   }

@@ -80,20 +80,33 @@ CUresult Waits::query(const Wait& wait) const {
 }
 
 bool Waits::poll() {
-  bool any = false;
-  for (size_t i = 0; i < watched_.size();) {
-    use_ordinal_(watched_[i]->ordinal);
-    const CUresult result = query(*watched_[i]);
-    if (result == CUDA_ERROR_NOT_READY) {
-      ++i;
-      continue;
+  // A redo watches hundreds at a time, most of them for the same stream: that one is asked once.
+  const Wait* unready = nullptr;
+  const auto is_ready = [&](const std::unique_ptr<Wait>& wait) {
+    if (unready && wait->ordinal == unready->ordinal && wait->streams == unready->streams && wait->event == unready->event &&
+        wait->marks.empty() && unready->marks.empty()) {
+      return false;
     }
-    barriers_ -= watched_[i]->barrier;
-    complete(*watched_[i], result);
-    watched_.erase(watched_.begin() + static_cast<ptrdiff_t>(i));
-    if (i < armed_) --armed_;
-    any = true;
+    use_ordinal_(wait->ordinal);
+    const CUresult result = query(*wait);
+    if (result == CUDA_ERROR_NOT_READY) {
+      unready = wait.get();
+      return false;
+    }
+    barriers_ -= wait->barrier;
+    complete(*wait, result);
+    return true;
+  };
+  size_t kept = 0, kept_armed = 0;
+  for (size_t i = 0; i < watched_.size(); ++i) {
+    if (is_ready(watched_[i])) continue;
+    kept_armed += i < armed_;
+    if (kept != i) watched_[kept] = std::move(watched_[i]);
+    ++kept;
   }
+  const bool any = kept != watched_.size();
+  watched_.resize(kept);
+  armed_ = kept_armed;
   return any;
 }
 

@@ -1,6 +1,6 @@
 /* A program whose results are watched: `steps KERNELS MIB SECONDS STEP_MS`. An ordinary CUDA driver program.
  *
- * MIB of device memory are live and full. A step changes 1 MiB of it and a counter, reads the counter back, and checks
+ * MIB of device memory are live and full. A step changes 256 KiB of it and a counter, reads the counter back, and checks
  * it; then the program rests for the remainder of STEP_MS. It prints, as JSON, when the results came that took longer
  * than twice a usual step: [begin, end] in CLOCK_MONOTONIC seconds. */
 #include <cuda.h>
@@ -17,6 +17,8 @@
       exit(1);                                                                      \
     }                                                                               \
   } while (0)
+
+enum { PART = 256 << 10 };
 
 static double now(void) {
   struct timespec t;
@@ -44,7 +46,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: %s KERNELS MIB SECONDS STEP_MS\n", argv[0]);
     return 2;
   }
-  const uint64_t mib = strtoull(argv[2], NULL, 10), part = (1u << 20) / sizeof(float);
+  const uint64_t mib = strtoull(argv[2], NULL, 10), part = PART / sizeof(float), parts = mib * ((1u << 20) / PART);
   const double seconds = atof(argv[3]), step_ms = atof(argv[4]);
   CUdevice device;
   CUcontext context;
@@ -61,8 +63,8 @@ int main(int argc, char **argv) {
   CHECK(cuMemAlloc(&counter, 8));
   CHECK(cuMemsetD8(counter, 0, 8));
   uint64_t n = part;
-  for (uint64_t i = 0; i < mib; ++i) {
-    CUdeviceptr at = memory + (i << 20);
+  for (uint64_t i = 0; i < parts; ++i) {
+    CUdeviceptr at = memory + i * PART;
     float value = (float)i;
     void *parameters[] = {&at, &value, &n};
     CHECK(cuLaunchKernel(fill, 64, 1, 1, 256, 1, 1, 0, 0, parameters, NULL));
@@ -73,7 +75,7 @@ int main(int argc, char **argv) {
   const double end = now() + seconds;
   uint64_t step = 0;
   for (double begin = now(); begin < end; begin = now()) {
-    CUdeviceptr at = memory + (step % mib << 20);
+    CUdeviceptr at = memory + step % parts * PART;
     float value = (float)step;
     void *filled[] = {&at, &value, &n}, *counted[] = {&counter};
     CHECK(cuLaunchKernel(fill, 64, 1, 1, 256, 1, 1, 0, 0, filled, NULL));

@@ -292,10 +292,12 @@ class Daemon {
   Daemon(Control& control, std::string path) : control_(control), path_(std::move(path)) {
     int ready[2];
     CHECK(::pipe(ready) == 0);
+    const pid_t test = ::getpid();
     pid_ = ::fork();
     CHECK(pid_ >= 0);
     if (pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != test) ::_exit(0);
       listen(ready[1]);
     }
     char byte;
@@ -369,10 +371,12 @@ class Daemon {
     for (int i = 0; i < 2; ++i) header.devices[i] = describe(i);
     header.daemon_pid = static_cast<uint32_t>(::getpid());
     header.state = static_cast<uint32_t>(journal::ServerState::kRunning);
+    const pid_t daemon = ::getpid();
     const pid_t server = ::fork();
     CHECK(server >= 0);
     if (server == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != daemon) ::_exit(0);  // it was killed before it could have been noticed
       JobServer(control_, std::move(*mapping)).serve();
     }
     header.server_pid = static_cast<uint32_t>(server);

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "server_harness.h"
@@ -554,24 +556,28 @@ void event_on_two_streams() {
   }
 }
 
-uint64_t cpu_ticks(pid_t pid) {
-  char path[64], text[1024] = {};
-  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-  FILE* const file = std::fopen(path, "r");
-  CHECK(file && std::fgets(text, sizeof(text), file));
-  std::fclose(file);
-  unsigned long user = 0, system = 0;
-  CHECK(std::sscanf(std::strrchr(text, ')'), ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2);
-  return user + system;
+// Processor time of all threads, in ns.
+uint64_t processor_time(pid_t pid) {
+  uint64_t sum = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    uint64_t spent = 0;
+    std::ifstream(task.path() / "schedstat") >> spent;
+    sum += spent;
+  }
+  return sum;
 }
 
+// Once what was begun is done (a cut may be due first) nothing runs, and nothing polls.
 void idle_uses_no_cpu() {
   Job job;
   train(job, 20);
-  ::usleep(500'000);
-  const uint64_t before = cpu_ticks(job.server());
-  ::usleep(1'000'000);
-  CHECK(cpu_ticks(job.server()) - before <= 1);
+  uint64_t least = ~0ull;
+  for (int i = 0; i < 10 && least > 500'000; ++i) {
+    const uint64_t before = processor_time(job.server());
+    ::usleep(500'000);
+    least = std::min(least, processor_time(job.server()) - before);
+  }
+  CHECK(least <= 500'000);
 }
 
 const std::map<std::string, void (*)()> kTests = {
