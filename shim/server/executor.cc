@@ -229,6 +229,7 @@ bool Executor::execute_batch() {
   const journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load(std::memory_order_acquire);
   if (tail == position_) return false;
+  after_the_program(&job_);
   if (tail < position_ || tail - position_ > job_.journal().ring_bytes()) {
     garbage("the tail is behind the server, or further ahead than the ring is long");
     return true;

@@ -212,7 +212,7 @@ class Executor {
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see publish_event()
   ScratchPool scratch_;
-  Replies replies_;
+  Replies replies_{&job_};
   Waits waits_;
 
   Record record_;

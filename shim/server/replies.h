@@ -11,7 +11,25 @@
 #include "server/daemon.h"
 #include "server/record.h"
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+#endif
+
 namespace xmig::server {
+
+// A thread answers the program, the program appends a record, the executor takes it: an order that leads through another
+// process, which ThreadSanitizer does not see and has to be told of.
+inline void before_the_program([[maybe_unused]] void* program) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(program);
+#endif
+}
+inline void after_the_program([[maybe_unused]] void* program) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(program);
+#endif
+}
 
 struct Answer {
   journal::RecordHeader* shared = nullptr;
@@ -29,12 +47,15 @@ struct Answer {
 
 class Replies {
  public:
+  explicit Replies(void* program) : program_(program) {}
+
   // From any thread.
   void give(const Answer& answer) {
     if (answer.replied) return compare(answer, answer.shared->result, answer.shared->reply_hash);
     answer.shared->result = answer.result;
     answer.shared->reply_bytes = answer.bytes;
     answer.shared->reply_hash = answer.hash;
+    before_the_program(program_);
     const uint32_t before = answer.shared->state.exchange(journal::kReplied, std::memory_order_seq_cst);
     if (before & journal::kWaiter) journal::futex_wake(answer.shared->state);
   }
@@ -50,6 +71,7 @@ class Replies {
   }
 
  private:
+  void* const program_;
   std::atomic<uint64_t> expected_{0};
   mutable std::mutex mutex_;
   RedoReport report_;  // guarded by mutex_

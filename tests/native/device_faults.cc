@@ -102,13 +102,11 @@ TEST(fault_kinds) {
     rig.launch("libc_abort", {}, uint64_t{0});
   });
 }
-#if !defined(__SANITIZE_THREAD__)
 TEST(fault_stack) {
   expect_fault(CUDA_ERROR_ILLEGAL_ADDRESS, "kernel overflow: SIGSEGV", [](Rig& rig) {
     rig.launch("overflow", {}, rig.memory(4096));
   });
 }
-#endif
 TEST(fault_copy) {
   expect_fault(CUDA_ERROR_ILLEGAL_ADDRESS, "copy of 64 bytes", [](Rig& rig) {
     OK(rig.d().cuMemcpyDtoDAsync_v2(rig.memory(4096), rig.hole(), 64, nullptr));

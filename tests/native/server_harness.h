@@ -93,6 +93,11 @@ class Job {
 
   journal::JournalHeader& header() { return journal_.header(); }
   std::byte* at(uint64_t position) { return journal_.at(position); }
+  // One that another thread wrote and the server told of: an order that a sanitizer cannot see.
+  journal::RecordHeader* record(uint64_t position) {
+    const std::lock_guard lock(ring_mutex_);
+    return reinterpret_cast<journal::RecordHeader*>(at(position));
+  }
   std::byte* staging() { return staging_.data(); }
   std::byte* pinned() { return pinned_.data(); }
   Counters& counters() { return counters_; }
@@ -112,8 +117,10 @@ class Job {
     send_locked(message, fds);
   }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
-    send({{"type", "inject"}, {"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence},
-          {"error", error}});
+    const std::lock_guard lock(mutex_);
+    send_locked({{"type", "inject"}, {"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence},
+                 {"error", error}},
+                {});
   }
   // The daemon dies; its successor, which knows nothing, listens at `directory`.
   void lose_daemon() {
@@ -126,10 +133,14 @@ class Job {
   void adopt_connection(ipc::UniqueFd socket) {
     const std::lock_guard lock(mutex_);
     memory_.clear();
-    control_ = std::move(socket);
+    retired_ = std::exchange(control_, std::move(socket));  // the supervisor may still be looking at it
     detached_ = false;
   }
-  std::function<void(const Json&)> on_message;
+  // Called by the supervisor's thread for every message from now on.
+  void on_message(std::function<void(const Json&)> function) {
+    const std::lock_guard lock(mutex_);
+    on_message_ = std::move(function);
+  }
 
   template <typename F>
   static void wait(F&& done, int seconds = 60) {
@@ -408,7 +419,12 @@ class Job {
         if (ending_) break;
         continue;
       }
-      ipc::Received received = ipc::receive_message(control_.get(), buffer, 5);
+      int control;
+      {
+        const std::lock_guard lock(mutex_);
+        control = control_.get();
+      }
+      ipc::Received received = ipc::receive_message(control, buffer, 5);
       if (received.bytes != 0) {
         const Json message =
             Json::parse(reinterpret_cast<char*>(buffer.data()), reinterpret_cast<char*>(buffer.data()) + received.bytes);
@@ -480,7 +496,12 @@ class Job {
       ++counters_.resumed;
     }
     if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "%s\n", message.dump().c_str());
-    if (on_message) on_message(message);
+    std::function<void(const Json&)> tell;
+    {
+      const std::lock_guard lock(mutex_);
+      tell = on_message_;
+    }
+    if (tell) tell(message);
   }
 
   Options options_;
@@ -490,7 +511,8 @@ class Job {
   Counters counters_;
   std::thread supervisor_;
   std::mutex mutex_;
-  ipc::UniqueFd control_;
+  ipc::UniqueFd control_, retired_;
+  std::function<void(const Json&)> on_message_;
   std::atomic<pid_t> server_{-1};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
   bool started_ = false;

@@ -137,10 +137,10 @@ void injections() {
 void lost_again_in_redo() {
   Job job;
   int lost = 0;
-  job.on_message = [&](const Json& message) {
+  job.on_message([&](const Json& message) {
     // The successor is lost twice, in the middle of its redo.
     if (message.at("type") == "phase" && message.at("name") == "mapped" && lost++ < 2) job.inject("redo", "kill", 5);
-  };
+  });
   train(job, 60, [&](int step) {
     if (step == 30) job.kill_server();
   });
@@ -282,14 +282,14 @@ void order_by_waiting() {
 // The client's callback thread, as the library has one.
 class Callbacks {
  public:
-  explicit Callbacks(Job& job) : job_(job), thread_([this] { run(); }) {}
+  Callbacks(Job& job, std::function<void()> function)
+      : job_(job), function_(std::move(function)), thread_([this] { run(); }) {}
   ~Callbacks() {
     stop_ = true;
     job_.header().callback_doorbell.fetch_add(1);
     journal::futex_wake(job_.header().callback_doorbell);
     thread_.join();
   }
-  std::function<void(uint64_t)> function;
   std::atomic<uint64_t> runs{0};
 
  private:
@@ -303,30 +303,29 @@ class Callbacks {
         continue;
       }
       const uint64_t position = header.callbacks[taken % journal::kCallbackSlots].load();
-      auto* const record = reinterpret_cast<journal::RecordHeader*>(job_.at(position));
+      auto* const record = job_.record(position);
       uint32_t expected = journal::kPosted;
       const bool mine = record->state.compare_exchange_strong(expected, journal::kRunningCallback);
-      const uint64_t sequence = record->sequence;
       header.callbacks_taken.store(taken + 1);
       if (!mine) continue;
       ++runs;
-      if (function) function(sequence);
+      function_();
       record->state.store(journal::kAcknowledged);
       journal::futex_wake(record->state);
     }
   }
   Job& job_;
+  const std::function<void()> function_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
 void host_functions() {
   Job job;
-  Callbacks callbacks(job);
+  Callbacks callbacks(job, [random = std::mt19937(4)]() mutable { ::usleep(random() % 2000); });
   const uint64_t stream = job.make_stream();
   const uint64_t address = job.memory(64);
   std::mt19937 random(3);
-  callbacks.function = [&](uint64_t) { ::usleep(random() % 2000); };
   constexpr int kCalls = 300;
   for (int i = 0; i < kCalls; ++i) {
     job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{address, static_cast<unsigned char>(i), 64, stream});
@@ -345,9 +344,8 @@ void host_functions() {
 // The function waits for a call that comes later in the journal: a cut in between must not wait for the function.
 void host_function_needs_the_program() {
   Job job;
-  Callbacks callbacks(job);
   std::atomic<bool> go{false};
-  callbacks.function = [&](uint64_t) { Job::wait([&] { return go.load(); }); };
+  Callbacks callbacks(job, [&] { Job::wait([&] { return go.load(); }); });
   const uint64_t stream = job.make_stream(), other = job.make_stream();
   const uint64_t address = job.memory(64);
   for (int i = 0; i < 20; ++i) {
