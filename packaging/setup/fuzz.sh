@@ -3,6 +3,7 @@
 # in build/fuzz/crashes and is run again first the next time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+shopt -s nullglob
 clang="$(packaging/setup/clang.sh)"
 packaging/setup/native.sh fuzz fuzz -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}"
 
@@ -15,7 +16,8 @@ for target in "${targets[@]}"; do
   mkdir -p "$found" "$crashes"
   echo "fuzzing $name for $each s"
   log="build/fuzz/$name.log"
-  "$target" -runs=1 "$crashes"/* >"$log" 2>&1 &&
+  before=("$crashes"/*)
+  { ((${#before[@]} == 0)) || "$target" -runs=1 "${before[@]}"; } >"$log" 2>&1 &&
     "$target" -max_total_time="$each" -timeout=10 -rss_limit_mb=2048 -artifact_prefix="$crashes/" -print_final_stats=1 \
       "$found" "tests/fuzz/corpus/$name" >>"$log" 2>&1 || {
     tail -n 60 "$log" >&2

@@ -247,7 +247,13 @@ TEST(hostile_images) {
   }
   std::mt19937 random(7);
   std::map<int, int> ends;
-  for (const size_t at : words) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr size_t kStep = 7;  // each goes through a process of its own, which costs a sanitizer a lot
+#else
+  constexpr size_t kStep = 1;
+#endif
+  for (size_t i = 0; i < words.size(); i += kStep) {
+    const size_t at = words[i];
     for (const uint32_t value : {0u, 1u, 0x7fffffffu, 0xffffffffu, 0x10000u, static_cast<uint32_t>(random())}) {
       std::vector<std::byte> bad = good;
       std::memcpy(bad.data() + at, &value, sizeof(value));
