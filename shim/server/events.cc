@@ -24,9 +24,13 @@ CUresult Executor::on_cuEventSynchronize(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   auto wait = std::make_unique<Wait>();
   if (!translate(journal::Kind::kEvent, args.hEvent, &wait->event)) return CUDA_ERROR_INVALID_HANDLE;
+  const Event& event = *objects_.events.find(journal::handle_index(args.hEvent));
+  if (event.publisher && *event.publisher == publishers_[record.header().ordinal]) {
+    wait->streams.push_back(*event.publisher);  // who has waited finds it complete
+  }
   // The program may have seen it complete in shared memory, without a reply.
   const uint32_t index = journal::handle_index(args.hEvent);
-  wait->barrier = job_.header().events[index].load(std::memory_order_acquire) >= objects_.events.find(index)->recorded;
+  wait->barrier = job_.header().events[index].load(std::memory_order_acquire) >= event.recorded;
   return await(record, std::move(wait));
 }
 
@@ -60,6 +64,8 @@ CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
     return CUDA_SUCCESS;
   }
   Reply_cuEventElapsedTime_v2 reply{};
+  // The program knows that both are complete, or all but: see record_event().
+  for (const CUevent event : {start, end}) faults_.check(driver_.cuEventSynchronize(event));
   const CUresult result = driver_.cuEventElapsedTime_v2(&reply.pMilliseconds, start, end);
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
@@ -102,33 +108,41 @@ CUresult Executor::on_cuEventRecordWithFlags(Record& record) {
   const uint32_t index = journal::handle_index(args.hEvent);
   Event* const event = objects_.events.find(index);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  const CUresult result = driver_.cuEventRecordWithFlags(event->real, stream, args.flags);
-  if (result != CUDA_SUCCESS) return result;
-  publish_event(*event, index, stream, record.sequence());
-  return CUDA_SUCCESS;
+  return record_event(*event, index, stream, args.flags, record.sequence());
 }
 
-// The device itself writes the record's sequence where the client looks. Two records of one event on two streams could
-// write in the wrong order, and the client would wait for ever: then a stream of ours waits for both, and writes.
-void Executor::publish_event(Event& event, uint32_t index, CUstream stream, uint64_t sequence) {
+// The device itself writes the record's sequence where the client looks, and before the event: who has waited for the
+// event, or for anything behind it, finds it complete. Two records of one event on two streams could write in the wrong
+// order, and the client would wait for ever: then a stream of ours waits for both, and writes.
+CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence) {
   std::atomic<uint64_t>& word = job_.header().events[index];
+  const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&word));
   const uint64_t published = word.load(std::memory_order_acquire);
   const bool pending = event.publisher && event.recorded > published;
-  event.recorded = sequence;
-  if (published >= sequence) return;  // a redo: the program has seen this one complete
-  CUstream publisher = stream;
-  if (pending && *event.publisher != stream) {
-    publisher = publisher_stream();
-    CUevent before = nullptr;
-    faults_.check(driver_.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING));
-    faults_.check(driver_.cuEventRecordWithFlags(before, *event.publisher, 0));
-    faults_.check(driver_.cuStreamWaitEvent(publisher, before, 0));
-    faults_.check(driver_.cuStreamWaitEvent(publisher, event.real, 0));
-    driver_.cuEventDestroy_v2(before);
+  const bool elsewhere = pending && *event.publisher != stream;
+  const bool seen = published >= sequence;  // a redo: the program has seen this one complete
+  CUresult result = CUDA_SUCCESS;
+  if (!seen && !elsewhere) {
+    result = driver_.cuStreamWriteValue64_v2(stream, address, sequence, CU_STREAM_WRITE_VALUE_DEFAULT);
   }
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecordWithFlags(event.real, stream, flags);
+  if (result != CUDA_SUCCESS) return result;
+  event.recorded = sequence;
+  if (seen) return CUDA_SUCCESS;
+  if (!elsewhere) {
+    event.publisher = stream;
+    return CUDA_SUCCESS;
+  }
+  const CUstream publisher = publisher_stream();
+  CUevent before = nullptr;
+  faults_.check(driver_.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING));
+  faults_.check(driver_.cuEventRecordWithFlags(before, *event.publisher, 0));
+  faults_.check(driver_.cuStreamWaitEvent(publisher, before, 0));
+  faults_.check(driver_.cuStreamWaitEvent(publisher, event.real, 0));
+  driver_.cuEventDestroy_v2(before);
   event.publisher = publisher;
-  const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&word));
   faults_.check(driver_.cuStreamWriteValue64_v2(publisher, address, sequence, CU_STREAM_WRITE_VALUE_DEFAULT));
+  return CUDA_SUCCESS;
 }
 
 CUstream Executor::publisher_stream() {

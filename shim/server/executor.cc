@@ -398,6 +398,7 @@ std::vector<CUstream> Executor::streams_of(uint32_t ordinal) {
   for (size_t i = ordinal; i < thread_streams_.size(); i += contexts_.count()) {
     if (thread_streams_[i]) all.push_back(thread_streams_[i]);
   }
+  if (publishers_[ordinal]) all.push_back(publishers_[ordinal]);
   return all;
 }
 

@@ -183,7 +183,7 @@ class Executor {
   template <typename Args, typename Call>
   CUresult wait_for_value(Record& record, Call&& call);
   CUresult await(Record& record, std::unique_ptr<Wait> wait);
-  void publish_event(Event& event, uint32_t index, CUstream stream, uint64_t sequence);
+  CUresult record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence);
   CUstream publisher_stream();
   void forget_publisher(CUstream gone);
 
@@ -210,7 +210,7 @@ class Executor {
   LiveSet live_;
   Objects objects_;
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
-  std::array<CUstream, journal::kMaxDevices> publishers_{};  // see publish_event()
+  std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
   ScratchPool scratch_;
   Replies replies_{&job_};
   Waits waits_;

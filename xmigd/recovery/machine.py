@@ -108,10 +108,10 @@ class Machine:
         self._backoff = FIRST_BACKOFF
         self._deaths: dict[int, _Death] = {}
         self._striking: dict[int, int] = {}  # server -> injection
-        self._suspect: e.Deliver | None = None  # struck once; not yet passed by a redo
+        self._suspect: e.Deliver | None = None  # struck once; a cut behind it proves that it was not the program's own
         self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
         self._cut = (0, 0)  # number, sequence
-        self._redo_from = (0, 0)  # the cut that the redo under way began at; it may take others on its way
+        self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
         self._cause: e.Event | None = None
@@ -251,7 +251,7 @@ class Machine:
         assert self.recovery is not None
         deliver = self._delivered
         self._out.append(e.Assign(number, "recover", deliver=deliver, injections=injections))
-        self._redo_from = self._cut
+        self._redo_from = self._cut[0]
         self.recovery.standby_ready = self._t
         self.recovery.cut = self._cut[0]
         if deliver is not None:
@@ -297,13 +297,9 @@ class Machine:
             self._resumed()
 
     def _redo_passed(self, records: int) -> None:
-        number, sequence = self._redo_from
-        if (number, records) > self._best:
-            self._best = (number, records)
+        if (self._redo_from, records) > self._best:
+            self._best = (self._redo_from, records)
             self.attempts = 0
-        # Whether a cut's sequence is the last before it or the first after it: this is right for both.
-        if self._suspect is not None and self._suspect.sequence < sequence + records:
-            self._suspect = None
 
     def _resumed(self) -> None:
         assert self.recovery is not None
