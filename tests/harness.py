@@ -159,3 +159,20 @@ def stands_still(program: Program) -> bool:
     before = cpu_seconds(program.process.pid)
     time.sleep(0.5)
     return program.process.poll() is None and cpu_seconds(program.process.pid) == before
+
+
+def steps(program: Program, count: int) -> str:
+    """Let the stepwise program do some work; its answer."""
+    ask(program, count)
+    return answer(program)
+
+
+def ask(program: Program, count: int) -> None:
+    assert program.process.stdin is not None
+    program.process.stdin.write(f"{count}\n")
+    program.process.stdin.flush()
+
+
+def answer(program: Program) -> str:
+    assert program.process.stdout is not None
+    return program.process.stdout.readline()

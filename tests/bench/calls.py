@@ -23,11 +23,13 @@ def measure(programs: Programs, runs: int) -> Iterator[Row]:
             return float(median(programs.run(node, "calls", which)[key] for _ in range(runs)))
 
         bursts = [programs.run(node, "calls", "queued") for _ in range(runs)]
-        for key, name, target in (("ns", "queued record, client side", 150), ("first", "queued record, first lap", None)):
-            where = "the journal's pages touched before" if key == "ns" else "the journal's pages touched for the first time"
+        for key, name, target, pages in (
+            ("ns", "queued record, client side", 150, "touched before"),
+            ("first", "queued record, first lap of the journal", None, "touched for the first time"),
+        ):
             yield Row(
-                name=name, value=round(median(b[key] for b in bursts), 1), unit="ns", target=target,
-                better="lower", conditions=f"cuLaunchKernel with 8 parameters, null device, bursts of 20,000, {where}",
+                name=name, value=round(median(b[key] for b in bursts), 1), unit="ns", target=target, better="lower",
+                conditions=f"cuLaunchKernel with 8 parameters, null device, bursts of 20,000; pages {pages}",
             )  # fmt: skip
         yield Row(
             name="sustained records", value=round(typical("sustained", "per_second")), unit="1/s", target=4e6,

@@ -56,7 +56,7 @@ def first_results(programs: Programs, runs: int) -> Iterator[Row]:
         raise Failed("no recovery fell into a step")
     yield Row(
         name="recovery, SIGKILL to first new result", value=round(1000 * median(delays), 1), unit="ms", target=100,
-        better="lower", conditions=f"{LIVE_MIB} MiB live, warm standby, a step every {STEP_MS} ms that changes 256 KiB; "
+        better="lower", conditions=f"{LIVE_MIB} MiB live, warm standby, a step every {STEP_MS} ms changes 256 KiB; "
         f"median of {len(delays)}, slowest {1000 * max(delays):.0f} ms",
     )  # fmt: skip
 

@@ -31,5 +31,7 @@ def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
     recoveries = program.recoveries()
     if name != "device_queries":  # which are answered in the program
         assert recoveries
-    assert [r["outcome"] for r in recoveries] == ["resumed"] * len(recoveries)
+    # A program that has its results may end while the last recovery goes on.
+    assert all(r["outcome"] == "resumed" for r in recoveries[:-1])
+    assert all(r["outcome"] in ("resumed", "abandoned") for r in recoveries[-1:])
     assert [r["exact"] for r in recoveries] == [True] * len(recoveries)

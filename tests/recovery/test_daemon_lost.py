@@ -7,24 +7,15 @@ import signal
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from xmigd.demo.node import Node, Program
+from xmigd.demo.node import Node
 
 PARTS = (200, 300, 50, 400)
-
-
-def steps(program: Program, count: int) -> str:
-    """Let the stepwise program do some work; its answer."""
-    assert program.process.stdin is not None
-    assert program.process.stdout is not None
-    program.process.stdin.write(f"{count}\n")
-    program.process.stdin.flush()
-    return program.process.stdout.readline()
 
 
 def undisturbed(start: Starter) -> list[str]:
     program = start("stepwise")
     harness.go(program)
-    answers = [steps(program, part) for part in PARTS]
+    answers = [harness.steps(program, part) for part in PARTS]
     harness.output(program)
     return answers
 
@@ -34,15 +25,15 @@ def test_jobs_go_on_and_are_found_again(daemon: Node, start: Starter) -> None:
     program = start("stepwise")
     server = program.until("running")["server_pid"]
     harness.go(program)
-    answers = [steps(program, PARTS[0])]
+    answers = [harness.steps(program, PARTS[0])]
     daemon.kill()
-    answers.append(steps(program, PARTS[1]))
+    answers.append(harness.steps(program, PARTS[1]))
     daemon.start()
     assert program.until("running")["server_pid"] == server, "the same server"
-    answers.append(steps(program, PARTS[2]))
+    answers.append(harness.steps(program, PARTS[2]))
     harness.wait_until(lambda: (program.info() or {})["standby"] == "warm", "a standby of the new daemon's")
     os.kill(server, signal.SIGKILL)
-    answers.append(steps(program, PARTS[3]))
+    answers.append(harness.steps(program, PARTS[3]))
     assert answers == expected
     harness.output(program)
     program.until("ended")
@@ -55,7 +46,7 @@ def test_restarted_in_order(daemon: Node, start: Starter) -> None:
     harness.go(program)
     answers = []
     for part in PARTS:
-        answers.append(steps(program, part))
+        answers.append(harness.steps(program, part))
         daemon.stop()
         daemon.start()
     assert answers == expected
@@ -68,15 +59,13 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     program = start("stepwise")
     server = program.until("running")["server_pid"]
     harness.go(program)
-    steps(program, PARTS[0])
+    harness.steps(program, PARTS[0])
     daemon.kill()
     os.kill(server, signal.SIGKILL)
-    assert program.process.stdin is not None
-    program.process.stdin.write("10\n")
-    program.process.stdin.flush()
+    harness.ask(program, 10)
     assert harness.stands_still(program)
     daemon.start()
     _, said = program.process.communicate(timeout=60)
     assert program.process.returncode != 0
     assert "xmig" in said
-    program.until("ended")
+    program.until("lost")

@@ -43,6 +43,7 @@ class Expectations:
         self._loop = asyncio.get_running_loop()
         self._lost = lost
         self._open: dict[str, Expected] = {}
+        self._gone: dict[str, tuple[LiveProcess, str]] = {}  # with why; their programs may still ask
         for process in live:
             self._expect(process)
         self._timer = self._loop.call_later(grace, self._grace_is_over)
@@ -59,10 +60,12 @@ class Expectations:
 
     def find(self, job: str, pid: int) -> str | None:
         """The process by its own id, or by its job's and its pid."""
-        for name, expected in self._open.items():
-            if expected.live.row.pid == pid and job.partition(":")[0] in (name, expected.live.row.job):
-                return name
-        return None
+        return _find({name: expected.live for name, expected in self._open.items()}, job, pid)
+
+    def why_gone(self, job: str, pid: int) -> str | None:
+        """Why nothing is left of the process; None if it was never expected."""
+        name = _find({name: live for name, (live, _) in self._gone.items()}, job, pid)
+        return None if name is None else self._gone[name][1]
 
     def take(self, process: str) -> LiveProcess | None:
         """Its server is here."""
@@ -77,6 +80,7 @@ class Expectations:
             self._loop.remove_reader(expected.pidfd.fileno())
             expected.pidfd.close()
         if not alive:
+            self._gone[process] = (expected.live, why)
             self._lost(expected.live, why)
         for callback in expected.waiting:
             callback(alive, why)
@@ -108,6 +112,13 @@ class Expectations:
                 self.settle(name, alive=False, why="its server ended while no daemon was there")
             else:
                 logger.warning("still waiting for a server", process=name[:12], server_pid=expected.live.server_pid)
+
+
+def _find(processes: dict[str, LiveProcess], job: str, pid: int) -> str | None:
+    for name, live in processes.items():
+        if live.row.pid == pid and job.partition(":")[0] in (name, live.row.job):
+            return name
+    return None
 
 
 @dataclass(slots=True)

@@ -242,7 +242,8 @@ class Supervisor:
                 return
         expected = self._expectations.find(hello.job, peer.pid)
         if expected is None:
-            self._answer_reattach(sock, name, False, "this xmigd does not know the process")
+            why = self._expectations.why_gone(hello.job, peer.pid) or "this xmigd does not know the process"
+            self._answer_reattach(sock, name, False, why)
             return
         self._expectations.wait(expected, lambda alive, why: self._answer_reattach(sock, expected, alive, why))
 
