@@ -34,4 +34,4 @@ def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
     # A program that has its results may end while the last recovery goes on.
     assert all(r["outcome"] == "resumed" for r in recoveries[:-1])
     assert all(r["outcome"] in ("resumed", "abandoned") for r in recoveries[-1:])
-    assert [r["exact"] for r in recoveries] == [True] * len(recoveries)
+    assert all(r["exact"] for r in recoveries if r["outcome"] == "resumed")

@@ -68,4 +68,4 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     _, said = program.process.communicate(timeout=60)
     assert program.process.returncode != 0
     assert "xmig" in said
-    program.until("lost")
+    program.until("lost", "ended")

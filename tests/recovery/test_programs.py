@@ -57,7 +57,7 @@ def test_garbage_in_the_journal(
     hostile = start("garbage", spoil, kind)
     harness.go(hostile)
     assert "lost" in harness.output(hostile)
-    hostile.until("lost")
+    hostile.until("lost", "ended")
     faults = hostile.faults()
     assert faults[-1]["kind"] == "garbage"
     assert faults[-1]["text"]
