@@ -223,11 +223,12 @@ record("xmImage", "queued", "A piece of a module image; image numbers are chosen
        "uint64_t total", "uint64_t offset")
 record("xmImageFile", "queued", "A module image that lies in a file: mapped read-only by the server. The payload "
        "is the path.", "uint64_t image", "uint64_t total", "uint64_t offset")
-record("xmModuleLoad", "synchronous", "Load an image. The reply lists kernels and globals (see module_info.h); if "
+record("xmModuleLoad", "synchronous", "Load an image. The reply names kernels and globals (see module_info.h); if "
        "it does not fit, reply_bytes says how much is needed and xmModuleInfo fetches the rest.", "uint64_t module",
        "uint64_t image")
 record("xmModuleInfo", "synchronous", "A part of the description of a loaded module.", "uint64_t module",
        "uint64_t offset")
+record("xmKernel", "synchronous", "A kernel's parameters and attributes (see module_info.h).", "uint64_t function")
 record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's memory.",
        "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
 queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")

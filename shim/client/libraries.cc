@@ -49,9 +49,9 @@ CUresult module_in(Library& library, uint64_t handle, Context& context, Module**
   const WithContext inside(context);
   if (const CUresult error = load_module(library.image, handle, module); error != CUDA_SUCCESS) return error;
   for (const Setting& setting : library.settings) {
-    if (setting.ordinal == context.ordinal && setting.kernel < (*module)->functions.size()) {
-      set_attribute((*module)->functions[setting.kernel], setting.attribute, setting.value);
-    }
+    if (setting.ordinal != context.ordinal) continue;
+    const FunctionHere here = function_of(**module, setting.kernel);
+    if (here.function) set_attribute(*here.function, setting.attribute, setting.value);
   }
   library.modules[context.index].store(*module, std::memory_order_release);
   return CUDA_SUCCESS;
@@ -77,9 +77,7 @@ FunctionHere function_here(CUkernel kernel) {
   const auto library = reinterpret_cast<CUlibrary>(library_of(handle_of(kernel)));
   if (!journal::handle_is(handle_of(kernel), kKernelKind)) return {nullptr, CUDA_ERROR_INVALID_HANDLE};
   if (const CUresult error = module_here(library, &module); error != CUDA_SUCCESS) return {nullptr, error};
-  const uint32_t number = journal::handle_index(handle_of(kernel)) & (kMaxKernels - 1);
-  if (number >= module->functions.size()) return {nullptr, CUDA_ERROR_INVALID_HANDLE};
-  return {&module->functions[number]};
+  return function_of(*module, journal::handle_index(handle_of(kernel)) & (kMaxKernels - 1));
 }
 
 // The function on a device: in the current context if it is on that device, in its primary context otherwise.
@@ -104,9 +102,7 @@ FunctionHere kernel_function(uint64_t kernel, Context& context) {
   if (const CUresult error = module_in(*library, library_of(kernel), context, &module); error != CUDA_SUCCESS) {
     return {nullptr, error};
   }
-  const uint32_t number = journal::handle_index(kernel) & (kMaxKernels - 1);
-  if (number >= module->functions.size()) return {nullptr, CUDA_ERROR_INVALID_HANDLE};
-  return {&module->functions[number]};
+  return function_of(*module, journal::handle_index(kernel) & (kMaxKernels - 1));
 }
 
 void libraries_context_reset(const Context& context) {

@@ -51,20 +51,9 @@ class Reader {
   size_t at_ = 0;
 };
 
-bool parse_kernel(Reader& reader, Function& function) {
-  journal::KernelInfo info;
-  if (!reader.read(info) || !reader.read(function.name, info.name_bytes)) return false;
-  if (info.parameter_bytes > journal::kMaxPayload) return false;
-  function.parameter_bytes = info.parameter_bytes;
-  for (uint32_t i = 0; i < info.parameter_count; ++i) {
-    journal::ParameterInfo parameter;
-    if (!reader.read(parameter) || parameter.offset > info.parameter_bytes ||
-        parameter.size > info.parameter_bytes - parameter.offset) {
-      return false;
-    }
-    function.parameters.push_back(parameter);
-  }
-  for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) function.attributes[i] = info.attributes[i];
+bool parse_name(Reader& reader, std::string& name) {
+  journal::KernelName info;
+  if (!reader.read(info) || !reader.read(name, info.bytes)) return false;
   reader.pad();
   return true;
 }
@@ -133,7 +122,7 @@ bool parse_description(std::span<const std::byte> description, Module& module) {
   module.functions = std::vector<Function>(info.kernel_count);
   for (uint32_t i = 0; i < info.kernel_count; ++i) {
     Function& function = module.functions[i];
-    if (!parse_kernel(reader, function)) return false;
+    if (!parse_name(reader, function.name)) return false;
     function.module = &module;
     function.handle = journal::make_handle(Kind::kFunction, (journal::handle_index(module.handle) << kKernelBits) | i);
     module.by_name.emplace(function.name, i);
@@ -141,6 +130,24 @@ bool parse_description(std::span<const std::byte> description, Module& module) {
   for (uint32_t i = 0; i < info.global_count; ++i) {
     if (!parse_global(reader, module.globals.emplace_back())) return false;
   }
+  return true;
+}
+
+bool parse_description(std::span<const std::byte> description, Function& function) {
+  Reader reader(description);
+  journal::KernelInfo info;
+  if (!reader.read(info) || info.parameter_bytes > journal::kMaxPayload) return false;
+  if (info.parameter_count > journal::kMaxParameters) return false;
+  std::vector<journal::ParameterInfo> parameters(info.parameter_count);
+  for (journal::ParameterInfo& parameter : parameters) {
+    if (!reader.read(parameter) || parameter.offset > info.parameter_bytes ||
+        parameter.size > info.parameter_bytes - parameter.offset) {
+      return false;
+    }
+  }
+  function.parameter_bytes = info.parameter_bytes;
+  function.parameters = std::move(parameters);
+  for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) function.attributes[i] = info.attributes[i];
   return true;
 }
 
@@ -207,10 +214,38 @@ FunctionHere find_function(CUfunction handle, Context& context) {
   const uint32_t index = journal::handle_index(value);
   Module* const module = find_module(journal::make_handle(Kind::kModule, index >> kKernelBits));
   const uint32_t number = index & (kMaxKernels - 1);
-  if (!module || number >= module->functions.size() || module->context != &context) {
-    return {nullptr, CUDA_ERROR_INVALID_HANDLE};
+  if (!module || module->context != &context) return {nullptr, CUDA_ERROR_INVALID_HANDLE};
+  return function_of(*module, number);
+}
+
+namespace {
+
+CUresult describe(Function& function) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (function.described.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  const WithContext inside(*function.module->context);
+  std::vector<std::byte> description(sizeof(journal::KernelInfo) +
+                                     journal::kMaxParameters * sizeof(journal::ParameterInfo));
+  const Args_xmKernel args{.function = function.handle};
+  Pending pending = start(Op::xmKernel, &args, sizeof(args), {}, description.size());
+  size_t used = 0;
+  const CUresult result = finish(pending, description.data(), description.size(), &used);
+  if (result != CUDA_SUCCESS) return result;
+  if (!parse_description(std::span(description).first(used), function)) return CUDA_ERROR_INVALID_IMAGE;
+  function.described.store(true, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+FunctionHere function_of(Module& module, uint32_t number) {
+  if (number >= module.functions.size()) [[unlikely]] return {nullptr, CUDA_ERROR_INVALID_HANDLE};
+  Function& function = module.functions[number];
+  if (!function.described.load(std::memory_order_acquire)) [[unlikely]] {
+    if (const CUresult error = describe(function); error != CUDA_SUCCESS) return {nullptr, error};
   }
-  return {&module->functions[number]};
+  return {&function};
 }
 
 void modules_context_reset(const Context& context) {

@@ -26,8 +26,8 @@ namespace xmig::client {
 
 struct Module;
 
-inline constexpr uint32_t kKernelBits = 12;  // of a function's handle index: see journal::Kind::kFunction
-inline constexpr uint32_t kMaxKernels = 1u << kKernelBits;
+using journal::kKernelBits;
+using journal::kMaxKernels;
 // CUkernel handles never leave the client, which keeps them apart from CUfunction: libcudart passes one as the other.
 inline constexpr journal::Kind kKernelKind = static_cast<journal::Kind>(0x20);
 
@@ -35,6 +35,8 @@ struct Function {
   std::string name;
   Module* module = nullptr;
   uint64_t handle = 0;
+  // What follows is asked for when the kernel is first looked up.
+  std::atomic<bool> described{false};
   uint32_t parameter_bytes = 0;
   std::vector<journal::ParameterInfo> parameters;
   std::array<std::atomic<int32_t>, journal::kFunctionAttributes> attributes{};
@@ -56,8 +58,9 @@ struct Module {
   std::vector<Global> globals;
 };
 
-// Reads the server's description of a module into `module`. False: it does not make sense.
+// Reads the server's description of a module, or of a kernel. False: it does not make sense.
 bool parse_description(std::span<const std::byte> description, Module& module);
+bool parse_description(std::span<const std::byte> description, Function& function);
 
 // Loads an image into the current context.
 CUresult load_module(std::span<const std::byte> image, uint64_t library, Module** loaded);
@@ -71,6 +74,8 @@ struct FunctionHere {
   CUresult error = CUDA_SUCCESS;
 };
 FunctionHere find_function(CUfunction handle, Context& context);
+// A module's kernel by its number, described.
+FunctionHere function_of(Module& module, uint32_t number);
 
 // libraries.cc
 FunctionHere kernel_function(uint64_t kernel, Context& context);

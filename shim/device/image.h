@@ -14,7 +14,7 @@
 
 namespace xmig::device {
 
-inline constexpr size_t kMaxKernels = 4096;  // of a module: a function's handle has 12 bits for its number
+inline constexpr size_t kMaxKernels = 4096;  // of a module
 
 struct ImageKernel {
   std::string name;

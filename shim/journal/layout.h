@@ -199,7 +199,7 @@ enum class Kind : uint8_t {
   kStream = 2,
   kEvent = 3,
   kModule = 4,
-  kFunction = 5,  // index = module index << 12 | kernel's number in the module
+  kFunction = 5,  // index = module index << kKernelBits | kernel's number in the module
   kPool = 6,
   kMemory = 7,    // CUmemGenericAllocationHandle
   kGraph = 8,
@@ -216,5 +216,8 @@ constexpr bool handle_is(uint64_t handle, Kind kind) {
   return (handle >> 40) == ((kHandleTag >> 40) | static_cast<uint64_t>(kind)) && ((handle >> 32) & 0xff) == 0;
 }
 constexpr uint32_t handle_index(uint64_t handle) { return static_cast<uint32_t>(handle); }
+
+inline constexpr uint32_t kKernelBits = 16;
+inline constexpr uint32_t kMaxKernels = 1u << kKernelBits;  // of a module
 
 }  // namespace xmig::journal

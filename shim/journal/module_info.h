@@ -1,8 +1,14 @@
 // How a loaded module describes itself to the client: the reply of xmModuleLoad.
 //
 //   ModuleInfo
-//   KernelInfo, name (not terminated), ParameterInfo * parameter_count, padded to 8   } kernel_count times
-//   GlobalInfo, name, padded to 8                                                     } global_count times
+//   KernelName, name (not terminated), padded to 8   } kernel_count times; the n-th is the module's kernel number n
+//   GlobalInfo, name, padded to 8                    } global_count times
+//
+// And a kernel, when the program first asks for it (to describe one the device has to load it, and libraries have
+// thousands): the reply of xmKernel.
+//
+//   KernelInfo
+//   ParameterInfo                                    } parameter_count times
 #pragma once
 
 #include <cstdint>
@@ -16,12 +22,15 @@ struct ModuleInfo {
   uint32_t reserved;
 };
 
+struct KernelName {
+  uint32_t bytes;
+};
+
 inline constexpr uint32_t kFunctionAttributes = 16;  // CUfunction_attribute 0..15
+inline constexpr uint32_t kMaxParameters = 4096;
 struct KernelInfo {
-  uint32_t name_bytes;
   uint32_t parameter_count;
   uint32_t parameter_bytes;  // of the packed parameter block
-  uint32_t reserved;
   int32_t attributes[kFunctionAttributes];
 };
 struct ParameterInfo {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "journal/module_info.h"
 #include "server/contexts.h"
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
@@ -102,6 +103,7 @@ class Executor {
   CUresult on_xmImageFile(Record& record);
   CUresult on_xmModuleLoad(Record& record);
   CUresult on_xmModuleInfo(Record& record);
+  CUresult on_xmKernel(Record& record);
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
   CUresult on_xmLaunch(Record& record);
@@ -178,6 +180,7 @@ class Executor {
   CUresult unload(uint32_t index);
   void note_image(uint64_t number, CUresult result);
   CUresult describe(Module& module);
+  std::vector<journal::ParameterInfo> describe_parameters(Kernel& kernel);
 
   // events.cc
   template <typename Args, typename Call>

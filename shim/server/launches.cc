@@ -26,11 +26,12 @@ CUresult Executor::on_xmLaunch(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const std::span<std::byte> payload = record.payload();
   if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
-  const Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
   CUstream stream = nullptr;
   if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(*kernel);  // after a recovery nobody asks again
   const size_t attribute_bytes = size_t{args.attributes} * sizeof(CUlaunchAttribute);
-  if (args.attributes > kMaxLaunchAttributes || args.parameter_bytes != kernel->parameter_bytes ||
+  if (args.attributes > kMaxLaunchAttributes || args.parameter_bytes != *kernel->parameter_bytes ||
       attribute_bytes + args.parameter_bytes > payload.size()) {
     return CUDA_ERROR_INVALID_VALUE;
   }

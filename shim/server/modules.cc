@@ -99,26 +99,10 @@ CUresult Executor::describe(Module& module) {
   for (const CUfunction function : functions) {
     const char* name = nullptr;
     if ((result = driver_.cuFuncGetName(&name, function)) != CUDA_SUCCESS) return result;
-    journal::KernelInfo kernel{};
-    kernel.name_bytes = static_cast<uint32_t>(std::strlen(name));
-    std::vector<journal::ParameterInfo> parameters;
-    for (size_t i = 0;; ++i) {
-      size_t offset = 0, size = 0;
-      if (driver_.cuFuncGetParamInfo(function, i, &offset, &size) != CUDA_SUCCESS) break;
-      parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
-      kernel.parameter_bytes = std::max(kernel.parameter_bytes, static_cast<uint32_t>(offset + size));
-    }
-    kernel.parameter_count = static_cast<uint32_t>(parameters.size());
-    for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
-      int value = 0;
-      const auto attribute = static_cast<CUfunction_attribute>(i);
-      if (driver_.cuFuncGetAttribute(&value, attribute, function) == CUDA_SUCCESS) kernel.attributes[i] = value;
-    }
-    append(out, kernel);
+    append(out, journal::KernelName{static_cast<uint32_t>(std::strlen(name))});
     append_text(out, name);
-    for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);
     pad(out);
-    module.kernels.push_back({function, kernel.parameter_bytes});
+    module.kernels.push_back({function, {}});
   }
   for (const device::Global& global : module.globals) {
     append(out, journal::GlobalInfo{global.address, global.bytes, static_cast<uint32_t>(global.name.size()), 0});
@@ -127,6 +111,39 @@ CUresult Executor::describe(Module& module) {
   }
   info.bytes = static_cast<uint32_t>(out.size());
   std::memcpy(out.data(), &info, sizeof(info));
+  return CUDA_SUCCESS;
+}
+
+std::vector<journal::ParameterInfo> Executor::describe_parameters(Kernel& kernel) {
+  std::vector<journal::ParameterInfo> parameters;
+  uint32_t bytes = 0;
+  size_t offset = 0, size = 0;
+  while (parameters.size() < journal::kMaxParameters &&
+         driver_.cuFuncGetParamInfo(kernel.real, parameters.size(), &offset, &size) == CUDA_SUCCESS) {
+    parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
+    bytes = std::max(bytes, static_cast<uint32_t>(offset + size));
+  }
+  kernel.parameter_bytes = bytes;
+  return parameters;
+}
+
+CUresult Executor::on_xmKernel(Record& record) {
+  Args_xmKernel args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
+  Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  const std::vector<journal::ParameterInfo> parameters = describe_parameters(*kernel);
+  journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}};
+  for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
+    int value = 0;
+    const auto attribute = static_cast<CUfunction_attribute>(i);
+    if (driver_.cuFuncGetAttribute(&value, attribute, kernel->real) == CUDA_SUCCESS) info.attributes[i] = value;
+  }
+  std::vector<std::byte> out;
+  append(out, info);
+  for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);
+  record.set_reply(out.data(), out.size(), out.size());
   return CUDA_SUCCESS;
 }
 

@@ -22,8 +22,8 @@ namespace xmig::server {
 
 inline constexpr uint32_t kMaxStreams = 1u << 16;
 inline constexpr uint32_t kMaxModules = 1u << 16;
-inline constexpr uint32_t kKernelBits = 12;  // of a function's handle index
-inline constexpr uint32_t kMaxKernels = 1u << kKernelBits;
+using journal::kKernelBits;
+using journal::kMaxKernels;
 
 struct StoredRecord {
   uint64_t sequence;
@@ -51,7 +51,7 @@ struct Event {
 
 struct Kernel {
   CUfunction real;
-  uint32_t parameter_bytes;
+  std::optional<uint32_t> parameter_bytes;  // once somebody has asked
 };
 
 struct Module {
@@ -95,7 +95,7 @@ struct Objects {
   Table<Event> events{journal::kMaxEvents};
   Table<Module> modules{kMaxModules};
 
-  const Kernel* kernel(uint32_t index) {
+  Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);
     const uint32_t number = index & (kMaxKernels - 1);
     return module && number < module->kernels.size() ? &module->kernels[number] : nullptr;

@@ -82,27 +82,35 @@ inline std::vector<std::byte> module_description(uint32_t extra_kernels) {
   const auto pad = [&] { text.resize(journal::align8(text.size())); };
   journal::ModuleInfo info{.kernel_count = 1 + extra_kernels, .global_count = 0};
   put(&info, sizeof(info));
-  journal::KernelInfo kernel{};
-  kernel.name_bytes = 4;
-  kernel.parameter_count = kParameters;
-  kernel.parameter_bytes = kKernelBytes;
-  kernel.attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 512;
-  kernel.attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = 4096;
-  put(&kernel, sizeof(kernel));
-  put("many", 4);
-  put(kLayout, sizeof(kLayout));
-  pad();
-  for (uint32_t i = 0; i < extra_kernels; ++i) {
-    const std::string name = "kernel number " + std::to_string(i) + std::string(100, '.');
-    journal::KernelInfo more{};
-    more.name_bytes = static_cast<uint32_t>(name.size());
-    more.attributes[0] = 1024;
-    put(&more, sizeof(more));
+  const auto kernel = [&](std::string_view name) {
+    const journal::KernelName prefix{static_cast<uint32_t>(name.size())};
+    put(&prefix, sizeof(prefix));
     put(name.data(), name.size());
     pad();
+  };
+  kernel("many");
+  for (uint32_t i = 0; i < extra_kernels; ++i) {
+    kernel("kernel number " + std::to_string(i) + std::string(100, '.'));
   }
   info.bytes = static_cast<uint32_t>(text.size());
   std::memcpy(text.data(), &info, sizeof(info));
+  return text;
+}
+
+// Kernel number 0 is the one of kLayout, the others have no parameters.
+inline std::vector<std::byte> kernel_description(uint32_t number) {
+  journal::KernelInfo info{};
+  if (number == 0) {
+    info.parameter_count = kParameters;
+    info.parameter_bytes = kKernelBytes;
+    info.attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 512;
+    info.attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = 4096;
+  } else {
+    info.attributes[0] = 1024;
+  }
+  std::vector<std::byte> text(sizeof(info) + (number == 0 ? sizeof(kLayout) : 0));
+  std::memcpy(text.data(), &info, sizeof(info));
+  if (number == 0) std::memcpy(text.data() + sizeof(info), kLayout, sizeof(kLayout));
   return text;
 }
 
@@ -223,6 +231,13 @@ class JobServer {
         const size_t from = rest ? arguments<Args_xmModuleInfo>(record).offset : 0;
         record.reply_bytes = static_cast<uint32_t>(std::min<size_t>(record.reply, description_.size() - from));
         std::memcpy(space, description_.data() + from, record.reply_bytes);
+        break;
+      }
+      case Op::xmKernel: {
+        const uint64_t function = arguments<Args_xmKernel>(record).function;
+        const auto text = kernel_description(journal::handle_index(function) & (journal::kMaxKernels - 1));
+        record.reply_bytes = static_cast<uint32_t>(text.size());
+        std::memcpy(space, text.data(), std::min<size_t>(record.reply, text.size()));
         break;
       }
       case Op::xmHostFunc:

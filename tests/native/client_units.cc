@@ -265,12 +265,9 @@ void descriptions() {
   };
   journal::ModuleInfo info{.kernel_count = 1, .global_count = 1};
   put(&info, sizeof(info));
-  journal::KernelInfo kernel{.name_bytes = 3, .parameter_count = 2, .parameter_bytes = 12};
-  kernel.attributes[0] = 1024;
+  const journal::KernelName kernel{3};
   put(&kernel, sizeof(kernel));
   put("mix", 3);
-  const journal::ParameterInfo parameters[] = {{0, 8}, {8, 4}};
-  put(parameters, sizeof(parameters));
   text.resize(journal::align8(text.size()));
   const journal::GlobalInfo global{.address = 0, .bytes = 16, .name_bytes = 5};
   put(&global, sizeof(global));
@@ -280,7 +277,7 @@ void descriptions() {
     Module module;
     CHECK(parse_description(text, module));
     CHECK(module.functions.size() == 1 && module.functions[0].name == "mix" && module.by_name.at("mix") == 0);
-    CHECK(module.functions[0].parameters[1].offset == 8 && module.functions[0].attributes[0] == 1024);
+    CHECK(!module.functions[0].described.load());
     CHECK(module.globals.size() == 1 && module.globals[0].name == "table" && module.globals[0].bytes == 16);
   }
   // Whatever the server writes: nothing but yes or no. (The sanitizers watch.)
@@ -295,6 +292,27 @@ void descriptions() {
       changed[i] = static_cast<std::byte>(value);
       Module module;
       parse_description(changed, module);
+    }
+  }
+  text.clear();
+  journal::KernelInfo described{.parameter_count = 2, .parameter_bytes = 12, .attributes = {1024}};
+  put(&described, sizeof(described));
+  const journal::ParameterInfo parameters[] = {{0, 8}, {8, 4}};
+  put(parameters, sizeof(parameters));
+  Function function;
+  CHECK(parse_description(text, function));
+  CHECK(function.parameters[1].offset == 8 && function.parameter_bytes == 12 && function.attributes[0] == 1024);
+  for (size_t length = 0; length < text.size(); ++length) {
+    Function part;
+    CHECK(!parse_description(std::span(text).first(length), part));
+  }
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (const int value : {0x00, 0x7f, 0xff}) {
+      auto changed = text;
+      changed[i] = static_cast<std::byte>(value);
+      Function other;
+      if (!parse_description(changed, other)) continue;
+      for (const journal::ParameterInfo& p : other.parameters) CHECK(p.offset + p.size <= other.parameter_bytes);
     }
   }
 }

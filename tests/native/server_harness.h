@@ -324,11 +324,11 @@ class Job {
     CHECK(info.bytes <= reply.size());
     size_t offset = sizeof(info);
     for (uint32_t i = 0; i < info.kernel_count; ++i) {
-      journal::KernelInfo kernel;
+      journal::KernelName kernel;
       std::memcpy(&kernel, reply.data() + offset, sizeof(kernel));
-      const std::string name(reinterpret_cast<char*>(reply.data() + offset + sizeof(kernel)), kernel.name_bytes);
-      loaded.kernels[name] = journal::make_handle(journal::Kind::kFunction, modules_ << 12 | i);
-      offset = journal::align8(offset + sizeof(kernel) + kernel.name_bytes + kernel.parameter_count * 8);
+      const std::string name(reinterpret_cast<char*>(reply.data() + offset + sizeof(kernel)), kernel.bytes);
+      loaded.kernels[name] = journal::make_handle(journal::Kind::kFunction, modules_ << journal::kKernelBits | i);
+      offset = journal::align8(offset + sizeof(kernel) + kernel.bytes);
     }
     for (uint32_t i = 0; i < info.global_count; ++i) {
       journal::GlobalInfo global;

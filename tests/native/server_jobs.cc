@@ -97,6 +97,13 @@ void undisturbed() {
   Job::wait([&] { return job.counters().cuts != 0; });
 }
 
+// Who is killed faster than it can get anywhere gets nowhere.
+#if defined(__SANITIZE_THREAD__)
+constexpr unsigned kLongestLife = 500'000;
+#else
+constexpr unsigned kLongestLife = 50'000;
+#endif
+
 void kills() {
   Job job;
   std::mt19937 random(1);
@@ -105,7 +112,7 @@ void kills() {
     while (!done) {
       // Mostly while it works, sometimes while it recovers.
       if (random() % 5 != 0) Job::wait([&] { return is_running(job) || done; });
-      ::usleep(random() % 50'000);
+      ::usleep(random() % kLongestLife);
       job.kill_server();
       Job::wait([&] { return job.server() > 0; });
     }
