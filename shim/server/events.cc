@@ -151,24 +151,21 @@ CUstream Executor::publisher_stream() {
   return stream;
 }
 
-// A stream is about to be destroyed: events whose completion it still has to publish are handed to our own stream.
-void Executor::forget_publisher(CUstream gone) {
-  CUevent last = nullptr;
-  objects_.events.for_each([&](uint32_t index, Event& event) {
-    if (event.publisher != gone) return;
-    if (event.recorded <= job_.header().events[index].load(std::memory_order_acquire)) {
-      event.publisher.reset();
-      return;
-    }
-    const CUstream publisher = publisher_stream();
-    if (!last) {
-      faults_.check(driver_.cuEventCreate(&last, CU_EVENT_DISABLE_TIMING));
-      faults_.check(driver_.cuEventRecordWithFlags(last, gone, 0));
-      faults_.check(driver_.cuStreamWaitEvent(publisher, last, 0));
-    }
-    event.publisher = publisher;
+// A stream is about to be destroyed: its work goes on. A stream of ours waits for it, so that who waits for the whole
+// context waits for it as well; events whose completion it still has to publish are handed to that one.
+void Executor::leave_work(CUstream gone) {
+  std::optional<CUstream> heir;
+  if (driver_.cuStreamQuery(gone) != CUDA_SUCCESS) {
+    heir = publisher_stream();
+    CUevent last = nullptr;
+    faults_.check(driver_.cuEventCreate(&last, CU_EVENT_DISABLE_TIMING));
+    faults_.check(driver_.cuEventRecordWithFlags(last, gone, 0));
+    faults_.check(driver_.cuStreamWaitEvent(*heir, last, 0));
+    driver_.cuEventDestroy_v2(last);
+  }
+  objects_.events.for_each([&](uint32_t, Event& event) {
+    if (event.publisher == gone) event.publisher = heir;
   });
-  if (last) driver_.cuEventDestroy_v2(last);
 }
 
 }  // namespace xmig::server

@@ -188,7 +188,7 @@ class Executor {
   CUresult await(Record& record, std::unique_ptr<Wait> wait);
   CUresult record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence);
   CUstream publisher_stream();
-  void forget_publisher(CUstream gone);
+  void leave_work(CUstream gone);
 
   // launches.cc
   CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);

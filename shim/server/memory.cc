@@ -86,7 +86,7 @@ CUresult Executor::on_xmContextReset(Record& record) {
 void Executor::reset_context(uint32_t context) {
   objects_.streams.for_each([&](uint32_t index, const Stream& stream) {
     if (stream.owner.context != context) return;
-    forget_publisher(stream.real);
+    leave_work(stream.real);
     driver_.cuStreamDestroy_v2(stream.real);
     objects_.streams.erase(index);
   });

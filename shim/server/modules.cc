@@ -216,7 +216,7 @@ CUresult Executor::on_cuStreamDestroy_v2(Record& record) {
   const uint32_t index = journal::handle_index(args.hStream);
   const Stream* const stream = objects_.streams.find(index);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  forget_publisher(stream->real);
+  leave_work(stream->real);
   const CUresult result = driver_.cuStreamDestroy_v2(stream->real);
   objects_.streams.erase(index);
   return result;
