@@ -100,7 +100,7 @@ def run(
     job = connect().post("/v1/jobs", {"name": name, "command": shown, "device": device})
     preload = os.environ.get("LD_PRELOAD")
     environment = os.environ | job["environment"]
-    environment["LD_PRELOAD"] = f"{job['shim']}:{preload}" if preload else job["shim"]
+    environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
     try:
         os.execvpe(command[0], command, environment)
     except FileNotFoundError:

@@ -80,7 +80,7 @@ async def serve(settings: Settings) -> None:
         supervisor = Supervisor(settings, layout, program, DatabaseRecords(writer), find_job, live)
         stopping = asyncio.Event()
         node = Node(
-            settings=settings, supervisor=supervisor, writer=writer, readers=reading, shim=shim_path(native_dir),
+            settings=settings, supervisor=supervisor, writer=writer, readers=reading, shims=shim_paths(native_dir),
             started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
         )  # fmt: skip
         server = make_server(make_app(node))
@@ -106,9 +106,9 @@ async def serve(settings: Settings) -> None:
             settings.api_socket.unlink()
 
 
-def shim_path(native_dir: Path) -> Path:
+def shim_paths(native_dir: Path) -> list[Path]:
     try:
-        return native.find_shim(native_dir)
+        return native.find_shims(native_dir)
     except StartError as error:
         logger.warning("programs cannot be started with xmigctl run", why=str(error))
-        return native_dir / native.SHIM
+        return [native_dir / native.SHIM, native_dir / native.NVML_SHIM]

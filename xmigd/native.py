@@ -12,6 +12,7 @@ from xmigd.errors import StartError
 
 SERVER = "xmig-server"
 SHIM = "libcuda.so.1"
+NVML_SHIM = "libnvidia-ml.so.1"
 
 
 class Layout(BaseModel):
@@ -44,11 +45,11 @@ def find_native_dir(configured: Path | None) -> Path:
     )
 
 
-def find_shim(native_dir: Path) -> Path:
-    """libcuda.so.1: beside the server, or where a build folder has it. Raises StartError if it is not there."""
-    for shim in (native_dir / SHIM, native_dir / "shim" / SHIM):
-        if shim.exists():
-            return shim
+def find_shims(native_dir: Path) -> list[Path]:
+    """What programs preload: beside the server, or where a build folder has it. Raises StartError without it."""
+    for folder in (native_dir, native_dir / "shim"):
+        if (folder / SHIM).exists():
+            return [folder / SHIM, folder / NVML_SHIM]
     raise StartError(
         f"{SHIM} is not in {native_dir}",
         hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from xmigd.native import NVML_SHIM, SHIM
+
 from .node import Node
 
 MakeNode = Callable[..., Node]
@@ -23,7 +25,8 @@ def peer_native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server.chmod(server.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     for parent in [folder, *folder.parents][:3]:
         parent.chmod(parent.stat().st_mode | 0o755)
-    (folder / "libcuda.so.1").write_bytes(b"")
+    for shim in (SHIM, NVML_SHIM):
+        (folder / shim).write_bytes(b"")
     return folder
 
 

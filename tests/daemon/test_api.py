@@ -136,13 +136,13 @@ def test_the_command_line(node: Node) -> None:
 
 
 def test_run_becomes_the_program(node: Node) -> None:
-    # The peer's libcuda.so.1 is an empty file: the loader says so and goes on.
+    # The peer's shims are empty files: the loader says so and goes on.
     names = ("LD_PRELOAD", "XMIG_SOCKET", "XMIG_JOB")
     code = f"import os,sys; print(*(os.environ[name] for name in {names})); sys.exit(7)"
     done = ctl(node, "run", "--name", "seven", "--", sys.executable, "-c", code)
     assert done.returncode == 7
     preload, socket_path, job = done.stdout.split()
-    assert preload == str(node.native / "libcuda.so.1")
+    assert preload == f"{node.native / 'libcuda.so.1'}:{node.native / 'libnvidia-ml.so.1'}"
     assert socket_path == str(node.runtime_dir / "client.sock")
     assert node.get("/v1/jobs/" + job.partition(":")[0])["name"] == "seven"
     done = ctl(node, "run", "--", "/nothing/here")

@@ -26,7 +26,7 @@ class Node:
     supervisor: Supervisor
     writer: Writer
     readers: Engine
-    shim: Path
+    shims: list[Path]
     started_at: float
     tcp_address: str | None = None
     is_stopping: Callable[[], bool] = field(default=lambda: False)

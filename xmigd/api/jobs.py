@@ -31,7 +31,8 @@ async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, resp
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
-        created_at=created_at, state="created", processes=0, faults=0, recoveries=0, shim=str(node.shim),
+        created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
+        preload=":".join(map(str, node.shims)),
         environment={"XMIG_JOB": f"{job.id}:{token}", "XMIG_SOCKET": str(node.settings.client_socket)},
     )  # fmt: skip
 

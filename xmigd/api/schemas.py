@@ -72,10 +72,10 @@ class JobInfo(Answer):
 
 
 class JobMade(JobInfo):
-    """What a program needs to belong to the job: set these, and preload the shim."""
+    """What a program needs to belong to the job: set these, and preload the shims."""
 
     environment: dict[str, str]
-    shim: str
+    preload: str = Field(description="what LD_PRELOAD begins with")
 
 
 class StopAnswer(Answer):

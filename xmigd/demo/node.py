@@ -98,7 +98,7 @@ class Node:
         """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text."""
         words = [str(word) for word in command]
         job = self.client.post("/v1/jobs", {"name": name, "command": " ".join(words)[:4096], "device": device})
-        variables = self.environment | job["environment"] | {"LD_PRELOAD": job["shim"]} | dict(environment or {})
+        variables = self.environment | job["environment"] | {"LD_PRELOAD": job["preload"]} | dict(environment or {})
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
         process = subprocess.Popen(words, env=variables, **options)
         self._programs.append(process)
