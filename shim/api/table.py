@@ -250,6 +250,11 @@ record("xmLaunch", "queued", "Launch a kernel. The payload holds `attributes` CU
 local("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuLaunch", "cuLaunchGrid",
       note="checked against the kernel's limits, then xmLaunch")
 synchronous("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", numBlocks=Out(), func=function, client="custom")
+record("xmClusters", "synchronous", "How many clusters of a launch fit the device, or how large one can be. Arguments "
+       "and payload as in xmLaunch, without parameters; the reply is an int.", "uint64_t function", "uint32_t grid_x",
+       "uint32_t grid_y", "uint32_t grid_z", "uint32_t block_x", "uint32_t block_y", "uint32_t block_z",
+       "uint32_t shared_bytes", "uint32_t attributes", "uint32_t potential_size", "uint32_t reserved")
+local("cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", note="xmClusters")
 local("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxPotentialBlockSize",
       "cuOccupancyMaxPotentialBlockSizeWithFlags", "cuOccupancyAvailableDynamicSMemPerBlock")
 
@@ -276,6 +281,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
     "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute", "cuEventElapsedTime_v2",
+    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize",
 )
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------

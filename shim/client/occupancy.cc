@@ -123,4 +123,37 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunc
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+CUresult clusters(int* answer, CUfunction func, const CUlaunchConfig* config, bool potential_size) {
+  if (!answer || !config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
+  const FunctionHere found = here(func);
+  if (!found.function) return found.error;
+  const int ordinal = found.function->module->context->ordinal;
+  if (!attribute(ordinal, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)) return CUDA_ERROR_NOT_SUPPORTED;
+  const Args_xmClusters args{.function = found.function->handle,
+                             .grid_x = config->gridDimX,
+                             .grid_y = config->gridDimY,
+                             .grid_z = config->gridDimZ,
+                             .block_x = config->blockDimX,
+                             .block_y = config->blockDimY,
+                             .block_z = config->blockDimZ,
+                             .shared_bytes = config->sharedMemBytes,
+                             .attributes = config->numAttrs,
+                             .potential_size = potential_size};
+  const Slice attributes{config->attrs, config->numAttrs * sizeof(CUlaunchAttribute)};
+  Pending pending = start(Op::xmClusters, &args, sizeof(args), {&attributes, 1}, sizeof(*answer));
+  return finish(pending, answer, sizeof(*answer));
+}
+
+}  // namespace
+
+CUresult cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config) {
+  return clusters(numClusters, func, config, false);
+}
+
+CUresult cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUlaunchConfig* config) {
+  return clusters(clusterSize, func, config, true);
+}
+
 }  // namespace xmig::client

@@ -1,5 +1,7 @@
 #include "device/image.h"
 
+#include <zstd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -130,6 +132,25 @@ void read_kernel_info(const ElfView& elf, Bytes info, ImageKernel& kernel) {
   }
 }
 
+// Variables that a program can ask for by name.
+void read_cubin_globals(const ElfView& elf, const std::vector<Elf64_Shdr>& sections, Image& out) {
+  for (const Elf64_Shdr& table : sections) {
+    if (table.sh_type != SHT_SYMTAB || table.sh_link >= sections.size()) continue;
+    const Bytes symbols = elf.range(table.sh_offset, table.sh_size);
+    const Bytes names = elf.range(sections[table.sh_link].sh_offset, sections[table.sh_link].sh_size);
+    for (size_t at = 0; at + sizeof(Elf64_Sym) <= symbols.size() && out.globals.size() < kMaxKernels; at += sizeof(Elf64_Sym)) {
+      Elf64_Sym symbol;
+      std::memcpy(&symbol, symbols.data() + at, sizeof(symbol));
+      if (ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || symbol.st_size == 0 || symbol.st_size > kMaxGlobalBytes) continue;
+      if (symbol.st_shndx >= sections.size()) continue;
+      const auto section = elf.name(sections[symbol.st_shndx], sections);
+      const auto name = elf.string(names, symbol.st_name);
+      const bool variable = section && (section->starts_with(".nv.global") || *section == ".nv.constant3");
+      if (variable && name) out.globals.push_back({std::string(*name), symbol.st_size, 0});
+    }
+  }
+}
+
 CUresult read_cubin(const ElfView& elf, Image& out) {
   constexpr std::string_view kText = ".text.", kInfo = ".nv.info.";
   const std::vector<Elf64_Shdr> sections = elf.sections();
@@ -149,6 +170,7 @@ CUresult read_cubin(const ElfView& elf, Image& out) {
     if (kernel != out.kernels.end() && kernel->parameters.empty())
       read_kernel_info(elf, elf.range(section.sh_offset, section.sh_size), *kernel);
   }
+  read_cubin_globals(elf, sections, out);
   return CUDA_SUCCESS;
 }
 
@@ -171,27 +193,50 @@ struct FatEntry {
 };
 constexpr uint32_t kFatMagic = 0xba55ed50;
 constexpr uint16_t kFatElf = 2;
-constexpr uint64_t kFatCompressed = 0x2000 | 0x8000;
+constexpr uint64_t kFatOldCompression = 0x2000;
+constexpr uint64_t kFatZstd = 0x8000;
+constexpr uint32_t kArchitecture = 90;  // what the null device says it is
+constexpr unsigned long long kMaxCubin = 1ull << 30;
 
+// Nothing, if it cannot be read.
+std::vector<std::byte> decompress(Bytes frame) {
+  const unsigned long long bytes = ZSTD_getFrameContentSize(frame.data(), frame.size());
+  if (bytes == ZSTD_CONTENTSIZE_ERROR || bytes == ZSTD_CONTENTSIZE_UNKNOWN || bytes > kMaxCubin) return {};
+  std::vector<std::byte> content(bytes);
+  const size_t got = ZSTD_decompress(content.data(), content.size(), frame.data(), frame.size());
+  if (ZSTD_isError(got)) return {};
+  content.resize(got);
+  return content;
+}
+
+// The cubin for the newest architecture that the device can run.
 CUresult read_fat_binary(Bytes image, Image& out) {
   FatHeader header;
   if (image.size() < sizeof(header)) return CUDA_ERROR_INVALID_IMAGE;
   std::memcpy(&header, image.data(), sizeof(header));
   uint64_t at = header.header_bytes;
   const uint64_t end = std::min<uint64_t>(image.size(), at + std::min<uint64_t>(header.bytes, image.size()));
-  FatEntry entry;
+  FatEntry entry, best{};
+  Bytes chosen;
   while (at < end && end - at >= sizeof(entry)) {
     std::memcpy(&entry, image.data() + at, sizeof(entry));
     if (entry.header_bytes < sizeof(entry) || entry.header_bytes > end - at ||
         entry.bytes > end - at - entry.header_bytes)
       break;
-    ElfView elf;
-    const Bytes content = image.subspan(at + entry.header_bytes, entry.bytes);
-    if (entry.kind == kFatElf && !(entry.flags & kFatCompressed) && out.kernels.empty() &&
-        ElfView::open(content, elf))
-      read_cubin(elf, out);
+    if (entry.kind == kFatElf && !(entry.flags & kFatOldCompression) && entry.architecture <= kArchitecture &&
+        entry.architecture > best.architecture) {
+      best = entry;
+      chosen = image.subspan(at + entry.header_bytes, entry.bytes);
+    }
     at += entry.header_bytes + entry.bytes;
   }
+  std::vector<std::byte> content;
+  if (best.flags & kFatZstd) {
+    content = decompress(chosen.first(std::min<size_t>(chosen.size(), best.compressed_bytes)));
+    chosen = content;
+  }
+  ElfView elf;
+  if (!chosen.empty() && ElfView::open(chosen, elf)) read_cubin(elf, out);
   return CUDA_SUCCESS;
 }
 

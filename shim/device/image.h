@@ -14,7 +14,7 @@
 
 namespace xmig::device {
 
-inline constexpr size_t kMaxKernels = 4096;  // of a module
+inline constexpr size_t kMaxKernels = 1 << 16;  // of a module
 
 struct ImageKernel {
   std::string name;

@@ -104,6 +104,7 @@ class Executor {
   CUresult on_xmModuleLoad(Record& record);
   CUresult on_xmModuleInfo(Record& record);
   CUresult on_xmKernel(Record& record);
+  CUresult on_xmClusters(Record& record);
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
   CUresult on_xmLaunch(Record& record);

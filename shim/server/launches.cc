@@ -67,6 +67,38 @@ CUresult Executor::on_xmLaunch(Record& record) {
   return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
 }
 
+CUresult Executor::on_xmClusters(Record& record) {
+  Args_xmClusters args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  const std::span<std::byte> payload = record.payload();
+  if (args.attributes > kMaxLaunchAttributes || args.attributes * sizeof(CUlaunchAttribute) > payload.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUlaunchAttribute attributes[kMaxLaunchAttributes];
+  if (const CUresult result = copy_attributes(attributes, args.attributes, payload.data()); result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUlaunchConfig config{};
+  config.gridDimX = args.grid_x;
+  config.gridDimY = args.grid_y;
+  config.gridDimZ = args.grid_z;
+  config.blockDimX = args.block_x;
+  config.blockDimY = args.block_y;
+  config.blockDimZ = args.block_z;
+  config.sharedMemBytes = args.shared_bytes;
+  config.attrs = attributes;
+  config.numAttrs = args.attributes;
+  int answer = 0;
+  const CUresult result = args.potential_size
+                              ? driver_.cuOccupancyMaxPotentialClusterSize(&answer, kernel->real, &config)
+                              : driver_.cuOccupancyMaxActiveClusters(&answer, kernel->real, &config);
+  if (result == CUDA_SUCCESS) record.set_reply(&answer, sizeof(answer));
+  return result;
+}
+
 // Attributes hold handles and unknown things of the future: only those that are plain values pass.
 CUresult Executor::copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from) {
   if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(CUlaunchAttribute));

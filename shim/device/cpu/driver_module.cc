@@ -310,6 +310,9 @@ void add_module_functions(DriverTable& table) {
   table.cuFuncGetAttribute = get_attribute;
   table.cuFuncSetAttribute = set_attribute;
   table.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = max_active_blocks;
+  // A cpu device has no clusters, as its attributes say.
+  table.cuOccupancyMaxActiveClusters = [](int*, CUfunction, const CUlaunchConfig*) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuOccupancyMaxPotentialClusterSize = table.cuOccupancyMaxActiveClusters;
   table.cuLaunchKernelEx = launch;
 }
 

@@ -339,6 +339,20 @@ void add_module_functions(DriverTable& t) {
     *blocks = std::min(32, 2048 / ((threads + 31) / 32 * 32));
     return CUDA_SUCCESS;
   };
+  t.cuOccupancyMaxActiveClusters = [](int* clusters, CUfunction, const CUlaunchConfig* config) {
+    unsigned size = 1;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+      const auto& dimension = config->attrs[i].value.clusterDim;
+      if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) size = dimension.x * dimension.y * dimension.z;
+    }
+    if (size == 0 || size > 16) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    *clusters = static_cast<int>(132 / size);
+    return CUDA_SUCCESS;
+  };
+  t.cuOccupancyMaxPotentialClusterSize = [](int* size, CUfunction, const CUlaunchConfig*) {
+    *size = 8;
+    return CUDA_SUCCESS;
+  };
   t.cuLaunchKernelEx = [](const CUlaunchConfig*, CUfunction, void**, void**) { return CUDA_SUCCESS; };
 }
 
