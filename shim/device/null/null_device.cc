@@ -235,7 +235,14 @@ void add_stream_functions(DriverTable& t) {
   t.cuStreamQuery = [](CUstream) { return ready(); };
   t.cuStreamWaitEvent = [](CUstream, CUevent, unsigned) { return CUDA_SUCCESS; };
   t.cuStreamWriteValue32_v2 = [](CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; };
-  t.cuStreamWriteValue64_v2 = [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; };
+  t.cuStreamWriteValue64_v2 = [](CUstream, CUdeviceptr address, cuuint64_t value, unsigned) {
+    // Device memory holds nothing; the words at which programs look are in host memory.
+    const uint64_t devices = journal::kMaxDevices * journal::kDeviceSpan;
+    if (address - journal::kDeviceBase >= devices) {
+      std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value, std::memory_order_release);
+    }
+    return CUDA_SUCCESS;
+  };
   t.cuStreamWaitValue32_v2 = [](CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; };
   t.cuStreamWaitValue64_v2 = [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; };
   t.cuLaunchHostFunc = [](CUstream, CUhostFn function, void* user) {
