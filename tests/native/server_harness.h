@@ -85,8 +85,7 @@ class Job {
 
   ~Job() {
     ending_ = true;
-    const pid_t pid = server_;
-    if (pid > 0) ::kill(pid, SIGKILL);
+    kill_server();
     if (supervisor_.joinable()) supervisor_.join();
   }
   Job(const Job&) = delete;
@@ -388,6 +387,7 @@ class Job {
     const std::lock_guard lock(mutex_);
     control_.reset(pair[0]);
     server_ = pid;
+    if (ending_) ::kill(pid, SIGKILL);  // the destructor has found the one before it
     const bool fresh = !started_;
     started_ = true;
     Json deliver;
