@@ -229,6 +229,8 @@ record("xmModuleLoad", "synchronous", "Load an image. The reply names kernels an
 record("xmModuleInfo", "synchronous", "A part of the description of a loaded module.", "uint64_t module",
        "uint64_t offset")
 record("xmKernel", "synchronous", "A kernel's parameters and attributes (see module_info.h).", "uint64_t function")
+record("xmGlobal", "synchronous", "A variable that the device itself has placed: the payload is its name, the reply "
+       "its address and size.", "uint64_t module")
 record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's memory.",
        "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
 queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")
@@ -281,7 +283,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
     "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute", "cuEventElapsedTime_v2",
-    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize",
+    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", "cuFuncLoad",
 )
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------

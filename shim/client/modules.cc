@@ -327,18 +327,43 @@ CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name)
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+struct GlobalHere {
+  journal::GlobalPlace place{};
+  CUresult error = CUDA_SUCCESS;
+};
+
+// One that came with the description, or one that the device has placed: it is asked once.
+GlobalHere find_global(Module& module, const char* name) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  for (const Global& global : module.globals) {
+    if (global.name == name) return {{global.address, global.bytes}};
+  }
+  const WithContext inside(*module.context);
+  GlobalHere found;
+  const Args_xmGlobal args{.module = module.handle};
+  const Slice text{name, std::strlen(name)};
+  if (text.bytes > journal::kMaxPayload) return {{}, CUDA_ERROR_NOT_FOUND};
+  Pending pending = start(Op::xmGlobal, &args, sizeof(args), {&text, 1}, sizeof(found.place));
+  found.error = finish(pending, &found.place, sizeof(found.place));
+  if (found.error == CUDA_SUCCESS) module.globals.push_back({name, found.place.bytes, found.place.address, false});
+  return found;
+}
+
+}  // namespace
+
 CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   if (!name || (!dptr && !bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const Module* const module = find_module(reinterpret_cast<uint64_t>(hmod));
+  Module* const module = find_module(reinterpret_cast<uint64_t>(hmod));
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
-  for (const Global& global : module->globals) {
-    if (global.name != name) continue;
-    if (dptr) *dptr = global.address;
-    if (bytes) *bytes = global.bytes;
-    return CUDA_SUCCESS;
-  }
-  return CUDA_ERROR_NOT_FOUND;
+  const GlobalHere global = find_global(*module, name);
+  if (global.error != CUDA_SUCCESS) return global.error;
+  if (dptr) *dptr = global.place.address;
+  if (bytes) *bytes = global.place.bytes;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {

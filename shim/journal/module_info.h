@@ -44,4 +44,10 @@ struct GlobalInfo {
   uint32_t reserved;
 };
 
+// The reply of xmGlobal.
+struct GlobalPlace {
+  uint64_t address;
+  uint64_t bytes;
+};
+
 }  // namespace xmig::journal

@@ -251,6 +251,9 @@ std::string Executor::attempt_cut(CutReport& report) {
     if (event.recorded != 0) content.events.push_back({index, event.recorded});
   });
   content.objects = objects_.stored();
+  if (!save_variables(content.variables)) {
+    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not read a module's variable"});
+  }
   const std::vector<std::byte> bytes = serialise(content);
   const int file = job_.fds().cut[content.number & 1].get();
   if (!reserve_cut_file(file, bytes.size())) {

@@ -12,7 +12,7 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kCutMagic = 0x3154554347494d58;  // "XMIGCUT1"
+constexpr uint64_t kCutMagic = 0x3254554347494d58;  // "XMIGCUT2"
 constexpr uint64_t kMaxCutBytes = 8ull << 30;
 
 struct CutHeader {
@@ -20,7 +20,7 @@ struct CutHeader {
   uint64_t bytes;     // of the whole file's content
   uint64_t checksum;  // XXH3 of everything after this field
   uint64_t number, position, sequence;
-  uint64_t memory, live, chunks, images, events, objects;  // how many
+  uint64_t memory, live, chunks, images, events, objects, variables;  // how many
   std::array<Failure, journal::kMaxDevices> failures;
 };
 constexpr size_t kChecksummedFrom = offsetof(CutHeader, number);
@@ -82,6 +82,7 @@ std::vector<std::byte> serialise(const CutContent& content) {
   header.images = content.images.size();
   header.events = content.events.size();
   header.objects = content.objects.size();
+  header.variables = content.variables.size();
   header.failures = content.failures;
   Writer writer;
   writer.put(std::span<const CutHeader>(&header, 1));
@@ -94,6 +95,12 @@ std::vector<std::byte> serialise(const CutContent& content) {
     const uint64_t bytes = record.bytes.size();
     writer.put(std::span<const uint64_t>(&bytes, 1));
     writer.put(record.bytes);
+  }
+  for (const Variable& variable : content.variables) {
+    const uint64_t about[] = {variable.module, variable.address, variable.name.size(), variable.content.size()};
+    writer.put(std::span<const uint64_t>(about));
+    writer.put(std::span<const char>(variable.name));
+    writer.put(variable.content);
   }
   std::vector<std::byte> data = std::move(writer.data());
   header.bytes = data.size();
@@ -129,7 +136,19 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
     StoredRecord& record = content.objects.emplace_back();
     if (!reader.get(length) || !reader.get(record.bytes, length)) return bad("an object record is cut off");
   }
-  if (!reader.empty()) return bad("bytes behind the last object record");
+  for (uint64_t i = 0; i < header.variables; ++i) {
+    std::array<uint64_t, 4> about;
+    std::vector<char> name;
+    Variable variable;
+    if (!reader.get(about) || !reader.get(name, about[2]) || !reader.get(variable.content, about[3])) {
+      return bad("a variable is cut off");
+    }
+    variable.module = static_cast<uint32_t>(about[0]);
+    variable.address = about[1];
+    variable.name.assign(name.begin(), name.end());
+    content.variables.push_back(std::move(variable));
+  }
+  if (!reader.empty()) return bad("bytes behind the last variable");
   return content;
 }
 

@@ -47,6 +47,7 @@ struct CutContent {
   std::vector<Images::State> images;
   std::vector<RecordedEvent> events;  // those that have been recorded at least once
   std::vector<StoredRecord> objects;
+  std::vector<Variable> variables;
 };
 
 std::vector<std::byte> serialise(const CutContent& content);

@@ -300,6 +300,10 @@ void Executor::dispatch() {
     answer.bytes = record_.reply_bytes();
     answer.hash = record_.reply_hash();
     replies_.give(answer);
+    if (result != CUDA_SUCCESS && !failing && !record_.replied()) [[unlikely]] {
+      log_(Level::kInfo, std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+                             ") is answered with CUDA error " + std::to_string(result));
+    }
   } else if (result != CUDA_SUCCESS && !failing) [[unlikely]] {
     const std::string what = std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
                              ") failed with CUDA error " + std::to_string(result);

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,7 +76,10 @@ class Executor {
   void created(journal::Kind kind, uint64_t handle, CUstream real, const Record& record);
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
-  bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  bool live(uint64_t address, uint64_t bytes) const {
+    return live_.contains(address, bytes) || in_variable(address, bytes);
+  }
+  bool in_variable(uint64_t address, uint64_t bytes) const;
 
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
@@ -104,6 +108,7 @@ class Executor {
   CUresult on_xmModuleLoad(Record& record);
   CUresult on_xmModuleInfo(Record& record);
   CUresult on_xmKernel(Record& record);
+  CUresult on_xmGlobal(Record& record);
   CUresult on_xmClusters(Record& record);
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
@@ -163,6 +168,8 @@ class Executor {
 
   // redo.cc
   bool adopt(std::vector<Hosted> given, std::string& why);
+  bool save_variables(std::vector<Variable>& into);
+  bool restore_variables(const std::vector<Variable>& variables, std::string& why);
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void restore_memory(const std::vector<Extent>& fresh);
@@ -217,6 +224,7 @@ class Executor {
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
   ScratchPool scratch_;
   Replies replies_{&job_};
+  std::map<uint64_t, Variable> variables_;  // by address; their content is the device's
   Waits waits_;
 
   Record record_;

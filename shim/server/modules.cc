@@ -90,7 +90,7 @@ CUresult Executor::describe(Module& module) {
     count = kMaxKernels;
   }
   std::vector<CUfunction> functions(count);
-  result = driver_.cuModuleEnumerateFunctions(functions.data(), count, module.real);
+  if (count != 0) result = driver_.cuModuleEnumerateFunctions(functions.data(), count, module.real);
   if (result != CUDA_SUCCESS) return result;
 
   std::vector<std::byte>& out = module.description;
@@ -133,6 +133,8 @@ CUresult Executor::on_xmKernel(Record& record) {
   if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
   Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
   if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  // Measured: of a kernel that is not loaded yet the driver says that it can have 0 threads.
+  if (const CUresult result = driver_.cuFuncLoad(kernel->real); result != CUDA_SUCCESS) return result;
   const std::vector<journal::ParameterInfo> parameters = describe_parameters(*kernel);
   journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}};
   for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
@@ -145,6 +147,71 @@ CUresult Executor::on_xmKernel(Record& record) {
   for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);
   record.set_reply(out.data(), out.size(), out.size());
   return CUDA_SUCCESS;
+}
+
+// --- variables that the device placed ---------------------------------------------------------------------------
+
+// Their addresses are the driver's choice and not ours: a recovery has to find them where they were.
+CUresult Executor::on_xmGlobal(Record& record) {
+  Args_xmGlobal args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.module);
+  const Module* const module = objects_.modules.find(index);
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  const std::span<const std::byte> payload = record.payload();
+  const std::string name(reinterpret_cast<const char*>(payload.data()), payload.size());
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  const CUresult result = driver_.cuModuleGetGlobal_v2(&address, &bytes, module->real, name.c_str());
+  if (result != CUDA_SUCCESS) return result;
+  const journal::GlobalPlace place{address, bytes};
+  record.set_reply(&place, sizeof(place));
+  if (record.replied() && record.reply_hash() != record.shared()->reply_hash) {
+    broken_ = "the device has placed the variable " + name + " elsewhere than before";
+    return CUDA_ERROR_UNKNOWN;
+  }
+  variables_[address] = {index, address, name, std::vector<std::byte>(bytes)};
+  return CUDA_SUCCESS;
+}
+
+bool Executor::in_variable(uint64_t address, uint64_t bytes) const {
+  auto after = variables_.upper_bound(address);
+  if (after == variables_.begin()) return false;
+  const auto& [start, variable] = *--after;
+  const uint64_t size = variable.content.size();
+  return address - start <= size && bytes <= size - (address - start);
+}
+
+bool Executor::save_variables(std::vector<Variable>& into) {
+  for (auto& [address, variable] : variables_) {
+    contexts_.use(objects_.modules.find(variable.module)->owner.ordinal);
+    if (driver_.cuMemcpyDtoHAsync_v2(variable.content.data(), address, variable.content.size(), nullptr) != CUDA_SUCCESS ||
+        driver_.cuStreamSynchronize(nullptr) != CUDA_SUCCESS) {
+      return false;
+    }
+    into.push_back(variable);
+  }
+  return true;
+}
+
+bool Executor::restore_variables(const std::vector<Variable>& variables, std::string& why) {
+  for (const Variable& variable : variables) {
+    const Module* const module = objects_.modules.find(variable.module);
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    if (module) contexts_.use(module->owner.ordinal);
+    if (!module ||
+        driver_.cuModuleGetGlobal_v2(&address, &bytes, module->real, variable.name.c_str()) != CUDA_SUCCESS ||
+        address != variable.address || bytes != variable.content.size()) {
+      why = "the device has placed the variable " + variable.name + " elsewhere than before";
+      return false;
+    }
+    faults_.check(driver_.cuMemcpyHtoDAsync_v2(address, variable.content.data(), bytes, nullptr));
+    faults_.check(driver_.cuStreamSynchronize(nullptr));
+    variables_[address] = variable;
+  }
+  return true;
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {
@@ -205,6 +272,7 @@ CUresult Executor::on_cuModuleUnload(Record& record) {
 
 CUresult Executor::unload(uint32_t index) {
   const CUresult result = driver_.cuModuleUnload(objects_.modules.find(index)->real);
+  std::erase_if(variables_, [&](const auto& entry) { return entry.second.module == index; });
   objects_.modules.erase(index);
   return result;
 }

@@ -54,6 +54,14 @@ struct Kernel {
   std::optional<uint32_t> parameter_bytes;  // once somebody has asked
 };
 
+// A module's variable at an address that the device chose, and that the program knows.
+struct Variable {
+  uint32_t module = 0;
+  uint64_t address = 0;
+  std::string name;
+  std::vector<std::byte> content;  // at a cut; its size is the variable's
+};
+
 struct Module {
   CUmodule real = nullptr;
   Owner owner;

@@ -32,6 +32,7 @@ bool changes_objects(Op op) {
     case Op::xmImageFile:
     case Op::xmModuleLoad:
     case Op::xmBindGlobal:
+    case Op::xmGlobal:
     case Op::cuModuleUnload:
     case Op::cuFuncSetAttribute:
     case Op::cuEventRecordWithFlags: return true;
@@ -168,6 +169,7 @@ bool Executor::restore_objects(const CutContent& content, std::string& why) {
     }
   }
   mode_ = Mode::kRun;
+  if (!restore_variables(content.variables, why)) return false;
   for (const RecordedEvent& recorded : content.events) {
     Event* const event =
         recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;

@@ -305,6 +305,7 @@ void add_module_functions(DriverTable& table) {
   table.cuModuleGetFunctionCount = function_count;
   table.cuModuleEnumerateFunctions = enumerate;
   table.cuModuleGetGlobal_v2 = get_global;
+  table.cuFuncLoad = [](CUfunction) { return CUDA_SUCCESS; };
   table.cuFuncGetName = function_name;
   table.cuFuncGetParamInfo = parameter_info;
   table.cuFuncGetAttribute = get_attribute;

@@ -311,6 +311,7 @@ void add_module_functions(DriverTable& t) {
     }
     return CUDA_ERROR_NOT_FOUND;
   };
+  t.cuFuncLoad = [](CUfunction) { return CUDA_SUCCESS; };
   t.cuFuncGetName = [](const char** name, CUfunction f) {
     *name = function(f).kernel->name.c_str();
     return CUDA_SUCCESS;
