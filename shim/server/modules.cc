@@ -23,6 +23,7 @@ void pad(std::vector<std::byte>& to) { to.resize(journal::align8(to.size())); }
 
 // What of a module is remembered by which key: see Module::settings.
 constexpr uint64_t kGlobalSetting = 1ull << 63;
+constexpr uint64_t kLoaded = 1ull << 62;
 
 }  // namespace
 
@@ -142,6 +143,9 @@ CUresult Executor::on_xmKernel(Record& record) {
     const auto attribute = static_cast<CUfunction_attribute>(i);
     if (driver_.cuFuncGetAttribute(&value, attribute, kernel->real) == CUDA_SUCCESS) info.attributes[i] = value;
   }
+  // A recovery loads them in the same order: where the driver puts a module's variables depends on what came before.
+  Module* const module = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits);
+  module->settings.try_emplace({args.function, kLoaded}, StoredRecord{record.sequence(), record.stored()});
   std::vector<std::byte> out;
   append(out, info);
   for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);

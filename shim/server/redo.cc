@@ -33,6 +33,7 @@ bool changes_objects(Op op) {
     case Op::xmModuleLoad:
     case Op::xmBindGlobal:
     case Op::xmGlobal:
+    case Op::xmKernel:
     case Op::cuModuleUnload:
     case Op::cuFuncSetAttribute:
     case Op::cuEventRecordWithFlags: return true;
