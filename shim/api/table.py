@@ -229,8 +229,10 @@ record("xmModuleLoad", "synchronous", "Load an image. The reply names kernels an
 record("xmModuleInfo", "synchronous", "A part of the description of a loaded module.", "uint64_t module",
        "uint64_t offset")
 record("xmKernel", "synchronous", "A kernel's parameters and attributes (see module_info.h).", "uint64_t function")
-record("xmGlobal", "synchronous", "A variable that the device itself has placed: the payload is its name, the reply "
-       "its address and size.", "uint64_t module")
+record("xmGlobal", "synchronous", "How large is a variable that the device itself has placed? The payload is its name.",
+       "uint64_t module")
+record("xmTwin", "queued", "The program knows such a variable at this address of its own memory; the server keeps both "
+       "equal. The payload is its name.", "uint64_t module", "uint64_t address")
 record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's memory.",
        "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
 queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")

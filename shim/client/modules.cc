@@ -330,25 +330,33 @@ CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name)
 namespace {
 
 struct GlobalHere {
-  journal::GlobalPlace place{};
+  uint64_t address = 0;
+  uint64_t bytes = 0;
   CUresult error = CUDA_SUCCESS;
 };
 
-// One that came with the description, or one that the device has placed: it is asked once.
+// One that came with the description, or one that the device has placed: the program gets a twin of it, at an address
+// that a later server can keep.
 GlobalHere find_global(Module& module, const char* name) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   for (const Global& global : module.globals) {
-    if (global.name == name) return {{global.address, global.bytes}};
+    if (global.name == name) return {global.address, global.bytes};
   }
   const WithContext inside(*module.context);
   GlobalHere found;
   const Args_xmGlobal args{.module = module.handle};
   const Slice text{name, std::strlen(name)};
-  if (text.bytes > journal::kMaxPayload) return {{}, CUDA_ERROR_NOT_FOUND};
-  Pending pending = start(Op::xmGlobal, &args, sizeof(args), {&text, 1}, sizeof(found.place));
-  found.error = finish(pending, &found.place, sizeof(found.place));
-  if (found.error == CUDA_SUCCESS) module.globals.push_back({name, found.place.bytes, found.place.address, false});
+  if (text.bytes > journal::kMaxPayload) return {.error = CUDA_ERROR_NOT_FOUND};
+  journal::GlobalSize size{};
+  Pending pending = start(Op::xmGlobal, &args, sizeof(args), {&text, 1}, sizeof(size));
+  found.error = finish(pending, &size, sizeof(size));
+  if (found.error == CUDA_SUCCESS) found.error = allocate_global(size.bytes, &found.address);
+  if (found.error != CUDA_SUCCESS) return found;
+  found.bytes = size.bytes;
+  const Args_xmTwin twin{.module = module.handle, .address = found.address};
+  found.error = append(Op::xmTwin, &twin, sizeof(twin), {&text, 1});
+  if (found.error == CUDA_SUCCESS) module.globals.push_back({name, found.bytes, found.address, true});
   return found;
 }
 
@@ -361,8 +369,8 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, c
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
   const GlobalHere global = find_global(*module, name);
   if (global.error != CUDA_SUCCESS) return global.error;
-  if (dptr) *dptr = global.place.address;
-  if (bytes) *bytes = global.place.bytes;
+  if (dptr) *dptr = global.address;
+  if (bytes) *bytes = global.bytes;
   return CUDA_SUCCESS;
 }
 

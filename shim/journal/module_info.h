@@ -45,8 +45,7 @@ struct GlobalInfo {
 };
 
 // The reply of xmGlobal.
-struct GlobalPlace {
-  uint64_t address;
+struct GlobalSize {
   uint64_t bytes;
 };
 

@@ -196,6 +196,7 @@ bool Executor::take_cut(const char* reason) {
 
 // Empty: committed. Otherwise the reason, and nothing has changed.
 std::string Executor::attempt_cut(CutReport& report) {
+  for (auto& [address, variable] : variables_) from_variable(variable);
   const std::vector<uint64_t> granules = live_granules();
   std::vector<uint64_t> hashes;
   if (!hash_chunks(granules, hashes)) {
@@ -251,9 +252,7 @@ std::string Executor::attempt_cut(CutReport& report) {
     if (event.recorded != 0) content.events.push_back({index, event.recorded});
   });
   content.objects = objects_.stored();
-  if (!save_variables(content.variables)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not read a module's variable"});
-  }
+  for (const auto& [address, variable] : variables_) content.variables.push_back(variable);
   const std::vector<std::byte> bytes = serialise(content);
   const int file = job_.fds().cut[content.number & 1].get();
   if (!reserve_cut_file(file, bytes.size())) {

@@ -97,10 +97,9 @@ std::vector<std::byte> serialise(const CutContent& content) {
     writer.put(record.bytes);
   }
   for (const Variable& variable : content.variables) {
-    const uint64_t about[] = {variable.module, variable.address, variable.name.size(), variable.content.size()};
+    const uint64_t about[] = {variable.module, variable.address, variable.name.size()};
     writer.put(std::span<const uint64_t>(about));
     writer.put(std::span<const char>(variable.name));
-    writer.put(variable.content);
   }
   std::vector<std::byte> data = std::move(writer.data());
   header.bytes = data.size();
@@ -137,12 +136,10 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
     if (!reader.get(length) || !reader.get(record.bytes, length)) return bad("an object record is cut off");
   }
   for (uint64_t i = 0; i < header.variables; ++i) {
-    std::array<uint64_t, 4> about;
+    std::array<uint64_t, 3> about;
     std::vector<char> name;
     Variable variable;
-    if (!reader.get(about) || !reader.get(name, about[2]) || !reader.get(variable.content, about[3])) {
-      return bad("a variable is cut off");
-    }
+    if (!reader.get(about) || !reader.get(name, about[2])) return bad("a variable is cut off");
     variable.module = static_cast<uint32_t>(about[0]);
     variable.address = about[1];
     variable.name.assign(name.begin(), name.end());

@@ -76,10 +76,7 @@ class Executor {
   void created(journal::Kind kind, uint64_t handle, CUstream real, const Record& record);
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
-  bool live(uint64_t address, uint64_t bytes) const {
-    return live_.contains(address, bytes) || in_variable(address, bytes);
-  }
-  bool in_variable(uint64_t address, uint64_t bytes) const;
+  bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
 
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
@@ -109,6 +106,7 @@ class Executor {
   CUresult on_xmModuleInfo(Record& record);
   CUresult on_xmKernel(Record& record);
   CUresult on_xmGlobal(Record& record);
+  CUresult on_xmTwin(Record& record);
   CUresult on_xmClusters(Record& record);
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
@@ -168,8 +166,11 @@ class Executor {
 
   // redo.cc
   bool adopt(std::vector<Hosted> given, std::string& why);
-  bool save_variables(std::vector<Variable>& into);
-  bool restore_variables(const std::vector<Variable>& variables, std::string& why);
+  CUresult add_twin(uint32_t module, uint64_t address, std::string name);
+  Variable* twin_at(uint64_t address);
+  void to_variable(Variable& variable);
+  void from_variable(Variable& variable);
+  void meet_variables(Op op, bool before);
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void restore_memory(const std::vector<Extent>& fresh);
@@ -224,7 +225,7 @@ class Executor {
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
   ScratchPool scratch_;
   Replies replies_{&job_};
-  std::map<uint64_t, Variable> variables_;  // by address; their content is the device's
+  std::map<uint64_t, Variable> variables_;  // by the twin's address
   Waits waits_;
 
   Record record_;

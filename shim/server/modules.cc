@@ -155,13 +155,11 @@ CUresult Executor::on_xmKernel(Record& record) {
 
 // --- variables that the device placed ---------------------------------------------------------------------------
 
-// Their addresses are the driver's choice and not ours: a recovery has to find them where they were.
 CUresult Executor::on_xmGlobal(Record& record) {
   Args_xmGlobal args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
-  const uint32_t index = journal::handle_index(args.module);
-  const Module* const module = objects_.modules.find(index);
+  const Module* const module = objects_.modules.find(journal::handle_index(args.module));
   if (!module) return CUDA_ERROR_INVALID_HANDLE;
   const std::span<const std::byte> payload = record.payload();
   const std::string name(reinterpret_cast<const char*>(payload.data()), payload.size());
@@ -169,53 +167,105 @@ CUresult Executor::on_xmGlobal(Record& record) {
   size_t bytes = 0;
   const CUresult result = driver_.cuModuleGetGlobal_v2(&address, &bytes, module->real, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  const journal::GlobalPlace place{address, bytes};
-  record.set_reply(&place, sizeof(place));
-  if (record.replied() && record.reply_hash() != record.shared()->reply_hash) {
-    broken_ = "the device has placed the variable " + name + " elsewhere than before";
-    return CUDA_ERROR_UNKNOWN;
-  }
-  variables_[address] = {index, address, name, std::vector<std::byte>(bytes)};
+  const journal::GlobalSize size{bytes};
+  record.set_reply(&size, sizeof(size));
   return CUDA_SUCCESS;
 }
 
-bool Executor::in_variable(uint64_t address, uint64_t bytes) const {
+CUresult Executor::on_xmTwin(Record& record) {
+  Args_xmTwin args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const std::span<const std::byte> payload = record.payload();
+  const std::string name(reinterpret_cast<const char*>(payload.data()), payload.size());
+  const CUresult result = add_twin(journal::handle_index(args.module), args.address, name);
+  if (result != CUDA_SUCCESS) return result;
+  Variable& variable = variables_.at(args.address);
+  if (mode_ == Mode::kRun) {
+    variable.known.assign(variable.known.size(), std::byte{});  // the twin has nothing of it yet
+    faults_.check(driver_.cuCtxSynchronize());
+    faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.address, variable.real, variable.known.size(), nullptr));
+    from_variable(variable);
+  } else {
+    to_variable(variable);  // memory is as the lost server left it
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::add_twin(uint32_t module, uint64_t address, std::string name) {
+  const Module* const there = objects_.modules.find(module);
+  if (!there) return CUDA_ERROR_INVALID_HANDLE;
+  contexts_.use(there->owner.ordinal);
+  CUdeviceptr real = 0;
+  size_t bytes = 0;
+  const CUresult result = driver_.cuModuleGetGlobal_v2(&real, &bytes, there->real, name.c_str());
+  if (result != CUDA_SUCCESS) return result;
+  if (!live(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  variables_[address] = {module, address, std::move(name), real, std::vector<std::byte>(bytes)};
+  return CUDA_SUCCESS;
+}
+
+Variable* Executor::twin_at(uint64_t address) {
   auto after = variables_.upper_bound(address);
-  if (after == variables_.begin()) return false;
-  const auto& [start, variable] = *--after;
-  const uint64_t size = variable.content.size();
-  return address - start <= size && bytes <= size - (address - start);
+  if (after == variables_.begin()) return nullptr;
+  Variable& variable = (--after)->second;
+  return address - variable.address < variable.known.size() ? &variable : nullptr;
 }
 
-bool Executor::save_variables(std::vector<Variable>& into) {
-  for (auto& [address, variable] : variables_) {
-    contexts_.use(objects_.modules.find(variable.module)->owner.ordinal);
-    if (driver_.cuMemcpyDtoHAsync_v2(variable.content.data(), address, variable.content.size(), nullptr) != CUDA_SUCCESS ||
-        driver_.cuStreamSynchronize(nullptr) != CUDA_SUCCESS) {
-      return false;
-    }
-    into.push_back(variable);
-  }
-  return true;
+// The twin was written: so is the variable.
+void Executor::to_variable(Variable& variable) {
+  const Module* const module = objects_.modules.find(variable.module);
+  contexts_.use(module->owner.ordinal);
+  const size_t bytes = variable.known.size();
+  faults_.check(driver_.cuCtxSynchronize());
+  faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.real, variable.address, bytes, nullptr));
+  faults_.check(driver_.cuMemcpyDtoHAsync_v2(variable.known.data(), variable.real, bytes, nullptr));
+  faults_.check(driver_.cuStreamSynchronize(nullptr));
 }
 
-bool Executor::restore_variables(const std::vector<Variable>& variables, std::string& why) {
-  for (const Variable& variable : variables) {
-    const Module* const module = objects_.modules.find(variable.module);
-    CUdeviceptr address = 0;
-    size_t bytes = 0;
-    if (module) contexts_.use(module->owner.ordinal);
-    if (!module ||
-        driver_.cuModuleGetGlobal_v2(&address, &bytes, module->real, variable.name.c_str()) != CUDA_SUCCESS ||
-        address != variable.address || bytes != variable.content.size()) {
-      why = "the device has placed the variable " + variable.name + " elsewhere than before";
-      return false;
-    }
-    faults_.check(driver_.cuMemcpyHtoDAsync_v2(address, variable.content.data(), bytes, nullptr));
-    faults_.check(driver_.cuStreamSynchronize(nullptr));
-    variables_[address] = variable;
+// Kernels may have written the variable: then so is the twin.
+void Executor::from_variable(Variable& variable) {
+  const Module* const module = objects_.modules.find(variable.module);
+  contexts_.use(module->owner.ordinal);
+  std::vector<std::byte> now(variable.known.size());
+  faults_.check(driver_.cuCtxSynchronize());
+  faults_.check(driver_.cuMemcpyDtoHAsync_v2(now.data(), variable.real, now.size(), nullptr));
+  faults_.check(driver_.cuStreamSynchronize(nullptr));
+  if (now == variable.known) return;
+  faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.address, variable.real, now.size(), nullptr));
+  faults_.check(driver_.cuStreamSynchronize(nullptr));
+  variable.known = std::move(now);
+}
+
+// Called before and after each record while there are variables: those that copy or fill name the memory first, a copy
+// on the device its source second.
+void Executor::meet_variables(Op op, bool before) {
+  uint64_t addresses[3] = {};
+  bool writes = true, reads = false;
+  switch (op) {
+    case Op::xmCopyToHost:
+    case Op::xmCopyToPinned: writes = false; reads = true; break;
+    case Op::cuMemcpyDtoDAsync_v2:
+    case Op::xmCopy2D: reads = true; break;
+    case Op::xmCopyFromHost:
+    case Op::xmCopyFromPinned:
+    case Op::cuMemsetD8Async:
+    case Op::cuMemsetD16Async:
+    case Op::cuMemsetD32Async:
+    case Op::cuMemsetD2D8Async:
+    case Op::cuMemsetD2D16Async:
+    case Op::cuMemsetD2D32Async: break;
+    default: return;
   }
-  return true;
+  if (!record_.first_words(addresses)) return;
+  const uint64_t source = !writes ? addresses[0] : op == Op::xmCopy2D ? addresses[2] : addresses[1];
+  if (before && reads) {
+    if (Variable* const variable = twin_at(source)) from_variable(*variable);
+  }
+  if (writes) {
+    Variable* const variable = twin_at(addresses[0]);
+    if (variable) before ? from_variable(*variable) : to_variable(*variable);
+  }
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {

@@ -54,12 +54,15 @@ struct Kernel {
   std::optional<uint32_t> parameter_bytes;  // once somebody has asked
 };
 
-// A module's variable at an address that the device chose, and that the program knows.
+// A module's variable that the device has placed, and its twin in the program's memory, whose address the program knows.
+// The two are made equal where they could be told apart: what the program writes goes to both; what kernels have
+// written to the variable itself is brought over before the program, or a cut, reads the twin.
 struct Variable {
   uint32_t module = 0;
-  uint64_t address = 0;
+  uint64_t address = 0;  // of the twin
   std::string name;
-  std::vector<std::byte> content;  // at a cut; its size is the variable's
+  CUdeviceptr real = 0;
+  std::vector<std::byte> known;  // what the variable was when both were equal
 };
 
 struct Module {

@@ -32,7 +32,7 @@ bool changes_objects(Op op) {
     case Op::xmImageFile:
     case Op::xmModuleLoad:
     case Op::xmBindGlobal:
-    case Op::xmGlobal:
+    case Op::xmTwin:
     case Op::xmKernel:
     case Op::cuModuleUnload:
     case Op::cuFuncSetAttribute:
@@ -93,6 +93,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   if (!take_over_chunks(content, why) || !restore_objects(content, why)) return false;
   if (!memory_is_state) restore_memory(fresh);
+  for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
 
   if (cut_again) {
@@ -170,7 +171,11 @@ bool Executor::restore_objects(const CutContent& content, std::string& why) {
     }
   }
   mode_ = Mode::kRun;
-  if (!restore_variables(content.variables, why)) return false;
+  for (const Variable& variable : content.variables) {
+    if (add_twin(variable.module, variable.address, variable.name) == CUDA_SUCCESS) continue;
+    why = "the variable " + variable.name + " of a module is not there any more";
+    return false;
+  }
   for (const RecordedEvent& recorded : content.events) {
     Event* const event =
         recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;
