@@ -140,6 +140,7 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
     std::vector<char> name;
     Variable variable;
     if (!reader.get(about) || !reader.get(name, about[2])) return bad("a variable is cut off");
+    if (about[0] > UINT32_MAX) return bad("a variable's module has no such number");
     variable.module = static_cast<uint32_t>(about[0]);
     variable.address = about[1];
     variable.name.assign(name.begin(), name.end());
