@@ -19,6 +19,19 @@ bool mentions_pinned(const std::byte* parameters, uint32_t bytes) {
   return false;
 }
 
+template <typename Args>
+CUlaunchConfig shape_of(const Args& args) {
+  CUlaunchConfig config{};
+  config.gridDimX = args.grid_x;
+  config.gridDimY = args.grid_y;
+  config.gridDimZ = args.grid_z;
+  config.blockDimX = args.block_x;
+  config.blockDimY = args.block_y;
+  config.blockDimZ = args.block_z;
+  config.sharedMemBytes = args.shared_bytes;
+  return config;
+}
+
 }  // namespace
 
 CUresult Executor::on_xmLaunch(Record& record) {
@@ -36,14 +49,7 @@ CUresult Executor::on_xmLaunch(Record& record) {
     return CUDA_ERROR_INVALID_VALUE;
   }
 
-  CUlaunchConfig config{};
-  config.gridDimX = args.grid_x;
-  config.gridDimY = args.grid_y;
-  config.gridDimZ = args.grid_z;
-  config.blockDimX = args.block_x;
-  config.blockDimY = args.block_y;
-  config.blockDimZ = args.block_z;
-  config.sharedMemBytes = args.shared_bytes;
+  CUlaunchConfig config = shape_of(args);
   config.hStream = stream;
   CUlaunchAttribute attributes[kMaxLaunchAttributes + 1];
   if (args.attributes != 0 || args.cooperative != 0) {
@@ -81,14 +87,7 @@ CUresult Executor::on_xmClusters(Record& record) {
   if (const CUresult result = copy_attributes(attributes, args.attributes, payload.data()); result != CUDA_SUCCESS) {
     return result;
   }
-  CUlaunchConfig config{};
-  config.gridDimX = args.grid_x;
-  config.gridDimY = args.grid_y;
-  config.gridDimZ = args.grid_z;
-  config.blockDimX = args.block_x;
-  config.blockDimY = args.block_y;
-  config.blockDimZ = args.block_z;
-  config.sharedMemBytes = args.shared_bytes;
+  CUlaunchConfig config = shape_of(args);
   config.attrs = attributes;
   config.numAttrs = args.attributes;
   int answer = 0;

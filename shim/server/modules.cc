@@ -182,8 +182,7 @@ CUresult Executor::on_xmTwin(Record& record) {
   if (result != CUDA_SUCCESS) return result;
   Variable& variable = variables_.at(args.address);
   if (mode_ == Mode::kRun) {
-    variable.known.assign(variable.known.size(), std::byte{});  // the twin has nothing of it yet
-    faults_.check(driver_.cuCtxSynchronize());
+    faults_.check(driver_.cuCtxSynchronize());  // the twin has nothing of it yet
     faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.address, variable.real, variable.known.size(), nullptr));
     from_variable(variable);
   } else {
@@ -266,6 +265,7 @@ void Executor::meet_variables(Op op, bool before) {
     Variable* const variable = twin_at(addresses[0]);
     if (variable) before ? from_variable(*variable) : to_variable(*variable);
   }
+  contexts_.use(record_.header().ordinal);  // the variable may be another device's
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {

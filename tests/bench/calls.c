@@ -9,29 +9,12 @@
  *   copies     bytes per second of large copies each way, and of memcpy
  *   rest       makes a context, says "resting", and rests until its standard input ends
  */
-#include <cuda.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define CHECK(call)                                                               \
-  do {                                                                            \
-    const CUresult error = (call);                                                \
-    if (error != CUDA_SUCCESS) {                                                  \
-      fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, error); \
-      exit(1);                                                                    \
-    }                                                                             \
-  } while (0)
+#include "program.h"
 
 enum { ROUNDS = 15 };
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static int ascending(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -43,20 +26,9 @@ static double median(double *values, size_t n) {
   return values[n / 2];
 }
 
-static CUfunction load(const char *path) {
-  FILE *file = fopen(path, "rb");
-  if (!file) perror(path), exit(1);
-  fseek(file, 0, SEEK_END);
-  const long size = ftell(file);
-  rewind(file);
-  void *image = malloc((size_t)size);
-  if (fread(image, 1, (size_t)size, file) != (size_t)size) perror(path), exit(1);
-  fclose(file);
-  CUmodule module;
+static CUfunction empty(const char *path) {
   CUfunction function;
-  CHECK(cuModuleLoadData(&module, image));
-  free(image);
-  CHECK(cuModuleGetFunction(&function, module, "empty"));
+  CHECK(cuModuleGetFunction(&function, load(path), "empty"));
   return function;
 }
 
@@ -153,8 +125,8 @@ int main(int argc, char **argv) {
   CHECK(cuDevicePrimaryCtxRetain(&context, device));
   CHECK(cuCtxSetCurrent(context));
   const char *measure = argv[2];
-  if (!strcmp(measure, "queued")) queued(load(argv[1]));
-  else if (!strcmp(measure, "sustained")) sustained(load(argv[1]));
+  if (!strcmp(measure, "queued")) queued(empty(argv[1]));
+  else if (!strcmp(measure, "sustained")) sustained(empty(argv[1]));
   else if (!strcmp(measure, "awake")) round_trips(0, 20000);
   else if (!strcmp(measure, "idle")) round_trips(20, 200);
   else if (!strcmp(measure, "copies")) copies();

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,23 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def dumped(
+    daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None]
+) -> tuple[Path, Path, Program, dict[str, Any]]:
+    """A program that was paused and dumped on its way: the undisturbed output, its own so far, it, and its process."""
+    undisturbed = tmp_path / "undisturbed"
+    assert start(daemon, native_dir, undisturbed, 0).finish()[0] == 0
+
+    output = tmp_path / "steps"
+    program = start(daemon, native_dir, output, 0.02)
+    wait_for_lines(output, STEPS // 4)
+    info = program.until("running")
+    daemon.client.post(f"/v1/processes/{info['id']}:pause", {})
+    criu("dump", tmp_path / "images", "-t", str(program.process.pid))
+    program.process.wait()
+    return undisturbed, output, program, info
+
+
 def test_client_holds_neither_socket_nor_device(daemon: Node, native_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "steps"
     program = start(daemon, native_dir, output, 0.05)
@@ -76,17 +94,8 @@ def test_client_holds_neither_socket_nor_device(daemon: Node, native_dir: Path, 
 def test_program_is_dumped_and_restored(
     daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None]
 ) -> None:
-    undisturbed = tmp_path / "undisturbed"
-    assert start(daemon, native_dir, undisturbed, 0).finish()[0] == 0
-
-    output = tmp_path / "steps"
-    program = start(daemon, native_dir, output, 0.02)
-    wait_for_lines(output, STEPS // 4)
-    info = program.until("running")
+    undisturbed, output, program, info = dumped(daemon, native_dir, tmp_path, criu)
     server = info["server_pid"]
-    daemon.client.post(f"/v1/processes/{info['id']}:pause", {})
-    criu("dump", tmp_path / "images", "-t", str(program.process.pid))
-    program.process.wait()
     assert alive(server)
 
     criu("restore", tmp_path / "images", "--restore-detached", "--pidfile", str(tmp_path / "pid"))
@@ -105,16 +114,7 @@ def test_program_is_dumped_and_restored(
 def test_restored_program_survives_the_loss_of_its_server(
     daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None]
 ) -> None:
-    undisturbed = tmp_path / "undisturbed"
-    assert start(daemon, native_dir, undisturbed, 0).finish()[0] == 0
-
-    output = tmp_path / "steps"
-    program = start(daemon, native_dir, output, 0.02)
-    wait_for_lines(output, STEPS // 4)
-    info = program.until("running")
-    daemon.client.post(f"/v1/processes/{info['id']}:pause", {})
-    criu("dump", tmp_path / "images", "-t", str(program.process.pid))
-    program.process.wait()
+    undisturbed, output, program, info = dumped(daemon, native_dir, tmp_path, criu)
     criu("restore", tmp_path / "images", "--restore-detached", "--pidfile", str(tmp_path / "pid"))
     daemon.client.post(f"/v1/processes/{info['id']}:rebind", {"pid": int((tmp_path / "pid").read_text())})
     program.inject("kill")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,20 +71,25 @@ def test_reasons_not_to_start(make_node: MakeNode, setting: str, value: str, exp
         os.rmdir(value)
 
 
-def test_a_full_disk_at_start(make_node: MakeNode) -> None:
-    node = make_node()
-    folder = node.folder / "small"
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
         pytest.skip("mounting needs root")
     try:
-        node.environment["XMIG_DATABASE"] = str(folder / "xmig.db")
-        assert "cannot be written" in start_in_vain(node)
+        yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_at_start(make_node: MakeNode) -> None:
+    node = make_node()
+    with small_disk(node.folder / "small", "64k") as folder:
+        node.environment["XMIG_DATABASE"] = str(folder / "xmig.db")
+        assert "cannot be written" in start_in_vain(node)
 
 
 def fill(path: Path) -> None:
@@ -96,14 +102,7 @@ def fill(path: Path) -> None:
 def test_a_full_disk_while_running(make_node: MakeNode) -> None:
     """Recoveries go on; what could not be recorded is recorded when there is room again."""
     node = make_node()
-    folder = node.folder / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting needs root")
-    try:
+    with small_disk(node.folder / "small", "1m") as folder:
         node.environment["XMIG_DATABASE"] = str(folder / "xmig.db")
         node.start()
         with Program(node) as program:
@@ -122,8 +121,6 @@ def test_a_full_disk_while_running(make_node: MakeNode) -> None:
                 assert {r["outcome"] for r in http.get("/v1/recoveries").json()} == {"resumed"}
                 assert http.get("/readyz").status_code == 200
         node.kill(signal.SIGTERM)
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_sigterm_lets_a_starting_program_know(node: Node) -> None:

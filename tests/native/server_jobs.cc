@@ -544,6 +544,39 @@ void globals() {
   check_resumed(job);
 }
 
+// A variable that a kernel counts in, and its twin: whichever is written, the other follows, across kills and cuts.
+void twins() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t twin = job.memory(8), out = job.memory(8);
+  const std::string_view name = "launches";
+  const auto payload = std::as_bytes(std::span(name));
+  journal::GlobalSize size{};
+  const uint64_t asked = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
+  CHECK(job.finish(asked, &size, sizeof(size)) == CUDA_SUCCESS && size.bytes == 8);
+  job.append(Op::xmTwin, Args_xmTwin{kernels.module, twin}, payload);
+  uint64_t expected = 5, seen = 0;
+  CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
+  CHECK(seen == expected);
+  for (int i = 1; i <= 40; ++i) {
+    job.launch(kernels.kernels.at("count"), 0, out);
+    ++expected;
+    if (i % 7 == 0) job.kill_server();
+    if (i % 10 == 0) job.send({{"type", "cut"}});
+    CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
+    CHECK(seen == expected);
+    if (i % 3 != 0) continue;
+    expected = 1000 * static_cast<uint64_t>(i);
+    job.write(twin, &expected, sizeof(expected));
+    if (i % 9 == 0) job.kill_server();
+    job.launch(kernels.kernels.at("count"), 0, out);
+    ++expected;
+    CHECK(job.read(out, &seen, sizeof(seen)) == CUDA_SUCCESS);
+    CHECK(seen == expected);
+  }
+  check_resumed(job);
+}
+
 // One event recorded on a slow stream, then on a fast one: its completion must not go backwards.
 void event_on_two_streams() {
   Job job;
@@ -606,6 +639,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"memory_is_full", memory_is_full},
     {"pauses", pauses},
     {"globals", globals},
+    {"twins", twins},
     {"event_on_two_streams", event_on_two_streams},
     {"idle_uses_no_cpu", idle_uses_no_cpu},
 };
