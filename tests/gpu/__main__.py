@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAMES", help="parts or groups of them, separated by commas")
     parser.add_argument("--seconds", type=float, default=470, help="what does not fit into this time is left out")
     parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDER}, with --only build/gpu)")
-    parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="folder of the programs' output")
+    parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="folder of logs and programs' output")
     parser.add_argument("--python", help="a Python with the frameworks (default: the first that has PyTorch)")
     parser.add_argument("--commit", help="the commit that is measured, where there is no git")
     parser.add_argument("--rehearse", action="store_true", help="everything, tiny, on the null device: no figures")
@@ -57,13 +58,15 @@ def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the daemon holds a descriptor for each piece of memory
     run = Run(console, out, gpu or "a rehearsal on the null device", options.commit or current_commit())
-    bench = Bench(options.work, python=python, rehearsal=options.rehearse, end=time.monotonic() + options.seconds)
-    with bench.node() as node:
-        bench.native(WARM)
-        bench.under(node, WARM)
-    for alone, group in groupby(parts, key=lambda part: part.alone):
-        with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:
-            list(pool.map(lambda part: run.part(bench, part), group))
+    end = time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as scratch:
+        bench = Bench(options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end)
+        with bench.node() as node:
+            bench.native(WARM)
+            bench.under(node, WARM)
+        for alone, group in groupby(parts, key=lambda part: part.alone):
+            with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:
+                list(pool.map(lambda part: run.part(bench, part), group))
     run.table()
     return 1 if run.missing else 0
 

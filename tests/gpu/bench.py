@@ -90,8 +90,9 @@ class Running:
 class Bench:
     """Where and with what programs run. In a rehearsal "natively" is on a second null device."""
 
-    def __init__(self, folder: Path, *, python: str, rehearsal: bool, end: float) -> None:
-        self.logs = folder / "logs"
+    def __init__(self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float) -> None:
+        self.logs = logs
+        self.scratch = scratch
         self.logs.mkdir(parents=True, exist_ok=True)
         self.python = python
         self.rehearsal = rehearsal
@@ -130,7 +131,7 @@ class Bench:
         out = self._log_of(case, node)
         command = case.command(self.python, tiny=self.rehearsal, more=more)
         # The programs have their own packages; Triton and Inductor must not take from one side what the other made.
-        caches = self.logs.parent / "caches" / ("xmig" if node else "native")
+        caches = self.scratch / ("xmig" if node else "native")
         environment = {
             "PYTHONPATH": "", "TRITON_CACHE_DIR": str(caches / "triton"), "CUPY_CACHE_DIR": str(caches / "cupy"),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), **case.environment,

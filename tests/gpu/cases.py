@@ -80,9 +80,9 @@ RESULTS = [
 KILLED_GPT = f"{TINY_GPT} --steps 400"
 SMALL_GPT = "--batch 4 --context 256 --layers 6 --deterministic"
 KILLED = [
-    Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 600", KILLED_GPT),
+    Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT),
     Case("kills-graphs", "graphs", "GPT-2 in a CUDA graph, 6 layers of 768",
-         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 400", KILLED_GPT),
+         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 1000", KILLED_GPT),
 ]  # fmt: skip
 RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 500 --ballast 7",

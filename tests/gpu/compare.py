@@ -26,4 +26,4 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Mean relative difference of the losses."""
     pairs = list(zip(one["losses"], other["losses"], strict=True))
-    return sum(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in pairs) / len(pairs)
+    return float(sum(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in pairs)) / len(pairs)

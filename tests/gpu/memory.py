@@ -34,10 +34,11 @@ def used(bench: Bench, node: Node | None) -> tuple[int, int]:
     with bench.started(HELD, node) as running:
         running.holding()
         live = 0
-        if node is not None and running.program is not None:
-            if node.environment.get("XMIG_STANDBY") != "False":
-                wait_until(lambda: (running.program.info() or {}).get("standby") == "warm", "a warm standby")
-            live = (running.program.info() or {}).get("live_bytes") or 0
+        program = running.program
+        if program is not None:
+            if program.node.environment.get("XMIG_STANDBY") != "False":
+                wait_until(lambda: (program.info() or {}).get("standby") == "warm", "a warm standby")
+            live = (program.info() or {}).get("live_bytes") or 0
         taken = bench.device_used() - before
         running.finish()
     return taken, live

@@ -58,7 +58,7 @@ def built(bench: Bench) -> Path:
     carried = PROGRAMS / "launches"
     if carried.exists():
         return carried
-    program = bench.logs.parent / "launches"
+    program = bench.scratch / "launches"
     compiler = os.environ.get("CC", "cc")
     command = [compiler, "-O2", f"-I{cuda_include()}", str(PROGRAMS / "launches.c"), "-o", str(program), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -40,7 +40,8 @@ def measure(bench: Bench) -> Iterator[Row]:
         live = (info or {}).get("live_bytes") or 0
         yield Row(
             name=f"recovery of 10 GB {'with' if standby else 'without'} standby: stall", value=round(stall, 3),
-            unit="s", target=target, better="lower", conditions=f"the longest step of {struck} kills less a median step, "
+            unit="s", target=target, better="lower",
+            conditions=f"the longest step of {struck} kills less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
             + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms",
         )  # fmt: skip

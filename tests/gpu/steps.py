@@ -42,7 +42,7 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
 
 
 def ratio(native: list[Outcome], xmig: list[Outcome], key: str) -> float:
-    return median(o.result[key] for o in xmig) / median(o.result[key] for o in native)
+    return float(median(o.result[key] for o in xmig) / median(o.result[key] for o in native))
 
 
 def times(native: list[Outcome], xmig: list[Outcome], key: str) -> str:

@@ -15,7 +15,7 @@ prepare(options)
 model = make_gpt(options)
 tokens = Tokens(options)
 static = tokens()
-losses = []
+losses: list[torch.Tensor] = []
 steps = workload.Steps(options, torch.cuda.synchronize)
 
 

@@ -19,8 +19,7 @@ a = torch.randn(size, size, generator=chance).to(DEVICE)
 symmetric = a @ a.T + size * torch.eye(size, device=DEVICE)
 sparse = torch.where(a.abs() > 1.5, a, 0)
 batch = torch.randn(8, 32, 32, generator=chance).to(DEVICE)
-Result = torch.Tensor | tuple[torch.Tensor, ...]
-operations: dict[str, Callable[[], Result]] = {
+operations: dict[str, Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]] = {
     "svd": lambda: tuple(torch.linalg.svd(a)),
     "qr": lambda: tuple(torch.linalg.qr(a)),
     "eigh": lambda: tuple(torch.linalg.eigh(symmetric)),
