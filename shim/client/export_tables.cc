@@ -108,17 +108,16 @@ const Table<7>& tools_hooks_table() {
   return table;
 }
 
-CUresult tools_thread_data(void** data) {
-  static thread_local uint64_t nothing_there[8];
-  if (!data) return CUDA_ERROR_INVALID_VALUE;
-  *data = nothing_there;
-  return CUDA_SUCCESS;
+// The thread's current context: cuBLASLt asks here, and hands it to context_number.
+CUresult current_context(CUcontext* context) {
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
+  return client::cuCtxGetCurrent(context);
 }
 
 const Table<4>& tools_thread_table() {
   static const Table<4>& table = *new Table<4>([] {
     auto made = make_table<"tools' thread data", 4>();
-    made[2] = slot(tools_thread_data);
+    made[2] = slot(current_context);
     return made;
   }());
   return table;
@@ -207,8 +206,8 @@ const Table<3>& integrity_table() {
 
 // --- what cuBLASLt asks for each matrix product -----------------------------------------------------------------
 
-// A number that tells contexts apart, those that have ended too: cuFFT, which asks as well, keeps what it has loaded for
-// each. The genuine driver's first context has 0.
+// A number that tells contexts apart, those that have ended too: cuBLASLt keeps what it knows of a device for each, cuFFT
+// what it has loaded. The genuine driver's first context has 0.
 CUresult context_number(CUcontext handle, uint64_t* out) {
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   unsigned long long id = 0;
