@@ -60,7 +60,7 @@ TEST(every_function) {
 }
 
 TEST(null_device) {
-  Rig rig("null");
+  Rig rig("null", 0);
   const auto& d = rig.d();
   const CUdeviceptr a = rig.memory(64ull << 30);  // addresses only
   rig.load();
@@ -221,8 +221,32 @@ TEST(fat_binaries) {
   CHECK(kernels({fat_entry(1, 75, 0x2011, std::string("\x10x\x09\x00", 4), 5)}).starts_with("refused"));
 }
 
+TEST(null_memory_runs_out) {
+  Rig rig("null", 8ull << 30);
+  const auto& d = rig.d();
+  const CUmemAllocationProp prop = Rig::property();
+  const auto free_bytes = [&] {
+    size_t free = 0, total = 0;
+    OK(d.cuMemGetInfo_v2(&free, &total));
+    CHECK(total == 8ull << 30);
+    return free;
+  };
+  CUmemGenericAllocationHandle first = 0, second = 0;
+  OK(d.cuMemCreate(&first, 6ull << 30, &prop, 0));
+  CHECK(free_bytes() == 2ull << 30);
+  CHECK_RESULT(CUDA_ERROR_OUT_OF_MEMORY, d.cuMemCreate(&second, 3ull << 30, &prop, 0));
+  // Mapped memory outlives its handle.
+  OK(d.cuMemMap(Rig::kBase, 6ull << 30, 0, first, 0));
+  OK(d.cuMemRelease(first));
+  CHECK(free_bytes() == 2ull << 30);
+  OK(d.cuMemUnmap(Rig::kBase, 6ull << 30));
+  CHECK(free_bytes() == 8ull << 30);
+  OK(d.cuMemCreate(&second, 8ull << 30, &prop, 0));
+  OK(d.cuMemRelease(second));
+}
+
 TEST(null_exports) {
-  Rig rig("null");
+  Rig rig("null", 0);
   CUmemGenericAllocationHandle handle = 0;
   const CUmemAllocationProp prop = Rig::property();
   OK(rig.d().cuMemCreate(&handle, 1 << 30, &prop, 0));
