@@ -8,6 +8,11 @@ set_target_properties(server_kernels PROPERTIES PREFIX "")
 target_compile_options(server_kernels PRIVATE -O2)
 target_include_directories(server_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
 
+# A server whose device reports faults as late, and as vaguely, as a GPU.
+add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/blind_device.cc)
+target_link_libraries(blind_server PRIVATE xmig_server_core)
+set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
+
 add_executable(server_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.cc)
 target_link_libraries(server_jobs PRIVATE xmig_server_core)
 foreach(test
