@@ -100,9 +100,11 @@ class Device {
   // Also gives the global its first content: at a restore, bind before the memory's content is put back.
   virtual bool bind_global(CUmodule module, uint32_t index, uint64_t address) = 0;
 
-  // Puts work into a stream, of the current context, that ends in this sticky error, or (kHang) never: what the device does about it is what it
-  // does about a program's own. False: this device is struck by arm() instead.
-  virtual bool spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) { return false; }
+  // Puts work into a stream, of the current context, that ends in this sticky error, or (kHang) never: what happens then
+  // is what happens with a program's own. A device that does not support it is struck by arm() instead.
+  virtual CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   virtual bool spoils() const { return false; }
 
   // Called by the server before `id` of an armed injection strikes, so that it strikes only once.

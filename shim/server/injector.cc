@@ -58,7 +58,9 @@ void Injector::strike_at(Place place, uint64_t count, uint64_t sequence) {
 
 void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream stream) {
   if (injection.kind == device::InjectKind::kKill) die();
-  if (device_.spoil(stream.real, stream.ordinal, injection.kind, injection.error)) return;
+  const CUresult result = device_.spoil(stream.real, stream.ordinal, injection.kind, injection.error);
+  faults_.check(result);
+  if (result == CUDA_SUCCESS) return;
   if (injection.kind == device::InjectKind::kFault) faults_.strike({injection.error, sequence, "an injected fault"});
   for (;;) ::pause();
 }

@@ -55,12 +55,10 @@ class BlindDevice final : public Device {
     return cpu_->bind_global(module, index, address);
   }
   bool spoils() const override { return true; }
-  bool spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
-    if (kind == InjectKind::kHang) {
-      return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr) == CUDA_SUCCESS;
-    }
+  CUresult spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
+    if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);
     const auto strike = [](void* what) { g_spoiled = static_cast<int>(reinterpret_cast<intptr_t>(what)); };
-    return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error})) == CUDA_SUCCESS;
+    return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error}));
   }
   void arm(const Injection&, Notify, void*) override {}
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -140,12 +141,12 @@ class CudaDevice final : public Device {
 
   bool spoils() const override { return true; }
 
-  bool spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
+  CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
     Unit& unit = units_.at(ordinal);
     uint64_t word = address_of(&unit.shared->word);
     void* parameters[] = {&word};
     const char* const kernel = kind == InjectKind::kHang ? "xmig_hang" : spoiler(error);
-    return launch(function(unit, kernel), 1, 1, stream, parameters) == CUDA_SUCCESS;
+    return launch(unit.kernels.at(kernel), 1, 1, stream, parameters);
   }
 
   void arm(const Injection&, Notify, void*) override {}  // it is spoiled instead
@@ -163,6 +164,7 @@ class CudaDevice final : public Device {
   struct Unit {
     CUcontext context = nullptr;
     CUmodule module = nullptr;
+    std::map<std::string, CUfunction> kernels;
     CUfunction hash = nullptr;
     CUstream stream = nullptr;
     std::unique_ptr<Shared> shared = std::make_unique<Shared>();
@@ -181,16 +183,19 @@ class CudaDevice final : public Device {
                                std::to_string(static_cast<int>(result)) + "; see `nvidia-smi` and the kernel's log");
   }
 
-  CUfunction function(const Unit& unit, const char* name) const {
+  void find_kernels(Unit& unit) const {
     unsigned count = 0;
     check(driver_.cuModuleGetFunctionCount(&count, unit.module), "cuModuleGetFunctionCount");
     std::vector<CUfunction> functions(count);
     check(driver_.cuModuleEnumerateFunctions(functions.data(), count, unit.module), "cuModuleEnumerateFunctions");
-    for (CUfunction candidate : functions) {
-      const char* found = nullptr;
-      if (driver_.cuFuncGetName(&found, candidate) == CUDA_SUCCESS && !std::strcmp(found, name)) return candidate;
+    for (CUfunction kernel : functions) {
+      const char* name = nullptr;
+      check(driver_.cuFuncGetName(&name, kernel), "cuFuncGetName");
+      // Now: the driver would wait for the GPU before it loads one that is launched for the first time.
+      check(driver_.cuFuncLoad(kernel), "cuFuncLoad");
+      unit.kernels[name] = kernel;
     }
-    throw std::runtime_error(std::string("the built-in kernel ") + name + " is missing");
+    unit.hash = unit.kernels.at("xmig_hash");
   }
 
   void open_unit(int ordinal, Unit& unit) {
@@ -199,7 +204,7 @@ class CudaDevice final : public Device {
     check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
     check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
     check(driver_.cuModuleLoadData(&unit.module, xmig_kernels_ptx), "loading the built-in kernels");
-    unit.hash = function(unit, "xmig_hash");
+    find_kernels(unit);
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
     check(driver_.cuMemHostRegister_v2(unit.shared.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
           "cuMemHostRegister");
