@@ -80,8 +80,8 @@ class Fault(Message):
     error: Small
     text: Text
     t: Number
-    after: Number = 0
-    until: Number = 0
+    after: Number
+    until: Number
 
 
 class Phase(Message):

@@ -25,6 +25,9 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OP
              "CUDA_VISIBLE_DEVICES", "LLVM_PROFILE_FILE")  # fmt: skip
 
 
+CLOSE_GRACE = 0.5  # seconds in which a server that closes its connection has begun to exit
+
+
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
     """How servers are started on this node."""
@@ -210,13 +213,27 @@ class Server:
         self._hooks.misbehaved(self, reason)
 
     def _channel_ended(self, reason: str, by_peer: bool) -> None:
-        # A server that exits closes its connection first. With a GPU to give back the rest of its exit takes long, and
-        # only its end says why it ended.
-        if by_peer and pidfds.is_exiting(self.pid):
-            self._ended_at = time.monotonic_ns()
-            self.kill()  # for one of whose threads some might live
-        else:
+        if not by_peer:
             self._hooks.misbehaved(self, reason)
+            return
+        self._ended_at = time.monotonic_ns()
+        if pidfds.is_exiting(self.pid):
+            self._await_exit()
+        else:
+            self._loop.call_later(CLOSE_GRACE, self._still_there, reason)
+
+    def _still_there(self, reason: str) -> None:
+        if self._pidfd is None:
+            return
+        if pidfds.is_exiting(self.pid):
+            self._await_exit()
+        else:
+            self._ended_at = 0
+            self._hooks.misbehaved(self, reason)
+
+    def _await_exit(self) -> None:
+        """It is on its way out. With a GPU to give back that takes long, and only its end says why it has ended."""
+        self.kill()  # for one of which some threads live
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
