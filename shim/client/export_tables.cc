@@ -1,4 +1,4 @@
-// cuGetExportTable: the driver's unpublished tables of functions, as far as libcudart, cuBLAS and cuDNN call them.
+// cuGetExportTable: the driver's unpublished tables of functions, as far as libcudart, cuBLAS, cuDNN and cuFFT call them.
 //
 // A table is an array of pointers whose first entry is its size in bytes (the context-local storage has none). Slots
 // that no library was seen to call name themselves on standard error if one does.
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/context.h"
 #include "client/integrity.h"
@@ -107,17 +108,16 @@ const Table<7>& tools_hooks_table() {
   return table;
 }
 
-CUresult tools_thread_data(void** data) {
-  static thread_local uint64_t nothing_there[8];
-  if (!data) return CUDA_ERROR_INVALID_VALUE;
-  *data = nothing_there;
-  return CUDA_SUCCESS;
+// The thread's current context: cuBLASLt asks here, and hands it to context_number.
+CUresult current_context(CUcontext* context) {
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
+  return client::cuCtxGetCurrent(context);
 }
 
 const Table<4>& tools_thread_table() {
   static const Table<4>& table = *new Table<4>([] {
     auto made = make_table<"tools' thread data", 4>();
-    made[2] = slot(tools_thread_data);
+    made[2] = slot(current_context);
     return made;
   }());
   return table;
@@ -206,8 +206,13 @@ const Table<3>& integrity_table() {
 
 // --- what cuBLASLt asks for each matrix product -----------------------------------------------------------------
 
-CUresult zero_for_context(CUcontext, uint64_t* out) {
-  if (out) *out = 0;
+// A number that tells contexts apart, those that have ended too: cuBLASLt keeps what it knows of a device for each, cuFFT
+// what it has loaded. The genuine driver's first context has 0.
+CUresult context_number(CUcontext handle, uint64_t* out) {
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  unsigned long long id = 0;
+  if (const CUresult error = client::cuCtxGetId(handle, &id); error != CUDA_SUCCESS) return error;
+  *out = id - 1;
   return CUDA_SUCCESS;
 }
 CUresult zero_for_both(uint64_t* first, uint64_t* second) {
@@ -219,7 +224,7 @@ CUresult zero_for_both(uint64_t* first, uint64_t* second) {
 const Table<93>& cublaslt_table() {
   static const Table<93>& table = *new Table<93>([] {
     auto made = make_table<"cuBLASLt", 93>();
-    made[4] = slot(zero_for_context);
+    made[4] = slot(context_number);
     return made;
   }());
   return table;
@@ -229,6 +234,29 @@ const Table<17>& cublaslt_bf16_table() {
   static const Table<17>& table = *new Table<17>([] {
     auto made = make_table<"cuBLASLt bf16", 17>();
     made[4] = slot(zero_for_both);
+    return made;
+  }());
+  return table;
+}
+
+// --- how cuFFT finds the kernel in a module it has just made ------------------------------------------------------
+
+using Visit = void (*)(void* user, CUfunction function);
+
+// Visits the module's functions; returns how many there are. cuFFT wants exactly one, whose name it does not know.
+int visit_functions(CUcontext, CUmodule module, Visit visit, void* user) {
+  unsigned int count = 0;
+  if (!visit || client::cuModuleGetFunctionCount(&count, module) != CUDA_SUCCESS || count == 0) return 0;
+  std::vector<CUfunction> functions(count);
+  if (client::cuModuleEnumerateFunctions(functions.data(), count, module) != CUDA_SUCCESS) return 0;
+  for (const CUfunction function : functions) visit(user, function);
+  return static_cast<int>(count);
+}
+
+const Table<99>& cufft_table() {
+  static const Table<99>& table = *new Table<99>([] {
+    auto made = make_table<"cuFFT", 99>();
+    made[7] = slot(visit_functions);
     return made;
   }());
   return table;
@@ -263,6 +291,8 @@ constexpr Entry kTables[] = {
      data_of<cublaslt_table>},
     {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
      data_of<cublaslt_bf16_table>},
+    {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
+     data_of<cufft_table>},
 };
 
 }  // namespace

@@ -46,8 +46,8 @@ CUresult read_shared_object(Bytes image, Image& out);
 // Can the dynamic linker load this shared object without leaving its bounds? It checks next to nothing itself.
 CUresult check_loadable(Bytes image, std::string& error);
 
-// What can be learned of any image: a shared object as above, a cubin, a fat binary's uncompressed cubins. An image of
-// another form (PTX, compressed) is accepted and describes nothing.
+// What the null device accepts: a shared object as above, a cubin, PTX, or a fat binary, of which it takes what an H200
+// would take. CUDA_ERROR_NO_BINARY_FOR_GPU: there is nothing for one.
 CUresult read_any(Bytes image, Image& out);
 
 // How long an image is, from its first bytes (at most `known` are there): 0 if they do not say.

@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include "device/image.h"
 #include "device_harness.h"
@@ -58,7 +60,7 @@ TEST(every_function) {
 }
 
 TEST(null_device) {
-  Rig rig("null");
+  Rig rig("null", 0);
   const auto& d = rig.d();
   const CUdeviceptr a = rig.memory(64ull << 30);  // addresses only
   rig.load();
@@ -71,7 +73,7 @@ TEST(null_device) {
   OK(d.cuEventQuery(event));
   float ms = -1;
   OK(d.cuEventElapsedTime_v2(&ms, event, event));
-  CHECK(ms >= 0);
+  CHECK(ms > 0);  // programs divide by it
   std::vector<uint8_t> got(100, 9);
   OK(d.cuMemcpyDtoHAsync_v2(got.data(), a, 100, stream));
   CHECK(got == std::vector<uint8_t>(100, 0));
@@ -91,8 +93,160 @@ TEST(null_device) {
   OK(d.cuModuleUnload(module));
 }
 
+namespace {
+
+device::Bytes bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+constexpr std::string_view kPtx = R"(// a comment { .entry no() }
+.version 9.0
+.target sm_90a
+.address_size 64
+.visible .global .align 16 .b8 table[3][8] = {1, 2, 3};
+.global .u32 hidden;
+.visible .const .f64 scale;
+.extern .shared .align 16 .b8 dynamic[];
+.func (.param .b32 r) helper(.param .b64 a) { st.param.b32 [r], 0; { ret; } }
+.visible .entry _Z5firstPfi(
+  .param .u64 .ptr .global .align 32 _Z5firstPfi_param_0, /* ) */
+  .param .u8 _Z5firstPfi_param_1,
+  .param .align 8 .b8 _Z5firstPfi_param_2[24],
+  .param .f16 last
+)
+.maxntid 128, 2, 1
+{ .reg .b32 %r<3>; @%p1 bra $L_1; "}"; ret; }
+.weak .entry second() { ret; }
+)";
+
+// A fat binary's entry: a header of 64 bytes, then what is stored.
+std::string fat_entry(uint16_t kind, uint32_t architecture, uint64_t flags, std::string_view stored, uint64_t content) {
+  std::string entry(64, '\0');
+  const auto put = [&](size_t at, auto value) { std::memcpy(entry.data() + at, &value, sizeof(value)); };
+  put(0, kind);
+  put(4, uint32_t{64});
+  put(8, uint64_t{stored.size()});
+  put(16, static_cast<uint32_t>(stored.size()));
+  put(28, architecture);
+  put(40, flags);
+  put(56, content);
+  return entry.append(stored);
+}
+
+std::string fat_binary(std::initializer_list<std::string> entries) {
+  std::string all;
+  for (const std::string& entry : entries) all += entry;
+  std::string binary(16, '\0');
+  const uint32_t magic = 0xba55ed50;
+  const uint16_t header[] = {1, 16};
+  const uint64_t bytes = all.size();
+  std::memcpy(binary.data(), &magic, 4);
+  std::memcpy(binary.data() + 4, header, 4);
+  std::memcpy(binary.data() + 8, &bytes, 8);
+  return binary + all;
+}
+
+std::string ptx_with(std::string_view kernel) {
+  return ".version 9.0\n.target sm_75\n.visible .entry " + std::string(kernel) + "() { ret; }\n";
+}
+
+// One run of literals, as LZ4 stores what it cannot shorten.
+std::string lz4_literals(std::string_view text) {
+  std::string block(1, '\xf0');
+  size_t rest = text.size() - 15;
+  for (; rest >= 255; rest -= 255) block += '\xff';
+  return block + static_cast<char>(rest) + std::string(text);
+}
+
+}  // namespace
+
+TEST(ptx) {
+  device::Image image;
+  OK(device::read_any(bytes_of(kPtx), image));
+  CHECK(image.kernels.size() == 2 && image.kernels[0].name == "_Z5firstPfi" && image.kernels[1].name == "second");
+  const device::ImageKernel& first = image.kernels[0];
+  const uint16_t expected[][2] = {{0, 8}, {8, 1}, {16, 24}, {40, 2}};
+  CHECK(first.parameters.size() == 4 && first.parameter_bytes == 42 && first.max_threads == 256);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(first.parameters[i].offset == expected[i][0] && first.parameters[i].size == expected[i][1]);
+  }
+  CHECK(image.kernels[1].parameters.empty() && image.kernels[1].max_threads == 1024);
+  CHECK(image.globals.size() == 2 && image.globals[0].name == "table" && image.globals[0].bytes == 24);
+  CHECK(image.globals[1].name == "scale" && image.globals[1].bytes == 8);
+  // Cut short anywhere, it is read to its end or refused.
+  for (size_t n = 0; n < kPtx.size(); ++n) {
+    device::Image part;
+    const CUresult result = device::read_any(bytes_of(kPtx.substr(0, n)), part);
+    CHECK(result == CUDA_SUCCESS || !part.error.empty());
+  }
+  device::Image bad;
+  CHECK_RESULT(CUDA_ERROR_INVALID_PTX,
+               device::read_any(bytes_of(".version 9.0\n.entry f(.param .align 3 .b8 x[4]) { ret; }"), bad));
+  CHECK_RESULT(CUDA_ERROR_INVALID_IMAGE, device::read_any(bytes_of("what is this"), bad));
+}
+
+TEST(fat_binaries) {
+  const auto kernels = [](std::initializer_list<std::string> entries) {
+    device::Image image;
+    const std::string binary = fat_binary(entries);
+    CHECK(device::image_extent(bytes_of(binary).first(16)) == binary.size());
+    const CUresult result = device::read_any(bytes_of(binary), image);
+    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::string("none");
+    if (result != CUDA_SUCCESS) return "refused: " + image.error;
+    CHECK(image.kernels.size() == 1);
+    return image.kernels[0].name;
+  };
+  const auto ptx = [](uint32_t architecture, std::string_view name) {
+    const std::string text = ptx_with(name);
+    return fat_entry(1, architecture, 0x11, text, 0);
+  };
+  // The newest PTX that is not too new; code of another generation, and of a later one, is not for this device.
+  CHECK(kernels({ptx(75, "old"), ptx(80, "newer"), ptx(100, "too_new"), fat_entry(2, 80, 0x11, "elf", 0)}) == "newer");
+  CHECK(kernels({ptx(100, "too_new"), fat_entry(2, 80, 0x11, "elf", 0)}) == "none");
+  CHECK(kernels({ptx(75, "old"), fat_entry(2, 90, 0x11, "no ELF file", 0)}).starts_with("refused"));
+
+  // Compressed by older tools: literals, and a match that overlaps what it makes.
+  const std::string text = ptx_with("packed");
+  CHECK(kernels({fat_entry(1, 75, 0x2011, lz4_literals(text), text.size())}) == "packed");
+  std::string name = ptx_with(std::string(40, 'x'));
+  const size_t run = name.find('x');
+  std::string block = lz4_literals(name.substr(0, run + 1));
+  block[0] = '\xff';                                        // literals, then a match: 39 more of the same
+  block += std::string("\x01\x00", 2) + '\x14';            // distance 1, length 4 + 15 + 20
+  block += lz4_literals(name.substr(run + 40) + std::string(20, '\n'));
+  name += std::string(20, '\n');
+  CHECK(kernels({fat_entry(1, 75, 0x2011, block, name.size())}) == std::string(40, 'x'));
+  // Damaged: too long, too short, a match from before the beginning, an impossible claim.
+  for (const size_t claim : {text.size() - 1, text.size() + 1, size_t{1} << 40}) {
+    CHECK(kernels({fat_entry(1, 75, 0x2011, lz4_literals(text), claim)}).starts_with("refused"));
+  }
+  CHECK(kernels({fat_entry(1, 75, 0x2011, std::string("\x10x\x09\x00", 4), 5)}).starts_with("refused"));
+}
+
+TEST(null_memory_runs_out) {
+  Rig rig("null", 8ull << 30);
+  const auto& d = rig.d();
+  const CUmemAllocationProp prop = Rig::property();
+  const auto free_bytes = [&] {
+    size_t free = 0, total = 0;
+    OK(d.cuMemGetInfo_v2(&free, &total));
+    CHECK(total == 8ull << 30);
+    return free;
+  };
+  CUmemGenericAllocationHandle first = 0, second = 0;
+  OK(d.cuMemCreate(&first, 6ull << 30, &prop, 0));
+  CHECK(free_bytes() == 2ull << 30);
+  CHECK_RESULT(CUDA_ERROR_OUT_OF_MEMORY, d.cuMemCreate(&second, 3ull << 30, &prop, 0));
+  // Mapped memory outlives its handle.
+  OK(d.cuMemMap(Rig::kBase, 6ull << 30, 0, first, 0));
+  OK(d.cuMemRelease(first));
+  CHECK(free_bytes() == 2ull << 30);
+  OK(d.cuMemUnmap(Rig::kBase, 6ull << 30));
+  CHECK(free_bytes() == 8ull << 30);
+  OK(d.cuMemCreate(&second, 8ull << 30, &prop, 0));
+  OK(d.cuMemRelease(second));
+}
+
 TEST(null_exports) {
-  Rig rig("null");
+  Rig rig("null", 0);
   CUmemGenericAllocationHandle handle = 0;
   const CUmemAllocationProp prop = Rig::property();
   OK(rig.d().cuMemCreate(&handle, 1 << 30, &prop, 0));

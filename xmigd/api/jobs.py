@@ -33,7 +33,12 @@ async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, resp
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
         created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
         preload=":".join(map(str, node.shims)),
-        environment={"XMIG_JOB": f"{job.id}:{token}", "XMIG_SOCKET": str(node.settings.client_socket)},
+        environment={
+            "XMIG_JOB": f"{job.id}:{token}",
+            "XMIG_SOCKET": str(node.settings.client_socket),
+            # Triton links what it compiles against libcuda.so.1; without a driver's it would not find one.
+            "TRITON_LIBCUDA_PATH": str(node.shims[0].parent),
+        },
     )  # fmt: skip
 
 

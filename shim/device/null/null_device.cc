@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -29,9 +31,22 @@ struct Function {
   std::atomic<int> max_dynamic_shared{49152};
   explicit Function(const ImageKernel* of) : kernel(of) {}
 };
+struct Event {
+  std::atomic<std::chrono::nanoseconds> recorded{};
+};
 struct Module {
   Image image;
   std::vector<std::unique_ptr<Function>> functions;
+};
+
+// As long as a handle or a mapping needs it.
+struct Physical {
+  ipc::UniqueFd fd;
+  uint64_t bytes;
+  int ordinal;
+  Physical(ipc::UniqueFd&& of, uint64_t size, int where);
+  ~Physical();
+  Physical(const Physical&) = delete;
 };
 
 class NullDevice final : public Device {
@@ -54,10 +69,12 @@ class NullDevice final : public Device {
 
   std::vector<journal::DeviceDescription> descriptions;
   HostFunctions host_functions;
+  std::array<std::atomic<uint64_t>, journal::kMaxDevices> used{};  // bytes of physical memory
 
   std::mutex mutex;  // of what follows; launches, copies and events need none of it
   std::map<uint64_t, uint64_t> reservations;
-  std::map<uint64_t, ipc::UniqueFd> memory;
+  std::map<uint64_t, std::shared_ptr<Physical>> memory;    // by handle
+  std::map<uint64_t, std::shared_ptr<Physical>> mappings;  // by address
   std::map<CUmodule, std::unique_ptr<Module>> modules;
 
  private:
@@ -68,6 +85,11 @@ std::atomic<NullDevice*> g_opened{nullptr};
 std::atomic<uint64_t> g_handles{1ull << 32};
 
 NullDevice& device() { return *g_opened.load(std::memory_order_relaxed); }
+
+Physical::Physical(ipc::UniqueFd&& of, uint64_t size, int where) : fd(std::move(of)), bytes(size), ordinal(where) {
+  device().used[ordinal] += bytes;
+}
+Physical::~Physical() { device().used[ordinal] -= bytes; }
 
 template <typename H>
 H new_handle() {
@@ -127,10 +149,17 @@ void add_device_functions(DriverTable& t) {
 
 // --- memory: addresses are really reserved, and handles really can be exported; there are no bytes ---------------
 
+CUresult add_physical(CUmemGenericAllocationHandle* handle, std::shared_ptr<Physical> memory) {
+  *handle = reinterpret_cast<uint64_t>(new_handle<void*>());
+  const std::lock_guard lock(device().mutex);
+  device().memory[*handle] = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
 void add_memory_functions(DriverTable& t) {
   t.cuMemGetInfo_v2 = [](size_t* free, size_t* total) {
-    const size_t bytes = device().descriptions[0].total_bytes;
-    if (free) *free = bytes;
+    const uint64_t bytes = device().descriptions[0].total_bytes;
+    if (free) *free = bytes - std::min(bytes, device().used[0].load());
     if (total) *total = bytes;
     return CUDA_SUCCESS;
   };
@@ -149,30 +178,39 @@ void add_memory_functions(DriverTable& t) {
     munmap(reinterpret_cast<void*>(address), bytes);
     return CUDA_SUCCESS;
   };
-  t.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp*,
+  t.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* property,
                      unsigned long long) {
+    const int ordinal = property->location.id;
+    if (!is_ordinal(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    const uint64_t total = device().descriptions[ordinal].total_bytes;
+    if (bytes > total - std::min(total, device().used[ordinal].load())) return CUDA_ERROR_OUT_OF_MEMORY;
     ipc::UniqueFd fd(memfd_create("xmig-null-memory", MFD_CLOEXEC));
     if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    *handle = reinterpret_cast<uint64_t>(new_handle<void*>());
-    const std::lock_guard lock(device().mutex);
-    device().memory[*handle] = std::move(fd);
-    return CUDA_SUCCESS;
+    return add_physical(handle, std::make_shared<Physical>(std::move(fd), bytes, ordinal));
   };
   t.cuMemRelease = [](CUmemGenericAllocationHandle handle) {
     const std::lock_guard lock(device().mutex);
     return device().memory.erase(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
-  t.cuMemMap = [](CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) {
+  t.cuMemMap = [](CUdeviceptr address, size_t, size_t, CUmemGenericAllocationHandle handle, unsigned long long) {
+    const std::lock_guard lock(device().mutex);
+    const auto found = device().memory.find(handle);
+    if (found == device().memory.end()) return CUDA_ERROR_INVALID_VALUE;
+    return device().mappings.emplace(address, found->second).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  };
+  t.cuMemUnmap = [](CUdeviceptr address, size_t bytes) {
+    const std::lock_guard lock(device().mutex);
+    auto& mappings = device().mappings;
+    mappings.erase(mappings.lower_bound(address), mappings.lower_bound(address + bytes));
     return CUDA_SUCCESS;
   };
-  t.cuMemUnmap = [](CUdeviceptr, size_t) { return CUDA_SUCCESS; };
   t.cuMemSetAccess = [](CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; };
   t.cuMemExportToShareableHandle = [](void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                                       unsigned long long) {
     const std::lock_guard lock(device().mutex);
     const auto found = device().memory.find(handle);
     if (found == device().memory.end()) return CUDA_ERROR_INVALID_VALUE;
-    const int fd = fcntl(found->second.get(), F_DUPFD_CLOEXEC, 0);
+    const int fd = fcntl(found->second->fd.get(), F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
     std::memcpy(out, &fd, sizeof(fd));
     return CUDA_SUCCESS;
@@ -180,10 +218,10 @@ void add_memory_functions(DriverTable& t) {
   t.cuMemImportFromShareableHandle = [](CUmemGenericAllocationHandle* handle, void* fd, CUmemAllocationHandleType) {
     ipc::UniqueFd own(fcntl(static_cast<int>(reinterpret_cast<intptr_t>(fd)), F_DUPFD_CLOEXEC, 0));
     if (!own) return errno == EBADF ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
-    *handle = reinterpret_cast<uint64_t>(new_handle<void*>());
-    const std::lock_guard lock(device().mutex);
-    device().memory[*handle] = std::move(own);
-    return CUDA_SUCCESS;
+    struct stat status{};
+    if (fstat(own.get(), &status) != 0) return CUDA_ERROR_INVALID_VALUE;
+    // A descriptor does not say whose memory it is; with several devices it counts as the first one's.
+    return add_physical(handle, std::make_shared<Physical>(std::move(own), static_cast<uint64_t>(status.st_size), 0));
   };
   t.cuMemGetAllocationGranularity = [](size_t* bytes, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
     *bytes = journal::kGranule;
@@ -249,15 +287,24 @@ void add_stream_functions(DriverTable& t) {
     return device().host_functions.add(function, user) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
   };
   t.cuEventCreate = [](CUevent* out, unsigned) {
-    *out = new_handle<CUevent>();
+    *out = reinterpret_cast<CUevent>(new Event);
     return CUDA_SUCCESS;
   };
-  t.cuEventDestroy_v2 = [](CUevent) { return CUDA_SUCCESS; };
-  t.cuEventRecordWithFlags = [](CUevent, CUstream, unsigned) { return CUDA_SUCCESS; };
+  t.cuEventDestroy_v2 = [](CUevent event) {
+    delete reinterpret_cast<Event*>(event);
+    return CUDA_SUCCESS;
+  };
+  t.cuEventRecordWithFlags = [](CUevent event, CUstream, unsigned) {
+    reinterpret_cast<Event*>(event)->recorded = std::chrono::steady_clock::now().time_since_epoch();
+    return CUDA_SUCCESS;
+  };
   t.cuEventQuery = [](CUevent) { return ready(); };
   t.cuEventSynchronize = [](CUevent) { return wait(); };
-  t.cuEventElapsedTime_v2 = [](float* milliseconds, CUevent, CUevent) {
-    *milliseconds = 0;  // work takes no time
+  t.cuEventElapsedTime_v2 = [](float* milliseconds, CUevent start, CUevent end) {
+    // Work takes no time, but programs divide by what it took: no less than a GPU's clock can tell apart.
+    constexpr std::chrono::nanoseconds kResolution(500);
+    const auto elapsed = reinterpret_cast<Event*>(end)->recorded.load() - reinterpret_cast<Event*>(start)->recorded.load();
+    *milliseconds = std::chrono::duration<float, std::milli>(std::max(elapsed, kResolution)).count();
     return CUDA_SUCCESS;
   };
 }
@@ -361,6 +408,35 @@ void add_module_functions(DriverTable& t) {
     *size = 8;
     return CUDA_SUCCESS;
   };
+  t.cuGraphCreate = [](CUgraph* out, unsigned) {
+    *out = new_handle<CUgraph>();
+    return CUDA_SUCCESS;
+  };
+  t.cuGraphDestroy = [](CUgraph) { return CUDA_SUCCESS; };
+  t.cuGraphAddEmptyNode = [](CUgraphNode* out, CUgraph, const CUgraphNode*, size_t) {
+    *out = new_handle<CUgraphNode>();
+    return CUDA_SUCCESS;
+  };
+  t.cuStreamBeginCaptureToGraph = [](CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t,
+                                     CUstreamCaptureMode) { return CUDA_SUCCESS; };
+  t.cuStreamGetCaptureInfo_v3 = [](CUstream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*,
+                                   const CUgraphNode** nodes, const CUgraphEdgeData**, size_t* count) {
+    static thread_local CUgraphNode node;
+    node = new_handle<CUgraphNode>();
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *nodes = &node;
+    *count = 1;
+    return CUDA_SUCCESS;
+  };
+  t.cuStreamEndCapture = [](CUstream, CUgraph*) { return CUDA_SUCCESS; };
+  t.cuGraphInstantiateWithFlags = [](CUgraphExec* out, CUgraph, unsigned long long) {
+    *out = new_handle<CUgraphExec>();
+    return CUDA_SUCCESS;
+  };
+  t.cuGraphExecUpdate_v2 = [](CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo*) { return CUDA_SUCCESS; };
+  t.cuGraphUpload = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
+  t.cuGraphLaunch = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
+  t.cuGraphExecDestroy = [](CUgraphExec) { return CUDA_SUCCESS; };
   t.cuLaunchKernelEx = [](const CUlaunchConfig*, CUfunction, void**, void**) { return CUDA_SUCCESS; };
 }
 
@@ -383,6 +459,8 @@ NullDevice::NullDevice(std::span<const int> ordinals, uint64_t memory_bytes) {
 
 NullDevice::~NullDevice() {
   for (const auto& [address, bytes] : reservations) munmap(reinterpret_cast<void*>(address), bytes);
+  mappings.clear();  // what they hold counts itself out of this device
+  memory.clear();
   g_opened = nullptr;
 }
 
