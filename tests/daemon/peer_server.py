@@ -1,8 +1,8 @@
 """A peer for tests of the control protocol: says what xmig-server says, and does no work.
 
 It hands over memfds as its device memory and checks that they come back at a recovery. What it shall do wrong is read
-from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign`, `inject` or `go`, and
-what is `exit`, `garbage`, `hang`, `fault`, `close`, `linger` or a number: so many times `exit`, then good.
+from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign`, `inject` or
+`go`, and what is `exit`, `garbage`, `hang`, `fault`, `close`, `linger` or a number: so many times `exit`, then good.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Peer:
             ctypes.CDLL(None).syscall(SYS_EXIT, 0)
         if what == "fault":
             self.send(
-                "fault", sequence=7, op="xmLaunch", error=700, text="an illegal address", t=time.monotonic_ns(), after=0,
-                until=0,
+                "fault", sequence=7, op="xmLaunch", error=700, text="an illegal address", t=time.monotonic_ns(),
+                after=0, until=0,
             )  # fmt: skip
             sys.exit(70)
 

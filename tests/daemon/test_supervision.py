@@ -60,7 +60,7 @@ def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
 
 
 def test_a_server_whose_exit_takes_long(node: Node) -> None:
-    """Its connection is closed long before its pidfd says anything, as with a GPU to give back: it is dead, not rude."""
+    """Its connection is closed long before its pidfd says anything, as with a GPU to give back."""
     with Program(node) as program:
         process = started(node, program)
         node.behave(inject="linger")

@@ -72,8 +72,8 @@ def receive(sock: socket.socket) -> Received:
 
 
 class Channel:
-    """Calls `on_message` for each message, and `on_closed` once when the connection has ended by itself, with the reason
-    and whether the peer ended it; not after `close`."""
+    """Calls `on_message` for each message, and `on_closed` once when the connection has ended by itself, with the
+    reason and whether the peer ended it; not after `close`."""
 
     def __init__(
         self,
