@@ -31,6 +31,7 @@
 #include "server/job.h"
 #include "server/live_set.h"
 #include "server/objects.h"
+#include "server/progress.h"
 #include "server/record.h"
 #include "server/replies.h"
 #include "server/scratch.h"
@@ -43,16 +44,17 @@ class Executor;
 using Handler = CUresult (*)(Executor&, Record&);
 extern const Handler kHandlers[];  // by Op; generated
 
-class Executor {
+class Executor final : public Witness {
  public:
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
            Job& job, double cut_budget);
-  ~Executor();
+  ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
   // False, and `why`: the job cannot be served.
   bool start_fresh(std::string& why);
-  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why);
+  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+               std::string& why);
   // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
   bool run(std::string& why);
   // Only what the journal holds now, for tests without a thread.
@@ -66,6 +68,9 @@ class Executor {
   bool resume(std::optional<Rebind> rebind, std::string& why);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
   void announce(ipc::UniqueFd socket, const std::string& device);
+
+  std::string operation(uint64_t sequence) const override;
+  Culprit culprit() const override;
 
   // For the generated dispatch.
   const DriverTable& driver() const { return driver_; }
@@ -142,6 +147,11 @@ class Executor {
   bool pass_barrier();
   bool load_next(uint64_t tail);
   void execute_one();
+  void execute_struck();
+  void execute();
+  std::optional<std::pair<device::InjectPoint, CUstream>> work();
+  bool settle();
+  void look_at_device(uint64_t now);
   void dispatch();
   void fail_program(uint32_t ordinal, uint64_t sequence, CUresult error);
   void publish_executed();
@@ -150,7 +160,6 @@ class Executor {
   void wait_paused();
   void register_shared();
   void unregister_shared();
-  std::string operation(uint64_t sequence);
   std::vector<CUstream> streams_of(uint32_t ordinal);
   CUstream thread_stream();
   bool check_finished_redo();
@@ -237,11 +246,19 @@ class Executor {
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address
   Waits waits_;
+  Progress progress_;
 
   Record record_;
   Mode mode_ = Mode::kRun;
   uint64_t position_ = 0;
   uint64_t sequence_ = 0;   // of the last record executed
+  std::atomic<uint64_t> executing_{0};  // sequence_, or the one that is being executed
+  std::atomic<bool> alone_{false};      // and what came before it is done
+  std::optional<CUstream> used_stream_;  // by that record
+  CUstream last_stream_ = nullptr;       // that any record has used
+  uint32_t last_ordinal_ = 0;
+  uint64_t looked_at_ = 0;  // when the device was last asked how it is
+  uint32_t batches_ = 0;
   uint64_t published_ = 0;  // what `executed` says
   uint64_t record_position_ = 0;
   std::array<Failure, journal::kMaxDevices> failures_{};
@@ -270,6 +287,7 @@ class Executor {
   uint64_t redo_until_ = 0;
   uint64_t redone_ = 0;
   std::optional<Delivery> deliver_;
+  std::optional<Careful> careful_;
 
   std::mutex callback_mutex_;
 

@@ -45,7 +45,8 @@ bool changes_objects(Op op) {
 
 }  // namespace
 
-bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why) {
+bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+                       std::string& why) {
   journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load();
   const uint64_t executed = std::min(header.executed.load(), tail);
@@ -115,6 +116,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     header.context_error.store(failure.error, std::memory_order_release);
   }
   deliver_ = deliver;
+  careful_ = careful;
+  progress_.idle(sequence_);
   redoing_ = true;
   redo_until_ = std::max(executed, position_);
   policy_.start_redo(now_ns());
@@ -136,6 +139,7 @@ bool Executor::adopt(std::vector<Hosted> given, std::string& why) {
       case HostedKind::kShadow: result = shadow_.adopt(std::move(memory)); break;
       case HostedKind::kImage: result = images_.adopt(std::move(memory)); break;
     }
+    faults_.check(result);
     if (result != CUDA_SUCCESS) {
       why = "memory " + std::to_string(id) + " cannot be mapped (CUDA error " + std::to_string(result) + ")";
       return false;
@@ -217,14 +221,14 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
   std::vector<uint64_t> granules, hashes;
   for (const ChunkState& chunk : chunks_) granules.push_back(chunk.address);
   if (!hash_chunks(granules, hashes)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not hash its memory"});
+    faults_.give_up(sequence_, "the device could not hash its memory");
   }
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   for (size_t i = 0; i < granules.size(); ++i) {
     if (hashes[i] != chunks_[i].hash) moves.emplace_back(chunks_[i].address, chunks_[i].slot);
   }
   if (!copy_chunks(moves, false)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not copy from the shadow"});
+    faults_.give_up(sequence_, "the device could not copy from the shadow");
   }
 }
 

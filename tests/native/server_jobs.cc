@@ -187,6 +187,36 @@ void program_error() {
   CHECK(got == x && job.counters().program_errors == 1);
 }
 
+// The culprit is one of many that were under way when its fault was seen, on two streams, and much that the program did
+// before was not waited for. Exactly what came before it is done when the program is told.
+void error_among_others() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t other = job.make_stream();
+  const uint64_t address = job.memory(kWords * 8), beside = job.memory(kWords * 8);
+  job.write(address, numbers(1).data(), kWords * 8);
+  job.write(beside, numbers(2).data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  uint64_t culprit = 0;
+  job.on_message([&](const Json& message) {
+    if (message.at("type") == "program_error") culprit = message.at("sequence");
+  });
+  for (int i = 0; i < 400; ++i) {
+    job.launch(kernels.kernels.at("mix"), i % 3 ? 0 : other, i % 3 ? address : beside, 2, kWords);
+  }
+  job.launch(kernels.kernels.at("trap"), other, 0);
+  const uint64_t trap = job.sequence();
+  for (int i = 0; i < 400; ++i) {
+    job.launch(kernels.kernels.at("mix"), i % 3 ? 0 : other, i % 3 ? address : beside, 2, kWords);
+  }
+  // Nobody asks: it is found out all the same.
+  Job::wait([&] { return job.header().context_error.load() == CUDA_ERROR_LAUNCH_FAILED; });
+  Job::wait([&] { return job.counters().program_errors == 1; });
+  CHECK(culprit == trap);
+  CHECK(job.counters().faults == 2);
+  CHECK(job.synchronize() == CUDA_ERROR_LAUNCH_FAILED);
+}
+
 // A queued call that cannot be executed is not lost silently.
 void queued_error() {
   Job job;
@@ -625,6 +655,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"injections", injections},
     {"lost_again_in_redo", lost_again_in_redo},
     {"program_error", program_error},
+    {"error_among_others", error_among_others},
     {"queued_error", queued_error},
     {"pinned", pinned},
     {"kernel_reads_pinned", kernel_reads_pinned},
