@@ -28,11 +28,11 @@ PARTS = [
     *(Part(case.name, "results", 30, partial(results.measure, case=case), alone=False) for case in RESULTS),
     Part("two-jobs", "results", 30, results.two_jobs, alone=False),
     Part("files", "results", 15, results.device_files, alone=False),
+    Part("profile", "profile", 20, profile.measure),
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case)) for case in KILLED),
     Part("recovery", "recovery", 45, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
-    Part("profile", "profile", 20, profile.measure),
 ]
 
 
