@@ -215,7 +215,7 @@ def entry_points_cc(points: list[tuple[str, int, bool, str]]) -> str:
     rows = "".join(
         f'  {{"{n}", {v}, {str(t).lower()}, "{s}", reinterpret_cast<void*>(&{s})}},\n' for n, v, t, s in points
     )
-    return (f'{HEADER}#include <cuda.h>\n#include "client/entry_points.h"\n\nnamespace xmig::client {{\n\n'
+    return (f'{HEADER}#include "api/profiler.h"\n#include "client/entry_points.h"\n\nnamespace xmig::client {{\n\n'
             f"// Sorted by name, then per-thread, then version.\nconst EntryPoint kEntryPoints[] = {{\n{rows}}};\n"
             f"const int kEntryPointCount = {len(points)};\n\n}}  // namespace xmig::client\n")
 

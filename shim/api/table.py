@@ -122,6 +122,8 @@ stream, event, module, function = Handle("stream"), Handle("event"), Handle("mod
 local("cuInit", "cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetErrorName", "cuGetErrorString",
       "cuGetExportTable")
 
+local("cuProfilerStart", "cuProfilerStop", note="a profiler would have to run in the server: there is none to tell")
+
 # --- devices ---------------------------------------------------------------------------------------------------
 local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetUuid_v2",
       "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetByPCIBusId", "cuDeviceGetPCIBusId",
