@@ -2,11 +2,14 @@
 #   make demo    a training run whose GPU server is killed again and again    (ARGS=--serve leaves the daemon running)
 #   make test    everything that CI runs
 #   make bench   the figures of docs/measurements/
+#   make gpu     xMIG on this machine's GPU, beside native runs             (ARGS="--only gpt2,kills")
+#   make gpu-kit what make gpu needs on a machine without network, in build/gpu-kit   (KIT_PYTHON=3.12)
 PYTHON ?= python3
 ARGS ?=
+KIT_PYTHON ?= 3.12
 export PYTHON
 .NOTPARALLEL:
-.PHONY: demo test bench lint native-test pytest fuzz sanitize build venv dist clean
+.PHONY: demo test bench gpu gpu-kit lint native-test pytest fuzz sanitize build venv dist clean
 
 setup := packaging/setup
 python := .venv/bin/python
@@ -19,6 +22,12 @@ test: lint native-test sanitize fuzz pytest
 
 bench: build
 	$(python) -m tests.bench $(ARGS)
+
+gpu: build
+	$(python) -m tests.gpu $(ARGS)
+
+gpu-kit: build
+	$(setup)/gpu_kit.sh $(KIT_PYTHON)
 
 build: venv
 	$(setup)/native.sh native runtime

@@ -42,6 +42,15 @@ class Row(BaseModel):
         return self.value <= self.target if self.better == "lower" else self.value >= self.target
 
 
+class Missing(BaseModel):
+    """What should have been measured, and why it was not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Line
+    why: Line
+
+
 class Measurements(BaseModel):
     """What was measured about one topic, in one run, on one machine."""
 
@@ -52,6 +61,7 @@ class Measurements(BaseModel):
     date: date
     machine: Line
     rows: Annotated[list[Row], Field(min_length=1)]
+    missing: list[Missing] = []
 
     @model_validator(mode="after")
     def _names_differ(self) -> Measurements:
@@ -69,7 +79,8 @@ class Measurements(BaseModel):
         """Write the JSON and what is rendered from it; returns the JSON's path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.topic}.json"
-        path.write_text(self.model_dump_json(indent=2) + "\n")
+        left_out = set() if self.missing else {"missing"}
+        path.write_text(self.model_dump_json(indent=2, exclude=left_out) + "\n")
         self.render(folder)
         return path
 
@@ -91,6 +102,8 @@ class Measurements(BaseModel):
             target = "" if row.target is None else f"{sign} {show(row.target)} {row.unit}"
             reached = {None: "", True: "yes", False: "**no**"}[row.reached]
             lines.append(f"| {row.name} | {show(row.value)} {row.unit} | {target} | {reached} | {row.conditions} |")
+        if self.missing:
+            lines += ["", "Not measured:", "", *(f"- {missing.name}: {missing.why}" for missing in self.missing)]
         return "\n".join(lines) + "\n"
 
     def svg(self) -> str:

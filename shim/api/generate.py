@@ -86,22 +86,31 @@ def ops_h(entries: list[Entry]) -> str:
         "\nenum class CallClass : uint8_t { kQueued, kSynchronous };\n"
         "struct OpInfo {\n  const char* name;\n  CallClass call;\n"
         "  bool is_volatile;  // reply not compared at a redo\n"
-        "  uint32_t args_bytes;\n  uint32_t reply_bytes;\n};\n"
+        "  uint32_t args_bytes;\n  uint32_t reply_bytes;\n"
+        "  int32_t stream_at;  // where in the arguments the stream is that orders it; -1: there is none\n};\n"
         "inline constexpr OpInfo kOpInfo[] = {\n"
-        '  {"none", CallClass::kQueued, false, 0, 0},\n'
+        '  {"none", CallClass::kQueued, false, 0, 0, -1},\n'
     )
     for e in entries:
         f = e.function
         args = f"sizeof(Args_{f.name})" if e.fields else "0"
         reply = f"sizeof(Reply_{f.name})" if e.outputs else "0"
         call = "kSynchronous" if f.call == "synchronous" else "kQueued"
-        out.append(f'  {{"{f.name}", CallClass::{call}, {str(f.volatile).lower()}, {args}, {reply}}},\n')
+        at = stream_at(f.name, [n for _, n in e.fields])
+        out.append(f'  {{"{f.name}", CallClass::{call}, {str(f.volatile).lower()}, {args}, {reply}, {at}}},\n')
     for r in table.RECORDS:
         call = "kSynchronous" if r.call == "synchronous" else "kQueued"
-        out.append(f'  {{"{r.name}", CallClass::{call}, {str(r.volatile).lower()}, sizeof(Args_{r.name}), 0}},\n')
+        at = stream_at(r.name, [n for _, n in r.fields])
+        args = f"sizeof(Args_{r.name})"
+        out.append(f'  {{"{r.name}", CallClass::{call}, {str(r.volatile).lower()}, {args}, 0, {at}}},\n')
     out.append("};\nstatic_assert(sizeof(kOpInfo) / sizeof(kOpInfo[0]) == static_cast<size_t>(Op::kCount));\n\n"
                "}  // namespace xmig\n")
     return "".join(out)
+
+
+def stream_at(name: str, fields: list[str]) -> str:
+    found = [field for field in fields if field in ("hStream", "stream")]
+    return f"offsetof(Args_{name}, {found[0]})" if found and name not in table.UNORDERED else "-1"
 
 
 def driver_table_h(names: list[str]) -> str:

@@ -201,8 +201,7 @@ for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
     queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), server="custom")
 local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
-      "cuStreamGetCtx_v2", "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v2",
-      "cuStreamGetCaptureInfo_v3", "cuThreadExchangeStreamCaptureMode", "cuStreamGetAttribute",
+      "cuStreamGetCtx_v2", "cuStreamGetAttribute",
       "cuStreamSetAttribute", "cuStreamCopyAttributes")
 record("xmHostFunc", "queued", "Run a function of the program in stream order: posted to the client's callback thread. "
        "callback: a CUstreamCallback that also gets stream and status.", "uint64_t function", "uint64_t user_data",
@@ -264,6 +263,45 @@ local("cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", note
 local("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxPotentialBlockSize",
       "cuOccupancyMaxPotentialBlockSizeWithFlags", "cuOccupancyAvailableDynamicSMemPerBlock")
 
+# --- graphs: built and kept in the client; the server hears of one when it becomes executable ----------------------
+local("cuStreamBeginCapture", "cuStreamBeginCapture_v2", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture",
+      "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3",
+      "cuStreamUpdateCaptureDependencies", "cuStreamUpdateCaptureDependencies_v2",
+      "cuThreadExchangeStreamCaptureMode", note="work goes into a graph instead of the journal")
+local("cuGraphCreate", "cuGraphDestroy", "cuGraphClone", "cuGraphNodeFindInClone", "cuGraphAddKernelNode",
+      "cuGraphAddKernelNode_v2", "cuGraphAddMemcpyNode", "cuGraphAddMemsetNode", "cuGraphAddHostNode",
+      "cuGraphAddChildGraphNode", "cuGraphAddEmptyNode", "cuGraphAddEventRecordNode", "cuGraphAddEventWaitNode",
+      "cuGraphAddMemAllocNode", "cuGraphAddMemFreeNode", "cuGraphAddNode", "cuGraphAddNode_v2", "cuGraphDestroyNode",
+      "cuGraphNodeGetType", "cuGraphKernelNodeGetParams", "cuGraphKernelNodeGetParams_v2",
+      "cuGraphKernelNodeSetParams", "cuGraphKernelNodeSetParams_v2", "cuGraphMemcpyNodeGetParams",
+      "cuGraphMemcpyNodeSetParams", "cuGraphMemsetNodeGetParams", "cuGraphMemsetNodeSetParams",
+      "cuGraphHostNodeGetParams", "cuGraphHostNodeSetParams", "cuGraphChildGraphNodeGetGraph",
+      "cuGraphEventRecordNodeGetEvent", "cuGraphEventRecordNodeSetEvent", "cuGraphEventWaitNodeGetEvent",
+      "cuGraphEventWaitNodeSetEvent", "cuGraphMemAllocNodeGetParams", "cuGraphMemFreeNodeGetParams",
+      "cuGraphNodeSetParams", "cuGraphKernelNodeGetAttribute", "cuGraphKernelNodeSetAttribute",
+      "cuGraphKernelNodeCopyAttributes", "cuGraphGetNodes", "cuGraphGetRootNodes", "cuGraphGetEdges",
+      "cuGraphGetEdges_v2", "cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2",
+      "cuGraphNodeGetDependentNodes", "cuGraphNodeGetDependentNodes_v2", "cuGraphAddDependencies",
+      "cuGraphAddDependencies_v2", "cuGraphRemoveDependencies", "cuGraphRemoveDependencies_v2", "cuGraphDebugDotPrint",
+      "cuUserObjectCreate", "cuUserObjectRetain", "cuUserObjectRelease", "cuGraphRetainUserObject",
+      "cuGraphReleaseUserObject", "cuDeviceGraphMemTrim", "cuDeviceGetGraphMemAttribute",
+      "cuDeviceSetGraphMemAttribute", note="a graph lives in the client")
+local("cuGraphInstantiate", "cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams",
+      "cuGraphExecUpdate", "cuGraphExecUpdate_v2", note="xmGraph, with the graph as an image")
+local("cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecMemcpyNodeSetParams",
+      "cuGraphExecMemsetNodeSetParams", "cuGraphExecHostNodeSetParams", "cuGraphExecChildGraphNodeSetParams",
+      "cuGraphExecEventRecordNodeSetEvent", "cuGraphExecEventWaitNodeSetEvent", "cuGraphExecNodeSetParams",
+      "cuGraphNodeSetEnabled", "cuGraphNodeGetEnabled", "cuGraphExecGetFlags",
+      note="the next launch brings the server up to date")
+local("cuGraphLaunch", "cuGraphUpload", note="xmGraphLaunch")
+local("cuGraphExecDestroy", note="xmGraphDestroy")
+record("xmGraph", "synchronous", "Make a graph executable, or make an executable one do what this graph does. The "
+       "image is one of graph_image.h.", "uint64_t exec", "uint64_t image", "uint64_t flags", "uint32_t update",
+       "uint32_t reserved")
+record("xmGraphLaunch", "queued", "Launch an executable graph, or only bring it to the device.", "uint64_t exec",
+       "uint64_t stream", "uint32_t upload", "uint32_t reserved")
+record("xmGraphDestroy", "queued", "An executable graph is not needed any more.", "uint64_t exec")
+
 # --- earlier forms of functions, the same in every respect: answered as the form named ----------------------------
 SAME_AS: dict[str, str] = {
     name: f"{name}_v2"
@@ -272,6 +310,9 @@ SAME_AS: dict[str, str] = {
                  "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
                  "cuStreamWriteValue64")
 }
+
+# --- records that name a stream, but are not work in it -----------------------------------------------------------
+UNORDERED: tuple[str, ...] = ("xmAlloc", "xmFree")
 
 # --- device functions that only the server calls: part of the driver table a device fills in --------------------
 SERVER_ONLY: tuple[str, ...] = (
@@ -287,7 +328,10 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
     "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute", "cuEventElapsedTime_v2",
-    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", "cuFuncLoad",
+    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", "cuFuncLoad", "cuGraphCreate",
+    "cuGraphDestroy", "cuGraphAddEmptyNode", "cuGraphInstantiateWithFlags", "cuGraphExecUpdate_v2", "cuGraphUpload",
+    "cuGraphLaunch", "cuGraphExecDestroy", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v3",
 )
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "client/capture.h"
 #include "client/ring_writer.h"
 #include "journal/futex.h"
 
@@ -191,12 +192,19 @@ CUresult append(Op op, const void* args, size_t args_bytes) { return append(op, 
 CUresult append(Op op, const void* args, size_t args_bytes, std::span<const Slice> slices) {
   const Admitted admitted = admit(op);
   if (admitted.error != CUDA_SUCCESS) return admitted.error;
+  if (diverting()) [[unlikely]] {
+    if (const auto diverted = divert(admitted.thread, op, args, args_bytes, slices)) return *diverted;
+  }
   return gather(admitted, op, 0, args, args_bytes, slices, 0).error;
 }
 
 Pending start(Op op, const void* args, size_t args_bytes, std::span<const Slice> slices, size_t reply_bytes) {
   const Admitted admitted = admit(op);
   if (admitted.error != CUDA_SUCCESS) return {.error = admitted.error};
+  if (diverting()) [[unlikely]] {
+    const CUresult refused = refuse_waiting(admitted.thread, op, args);
+    if (refused != CUDA_SUCCESS) return {.error = refused};
+  }
   if (admitted.thread.unanswered_count == admitted.thread.unanswered.size()) return {.error = CUDA_ERROR_INVALID_VALUE};
   const Written written = gather(admitted, op, journal::kSynchronous, args, args_bytes, slices, reply_bytes);
   return {.position = written.error == CUDA_SUCCESS ? written.position : journal::kNotWaiting, .error = written.error};

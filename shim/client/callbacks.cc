@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "client/append.h"
+#include "client/capture.h"
 #include "client/context.h"
 #include "client/ring_writer.h"
 #include "client/streams.h"
@@ -112,6 +113,14 @@ CUresult launch(const HostFunction& function) {
       .stream = reinterpret_cast<uint64_t>(function.stream),
       .callback = function.callback != nullptr,
   };
+  if (diverting()) [[unlikely]] {
+    if (function.callback) {
+      const CUresult refused = refuse_waiting(thread, Op::xmHostFunc, &args);
+      if (refused != CUDA_SUCCESS) return refused;
+    } else if (const auto diverted = divert(thread, Op::xmHostFunc, &args, sizeof(args), {})) {
+      return *diverted;
+    }
+  }
   const Shape shape{Op::xmHostFunc, 0, sizeof(args), 0, 0};
   // The table must know the position before the server can post it: both happen under the journal's lock.
   return write_record(thread, now.context, shape, [&](std::byte* arguments, std::byte*) {

@@ -6,6 +6,7 @@
 
 #include "client/append.h"
 #include "client/events.h"
+#include "client/graph.h"
 #include "client/memory.h"
 #include "client/modules.h"
 #include "client/process.h"
@@ -55,6 +56,7 @@ CUresult reset(Context& context, bool destroyed) {
   memory_context_reset(args.context);
   streams_context_reset(context);
   events_context_reset(context);
+  graphs_context_reset(context);
   modules_context_reset(context);
   return result;
 }

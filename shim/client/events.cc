@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "client/append.h"
+#include "client/capture.h"
 #include "client/context.h"
 #include "client/handles.h"
 #include "client/lock.h"
@@ -25,12 +26,29 @@ struct Event {
   Lock lock;                   // of what follows
   uint64_t recorded = 0;       // sequence of the last record of it; 0: never recorded
   uint64_t stream_key = 0;     // of the stream it was recorded in
+  CapturedPlace place;         // recorded in a capture instead
   uint64_t noted = 0;          // the journal says that the program has seen this record complete
 };
 
 constinit Table<Event, number_limit(Kind::kEvent)> events;
 
 Event* find_event(CUevent event) { return events.find(reinterpret_cast<uint64_t>(event), Kind::kEvent); }
+
+// Has any event of this process ever been recorded in a capture?
+constinit std::atomic<bool> captured_events{false};
+
+CapturedPlace place_of(Event& event) {
+  const std::lock_guard lock(event.lock);
+  return event.place;
+}
+
+// Asking is no way to learn about an event in a capture, and may disturb the capture of somebody else.
+CUresult may_ask(Event& event) {
+  if (captured_events.load(std::memory_order_relaxed)) [[unlikely]] {
+    if (const CUresult error = refuse_captured(place_of(event)); error != CUDA_SUCCESS) return error;
+  }
+  return diverting() ? check_unsafe_call() : CUDA_SUCCESS;
+}
 
 struct Seen {
   uint64_t recorded, stream_key, noted;
@@ -67,6 +85,8 @@ CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen
 
 }  // namespace
 
+bool valid_event(CUevent event) { return find_event(event) != nullptr; }
+
 void events_context_reset(const Context& context) {
   events.for_each([&](uint32_t number, Event& event) {
     if (event.context == &context && event.alive.exchange(false)) {
@@ -91,6 +111,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
   {
     const std::lock_guard lock(event.lock);
     event.recorded = event.stream_key = event.noted = 0;
+    event.place = {};
   }
   if (const CUresult result = record::cuEventCreate(handle, Flags); result != CUDA_SUCCESS) {
     free_handle(handle);
@@ -120,11 +141,24 @@ CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int f
   if (const Context* of_stream = stream ? stream->context : thread.context; of_stream != event->context) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
+  if (diverting()) [[unlikely]] {
+    CUresult result = CUDA_SUCCESS;
+    CapturedPlace place;
+    if (capture_event_record(hStream, hEvent, flags, place, result)) {
+      const std::lock_guard lock(event->lock);
+      if (place.capture) {
+        event->place = std::move(place);
+        captured_events.store(true, std::memory_order_relaxed);
+      }
+      return result;
+    }
+  }
   if (const CUresult result = record::cuEventRecordWithFlags(hEvent, hStream, flags); result != CUDA_SUCCESS) {
     return result;
   }
   const uint64_t key = memory_stream_key(hStream);
   const std::lock_guard lock(event->lock);
+  event->place = {};
   if (thread.last_sequence > event->recorded) {
     event->recorded = thread.last_sequence;
     event->stream_key = key;
@@ -141,6 +175,11 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   Event* const event = find_event(hEvent);
   if (!event || !valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
   if (Flags & ~static_cast<unsigned int>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (diverting() || captured_events.load(std::memory_order_relaxed)) [[unlikely]] {
+    const CapturedPlace place = place_of(*event);
+    CUresult result = CUDA_SUCCESS;
+    if (capture_event_wait(hStream, hEvent, Flags, place, look(*event).recorded != 0, result)) return result;
+  }
   if (look(*event).recorded == 0) return CUDA_SUCCESS;
   // Also when it has completed already: at a redo it has not.
   return record::cuStreamWaitEvent(hStream, hEvent, Flags);
@@ -151,6 +190,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = may_ask(*event); error != CUDA_SUCCESS) return error;
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
   if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
@@ -163,6 +203,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult error = may_ask(*event); error != CUDA_SUCCESS) return error;
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
   if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
@@ -177,6 +218,9 @@ CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEn
   Event* const start = find_event(hStart);
   Event* const end = find_event(hEnd);
   if (!start || !end || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
+  for (Event* const event : {start, end}) {
+    if (const CUresult error = refuse_captured(place_of(*event)); error != CUDA_SUCCESS) return error;
+  }
   const Seen first = look(*start), last = look(*end);
   if (first.recorded == 0 || last.recorded == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (!completed(hStart, first.recorded) || !completed(hEnd, last.recorded)) {

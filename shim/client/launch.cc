@@ -2,8 +2,11 @@
 //
 // What a program can get wrong is found here, so that the error comes from the launch that caused it. Then the record
 // is written where it stays: the parameters are copied once, from where they are into the ring.
+#include <array>
 #include <cstring>
+#include <vector>
 
+#include "client/capture.h"
 #include "client/modules.h"
 #include "client/ring_writer.h"
 #include "client/streams.h"
@@ -149,7 +152,7 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
   const size_t attribute_bytes = attribute_count * sizeof(CUlaunchAttribute);
   const Shape shape{Op::xmLaunch, 0, sizeof(Args_xmLaunch),
                     static_cast<uint32_t>(attribute_bytes + function.parameter_bytes), 0};
-  return write_record(thread, now.context, shape, [&](std::byte* arguments, std::byte* payload) {
+  const auto fill = [&](std::byte* arguments, std::byte* payload) {
            new (arguments) Args_xmLaunch{
                .function = function.handle,
                .grid_x = grid.grid[0],
@@ -171,7 +174,16 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
            } else {
              copy_parameters(function, parameters, to);
            }
-         }).error;
+         };
+  if (diverting()) [[unlikely]] {
+    std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
+    std::vector<std::byte> payload(shape.payload);
+    fill(arguments.data(), payload.data());
+    const Slice slice{payload.data(), payload.size()};
+    const auto diverted = divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), std::span(&slice, 1));
+    if (diverted) return *diverted;
+  }
+  return write_record(thread, now.context, shape, fill).error;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "client/capture.h"
 #include "client/memory_backing.h"
 #include "client/memory_call.h"
 #include "client/memory_map.h"
@@ -123,6 +124,9 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
   if (!dptr || !bytesize) return CUDA_ERROR_INVALID_VALUE;
+  if (diverting()) [[unlikely]] {
+    if (const CUresult unsafe = check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
+  }
   uint64_t address = 0;
   const CUresult result =
       allocate(plain_pool(current_ordinal()), MemoryKind::kDevice, bytesize, nullptr, 0, &address);
@@ -146,7 +150,10 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInByt
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
-  if (!dptr) return CUDA_SUCCESS;
+  if (!dptr || is_graph_memory(dptr)) return CUDA_SUCCESS;  // a graph's memory goes with the graph
+  if (diverting()) [[unlikely]] {
+    if (const CUresult unsafe = check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
+  }
   const auto known = memory_map().find(dptr);
   if (!known || known->address != dptr || known->kind != MemoryKind::kDevice) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = synchronize_users(known->context); result != CUDA_SUCCESS) return result;

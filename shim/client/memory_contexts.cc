@@ -1,3 +1,4 @@
+#include "client/capture.h"
 #include "client/context.h"
 #include "client/memory.h"
 #include "client/memory_progress.h"
@@ -15,6 +16,9 @@ StreamHome stream_home(CUstream stream) {
 }
 
 CUresult cuCtxSynchronize() {
+  if (const Context* const now = this_thread().context; diverting() && now) [[unlikely]] {
+    if (const CUresult refused = check_waiting_for_context(*now); refused != CUDA_SUCCESS) return refused;
+  }
   const CUresult result = record::cuCtxSynchronize();
   if (result == CUDA_SUCCESS) memory_context_synchronized();
   return result;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 
+#include "client/capture.h"
 #include "client/memory.h"
 #include "client/memory_backing.h"
 #include "client/memory_call.h"
@@ -102,6 +103,9 @@ CUresult check_device(CUdevice device) {
 }
 
 CUresult allocate_async(CUdeviceptr* dptr, size_t bytes, const std::shared_ptr<Pool>& pool, CUstream stream) {
+  if (diverting()) [[unlikely]] {
+    if (const auto captured = capture_allocation(stream, bytes, pool->heap.ordinal(), dptr)) return *captured;
+  }
   uint64_t address = 0;
   const CUresult result = allocate(pool, MemoryKind::kDevice, bytes, stream, memory_stream_key(stream), &address);
   if (result == CUDA_SUCCESS) *dptr = address;
@@ -279,6 +283,10 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPoo
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (diverting()) [[unlikely]] {
+    if (const auto captured = capture_free(hStream, dptr)) return *captured;
+  }
+  if (is_graph_memory(dptr)) return CUDA_SUCCESS;  // it stays the graph's
   auto allocation = memory_map().remove(dptr, MemoryKind::kDevice);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
   return release(std::move(*allocation), hStream, memory_stream_key(hStream));

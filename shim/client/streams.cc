@@ -1,9 +1,9 @@
 #include "client/streams.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "client/append.h"
+#include "client/capture.h"
 #include "client/context.h"
 #include "client/handles.h"
 #include "client/memory.h"
@@ -52,6 +52,7 @@ CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int 
   stream.context = now.context;
   stream.synchronization_policy = CU_SYNC_POLICY_AUTO;
   stream.memory_domain = 0;
+  stream.capture = 0;
   const CUresult result = record::cuStreamCreateWithPriority(handle, flags, stream.priority);
   if (result != CUDA_SUCCESS) {
     free_handle(handle);
@@ -70,6 +71,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   Stream* const stream = find_stream(hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  capture_stream_destroyed(hStream);
   const CUresult result = record::cuStreamDestroy_v2(hStream);
   if (result != CUDA_SUCCESS) return result;
   memory_stream_destroyed(hStream);
@@ -148,48 +150,6 @@ CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
   const Asked found = asked(hStream, device);
   if (found.error == CUDA_SUCCESS) *device = found.context->ordinal;
   return found.error;
-}
-
-// Graph capture is not supported, so no stream is ever being captured.
-
-CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
-  const Asked found = asked(hStream, captureStatus);
-  if (found.error == CUDA_SUCCESS) *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
-  return found.error;
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out) {
-  return client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, nullptr, nullptr, nullptr);
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   size_t* numDependencies_out) {
-  const CUresult result = client::cuStreamIsCapturing(hStream, captureStatus_out);
-  if (result != CUDA_SUCCESS) return result;
-  if (id_out) *id_out = 0;
-  if (graph_out) *graph_out = nullptr;
-  if (dependencies_out) *dependencies_out = nullptr;
-  if (numDependencies_out) *numDependencies_out = 0;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
-  const CUresult result = client::cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out,
-                                                            dependencies_out, numDependencies_out);
-  if (result == CUDA_SUCCESS && edgeData_out) *edgeData_out = nullptr;
-  return result;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
-  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  *mode = std::exchange(this_thread().capture_mode, *mode);
-  return CUDA_SUCCESS;
 }
 
 // --- attributes: kept, since they are hints and the program may ask for them ----------------------------------

@@ -21,6 +21,7 @@ struct Stream {
   Context* context = nullptr;
   std::atomic<uint32_t> synchronization_policy{CU_SYNC_POLICY_AUTO};
   std::atomic<uint32_t> memory_domain{0};
+  std::atomic<uint64_t> capture{0};  // which one it takes part in; see capture.h
 };
 
 // The null stream and the two that stand for default streams.

@@ -14,6 +14,7 @@
 namespace xmig::client {
 
 struct Context;
+struct Operation;
 
 // A synchronous record of this thread whose reply it has not taken yet.
 struct Unanswered {
@@ -34,6 +35,7 @@ struct Thread {
   uint32_t per_thread_default = 0;
   uint64_t last_sequence = 0;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::vector<Operation>* collecting = nullptr;  // see capture.h
   uint32_t unanswered_count = 0;  // oldest first
   std::array<Unanswered, 2 * journal::kStagingSlots> unanswered;
   std::vector<Context*> stack;

@@ -247,6 +247,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   content.chunks = next;
   std::vector<uint64_t> images;
   objects_.modules.for_each([&](uint32_t, const Module& module) { images.push_back(module.image); });
+  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { images.push_back(graph.image); });
   content.images = images_.states(images);
   objects_.events.for_each([&](uint32_t index, const Event& event) {
     if (event.recorded != 0) content.events.push_back({index, event.recorded});

@@ -41,6 +41,7 @@ bool Executor::keeps_books(Op op) {
     case Op::cuStreamDestroy_v2:
     case Op::cuEventCreate:
     case Op::cuEventDestroy_v2:
+    case Op::xmGraphDestroy:
     case Op::cuModuleUnload: return true;
     default: return false;
   }
@@ -417,6 +418,10 @@ CUstream Executor::thread_stream() {
 }
 
 bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
+  if (capture_stream_) [[unlikely]] {
+    *real = *capture_stream_;
+    return true;
+  }
   if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
     *real = nullptr;
     return true;

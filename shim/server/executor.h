@@ -111,6 +111,9 @@ class Executor {
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
   CUresult on_xmLaunch(Record& record);
+  CUresult on_xmGraph(Record& record);
+  CUresult on_xmGraphLaunch(Record& record);
+  CUresult on_xmGraphDestroy(Record& record);
 
  private:
   enum Requests : uint32_t { kStop = 1, kCut = 2, kPause = 4 };
@@ -127,6 +130,7 @@ class Executor {
     bool pause;
   };
   struct HostCall;    // host_functions.cc
+  class GraphBuilder;  // graphs.cc
   struct PinnedRead;  // copies.cc
   struct PinnedWrite;
 
@@ -205,6 +209,10 @@ class Executor {
   // host_functions.cc
   void post_callback(uint64_t position);
 
+  // graphs.cc
+  CUresult graph_stream(CUstream* stream);
+  GraphExec* find_graph(uint64_t handle);
+
   device::Device& device_;
   const DriverTable& driver_;
   Contexts& contexts_;
@@ -223,6 +231,8 @@ class Executor {
   Objects objects_;
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
+  std::array<CUstream, journal::kMaxDevices> graph_streams_{};  // graphs are captured from these
+  std::optional<CUstream> capture_stream_;                       // while one is
   ScratchPool scratch_;
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address

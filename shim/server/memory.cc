@@ -98,6 +98,11 @@ void Executor::reset_context(uint32_t context) {
   objects_.modules.for_each([&](uint32_t index, const Module& module) {
     if (module.owner.context == context) unload(index);
   });
+  objects_.graphs.for_each([&](uint32_t index, const GraphExec& graph) {
+    if (graph.owner.context != context) return;
+    driver_.cuGraphExecDestroy(graph.real);
+    objects_.graphs.erase(index);
+  });
   live_.remove_context(context);
 }
 

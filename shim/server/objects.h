@@ -22,6 +22,7 @@ namespace xmig::server {
 
 inline constexpr uint32_t kMaxStreams = 1u << 16;
 inline constexpr uint32_t kMaxModules = 1u << 16;
+inline constexpr uint32_t kMaxGraphs = 1u << 20;
 using journal::kKernelBits;
 using journal::kMaxKernels;
 
@@ -76,6 +77,14 @@ struct Module {
   std::map<std::pair<uint64_t, uint64_t>, StoredRecord> settings;  // by what is set
 };
 
+struct GraphExec {
+  CUgraphExec real = nullptr;
+  Owner owner;
+  uint64_t image = 0;
+  bool touches_host = false;  // a kernel of it got an address of the program's page-locked memory
+  StoredRecord creation;
+};
+
 // A flat table of objects that come and go; `real` says whether there is one.
 template <typename T>
 class Table {
@@ -105,6 +114,7 @@ struct Objects {
   Table<Stream> streams{kMaxStreams};
   Table<Event> events{journal::kMaxEvents};
   Table<Module> modules{kMaxModules};
+  Table<GraphExec> graphs{kMaxGraphs};
 
   Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);

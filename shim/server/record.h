@@ -65,6 +65,19 @@ class Record {
     start();
     return true;
   }
+  // What a graph's node does, on behalf of the record that brings the graph. The parts outlive this.
+  void load_operation(const Record& of, Op op, std::span<const std::byte> arguments, std::span<const std::byte> payload) {
+    shared_ = nullptr;
+    std::memcpy(static_cast<void*>(&header_), static_cast<const void*>(&of.header_), sizeof(header_));
+    header_.op = static_cast<uint16_t>(op);
+    header_.payload = static_cast<uint32_t>(payload.size());
+    header_.reply = 0;
+    info_ = &kOpInfo[header_.op];
+    std::memcpy(args_.data(), arguments.data(), std::min<size_t>(arguments.size(), info_->args_bytes));
+    payload_ = const_cast<std::byte*>(payload.data());  // only ever read
+    reply_space_ = nullptr;
+    start();
+  }
   std::vector<std::byte> stored() const {
     std::vector<std::byte> bytes(sizeof(header_) + info_->args_bytes);
     std::memcpy(bytes.data(), static_cast<const void*>(&header_), sizeof(header_));

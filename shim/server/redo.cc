@@ -35,6 +35,8 @@ bool changes_objects(Op op) {
     case Op::xmTwin:
     case Op::xmKernel:
     case Op::cuModuleUnload:
+    case Op::xmGraph:
+    case Op::xmGraphDestroy:
     case Op::cuFuncSetAttribute:
     case Op::cuEventRecordWithFlags: return true;
     default: return false;

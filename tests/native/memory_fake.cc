@@ -1,5 +1,7 @@
 #include "memory_fake.h"
 
+#include "client/capture.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -271,5 +273,12 @@ CUresult cuDeviceGetCount(int* count) {
   *count = 2;
   return CUDA_SUCCESS;
 }
+
+// Nothing is captured here.
+constinit std::atomic<int> diversions{0};
+CUresult check_unsafe_call() { return CUDA_SUCCESS; }
+bool is_graph_memory(CUdeviceptr) { return false; }
+std::optional<CUresult> capture_allocation(CUstream, size_t, int, CUdeviceptr*) { return std::nullopt; }
+std::optional<CUresult> capture_free(CUstream, CUdeviceptr) { return std::nullopt; }
 
 }  // namespace xmig::client

@@ -68,6 +68,10 @@ CUresult on_stream(CUstream handle, Body&& body) noexcept {
 }
 
 inline CUresult enqueue(Stream& stream, Work work) {
+  if (stream.capturing) {
+    stream.capturing->work.push_back(std::move(work));
+    return CUDA_SUCCESS;
+  }
   stream.context().submit(stream, std::move(work), t_sequence);
   return CUDA_SUCCESS;
 }

@@ -49,6 +49,7 @@ CpuDevice::CpuDevice(std::span<const int> wanted, uint64_t memory_bytes)
   add_memory_functions(table_);
   add_stream_functions(table_);
   add_event_functions(table_);
+  add_graph_functions(table_);
   add_module_functions(table_);
 }
 

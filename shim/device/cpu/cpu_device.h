@@ -71,6 +71,7 @@ class CpuDevice final : public Device {
   Handles<Event, 0x45> events;
   Handles<LoadedModule, 0x40> modules;
   Handles<LoadedFunction, 0x46> functions;
+  Handles<std::shared_ptr<GraphBody>, 0x47> graphs;  // and executable ones, which share the work
 
   // Destroys a context's objects and its error; the context itself starts afresh.
   void reset(Ordinal& ordinal);

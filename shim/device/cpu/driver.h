@@ -9,6 +9,7 @@ void add_device_functions(DriverTable& table);
 void add_memory_functions(DriverTable& table);
 void add_stream_functions(DriverTable& table);
 void add_event_functions(DriverTable& table);
+void add_graph_functions(DriverTable& table);
 void add_module_functions(DriverTable& table);
 
 }  // namespace xmig::device::cpu

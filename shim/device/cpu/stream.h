@@ -64,8 +64,16 @@ struct HostWork {
   CUhostFn function;
   void* user;
 };
-using Work =
-    std::variant<KernelWork, CopyWork, FillWork, RecordWork, WaitWork, WriteValueWork, WaitValueWork, HostWork>;
+// All the work of a graph, in an order that its edges allow.
+struct GraphBody;
+struct GraphWork {
+  std::shared_ptr<GraphBody> body;
+};
+using Work = std::variant<KernelWork, CopyWork, FillWork, RecordWork, WaitWork, WriteValueWork, WaitValueWork, HostWork,
+                          GraphWork>;
+struct GraphBody {
+  std::vector<Work> work;
+};
 
 enum class StreamKind : uint8_t { kLegacy, kBlocking, kNonBlocking };
 
@@ -87,6 +95,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // No more work will come; what is enqueued is still done.
   void close();
   bool closed() const { return closed_; }
+
+  std::shared_ptr<GraphBody> capturing;  // while it is captured: where its work goes instead
+  CUgraph captured = nullptr;
+  CUgraphNode last_captured = nullptr;
 
   uint64_t legacy_seen = 0;  // position of the legacy stream that this stream already waits for
 

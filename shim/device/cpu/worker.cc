@@ -187,6 +187,10 @@ void Worker::run(WaitValueWork& work) {
 
 void Worker::run(HostWork& work) { work.function(work.user); }
 
+void Worker::run(GraphWork& work) {
+  for (Work& one : work.body->work) run(one);
+}
+
 void Worker::strike(const ArmedInjection& armed, const std::string& where) {
   const Injection& injection = armed.injection;
   if (armed.notify) armed.notify(armed.user, injection.id);

@@ -28,6 +28,7 @@ class Worker {
   void run(WriteValueWork& work);
   void run(WaitValueWork& work);
   void run(HostWork& work);
+  void run(GraphWork& work);
 
   void strike(const ArmedInjection& armed, const std::string& where);
   // Memory for the blocks of one launch, zeroed.

@@ -408,6 +408,35 @@ void add_module_functions(DriverTable& t) {
     *size = 8;
     return CUDA_SUCCESS;
   };
+  t.cuGraphCreate = [](CUgraph* out, unsigned) {
+    *out = new_handle<CUgraph>();
+    return CUDA_SUCCESS;
+  };
+  t.cuGraphDestroy = [](CUgraph) { return CUDA_SUCCESS; };
+  t.cuGraphAddEmptyNode = [](CUgraphNode* out, CUgraph, const CUgraphNode*, size_t) {
+    *out = new_handle<CUgraphNode>();
+    return CUDA_SUCCESS;
+  };
+  t.cuStreamBeginCaptureToGraph = [](CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t,
+                                     CUstreamCaptureMode) { return CUDA_SUCCESS; };
+  t.cuStreamGetCaptureInfo_v3 = [](CUstream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*,
+                                   const CUgraphNode** nodes, const CUgraphEdgeData**, size_t* count) {
+    static thread_local CUgraphNode node;
+    node = new_handle<CUgraphNode>();
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *nodes = &node;
+    *count = 1;
+    return CUDA_SUCCESS;
+  };
+  t.cuStreamEndCapture = [](CUstream, CUgraph*) { return CUDA_SUCCESS; };
+  t.cuGraphInstantiateWithFlags = [](CUgraphExec* out, CUgraph, unsigned long long) {
+    *out = new_handle<CUgraphExec>();
+    return CUDA_SUCCESS;
+  };
+  t.cuGraphExecUpdate_v2 = [](CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo*) { return CUDA_SUCCESS; };
+  t.cuGraphUpload = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
+  t.cuGraphLaunch = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
+  t.cuGraphExecDestroy = [](CUgraphExec) { return CUDA_SUCCESS; };
   t.cuLaunchKernelEx = [](const CUlaunchConfig*, CUfunction, void**, void**) { return CUDA_SUCCESS; };
 }
 

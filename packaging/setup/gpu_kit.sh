@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# gpu_kit.sh PYTHON-VERSION: what `make gpu` needs on a machine with a GPU that has no network, no compiler and a Python
+# with the frameworks, in build/gpu-kit: the built package, the programs, wheels for that Python, and run.sh.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+version="$1"
+kit=build/gpu-kit
+rm -rf "$kit"
+mkdir -p "$kit/tests"
+git rev-parse --short=12 HEAD >"$kit/commit"
+[ -z "$(git status --porcelain -uno)" ] || sed -i 's/$/+changes/' "$kit/commit"
+
+cp -r xmigd migrations "$kit"
+cp -r tests/bench tests/gpu "$kit/tests"
+: >"$kit/tests/__init__.py"  # or another package of this name, installed there, comes first
+find "$kit" -name __pycache__ -prune -exec rm -rf {} +
+strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,xmig-server,xmig-nvml-probe}
+include="$(.venv/bin/python -c 'from tests.bench.native import cuda_include; print(cuda_include())')"
+"${CC:-cc}" -O2 -I"$include" tests/gpu/programs/launches.c -o "$kit/tests/gpu/programs/launches" -ldl
+
+# What the daemon needs, by the names in pyproject.toml; CUDA's bindings are the demo's.
+.venv/bin/python - >"$kit/requirements.txt" <<'PYTHON'
+import tomllib
+print("\n".join(n for n in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if not n.startswith("cuda-")))
+PYTHON
+.venv/bin/python -m pip --disable-pip-version-check --quiet download --only-binary=:all: --python-version "$version" \
+  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+  --constraint packaging/locks/python.txt --requirement "$kit/requirements.txt" --dest "$kit/wheels"
+
+cat >"$kit/run.sh" <<'RUN'
+#!/usr/bin/env bash
+# run.sh [OPTION...]: `make gpu` from this folder alone; results go to $OUT (default: results). PYTHON has the frameworks;
+# WHEELS: a folder of wheels other than the one here.
+set -euo pipefail
+out="$(realpath -m "${OUT:-results}")"
+cd "$(dirname "$0")"
+python="${PYTHON:-python3}"
+packages="$(mktemp -d)"
+trap 'rm -rf "$packages"' EXIT
+mkdir -p "$out"
+"$python" -m pip --disable-pip-version-check --quiet install --no-index --find-links "${WHEELS:-wheels}" --target "$packages" \
+  --requirement requirements.txt 2>"$out/pip.log" || { cat "$out/pip.log" >&2; exit 1; }
+PYTHONPATH="$PWD:$packages" "$python" -m tests.gpu --out "$out" --work "$out/work" --commit "$(cat commit)" \
+  --python "$(command -v "$python")" "$@"
+RUN
+chmod +x "$kit/run.sh"
+du -sh "$kit"

@@ -1,0 +1,413 @@
+// Executable graphs. The client keeps a copy of what each was made from: a change of one node makes it stale, and the
+// next launch brings the server up to date with all of them at once.
+#include <cstring>
+#include <unordered_map>
+
+#include "client/append.h"
+#include "client/process.h"
+#include "client/capture.h"
+#include "client/graph.h"
+#include "client/graph_work.h"
+#include "client/image.h"
+#include "client/message.h"
+#include "client/ring_writer.h"
+#include "client/streams.h"
+#include "local.h"
+
+namespace xmig::client {
+namespace {
+
+using journal::Kind;
+
+struct Exec {
+  uint64_t handle = 0;
+  cuuint64_t flags = 0;
+  const Context* context = nullptr;
+  std::unique_ptr<Graph> graph;
+  bool played = false;
+  bool on_server = false;
+  bool stale = false;
+};
+
+// Under graphs_mutex().
+std::unordered_map<uint64_t, std::unique_ptr<Exec>>& execs() {
+  static auto& all = *new std::unordered_map<uint64_t, std::unique_ptr<Exec>>;
+  return all;
+}
+
+Exec* find_exec(CUgraphExec handle) {
+  const auto found = execs().find(reinterpret_cast<uint64_t>(handle));
+  return found == execs().end() ? nullptr : found->second.get();
+}
+
+// Work that the program takes part in: copies from and to its page-locked memory, its functions, its events. What the
+// journal keeps of such records is what makes them repeatable, so a graph that has any is not launched as one: its
+// records are appended one by one, in an order that its edges allow.
+bool has_program_in_it(const Graph& graph) {
+  for (const auto& node : graph.nodes) {
+    if (node->event || (node->child && has_program_in_it(*node->child))) return true;
+    for (const Operation& operation : node->operations) {
+      switch (operation.op) {
+        case Op::xmHostFunc:
+        case Op::xmCopyFromPinned:
+        case Op::xmCopyToPinned:
+        case Op::cuStreamWriteValue32_v2:
+        case Op::cuStreamWriteValue64_v2:
+        case Op::cuStreamWaitValue32_v2:
+        case Op::cuStreamWaitValue64_v2: return true;
+        default: break;
+      }
+    }
+  }
+  return false;
+}
+
+CUresult play(const Operation& operation, CUstream stream) {
+  if (operation.op == Op::xmHostFunc) {
+    const auto args = operation.as<Args_xmHostFunc>();
+    return client::cuLaunchHostFunc(stream, reinterpret_cast<CUhostFn>(args.function),
+                                    reinterpret_cast<void*>(args.user_data));
+  }
+  std::vector<std::byte> arguments = operation.arguments;
+  const auto number = reinterpret_cast<uint64_t>(stream);
+  std::memcpy(arguments.data() + kOpInfo[static_cast<uint16_t>(operation.op)].stream_at, &number, sizeof(number));
+  Slice payload{operation.payload.data(), operation.payload.size()};
+  if (operation.op == Op::xmCopyFromPinned) {
+    const auto args = operation.as<Args_xmCopyFromPinned>();
+    payload = {nullptr, args.width * args.height};  // space for what the buffer holds when the copy's turn comes
+  }
+  return append(operation.op, arguments.data(), arguments.size(), std::span(&payload, 1));
+}
+
+CUresult play(const Graph& graph, CUstream stream) {
+  for (const Node* const node : graph.in_order()) {
+    CUresult result = CUDA_SUCCESS;
+    if (node->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) result = client::cuStreamWaitEvent(stream, node->event, 0);
+    if (node->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) result = client::cuEventRecordWithFlags(node->event, stream, 0);
+    if (node->child) result = play(*node->child, stream);
+    for (size_t i = 0; i < node->operations.size() && node->enabled && result == CUDA_SUCCESS; ++i) {
+      result = play(node->operations[i], stream);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Brings the server up to date with the graph as it is now.
+CUresult send(Exec& exec) {
+  std::vector<std::byte> image;
+  if (!serialise(*exec.graph, image)) return CUDA_ERROR_INVALID_VALUE;
+  exec.played = has_program_in_it(*exec.graph);
+  if (exec.played) {
+    exec.stale = false;
+    return CUDA_SUCCESS;
+  }
+  uint64_t number = 0;
+  bool as_file = false;
+  if (const CUresult error = send_image(image, &number, &as_file); error != CUDA_SUCCESS) return error;
+  const Args_xmGraph args{.exec = exec.handle,
+                          .image = number,
+                          .flags = exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+                          .update = exec.on_server,
+                          .reserved = 0};
+  const CUresult result = call(Op::xmGraph, &args, sizeof(args), nullptr, 0);
+  if (result == CUDA_SUCCESS) {
+    exec.on_server = true;
+    exec.stale = false;
+  }
+  return result;
+}
+
+CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  constexpr cuuint64_t kKnown = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
+                                CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
+    say("graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not supported under xMIG");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!out || (flags & ~kKnown)) return CUDA_ERROR_INVALID_VALUE;
+  const Current now = current(this_thread());
+  if (now.error != CUDA_SUCCESS) return now.error;
+  const std::lock_guard lock(graphs_mutex());
+  const Graph* const graph = find_graph(handle);
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  auto exec = std::make_unique<Exec>();
+  exec->flags = flags;
+  exec->context = now.context;
+  exec->graph = graph->clone(false);
+  exec->handle = create_handle(Kind::kGraphExec);
+  if (!exec->handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (const CUresult error = send(*exec); error != CUDA_SUCCESS) {
+    free_handle(exec->handle);
+    return error;
+  }
+  *out = reinterpret_cast<CUgraphExec>(exec->handle);
+  execs().emplace(exec->handle, std::move(exec));
+  return CUDA_SUCCESS;
+}
+
+// A new content for one node of an executable graph. `make(work)`
+template <typename Make>
+CUresult change(CUgraphExec handle, CUgraphNode of, CUgraphNodeType type, Make&& make) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(handle);
+  Node* const node = exec ? exec->graph->find_origin(reinterpret_cast<uint64_t>(of)) : nullptr;
+  if (!node || node->type != type) return CUDA_ERROR_INVALID_VALUE;
+  Work work;
+  if (const CUresult error = make(work); error != CUDA_SUCCESS) return error;
+  set_work(*node, std::move(work));
+  exec->stale = true;
+  return CUDA_SUCCESS;
+}
+
+// Is `next` the same but for what its nodes do? Then its nodes get the names of the old ones.
+CUgraphExecUpdateResult compare(const Graph& old, const Graph& next, const Node*& culprit) {
+  if (old.nodes.size() != next.nodes.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+  std::unordered_map<const Node*, size_t> places, old_places;
+  for (size_t i = 0; i < next.nodes.size(); ++i) {
+    places.emplace(next.nodes[i].get(), i);
+    old_places.emplace(old.nodes[i].get(), i);
+  }
+  for (size_t i = 0; i < next.nodes.size(); ++i) {
+    const Node& before = *old.nodes[i];
+    const Node& after = *next.nodes[i];
+    culprit = &after;
+    if (before.type != after.type) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    if (before.dependencies.size() != after.dependencies.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    for (size_t d = 0; d < after.dependencies.size(); ++d) {
+      if (old_places.at(before.dependencies[d].on) != places.at(after.dependencies[d].on)) {
+        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+      }
+    }
+    if (!before.child) continue;
+    const CUgraphExecUpdateResult inside = compare(*before.child, *after.child, culprit);
+    if (inside != CU_GRAPH_EXEC_UPDATE_SUCCESS) return inside;
+  }
+  culprit = nullptr;
+  return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+void take_names(const Graph& old, Graph& next) {
+  for (size_t i = 0; i < next.nodes.size(); ++i) {
+    next.nodes[i]->origin = old.nodes[i]->origin;
+    next.nodes[i]->enabled = old.nodes[i]->enabled;
+    if (next.nodes[i]->child) take_names(*old.nodes[i]->child, *next.nodes[i]->child);
+  }
+}
+
+CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
+  Thread& thread = this_thread();
+  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
+  if (!valid_stream(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  if (diverting() && !upload) {
+    if (const auto captured = capture_graph_launch(stream, *exec->graph)) return *captured;
+  }
+  if (exec->stale) {
+    if (const CUresult error = send(*exec); error != CUDA_SUCCESS) return error;
+  }
+  const Args_xmGraphLaunch args{
+      .exec = exec->handle, .stream = reinterpret_cast<uint64_t>(stream), .upload = upload, .reserved = 0};
+  if (exec->played) return upload ? CUDA_SUCCESS : play(*exec->graph, stream);
+  return append(Op::xmGraphLaunch, &args, sizeof(args));
+}
+
+}  // namespace
+
+void graphs_context_reset(const Context& context) {
+  const std::lock_guard lock(graphs_mutex());
+  std::erase_if(execs(), [&](const auto& entry) {
+    if (entry.second->context != &context) return false;
+    free_handle(entry.first);
+    return true;
+  });
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags) {
+  return instantiate(phGraphExec, hGraph, flags);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams) {
+  if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
+  instantiateParams->hErrNode_out = nullptr;
+  instantiateParams->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
+  CUresult result = instantiate(phGraphExec, hGraph, instantiateParams->flags);
+  if (result != CUDA_SUCCESS) instantiateParams->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+  if (result == CUDA_SUCCESS && (instantiateParams->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {
+    result = client::cuGraphUpload(*phGraphExec, instantiateParams->hUploadStream);
+  }
+  return result;
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,
+                               size_t bufferSize) {
+  if (phErrorNode) *phErrorNode = nullptr;
+  if (logBuffer && bufferSize) *logBuffer = 0;
+  return instantiate(phGraphExec, hGraph, 0);
+}
+
+CUresult cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,
+                            size_t bufferSize) {
+  return client::cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize);
+}
+
+CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t* flags) {
+  const std::lock_guard lock(graphs_mutex());
+  const Exec* const exec = find_exec(hGraphExec);
+  if (!exec || !flags) return CUDA_ERROR_INVALID_VALUE;
+  *flags = exec->flags & ~cuuint64_t{CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(hGraphExec);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  const Args_xmGraphDestroy args{.exec = exec->handle};
+  const CUresult result = exec->on_server ? append(Op::xmGraphDestroy, &args, sizeof(args)) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS) return result;
+  free_handle(exec->handle);
+  execs().erase(reinterpret_cast<uint64_t>(hGraphExec));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) { return launch(hGraph, hStream, false); }
+CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) { return launch(hGraph, hStream, true); }
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo* resultInfo) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (!resultInfo) return CUDA_ERROR_INVALID_VALUE;
+  *resultInfo = {};
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(hGraphExec);
+  const Graph* const graph = find_graph(hGraph);
+  if (!exec || !graph) return CUDA_ERROR_INVALID_VALUE;
+  const Node* culprit = nullptr;
+  resultInfo->result = compare(*exec->graph, *graph, culprit);
+  if (resultInfo->result != CU_GRAPH_EXEC_UPDATE_SUCCESS) {
+    resultInfo->errorNode = culprit ? reinterpret_cast<CUgraphNode>(culprit->handle) : nullptr;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
+  std::unique_ptr<Graph> next = graph->clone(false);
+  take_names(*exec->graph, *next);
+  exec->graph = std::move(next);
+  exec->stale = true;
+  const CUresult result = send(*exec);
+  if (result != CUDA_SUCCESS) resultInfo->result = CU_GRAPH_EXEC_UPDATE_ERROR;
+  return result;
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,
+                           CUgraphExecUpdateResult* updateResult_out) {
+  CUgraphExecUpdateResultInfo info{};
+  const CUresult result = client::cuGraphExecUpdate_v2(hGraphExec, hGraph, &info);
+  if (hErrorNode_out) *hErrorNode_out = info.errorNode;
+  if (updateResult_out) *updateResult_out = info.result;
+  return result;
+}
+
+// --- single nodes -----------------------------------------------------------------------------------------------
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                           const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_KERNEL,
+                [&](Work& work) { return make_kernel_work(*nodeParams, work); });
+}
+
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                        const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS_v1& p = *nodeParams;
+  const CUDA_KERNEL_NODE_PARAMS_v2 wide{p.func,      p.gridDimX,       p.gridDimY,     p.gridDimZ,
+                                        p.blockDimX, p.blockDimY,      p.blockDimZ,    p.sharedMemBytes,
+                                        p.kernelParams, p.extra,       nullptr,        nullptr};
+  return client::cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, &wide);
+}
+
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D* copyParams,
+                                        CUcontext ctx) {
+  if (!copyParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_MEMCPY,
+                [&](Work& work) { return make_copy_work(*copyParams, ctx, work); });
+}
+
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                        const CUDA_MEMSET_NODE_PARAMS* memsetParams, CUcontext ctx) {
+  if (!memsetParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_MEMSET,
+                [&](Work& work) { return make_set_work(*memsetParams, ctx, work); });
+}
+
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                      const CUDA_HOST_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_HOST, [&](Work& work) { return make_host_work(*nodeParams, work); });
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH,
+                [&](Work& work) { return make_child_work(childGraph, false, work); });
+}
+
+CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                [&](Work& work) { return make_event_work(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, work); });
+}
+
+CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                [&](Work& work) { return make_event_work(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, work); });
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, nodeParams->type, [&](Work& work) { return make_work(*nodeParams, false, work); });
+}
+
+CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(hGraphExec);
+  Node* const node = exec ? exec->graph->find_origin(reinterpret_cast<uint64_t>(hNode)) : nullptr;
+  if (!node || node->type > CU_GRAPH_NODE_TYPE_MEMSET) return CUDA_ERROR_INVALID_VALUE;
+  exec->stale |= node->enabled != (isEnabled != 0);
+  node->enabled = isEnabled != 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int* isEnabled) {
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(hGraphExec);
+  const Node* const node = exec ? exec->graph->find_origin(reinterpret_cast<uint64_t>(hNode)) : nullptr;
+  if (!node || !isEnabled || node->type > CU_GRAPH_NODE_TYPE_MEMSET) return CUDA_ERROR_INVALID_VALUE;
+  *isEnabled = node->enabled;
+  return CUDA_SUCCESS;
+}
+
+// --- memory of graphs: it has its place as long as the graph is there, so there is nothing that could be trimmed --
+
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
+  return description(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
+  if (!description(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!value || attr > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
+  *static_cast<cuuint64_t*>(value) = graph_memory_bytes(device);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
+  if (!description(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const bool high = attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+  return value && high && *static_cast<const cuuint64_t*>(value) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace xmig::client

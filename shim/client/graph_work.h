@@ -1,0 +1,35 @@
+// What a node does, from and to the structures in which the driver's functions speak of it.
+#pragma once
+
+#include <cuda.h>
+
+#include "client/graph.h"
+
+namespace xmig::client {
+
+// The new work of a node; `type` as well. Nothing is changed if this fails.
+struct Work {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::vector<Operation> operations;
+  CUevent event = nullptr;
+  std::unique_ptr<Graph> child;
+  CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
+  std::shared_ptr<GraphMemory> memory;
+};
+CUresult make_kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& params, Work& work);
+CUresult make_copy_work(const CUDA_MEMCPY3D& params, CUcontext context, Work& work);
+CUresult make_set_work(const CUDA_MEMSET_NODE_PARAMS& params, CUcontext context, Work& work);
+CUresult make_host_work(const CUDA_HOST_NODE_PARAMS& params, Work& work);
+CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work);
+CUresult make_child_work(CUgraph child, bool named, Work& work);
+CUresult make_work(CUgraphNodeParams& params, bool named, Work& work);
+
+// Puts it into a node of the same type.
+void set_work(Node& node, Work&& work);
+
+CUresult read_kernel(Node& node, CUDA_KERNEL_NODE_PARAMS_v2& params);
+CUresult read_copy(const Node& node, CUDA_MEMCPY3D& params);
+CUresult read_set(const Node& node, CUDA_MEMSET_NODE_PARAMS& params);
+CUresult read_host(const Node& node, CUDA_HOST_NODE_PARAMS& params);
+
+}  // namespace xmig::client

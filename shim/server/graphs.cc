@@ -1,0 +1,241 @@
+// Graphs: the client's image of one becomes a graph of the driver.
+//
+// Every node is captured from a stream of the server's: the node's records go through the same handlers as any other
+// record, only that translate() answers with that stream. So there is one way to launch a kernel, and a recovery, which
+// builds the graphs again from their images, finds the same addresses in them.
+#include <cstring>
+
+#include "journal/graph_image.h"
+#include "server/executor.h"
+
+namespace xmig::server {
+
+using journal::align8;
+
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <typename T>
+  bool get(T& value) {
+    if (bytes_.size() < sizeof(T)) return false;
+    std::memcpy(&value, bytes_.data(), sizeof(T));
+    bytes_ = bytes_.subspan(sizeof(T));
+    return true;
+  }
+  // `count` bytes and what fills them up to a multiple of 8.
+  bool get(std::span<const std::byte>& part, size_t count) {
+    if (align8(count) > bytes_.size()) return false;
+    part = bytes_.first(count);
+    bytes_ = bytes_.subspan(align8(count));
+    return true;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+// Which records can be a node's work.
+bool can_be_in_graph(Op op) {
+  switch (op) {
+    case Op::xmLaunch:
+    case Op::xmCopy2D:
+    case Op::cuMemcpyDtoDAsync_v2:
+    case Op::cuMemsetD8Async:
+    case Op::cuMemsetD16Async:
+    case Op::cuMemsetD32Async:
+    case Op::cuMemsetD2D8Async:
+    case Op::cuMemsetD2D16Async:
+    case Op::cuMemsetD2D32Async: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+// Builds nodes one after another. A chain, where each waits for the one before only, is captured in one go.
+class Executor::GraphBuilder {
+ public:
+  GraphBuilder(Executor& executor, GraphExec& parts) : executor_(executor), driver_(executor.driver_), parts_(parts) {}
+  ~GraphBuilder() {
+    close();
+    executor_.capture_stream_.reset();
+  }
+
+  CUresult build(std::span<const std::byte> image, CUgraph graph) {
+    graph_ = graph;
+    Reader reader(image);
+    journal::GraphImage head;
+    if (!reader.get(head) || head.magic != journal::kGraphMagic || head.bytes != image.size()) {
+      return CUDA_ERROR_INVALID_IMAGE;
+    }
+    if (const CUresult error = executor_.graph_stream(&stream_); error != CUDA_SUCCESS) return error;
+    executor_.capture_stream_ = stream_;
+    for (uint32_t i = 0; i < head.nodes; ++i) {
+      if (const CUresult error = add_node(reader); error != CUDA_SUCCESS) return error;
+    }
+    return close();
+  }
+
+ private:
+  CUresult add_node(Reader& reader) {
+    journal::GraphNode node;
+    if (!reader.get(node)) return CUDA_ERROR_INVALID_IMAGE;
+    std::vector<CUgraphNode> waits;
+    std::vector<CUgraphEdgeData> edges;
+    bool plain = true;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < node.dependencies; ++i) {
+      journal::GraphDependency dependency;
+      if (!reader.get(dependency) || dependency.node >= nodes_.size()) return CUDA_ERROR_INVALID_IMAGE;
+      waits.push_back(nodes_[dependency.node]);
+      edges.push_back({dependency.from_port, dependency.to_port, dependency.type, {}});
+      plain &= !dependency.from_port && !dependency.to_port && !dependency.type;
+      last = dependency.node;
+    }
+    if (node.operations == 0) {
+      if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
+      CUgraphNode made = nullptr;
+      const CUresult result = driver_.cuGraphAddEmptyNode(&made, graph_, waits.data(), waits.size());
+      nodes_.push_back(made);
+      return result;
+    }
+    const bool goes_on = open_ && plain && waits.size() == 1 && last + 1 == nodes_.size();
+    if (!goes_on) {
+      if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
+      const CUresult result =
+          driver_.cuStreamBeginCaptureToGraph(stream_, graph_, waits.data(), plain ? nullptr : edges.data(),
+                                              waits.size(), CU_STREAM_CAPTURE_MODE_RELAXED);
+      if (result != CUDA_SUCCESS) return result;
+      open_ = true;
+    }
+    for (uint32_t i = 0; i < node.operations; ++i) {
+      if (const CUresult error = add_operation(reader); error != CUDA_SUCCESS) return error;
+    }
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const CUgraphNode* after = nullptr;
+    const CUgraphEdgeData* after_edges = nullptr;
+    size_t count = 0;
+    const CUresult result =
+        driver_.cuStreamGetCaptureInfo_v3(stream_, &status, nullptr, nullptr, &after, &after_edges, &count);
+    if (result != CUDA_SUCCESS) return result;
+    if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    nodes_.push_back(after[0]);
+    return CUDA_SUCCESS;
+  }
+
+  CUresult add_operation(Reader& reader) {
+    journal::GraphOperation head;
+    if (!reader.get(head) || head.op >= static_cast<uint32_t>(Op::kCount)) return CUDA_ERROR_INVALID_IMAGE;
+    const auto op = static_cast<Op>(head.op);
+    std::span<const std::byte> arguments, payload;
+    if (!can_be_in_graph(op) || !reader.get(arguments, kOpInfo[head.op].args_bytes) ||
+        !reader.get(payload, head.payload)) {
+      return CUDA_ERROR_INVALID_IMAGE;
+    }
+    Record record;
+    record.load_operation(executor_.record_, op, arguments, payload);
+    const bool before = std::exchange(executor_.cut_now_, false);
+    const CUresult result = kHandlers[head.op](executor_, record);
+    parts_.touches_host |= executor_.cut_now_;
+    executor_.cut_now_ = before;
+    return result;
+  }
+
+  CUresult close() {
+    if (!std::exchange(open_, false)) return CUDA_SUCCESS;
+    CUgraph same = nullptr;
+    return driver_.cuStreamEndCapture(stream_, &same);
+  }
+
+  Executor& executor_;
+  const DriverTable& driver_;
+  GraphExec& parts_;
+  CUgraph graph_ = nullptr;
+  CUstream stream_ = nullptr;
+  bool open_ = false;
+  std::vector<CUgraphNode> nodes_;
+};
+
+CUresult Executor::graph_stream(CUstream* out) {
+  CUstream& stream = graph_streams_[record_.header().ordinal];
+  const CUresult result =
+      stream ? CUDA_SUCCESS : driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+  *out = stream;
+  return result;
+}
+
+CUresult Executor::on_xmGraph(Record& record) {
+  Args_xmGraph args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.exec, journal::Kind::kGraphExec)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.exec);
+  const std::span<const std::byte> image = images_.bytes(args.image);
+  images_.tried(args.image);
+  if (image.empty()) return CUDA_ERROR_INVALID_VALUE;
+  GraphExec* slot = args.update ? objects_.graphs.find(index) : objects_.graphs.place(index);
+  if (!slot) {
+    garbage(args.update ? "there is no graph of this number" : "a new graph has a number that is taken, or none");
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  GraphExec made;
+  CUgraph graph = nullptr;
+  CUresult result = driver_.cuGraphCreate(&graph, 0);
+  if (result == CUDA_SUCCESS) result = GraphBuilder(*this, made).build(image, graph);
+  if (result == CUDA_SUCCESS && args.update) {
+    CUgraphExecUpdateResultInfo info{};
+    made.real = slot->real;
+    if (driver_.cuGraphExecUpdate_v2(slot->real, graph, &info) != CUDA_SUCCESS) {
+      // What the driver cannot change in place is made anew.
+      result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, args.flags);
+      if (result == CUDA_SUCCESS) driver_.cuGraphExecDestroy(slot->real);
+    }
+  } else if (result == CUDA_SUCCESS) {
+    result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, args.flags);
+  }
+  if (graph) driver_.cuGraphDestroy(graph);
+  if (result != CUDA_SUCCESS) {
+    // Work that the program has taken the ground from since (a module, memory): the graph could not be launched either.
+    const bool groundless = mode_ == Mode::kRestore && (result == CUDA_ERROR_INVALID_HANDLE ||
+                                                        result == CUDA_ERROR_INVALID_VALUE);
+    if (!groundless) return result;
+    log_(Level::kInfo, "a graph that uses memory or kernels which are gone is not made again");
+    return CUDA_SUCCESS;
+  }
+  made.owner = {record.header().context, record.header().ordinal};
+  made.image = args.image;
+  args.update = 0;
+  made.creation = {record.sequence(), record.stored()};
+  std::memcpy(made.creation.bytes.data() + sizeof(journal::RecordHeader), &args, sizeof(args));
+  *slot = std::move(made);
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmGraphLaunch(Record& record) {
+  Args_xmGraphLaunch args;
+  CUstream stream = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  GraphExec* const graph = find_graph(args.exec);
+  if (!graph || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (args.upload) return driver_.cuGraphUpload(graph->real, stream);
+  if (graph->touches_host) cut_now_ = true;
+  return driver_.cuGraphLaunch(graph->real, stream);
+}
+
+CUresult Executor::on_xmGraphDestroy(Record& record) {
+  Args_xmGraphDestroy args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  GraphExec* const graph = find_graph(args.exec);
+  if (!graph) return CUDA_SUCCESS;  // one that a recovery could not make again
+  const CUresult result = driver_.cuGraphExecDestroy(graph->real);
+  objects_.graphs.erase(journal::handle_index(args.exec));
+  return result;
+}
+
+GraphExec* Executor::find_graph(uint64_t handle) {
+  if (!journal::handle_is(handle, journal::Kind::kGraphExec)) return nullptr;
+  return objects_.graphs.find(journal::handle_index(handle));
+}
+
+}  // namespace xmig::server

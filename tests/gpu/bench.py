@@ -1,0 +1,179 @@
+"""Runs programs natively and under a daemon of its own, keeps what they say, and ends what takes too long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.cases import Case
+from xmigd.demo.node import Node, Program
+from xmigd.errors import XmigError
+
+PATIENCE = 120.0  # seconds for one program
+
+
+class Failed(XmigError):
+    """A program did not do what it should, or took too long."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program printed, and what the daemon knows of it."""
+
+    result: dict[str, Any]
+    recoveries: list[dict[str, Any]]
+    cuts: list[dict[str, Any]]
+
+
+class Running:
+    """A program that has been started."""
+
+    def __init__(self, process: subprocess.Popen[str], out: Path, end: float, program: Program | None) -> None:
+        self.process = process
+        self.program = program
+        self._out = out
+        self._end = end
+
+    def holding(self) -> dict[str, Any]:
+        """Wait until a program that was started with `--hold` has done its steps; its results."""
+        while "\nholding\n" not in self._out.read_text():
+            if self.process.poll() is not None or time.monotonic() > self._end:
+                self.finish()
+            time.sleep(0.01)
+        return self._result()
+
+    def finish(self) -> Outcome:
+        """Wait for its end. Raises Failed with the last line that it said."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            code = self.process.wait(max(0.0, self._end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it took too long; {self._last_line()}") from None
+        if code != 0:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise Failed(f"{how}: {self._last_line()}")
+        recoveries: list[dict[str, Any]] = []
+        cuts: list[dict[str, Any]] = []
+        if self.program is not None and (info := self.program.info()) is not None:
+            recoveries = self.program.recoveries()
+            cuts = self.program.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
+        return Outcome(self._result(), recoveries, cuts)
+
+    def _result(self) -> dict[str, Any]:
+        lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]
+        if not lines:
+            raise Failed(f"it printed no results: {self._last_line()}")
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result
+
+    def _last_line(self) -> str:
+        """The line that says most: the last exception's, else the last one."""
+        lines = [line.strip() for line in self._out.with_suffix(".err").read_text(errors="replace").splitlines()]
+        said = [line for line in lines if line]
+        errors = [line for line in said if re.match(r"[\w.]*(Error|Exception): ", line)]
+        return (errors or said or ["it said nothing"])[-1][:300]
+
+
+class Bench:
+    """Where and with what programs run. In a rehearsal "natively" is on a second null device."""
+
+    def __init__(self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float) -> None:
+        self.logs = logs
+        self.scratch = scratch
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.python = python
+        self.rehearsal = rehearsal
+        self.end = end
+        self._numbers: dict[str, int] = {}
+
+    @contextmanager
+    def node(self, **settings: object) -> Iterator[Node]:
+        """A daemon with the GPU."""
+        devices = "null:0" if self.rehearsal else "cuda:0"
+        # Not below the results' folder: a socket's path has at most 107 bytes.
+        with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as name:
+            try:
+                with Node(Path(name), **({"devices": devices, "port": -1} | settings)) as node:
+                    yield node
+            finally:
+                self._keep_log(Path(name) / "xmigd.log")
+
+    def native(self, case: Case, more: str = "") -> Outcome:
+        """Run it without xMIG, to its end."""
+        with self.started(case, None, more) as running:
+            return running.finish()
+
+    def under(self, node: Node, case: Case, more: str = "") -> Outcome:
+        """Run it under xMIG, to its end."""
+        with self.started(case, node, more) as running:
+            return running.finish()
+
+    @contextmanager
+    def started(self, case: Case, node: Node | None, more: str = "") -> Iterator[Running]:
+        """Start it, under `node` or natively; it is not left behind."""
+        if self.rehearsal and node is None:
+            with self.node() as other, self.started(case, other, more) as running:
+                yield running
+            return
+        out = self._log_of(case, node)
+        command = case.command(self.python, tiny=self.rehearsal, more=more)
+        # The programs have their own packages; Triton and Inductor must not take from one side what the other made.
+        caches = self.scratch / ("xmig" if node else "native")
+        environment = {
+            "PYTHONPATH": "", "TRITON_CACHE_DIR": str(caches / "triton"), "CUPY_CACHE_DIR": str(caches / "cupy"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), **case.environment,
+        }  # fmt: skip
+        end = min(self.end, time.monotonic() + PATIENCE)
+        with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
+            options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
+            options["start_new_session"] = True  # its workers end with it
+            if node is not None:
+                program = node.program(command, name=case.name, environment=environment, **options)
+                running = Running(program.process, out, end, program)
+            else:
+                process = subprocess.Popen(command, env=os.environ | environment, text=True, **options)
+                running = Running(process, out, end, None)
+        try:
+            yield running
+        finally:
+            with running.process, contextlib.suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
+
+    def _log_of(self, case: Case, node: Node | None) -> Path:
+        kind = f"{case.name}-{'xmig' if node else 'native'}"
+        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        return self.logs / f"{kind}-{self._numbers[kind]}.out"
+
+    def _keep_log(self, log: Path) -> None:
+        number = self._numbers["xmigd"] = self._numbers.get("xmigd", 0) + 1
+        if log.exists():
+            shutil.copy(log, self.logs / f"xmigd-{number}.log")
+
+    def device_used(self) -> int:
+        """Bytes in use on the device, by whomever."""
+        if self.rehearsal:
+            return 0
+        asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    """Poll until it holds. Raises Failed."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise Failed(f"not within {timeout:.0f} s: {what}")
+        time.sleep(0.005)

@@ -1,0 +1,94 @@
+"""What is run: programs with their arguments, on a GPU and, much smaller, for a rehearsal without one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+TINY_GPT = "--batch 2 --layers 2 --width 64 --heads 2 --context 32 --words 500 --warmup 2 --steps 4 --block 2"
+TINY_RESNET = "--batch 2 --image 32 --depths 1,1,1,1 --width 8 --classes 10 --warmup 1 --steps 2 --block 1"
+TINY_STEPS = "--warmup 1 --steps 4 --block 2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and its arguments. ``tiny`` replaces sizes; ``target``: of the step time, times native."""
+
+    name: str
+    program: str
+    said: str
+    arguments: str = ""
+    tiny: str = TINY_STEPS
+    environment: Mapping[str, str] = field(default_factory=dict)
+    target: float | None = None
+
+    @property
+    def deterministic(self) -> bool:
+        return "--deterministic" in self.arguments
+
+    def command(self, python: str, *, tiny: bool, more: str = "") -> list[str]:
+        """Of repeated arguments the last counts."""
+        words = f"{self.arguments} {self.tiny if tiny else ''} {more}"
+        return [python, str(PROGRAMS / f"{self.program}.py"), *shlex.split(words)]
+
+
+# Their step times are compared: native and under xMIG in turn, nothing else on the GPU.
+TIMED = [
+    Case("gpt2", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", "--steps 40", TINY_GPT, target=1),
+    Case("gpt2-b1", "gpt2", "GPT-2-small, B=1, 256 tokens, bf16 autocast, AdamW foreach",
+         "--batch 1 --context 256 --optimizer foreach --steps 100 --deterministic", TINY_GPT, target=1),
+    Case("resnet50", "resnet50", "ResNet-50, B=64, channels last, bf16 autocast, SGD", "", TINY_RESNET, target=1),
+    Case("mlp", "mlp", "MLP of three layers, B=64, Adam", "--deterministic", target=1),
+    Case("decode", "decode", "GPT-2-small generates with a key-value cache, B=1, every token read",
+         "--deterministic", TINY_GPT, target=1),
+    Case("compile", "compile", "torch.compile, GPT-2 of 4 layers, B=8", "--deterministic", TINY_GPT, target=1.01),
+    Case("graphs", "graphs", "a training step in a CUDA graph, GPT-2 of 4 layers, 256 wide, B=1",
+         "--deterministic --context 256", TINY_GPT, target=1.01),
+]  # fmt: skip
+
+# Only their results are compared; several run at a time.
+RESULTS = [
+    Case("gpt2-foreach", "gpt2", "GPT-2-small, AdamW foreach",
+         "--batch 2 --context 256 --optimizer foreach --steps 10 --warmup 0 --deterministic", TINY_GPT),
+    Case("gpt2-fused", "gpt2", "GPT-2-small, AdamW fused",
+         "--context 256 --optimizer fused --steps 10 --warmup 0 --deterministic", TINY_GPT),
+    Case("resnet50-exact", "resnet50", "ResNet-50 with cuDNN",
+         "--batch 32 --steps 10 --warmup 0 --deterministic", TINY_RESNET),
+    Case("graphed-callables", "graphs", "make_graphed_callables",
+         "--kind callables --context 256 --steps 20 --warmup 0 --deterministic", TINY_GPT),
+    Case("compile-graphs", "compile", "torch.compile, reduce-overhead",
+         "--mode reduce-overhead --layers 2 --batch 2 --context 256 --steps 10 --warmup 0 --deterministic", TINY_GPT),
+    Case("loader", "loader", "DataLoader, forked workers, pinned batches, non_blocking", "--deterministic"),
+    Case("loader-spawn", "loader", "DataLoader, spawned workers", "--start spawn --steps 20 --deterministic"),
+    Case("streams", "streams", "streams, events, copies in both directions", "--deterministic", "--size 32 --steps 10"),
+    Case("linalg", "linalg", "cuSOLVER, cuFFT, cuSPARSE, cuRAND", "", "--size 32"),
+    Case("alloc-default", "allocators", "caching allocator, default", "", "--mib 64 --steps 60"),
+    Case("alloc-segments", "allocators", "caching allocator, expandable_segments", "", "--mib 64 --steps 60",
+         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    Case("alloc-async", "allocators", "caching allocator, cudaMallocAsync", "", "--mib 64 --steps 60",
+         {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),
+    Case("jax", "jax_prog", "JAX: jit, grad, a training loop", "--deterministic", "--width 32 --layers 2 --batch 4"),
+    Case("triton", "triton_prog", "Triton kernels", "", "--rows 8 --columns 100 --steps 5"),
+    Case("bug", "bug", "an index outside of a table: the error that the program gets", ""),
+]  # fmt: skip
+
+KILLED_GPT = f"{TINY_GPT} --steps 400"
+SMALL_GPT = "--batch 4 --context 256 --layers 6 --deterministic"
+KILLED = [
+    Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT),
+    Case("kills-graphs", "graphs", "GPT-2 in a CUDA graph, 6 layers of 768",
+         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 1000", KILLED_GPT),
+]  # fmt: skip
+RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
+                 "--context 256 --deterministic --block 1 --steps 500 --ballast 7",
+                 f"{TINY_GPT} --ballast 0 --block 1 --steps 3000")  # fmt: skip
+FILES = Case("files", "files", "a training program's device files")
+PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
+            "--batch 4 --context 256 --layers 6 --steps 30 --warmup 0 --deterministic", TINY_GPT)  # fmt: skip
+HELD = Case("memory", "gpt2", "GPT-2-small, B=1", "--batch 1 --context 256 --steps 20 --hold", f"{TINY_GPT} --hold")
+WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

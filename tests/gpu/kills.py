@@ -1,0 +1,107 @@
+"""SIGKILL of the server in every phase of a step: the program's results are those of an undisturbed native run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.gpu.bench import Bench, Failed, Running
+from tests.gpu.cases import Case
+from tests.gpu.compare import differences
+from tests.gpu.programs.workload import PHASES
+from xmigd.measurements import Row
+
+KILLS = 12
+SEED = 20
+
+
+def measure(bench: Bench, case: Case) -> Iterator[Row]:
+    native = bench.native(case)
+    status = bench.logs / f"{case.name}.status"
+    with bench.node() as node, bench.started(case, node, f"--status {status}") as running:
+        struck = Counter(strikes(running, status, KILLS, random.Random(SEED)))
+        outcome = running.finish()
+    where = ", ".join(f"{count} in {phase}" for phase, count in sorted(struck.items()))
+    found = differences(native.result, outcome.result)
+    inexact = [r for r in outcome.recoveries if r["exact"] is False]
+    done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
+    yield Row(
+        name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower",
+        conditions=f"{case.said}; {len(native.result['losses'])} steps, kills: {where or 'none'}; "
+        f"{len(done)} recoveries, {len(inexact)} not exact",
+    )  # fmt: skip
+    if not done:
+        raise Failed("no server was killed: the program was over too soon")
+    resumed = [r["resumed_ms"] for r in done]
+    yield Row(
+        name=f"{case.name}: kill to resumed", value=round(median(resumed), 1), unit="ms", better="lower",
+        conditions=f"median of {len(done)}, slowest {max(resumed):.0f} ms; {case.said}",
+    )  # fmt: skip
+
+
+def strikes(running: Running, status: Path, count: int, chance: random.Random) -> Iterator[str]:
+    """Kill its server `count` times, each time in another phase of a step; the phases in which they died."""
+    phases: list[str] = []
+    for _ in range(count):
+        pid = warm_server(running)
+        if pid is None:
+            return
+        if not phases:
+            phases = phases_of(running, status)
+            chance.shuffle(phases)
+        wanted = phases.pop()
+        while (now := phase(status)) != wanted and now != "end" and running.process.poll() is None:
+            pass  # phases are shorter than a sleep
+        if now == "end" or running.process.poll() is not None:
+            return
+        time.sleep(chance.uniform(0, 0.002))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            yield phase(status)
+
+
+def warm_server(running: Running) -> int | None:
+    """The server's process, once there is a standby beside it; None when the program has ended."""
+    assert running.program is not None
+    while running.process.poll() is None:
+        info = running.program.info()
+        if info is not None and info["state"] == "running" and info["standby"] == "warm":
+            return int(info["server_pid"])
+        if info is not None and info["state"] in ("losing", "lost"):
+            return None
+        time.sleep(0.005)
+    return None
+
+
+def phases_of(running: Running, status: Path) -> list[str]:
+    """The phases that the program goes through, seen for some steps."""
+    seen: set[str] = set()
+    first = step(status)
+    while step(status) < first + 3 and running.process.poll() is None:
+        seen.add(phase(status))
+    return sorted(seen - {"start", "end"}) or ["end"]
+
+
+def step(status: Path) -> int:
+    return _read(status)[0]
+
+
+def phase(status: Path) -> str:
+    return PHASES[_read(status)[1]]
+
+
+def _read(status: Path) -> tuple[int, int]:
+    try:
+        with status.open("rb") as file:
+            number, name = struct.unpack("<II", file.read(8))
+            return number, name
+    except (FileNotFoundError, struct.error):
+        return 0, 0

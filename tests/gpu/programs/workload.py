@@ -1,0 +1,118 @@
+"""What the programs share: their arguments, the clock, and the one line that they print.
+
+Nothing here knows of xMIG. Imported before the framework, so that its import is part of the time to the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+# Must be set before cuBLAS makes its first handle; without `--deterministic` it changes no result.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+PHASES = ("start", "forward", "backward", "optimizer", "copy", "replay", "end")
+
+
+def arguments(description: str | None, *, steps: int, warmup: int = 10, block: int = 5) -> argparse.ArgumentParser:
+    """A parser with what every program understands."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--steps", type=int, default=steps, help="steps whose time counts")
+    parser.add_argument("--warmup", type=int, default=warmup, help="steps before them")
+    parser.add_argument("--block", type=int, default=block, help="steps between two synchronisations")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--deterministic", action="store_true", help="the framework's deterministic mode")
+    parser.add_argument("--status", type=Path, help="file that always says the step and the phase: two 32-bit numbers")
+    parser.add_argument("--hold", action="store_true", help='after the steps print "holding" and wait for a line')
+    return parser
+
+
+def since_start() -> float:
+    """Seconds since this process was started."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Status:
+    """Tells others where the program is. They read it; nothing waits for them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._map: mmap.mmap | None = None
+        self._step = 0
+        if path is not None:
+            with path.open("w+b") as file:
+                file.truncate(mmap.PAGESIZE)
+                self._map = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+
+    def step(self, number: int) -> None:
+        self._step = number
+
+    def phase(self, name: str) -> None:
+        if self._map is not None:
+            self._map[:8] = struct.pack("<II", self._step, PHASES.index(name))
+
+
+class Steps:
+    """Yields the steps' numbers, and takes the time of blocks of them: synchronised at both ends, not in between."""
+
+    def __init__(self, options: argparse.Namespace, synchronize: Callable[[], object]) -> None:
+        self.status = Status(options.status)
+        self.first = math.nan
+        self.blocks: list[float] = []
+        self.began = math.nan
+        self._options = options
+        self._synchronize = synchronize
+
+    def __iter__(self) -> Iterator[int]:
+        warmup, block = self._options.warmup, self._options.block
+        for number in range(warmup + self._options.steps):
+            if number >= warmup and (number - warmup) % block == 0:
+                now = self._now()
+                if number > warmup:
+                    self.blocks.append((now - self.began) / block)
+                self.began = now
+            self.status.step(number)
+            yield number
+            if number == 0:
+                self._synchronize()
+                self.first = since_start()
+        if self._options.steps and self._options.steps % block == 0:
+            self.blocks.append((self._now() - self.began) / block)
+        self.status.phase("end")
+
+    def _now(self) -> float:
+        self._synchronize()
+        return time.perf_counter()
+
+    def figures(self) -> dict[str, Any]:
+        """Seconds: a step (median, fastest and slowest of the blocks), and from the process's start to the first."""
+        times = {"step_s": median(self.blocks), "fastest_s": min(self.blocks), "slowest_s": max(self.blocks)}
+        return {"first_step_s": self.first} | (times if self.blocks else {})
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """SHA-256 of NumPy arrays."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(str((array.dtype, array.shape)).encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
+
+
+def report(options: argparse.Namespace, **results: Any) -> None:
+    """Print the line. With `--hold`, keep everything as it is until told to go on."""
+    print(json.dumps({"program": Path(sys.argv[0]).stem, **results}), flush=True)
+    if options.hold:
+        print("holding", flush=True)
+        sys.stdin.readline()

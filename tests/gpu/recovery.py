@@ -1,0 +1,64 @@
+"""The stall of a recovery with 10 GB of live memory, with and without a standby."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+from tests.gpu.bench import Bench, Failed, Running
+from tests.gpu.cases import RECOVERED
+from tests.gpu.kills import step, strikes
+from xmigd.measurements import Row
+
+KILLS = 3
+
+
+def measure(bench: Bench) -> Iterator[Row]:
+    status = bench.logs / "recovery.status"
+    for standby, target in ((True, 0.5), (False, 1.5)):
+        status.unlink(missing_ok=True)
+        with bench.node(standby=standby) as node, bench.started(RECOVERED, node, f"--status {status}") as running:
+            while step(status) < 20 and running.process.poll() is None:
+                time.sleep(0.01)
+            assert running.program is not None
+            if standby:
+                struck = len(list(strikes(running, status, KILLS, random.Random(5))))
+            else:
+                struck = sum(cold_kill(running) for _ in range(KILLS))
+            info = running.program.info()
+            outcome = running.finish()
+        done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
+        if not done:
+            raise Failed("no server was killed: the program was over too soon")
+        stall = outcome.result["slowest_s"] - outcome.result["step_s"]
+        phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
+        slowest = max(done, key=lambda r: float(r["resumed_ms"]))
+        live = (info or {}).get("live_bytes") or 0
+        yield Row(
+            name=f"recovery of 10 GB {'with' if standby else 'without'} standby: stall", value=round(stall, 3),
+            unit="s", target=target, better="lower",
+            conditions=f"the longest step of {struck} kills less a median step, "
+            f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
+            + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms",
+        )  # fmt: skip
+
+
+def cold_kill(running: Running) -> bool:
+    """Kill its server, and wait until another runs."""
+    assert running.program is not None
+    before = running.program.until("running", "ended")
+    if before["state"] == "ended":
+        return False
+    time.sleep(0.5)  # some steps between two kills; nothing depends on how many
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(before["server_pid"], signal.SIGKILL)
+    while running.process.poll() is None:
+        info = running.program.info()
+        if info is not None and info["state"] == "running" and info["server_pid"] != before["server_pid"]:
+            return True
+        time.sleep(0.005)
+    return False

@@ -1,0 +1,49 @@
+"""The same results as natively, to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.gpu.bench import Bench, Outcome
+from tests.gpu.cases import FILES, PAIR, Case
+from tests.gpu.compare import differences
+from xmigd.measurements import Row
+
+
+def measure(bench: Bench, case: Case) -> Iterator[Row]:
+    native = bench.native(case)
+    with bench.node() as node:
+        yield compared(case, native, [bench.under(node, case)])
+
+
+def compared(case: Case, native: Outcome, xmig: list[Outcome]) -> Row:
+    """A row that names the first differences."""
+    found = [text for outcome in xmig for text in differences(native.result, outcome.result)]
+    failed = native.result.get("failed") or {}
+    said = [case.said, *([f"different: {', '.join(found[:4])}"] if found else [])]
+    said += [f"natively failed, too: {', '.join(failed)}"] if failed else []
+    said += [f"the program was told: {text}" for text in xmig[0].result.get("told", [])[:1]]
+    return Row(
+        name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower",
+        conditions="; ".join(said).replace("|", "/"),
+    )  # fmt: skip
+
+
+def two_jobs(bench: Bench) -> Iterator[Row]:
+    """Two at the same time, each as if it were alone."""
+    native = bench.native(PAIR)
+    with bench.node() as node, contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(bench.started(PAIR, node)) for _ in range(2)]
+        yield compared(PAIR, native, [job.finish() for job in jobs])
+
+
+def device_files(bench: Bench) -> Iterator[Row]:
+    """A client that holds none can be dumped."""
+    native = bench.native(FILES).result["device_files"]
+    with bench.node() as node:
+        held = bench.under(node, FILES).result["device_files"]
+    yield Row(
+        name="device files of a training program", value=len(held), unit="in all", target=0, better="lower",
+        conditions=f"open or mapped while it trains; natively {len(native)}",
+    )  # fmt: skip
