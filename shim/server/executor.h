@@ -163,6 +163,7 @@ class Executor {
   void drain();
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
+  std::optional<uint64_t> zeros_hash();
   std::vector<uint64_t> live_granules() const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
@@ -251,6 +252,7 @@ class Executor {
   CutPolicy policy_;
   std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;

@@ -512,6 +512,45 @@ void memory_is_full() {
   check_resumed(job);
 }
 
+// Programs take most of a device before they use it. A cut keeps nothing of zeros, and a recovery makes them again.
+void zeros() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  constexpr uint64_t kBytes = 512 << 20, kUsed = 3 * journal::kGranule;
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, kBytes) == CUDA_SUCCESS);
+  job.alloc(base, kBytes);
+  const auto cut = [&] {
+    const uint64_t before = job.counters().cuts;
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.send({{"type", "cut"}});
+    Job::wait([&] { return job.counters().cuts != before; });
+    return job.counters().cut_bytes.load();
+  };
+  std::vector<uint64_t> got(kWords), expected(kWords);
+  for (int round = 0; round < 3; ++round) {
+    const uint64_t used = base + round * kUsed;
+    // Zeros, something, zeros: at each, a kernel that depends on what it finds is done again after a kill.
+    for (int content = 0; content < 3; ++content) {
+      std::fill(expected.begin(), expected.end(), 0);
+      if (content == 1) expected = numbers(7);
+      if (content != 0) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      if (content == 1) job.write(used, expected.data(), kWords * 8);
+      const uint64_t copied = cut();
+      CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
+      job.launch(kernels.kernels.at("mix"), 0, used, 5, kWords);
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      job.kill_server();
+      CHECK(job.read(used, got.data(), kWords * 8) == CUDA_SUCCESS);
+      mix(expected, 5);
+      CHECK(got == expected);
+      CHECK(job.read(base + kBytes - kWords * 8, got.data(), kWords * 8) == CUDA_SUCCESS);
+      CHECK(got == std::vector<uint64_t>(kWords));
+    }
+  }
+  check_resumed(job);
+}
+
 void pauses() {
   Job job;
   const uint64_t address = job.memory(kWords * 8);
@@ -637,6 +676,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back},
     {"memory_is_full", memory_is_full},
+    {"zeros", zeros},
     {"pauses", pauses},
     {"globals", globals},
     {"twins", twins},
