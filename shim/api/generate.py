@@ -268,7 +268,7 @@ def dispatch_cc(entries: list[Entry]) -> str:
                 size = a.size
                 for other in e.prototype.parameters:
                     size = __import__("re").sub(rf"\b{other.name}\b", f"args.{other.name}", size)
-                out.append(f"  if (!executor.live(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
+                out.append(f"  if (!executor.reachable(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
         out.append(f"  const CUresult result = executor.driver().{f.name}({', '.join(call)});\n")
         for p, a in created:
             out.append(f"  if (result == CUDA_SUCCESS) executor.created(journal::Kind::{KINDS[a.kind]}, args.{p.name}, "

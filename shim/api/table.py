@@ -65,7 +65,8 @@ class In:
 
 @dataclass(frozen=True)
 class DevicePointer:
-    """A device address; the server checks that ``size`` (a C expression over the arguments) bytes from it are live."""
+    """A device address, or one of page-locked memory; the server checks that ``size`` (a C expression over the
+    arguments) bytes from it are allocated."""
 
     size: str
 

@@ -77,6 +77,14 @@ class Executor {
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
   bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  // May a record's work touch this? Device memory that is allocated; the program's page-locked memory too, which a
+  // redo would write once more than the program expects, so that a cut follows.
+  bool reachable(uint64_t address, uint64_t bytes) {
+    if (live(address, bytes)) return true;
+    if (!job_.is_pinned(address, bytes)) return false;
+    cut_now_ = true;
+    return true;
+  }
 
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);

@@ -231,6 +231,23 @@ void pinned() {
   CHECK(job.counters().compared > 0);
 }
 
+// Page-locked memory is an address like any other to a memset.
+void sets_pinned() {
+  Job job;
+  auto* const words = reinterpret_cast<uint32_t*>(job.pinned());
+  const auto address = reinterpret_cast<uint64_t>(words);
+  for (uint32_t step = 1; step <= 20; ++step) {
+    std::fill_n(words, 8, 0xdddddddd);
+    job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{address, step, 4, 0});
+    if (step % 4 == 1) job.kill_server();
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    for (int i = 0; i < 8; ++i) CHECK(words[i] == (i < 4 ? step : 0xdddddddd));
+  }
+  check_resumed(job);
+  job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{journal::kPinnedBase + journal::kPinnedBytes - 8, 1, 4, 0});
+  CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+}
+
 // A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
 void kernel_reads_pinned() {
   Job job;
@@ -666,6 +683,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"program_error", program_error},
     {"queued_error", queued_error},
     {"pinned", pinned},
+    {"sets_pinned", sets_pinned},
     {"kernel_reads_pinned", kernel_reads_pinned},
     {"order_by_waiting", order_by_waiting},
     {"host_functions", host_functions},
