@@ -37,6 +37,28 @@ struct Injection {
   int error;          // CUresult of a kFault
 };
 
+// Errors after which a context answers nothing else.
+constexpr bool is_sticky(int error) {
+  switch (error) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
+    default: return false;
+  }
+}
+
 // The sticky fault of a device: error, and the journal sequence of the record whose work faulted (0: not known).
 struct Fault {
   int error = 0;
@@ -77,6 +99,13 @@ class Device {
   virtual std::vector<Global> globals(CUmodule module) = 0;
   // Also gives the global its first content: at a restore, bind before the memory's content is put back.
   virtual bool bind_global(CUmodule module, uint32_t index, uint64_t address) = 0;
+
+  // Puts work into a stream, of the current context, that ends in this sticky error, or (kHang) never: what happens then
+  // is what happens with a program's own. A device that does not support it is struck by arm() instead.
+  virtual CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  virtual bool spoils() const { return false; }
 
   // Called by the server before `id` of an armed injection strikes, so that it strikes only once.
   using Notify = void (*)(void* user, uint64_t id);

@@ -114,6 +114,7 @@ void Executor::drain() {
     faults_.check(driver_.cuCtxSynchronize());
   }
   waits_.finish_all();
+  progress_.idle(sequence_);
 }
 
 std::vector<uint64_t> Executor::live_granules() const {
@@ -215,7 +216,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   const std::vector<uint64_t> granules = live_granules();
   std::vector<uint64_t> hashes;
   if (!hash_chunks(granules, hashes)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not hash its memory"});
+    faults_.give_up(sequence_, "the device could not hash its memory");
   }
 
   const std::lock_guard lock(hosted_mutex_);
@@ -289,7 +290,7 @@ std::string Executor::attempt_cut(CutReport& report) {
 
   // From here on nothing may fail for want of something.
   if (!copy_chunks(moves, true) || !write_cut_file(file, bytes)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "a cut could not be written"});
+    faults_.give_up(sequence_, "a cut could not be written");
   }
   journal::JournalHeader& header = job_.header();
   header.cut.store(content.number << 1 | (content.number & 1), std::memory_order_seq_cst);
@@ -300,6 +301,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   cut_position_ = position_;
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
+  copy_log_.release(position_, evict_shadow_);
   hosting_.release_dead();
   images_.release_unneeded(images);
   shadow_.trim();

@@ -98,8 +98,15 @@ void Daemon::cut(const CutReport& report) {
              {"reason", report.reason}}));
 }
 
-void Daemon::fault(uint64_t sequence, std::string_view op, int error, std::string_view text) {
-  send(dump({{"type", "fault"}, {"sequence", sequence}, {"op", op}, {"error", error}, {"text", text}, {"t", now_ns()}}));
+void Daemon::fault(const Culprit& culprit, std::string_view op, int error, std::string_view text) {
+  send(dump({{"type", "fault"},
+             {"sequence", culprit.sequence},
+             {"op", op},
+             {"error", error},
+             {"text", text},
+             {"t", now_ns()},
+             {"after", culprit.after},
+             {"until", culprit.until}}));
 }
 
 void Daemon::phase(std::string_view name) { send(dump({{"type", "phase"}, {"name", name}, {"t", now_ns()}})); }

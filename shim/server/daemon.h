@@ -23,6 +23,14 @@ struct CutReport {
   std::string reason;
 };
 
+// Whose work it can have been that a device faulted at: `sequence`, if that is not 0, or else a record after `after` and
+// not after `until`.
+struct Culprit {
+  uint64_t sequence = 0;
+  uint64_t after = 0;
+  uint64_t until = 0;
+};
+
 struct RedoReport {
   uint64_t records = 0, compared = 0, differing = 0;
   std::optional<uint64_t> first_difference;
@@ -40,7 +48,7 @@ class Daemon {
   void memory_add(const Hosted& memory);
   void memory_drop(uint64_t id);
   void cut(const CutReport& report);
-  void fault(uint64_t sequence, std::string_view op, int error, std::string_view text);
+  void fault(const Culprit& culprit, std::string_view op, int error, std::string_view text);
   void phase(std::string_view name);
   void redone(const RedoReport& report);
   void program_error(uint64_t sequence, int error);

@@ -154,6 +154,9 @@ CUstream Executor::publisher_stream() {
 // A stream is about to be destroyed: its work goes on. A stream of ours waits for it, so that who waits for the whole
 // context waits for it as well; events whose completion it still has to publish are handed to that one.
 void Executor::leave_work(CUstream gone) {
+  progress_.destroyed(gone);
+  if (last_stream_ == gone) last_stream_ = nullptr;
+  used_stream_.reset();
   std::optional<CUstream> heir;
   if (driver_.cuStreamQuery(gone) != CUDA_SUCCESS) {
     heir = publisher_stream();

@@ -20,6 +20,17 @@ constexpr uint64_t kLongestSleep = 60'000'000'000;
 constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
 constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
 constexpr uint64_t kPatience = 1'000'000;      // while something is to be looked at again
+constexpr uint64_t kLookEvery = 10'000'000;    // at a device that works, while nobody waits for it
+constexpr uint32_t kBatchesToLook = 1024;      // and while there is much to do
+
+template <typename Args>
+uint64_t stream_of(const Args& args) {
+  if constexpr (requires { args.stream; }) {
+    return args.stream;
+  } else {
+    return args.hStream;
+  }
+}
 
 bool destroys(Op op) {
   return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload;
@@ -60,12 +71,14 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       physical_(driver_, daemon, log),
       hosting_(physical_),
       shadow_(physical_),
+      copy_log_(shadow_),
       images_(physical_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
+      progress_(driver_),
       policy_(cut_budget) {
-  faults_.name_operations([this](uint64_t sequence) { return operation(sequence); });
+  faults_.hear(this);
   contexts_.use(0);
   register_shared();
 }
@@ -82,7 +95,7 @@ Executor::~Executor() {
   for (const CUstream stream : publishers_) {
     if (stream) driver_.cuStreamDestroy_v2(stream);
   }
-  faults_.name_operations(nullptr);
+  faults_.hear(nullptr);
   unregister_shared();
 }
 
@@ -144,12 +157,14 @@ bool Executor::run(std::string& why) {
     trim();
     consider_cut(!worked);
     if (worked) {
+      if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
       if (idle_since != 0) spin = std::min(2 * spin, kLongestSpin);
       idle_since = 0;
       continue;
     }
     const uint64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
+    if (now - looked_at_ >= kLookEvery) look_at_device(now);
     const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
     if (now - idle_since < (soon ? kLongestSpin : spin) && journal::spinning_helps()) {
       if (++looks % 32 == 0) ::sched_yield();  // as in journal::spin_until
@@ -266,8 +281,48 @@ bool Executor::load_next(uint64_t tail) {
 }
 
 void Executor::execute_one() {
+  if (injector_.due(record_.sequence())) [[unlikely]] return execute_struck();
+  execute();
+}
+
+// What is put into the stream before the record, or beside its work, faults later, like a program's own.
+void Executor::execute_struck() {
   const uint64_t sequence = record_.sequence();
-  injector_.at_record(sequence);
+  contexts_.use(last_ordinal_);
+  injector_.at_record(sequence, {last_stream_, last_ordinal_});
+  contexts_.use(record_.header().ordinal);
+  std::optional<Injector::Beside> beside;
+  if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
+      point != device::InjectPoint::kRecord) {
+    beside = injector_.beside(point, sequence, {stream, record_.header().ordinal});
+  }
+  execute();
+  if (beside) injector_.strike(*beside);
+}
+
+// Is the record a kernel or a copy, and in which stream?
+std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
+  using device::InjectPoint;
+  CUstream stream = nullptr;
+  const auto in = [&]<typename Args>(InjectPoint point, Args args) -> std::optional<std::pair<InjectPoint, CUstream>> {
+    if (!record_.arguments(args) || !translate(journal::Kind::kStream, stream_of(args), &stream)) return std::nullopt;
+    return std::pair(point, stream);
+  };
+  switch (op_of(record_)) {
+    case Op::xmLaunch: return in(InjectPoint::kKernel, Args_xmLaunch{});
+    case Op::xmGraphLaunch: return in(InjectPoint::kKernel, Args_xmGraphLaunch{});
+    case Op::xmCopyFromHost: return in(InjectPoint::kCopy, Args_xmCopyFromHost{});
+    case Op::xmCopyFromPinned: return in(InjectPoint::kCopy, Args_xmCopyFromPinned{});
+    case Op::xmCopyToHost: return in(InjectPoint::kCopy, Args_xmCopyToHost{});
+    case Op::xmCopyToPinned: return in(InjectPoint::kCopy, Args_xmCopyToPinned{});
+    case Op::xmCopy2D: return in(InjectPoint::kCopy, Args_xmCopy2D{});
+    case Op::cuMemcpyDtoDAsync_v2: return in(InjectPoint::kCopy, Args_cuMemcpyDtoDAsync_v2{});
+    default: return std::nullopt;
+  }
+}
+
+void Executor::execute() {
+  const uint64_t sequence = record_.sequence();
   if (redoing_) {
     if (position_ < redo_until_) injector_.at_redo(++redone_, sequence);
     if (deliver_ && sequence >= deliver_->sequence) {
@@ -276,9 +331,48 @@ void Executor::execute_one() {
       fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(delivery.error));
     }
   }
-  contexts_.use(record_.header().ordinal);
+  const uint32_t ordinal = record_.header().ordinal;
+  const bool careful = careful_ && sequence > careful_->after && sequence <= careful_->until;
+  if (careful) [[unlikely]] alone_ = settle();
+  executing_.store(sequence, std::memory_order_relaxed);
+  used_stream_.reset();
+  contexts_.use(ordinal);
   device_.set_sequence(sequence);
   dispatch();
+  if (used_stream_) {
+    last_stream_ = *used_stream_;
+    last_ordinal_ = ordinal;
+    faults_.check(progress_.enqueued(last_stream_, ordinal, sequence));
+  }
+  if (careful) [[unlikely]] {
+    settle();
+    alone_ = false;
+  }
+}
+
+// Wait until the device has done all that it has: whatever faults then is the record's before. False if it does not end,
+// because the device itself may wait for what the program does later.
+bool Executor::settle() {
+  const uint64_t since = now_ns();
+  while (!device_idle()) {
+    const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+    if (outside && now_ns() - since >= kBarrierPatience) return false;
+    journal::cpu_relax();
+  }
+  progress_.idle(sequence_);
+  return true;
+}
+
+// A fault of work that nobody waits for is not announced: it has to be asked for.
+void Executor::look_at_device(uint64_t now) {
+  looked_at_ = now;
+  if (progress_.unfinished() && device_idle()) progress_.idle(sequence_);
+}
+
+Culprit Executor::culprit() const {
+  const uint64_t executing = executing_.load(std::memory_order_relaxed);
+  if (alone_) return {executing, 0, 0};
+  return {0, std::min(progress_.done(), executing == 0 ? 0 : executing - 1), executing};
 }
 
 void Executor::dispatch() {
@@ -346,6 +440,7 @@ void Executor::sleep() {
   }
   const uint32_t requests = requests_.load(std::memory_order_seq_cst);
   const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
+  if (progress_.unfinished()) limit = std::min(limit, kLookEvery);
   if (!patient) limit = kPatience;
   const bool held_up = stop_ || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
@@ -381,7 +476,7 @@ bool Executor::check_finished_redo() {
 }
 
 // From any thread, for a message about a fault: the ring may change meanwhile, nothing is trusted.
-std::string Executor::operation(uint64_t sequence) {
+std::string Executor::operation(uint64_t sequence) const {
   const journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load();
   const uint64_t ring = job_.journal().ring_bytes();
@@ -424,16 +519,17 @@ bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
   }
   if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
     *real = nullptr;
-    return true;
-  }
-  if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
+  } else if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
     *real = thread_stream();
-    return *real != nullptr;
+    if (!*real) return false;
+  } else {
+    if (!journal::handle_is(handle, journal::Kind::kStream)) return false;
+    const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
+    if (!stream) return false;
+    *real = stream->real;
   }
-  if (!journal::handle_is(handle, journal::Kind::kStream)) return false;
-  const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
-  if (stream) *real = stream->real;
-  return stream != nullptr;
+  used_stream_ = *real;
+  return true;
 }
 
 bool Executor::translate(journal::Kind, uint64_t handle, CUevent* real) {

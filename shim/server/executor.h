@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "journal/module_info.h"
 #include "server/contexts.h"
+#include "server/copy_log.h"
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
 #include "server/daemon.h"
@@ -31,6 +32,7 @@
 #include "server/job.h"
 #include "server/live_set.h"
 #include "server/objects.h"
+#include "server/progress.h"
 #include "server/record.h"
 #include "server/replies.h"
 #include "server/scratch.h"
@@ -43,16 +45,17 @@ class Executor;
 using Handler = CUresult (*)(Executor&, Record&);
 extern const Handler kHandlers[];  // by Op; generated
 
-class Executor {
+class Executor final : public Witness {
  public:
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
            Job& job, double cut_budget);
-  ~Executor();
+  ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
   // False, and `why`: the job cannot be served.
   bool start_fresh(std::string& why);
-  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why);
+  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+               std::string& why);
   // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
   bool run(std::string& why);
   // Only what the journal holds now, for tests without a thread.
@@ -66,6 +69,9 @@ class Executor {
   bool resume(std::optional<Rebind> rebind, std::string& why);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
   void announce(ipc::UniqueFd socket, const std::string& device);
+
+  std::string operation(uint64_t sequence) const override;
+  Culprit culprit() const override;
 
   // For the generated dispatch.
   const DriverTable& driver() const { return driver_; }
@@ -139,8 +145,7 @@ class Executor {
   };
   struct HostCall;    // host_functions.cc
   class GraphBuilder;  // graphs.cc
-  struct PinnedRead;  // copies.cc
-  struct PinnedWrite;
+  struct PinnedWrite;  // copies.cc
 
   // executor.cc
   // Is it executed even while an ordinal answers everything else with the program's own fault?
@@ -150,6 +155,11 @@ class Executor {
   bool pass_barrier();
   bool load_next(uint64_t tail);
   void execute_one();
+  void execute_struck();
+  void execute();
+  std::optional<std::pair<device::InjectPoint, CUstream>> work();
+  bool settle();
+  void look_at_device(uint64_t now);
   void dispatch();
   void fail_program(uint32_t ordinal, uint64_t sequence, CUresult error);
   void publish_executed();
@@ -158,7 +168,6 @@ class Executor {
   void wait_paused();
   void register_shared();
   void unregister_shared();
-  std::string operation(uint64_t sequence);
   std::vector<CUstream> streams_of(uint32_t ordinal);
   CUstream thread_stream();
   bool check_finished_redo();
@@ -187,12 +196,16 @@ class Executor {
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void restore_memory(const std::vector<Extent>& fresh);
+  bool keep_copies(uint64_t from, uint64_t until, std::string& why);
   bool replay_objects(uint64_t until, std::string& why);
 
   // copies.cc
   struct Plane;
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
+  CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
+  std::optional<uint64_t> log_space(uint64_t bytes);
+  CUresult note_copied(Record& record, uint64_t kept, CUstream stream);
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
 
   // memory.cc
@@ -234,6 +247,7 @@ class Executor {
   Physical physical_;
   Hosting hosting_;
   Shadow shadow_;
+  CopyLog copy_log_;
   Images images_;
   std::mutex hosted_mutex_;  // over the three above: announce() reads them while the executor works
   LiveSet live_;
@@ -246,11 +260,19 @@ class Executor {
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address
   Waits waits_;
+  Progress progress_;
 
   Record record_;
   Mode mode_ = Mode::kRun;
   uint64_t position_ = 0;
   uint64_t sequence_ = 0;   // of the last record executed
+  std::atomic<uint64_t> executing_{0};  // sequence_, or the one that is being executed
+  std::atomic<bool> alone_{false};      // and what came before it is done
+  std::optional<CUstream> used_stream_;  // by that record
+  CUstream last_stream_ = nullptr;       // that any record has used
+  uint32_t last_ordinal_ = 0;
+  uint64_t looked_at_ = 0;  // when the device was last asked how it is
+  uint32_t batches_ = 0;
   uint64_t published_ = 0;  // what `executed` says
   uint64_t record_position_ = 0;
   std::array<Failure, journal::kMaxDevices> failures_{};
@@ -280,6 +302,7 @@ class Executor {
   uint64_t redo_until_ = 0;
   uint64_t redone_ = 0;
   std::optional<Delivery> deliver_;
+  std::optional<Careful> careful_;
 
   std::mutex callback_mutex_;
 

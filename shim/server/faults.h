@@ -15,6 +15,16 @@ namespace xmig::server {
 
 inline constexpr int kFaultExit = 70;
 
+// Answers from any thread while the executor works.
+class Witness {
+ public:
+  virtual ~Witness() = default;
+  // The name of the operation with this sequence number, for people.
+  virtual std::string operation(uint64_t sequence) const = 0;
+  // Whose work a fault is that the device itself cannot place.
+  virtual Culprit culprit() const = 0;
+};
+
 class Faults {
  public:
   Faults(device::Device& device, Daemon& daemon);
@@ -23,16 +33,18 @@ class Faults {
   void check(CUresult result) {
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) [[unlikely]] check_slowly(result);
   }
-  [[noreturn]] void strike(const device::Fault& fault);
-  // The name of the operation with this sequence number, for people.
-  void name_operations(std::function<std::string(uint64_t)> name);
+  // The device has failed at something that cannot fail. If it has no fault that says why, this is one.
+  [[noreturn]] void give_up(uint64_t sequence, const char* text);
+  [[noreturn]] void strike(device::Fault fault);
+  // Who knows what is executed; nobody (nullptr) before and after.
+  void hear(const Witness* witness) { witness_ = witness; }
 
  private:
   void check_slowly(CUresult result);
 
   device::Device& device_;
   Daemon& daemon_;
-  std::function<std::string(uint64_t)> operation_;
+  std::atomic<const Witness*> witness_{nullptr};
   std::atomic<bool> struck_{false};
 };
 

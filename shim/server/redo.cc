@@ -6,6 +6,7 @@
 // If the lost server was taking a cut (`cutting`), the device memory is the state at that cut, and the shadow is not to
 // be trusted: then only the objects are brought forward to it, and the cut is taken again.
 #include <algorithm>
+#include <cstring>
 
 #include "server/clock.h"
 #include "server/executor.h"
@@ -45,7 +46,8 @@ bool changes_objects(Op op) {
 
 }  // namespace
 
-bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::string& why) {
+bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+                       std::string& why) {
   journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load();
   const uint64_t executed = std::min(header.executed.load(), tail);
@@ -93,7 +95,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   trimmed_ = std::min(header.trimmed.load(), content.position);
   failures_ = content.failures;
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
-  if (!take_over_chunks(content, why) || !restore_objects(content, why)) return false;
+  if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
+  if (!restore_objects(content, why)) return false;
   if (!memory_is_state) restore_memory(fresh);
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
@@ -115,6 +118,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     header.context_error.store(failure.error, std::memory_order_release);
   }
   deliver_ = deliver;
+  careful_ = careful;
+  progress_.idle(sequence_);
   redoing_ = true;
   redo_until_ = std::max(executed, position_);
   policy_.start_redo(now_ns());
@@ -136,6 +141,7 @@ bool Executor::adopt(std::vector<Hosted> given, std::string& why) {
       case HostedKind::kShadow: result = shadow_.adopt(std::move(memory)); break;
       case HostedKind::kImage: result = images_.adopt(std::move(memory)); break;
     }
+    faults_.check(result);
     if (result != CUDA_SUCCESS) {
       why = "memory " + std::to_string(id) + " cannot be mapped (CUDA error " + std::to_string(result) + ")";
       return false;
@@ -218,7 +224,7 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
   std::vector<uint64_t> granules, hashes;
   for (const ChunkState& chunk : chunks_) granules.push_back(chunk.address);
   if (!hash_chunks(granules, hashes)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not hash its memory"});
+    faults_.give_up(sequence_, "the device could not hash its memory");
   }
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   for (size_t i = 0; i < granules.size(); ++i) {
@@ -235,8 +241,26 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
     faults_.check(driver_.cuCtxSynchronize());
   }
   if (!copy_chunks(moves, false)) {
-    faults_.strike({CUDA_ERROR_UNKNOWN, sequence_, "the device could not copy from the shadow"});
+    faults_.give_up(sequence_, "the device could not copy from the shadow");
   }
+}
+
+// Bytes that copies have left on the device, for the redo.
+bool Executor::keep_copies(uint64_t from, uint64_t until, std::string& why) {
+  for (uint64_t at = from; at < until;) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), job_.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > until - at) break;  // the redo will say so
+    const auto op = static_cast<Op>(record.op);
+    const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
+    // One byte at least: how many there are is checked when the record's turn comes.
+    if (copied && (op == Op::xmCopyFromPinned || op == Op::xmCopyToPinned) && !copy_log_.keep(record.reply_hash, 1, at)) {
+      why = "what a copy brought is not there any more";
+      return false;
+    }
+    at += record.size;
+  }
+  return true;
 }
 
 // The device's work up to `until` was done by the lost server; what remains are this process's own objects.

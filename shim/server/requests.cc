@@ -138,6 +138,15 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
     if (!inner.finished()) return std::nullopt;
     assign.deliver = delivery;
   }
+  if (fields.has("careful")) {
+    const Json* object = fields.find("careful");
+    Careful careful{};
+    Fields inner(*object, why);
+    inner.unsigned_number("after", careful.after);
+    inner.unsigned_number("until", careful.until);
+    if (!inner.finished()) return std::nullopt;
+    assign.careful = careful;
+  }
   if (fields.has("injections")) {
     const Json* list = fields.find("injections");
     if (!list->is_array() || list->size() > 256) {

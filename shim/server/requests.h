@@ -23,6 +23,12 @@ struct Delivery {
   int error;
 };
 
+// The records after `after`, up to `until`: one by one, to find the one whose work faults.
+struct Careful {
+  uint64_t after;
+  uint64_t until;
+};
+
 struct JobFds {
   ipc::UniqueFd journal, staging, pinned, cut[2];
 };
@@ -33,6 +39,7 @@ struct Assign {
   int client_pid = 0;
   double cut_budget = 0.01;
   std::optional<Delivery> deliver;
+  std::optional<Careful> careful;
   std::vector<device::Injection> injections;
   int error = 0;  // kLost
   std::string text;

@@ -164,7 +164,7 @@ void Server::begin(bool recover) {
 void Server::serve(bool recover, std::vector<Hosted> given) {
   std::string why;
   const bool started =
-      recover ? executor_->recover(std::move(given), assignment_->deliver, why) : executor_->start_fresh(why);
+      recover ? executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, why) : executor_->start_fresh(why);
   if (!started) lose(why);
   if (!recover) daemon_.ready(job_->header().generation.load());
   serving_ = true;

@@ -1,23 +1,26 @@
 """A peer for tests of the control protocol: says what xmig-server says, and does no work.
 
 It hands over memfds as its device memory and checks that they come back at a recovery. What it shall do wrong is read
-from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign` or `go`, and
-what is `exit`, `garbage`, `hang`, `fault` or a number: so many times `exit`, then good.
+from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign`, `inject` or
+`go`, and what is `exit`, `garbage`, `hang`, `fault`, `close`, `linger` or a number: so many times `exit`, then good.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import select
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 GRANULE = 2 << 20
+SYS_EXIT = 60  # of one thread; x86-64
 
 
 class Peer:
@@ -44,8 +47,19 @@ class Peer:
             self.sock.send(b"\x00not json")
         if what == "hang":
             time.sleep(600)
+        if what == "close":
+            self.sock.close()
+            time.sleep(600)
+        if what == "linger":
+            # The process is on its way out, and its connection closed, while another thread of it still lives.
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            self.sock.close()
+            ctypes.CDLL(None).syscall(SYS_EXIT, 0)
         if what == "fault":
-            self.send("fault", sequence=7, op="xmLaunch", error=700, text="an illegal address", t=time.monotonic_ns())
+            self.send(
+                "fault", sequence=7, op="xmLaunch", error=700, text="an illegal address", t=time.monotonic_ns(),
+                after=0, until=0,
+            )  # fmt: skip
             sys.exit(70)
 
     def send(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
@@ -95,6 +109,7 @@ class Peer:
                     self.send("program_error", **self.job["deliver"])
                 self.send("phase", name="resumed", t=time.monotonic_ns())
             case "inject":
+                self.behave("inject")
                 self.send("injected", id=message["id"])
                 os.kill(os.getpid(), 9)
             case "cut":

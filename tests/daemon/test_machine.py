@@ -95,12 +95,15 @@ class World:
         self.tell(e.PhaseReached, server=server, name="resumed", at=self.t)
         assert self.machine.state == "running"
 
-    def fault(self, sequence: int, error: int = 700) -> None:
+    def fault(self, sequence: int, error: int = 700, *, after: int = 0, until: int = 0) -> None:
         server = self.machine.active
         assert server is not None
         if self.machine.servers[server] == "spawning":
             self.tell(e.Hello, server=server)
-        self.tell(e.Faulted, server=server, sequence=sequence, op="xmLaunch", error=error, text="", at=self.t)
+        self.tell(
+            e.Faulted, server=server, sequence=sequence, op="xmLaunch", error=error, text="", at=self.t, after=after,
+            until=until,
+        )  # fmt: skip
         self.exit(server)
 
 
@@ -184,6 +187,69 @@ def test_a_fault_that_strikes_again_after_the_redo(records: int) -> None:
     world.fault(50)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].deliver == e.Deliver(50, 700)
+
+
+def test_a_fault_of_an_unknown_record_is_looked_for_in_the_redo() -> None:
+    world = World()
+    world.run()
+    world.fault(0, after=30, until=80)
+    assert (world.assigns[-1].careful, world.assigns[-1].deliver) == (e.Careful(30, 80), None)
+    world.fault(50)
+    world.tell(e.Hello, server=world.machine.active)
+    assert (world.assigns[-1].careful, world.assigns[-1].deliver) == (None, e.Deliver(50, 700))
+
+
+@pytest.mark.parametrize(("sequence", "error"), [(30, 700), (81, 700), (50, 719)])
+def test_another_fault_than_the_one_looked_for(sequence: int, error: int) -> None:
+    world = World()
+    world.run()
+    world.fault(0, after=30, until=80)
+    world.fault(sequence, error)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver is None
+    world.fault(sequence, error)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver == e.Deliver(sequence, error)
+
+
+def test_where_it_was_not_met_it_is_looked_for_everywhere() -> None:
+    world = World()
+    world.run()
+    world.fault(0, after=30, until=80)
+    world.fault(0, after=20, until=90)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].careful == e.Careful(0, 90)
+    world.fault(10)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].deliver == e.Deliver(10, 700)
+
+
+def test_a_cut_behind_it_or_a_later_fault_ends_the_search() -> None:
+    world = World()
+    world.run()
+    world.fault(0, after=30, until=80)
+    world.redo()
+    world.fault(0, after=80, until=120)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].careful == e.Careful(80, 120)
+    world.redo()
+    world.tell(e.CutCommitted, server=world.machine.active, number=1, sequence=121)
+    world.exit(world.machine.active or 0)
+    world.tell(e.Hello, server=world.machine.active)
+    assert world.assigns[-1].careful is None
+
+
+def test_an_exit_that_takes_long_is_counted_from_its_first_sign() -> None:
+    world = World()
+    world.run()
+    first_sign = world.t + 500
+    world.alive.discard(0)
+    world.holder = None
+    world.t += 10_000
+    world.tell(e.Exited, server=0, status="killed by SIGKILL", killed=True, since=first_sign)
+    exited = world.t
+    world.redo()
+    assert (world.recoveries[1].occurred, world.recoveries[1].detected) == (first_sign, exited)
 
 
 def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:

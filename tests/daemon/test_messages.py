@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xmigd.errors import ProtocolError
-from xmigd.recovery.events import Assign, Deliver, Injection
+from xmigd.recovery.events import Assign, Careful, Deliver, Injection
 from xmigd.supervisor import messages as m
 
 from .node import ROOT, Node, Program, alive, open_fds, until
@@ -26,7 +26,7 @@ GOOD: list[dict[str, Any]] = [
     {"type": "memory", "op": "drop", "id": 1},
     {"type": "cut", "number": 1, "position": 2, "sequence": 3, "ms": 1, "chunks": 4, "copied_bytes": 5, "live_bytes": 6,
      "journal_bytes": 7, "objects": 8, "reason": "budget"},
-    {"type": "fault", "sequence": 1, "op": "xmLaunch", "error": 700, "text": "x", "t": 1},
+    {"type": "fault", "sequence": 0, "op": "", "error": 700, "text": "x", "t": 1, "after": 3, "until": 9},
     {"type": "phase", "name": "mapped", "t": 1},
     {"type": "phase", "name": "redone", "t": 1, "records": 2, "compared": 1, "differing": 0, "first_difference": None},
     {"type": "program_error", "sequence": 1, "error": 700},
@@ -90,11 +90,11 @@ def test_any_field(message: dict[str, Any], data: Any) -> None:
 
 
 def test_assign_is_what_the_server_reads() -> None:
-    assign = Assign(1, "recover", Deliver(5, 700), (Injection(1, "copy", "hang", 7, 0),))
+    assign = Assign(1, "recover", Deliver(5, 700), Careful(3, 9), (Injection(1, "copy", "hang", 7, 0),))
     packed = json.loads(m.pack_assign(assign, job="j", client_pid=9, cut_budget=0.01))
     assert packed == {
         "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "cut_budget": 0.01,
-        "deliver": {"sequence": 5, "error": 700},
+        "deliver": {"sequence": 5, "error": 700}, "careful": {"after": 3, "until": 9},
         "injections": [{"id": 1, "point": "copy", "kind": "hang", "sequence": 7, "error": 0}],
     }  # fmt: skip
     lost = json.loads(m.pack_assign(Assign(1, "lost", error=46, text="x" * 5000), job="j", client_pid=9, cut_budget=1))

@@ -59,6 +59,29 @@ def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
         assert [f["text"] for f in faults] == ["the server was lost: killed by SIGKILL"] * 3
 
 
+def test_a_server_whose_exit_takes_long(node: Node) -> None:
+    """Its connection is closed long before its pidfd says anything, as with a GPU to give back."""
+    with Program(node) as program:
+        process = started(node, program)
+        node.behave(inject="linger")
+        with node.http() as http:
+            http.post(f"/v1/jobs/{process['job_id']}/faults:inject", json={"kind": "kill"})
+        recovery = wait_for_recoveries(node, 1)[0]
+        assert recovery["attempts"] == 1
+        (fault,) = node.get("/v1/faults")
+        assert (fault["kind"], fault["text"]) == ("server", "the server was lost: killed by SIGKILL")
+
+
+def test_a_server_that_closes_its_connection_and_lives(node: Node) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.behave(inject="close")
+        with node.http() as http:
+            http.post(f"/v1/jobs/{process['job_id']}/faults:inject", json={"kind": "kill"})
+        wait_for_recoveries(node, 1)
+        assert [fault["kind"] for fault in node.get("/v1/faults")] == ["protocol"]
+
+
 def test_server_and_standby_killed_together(node: Node) -> None:
     with Program(node) as program:
         started(node, program)

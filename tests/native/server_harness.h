@@ -400,6 +400,7 @@ class Job {
                  {"client_pid", ::getpid()},
                  {"cut_budget", options_.cut_budget},
                  {"deliver", deliver},
+                 {"careful", careful_},
                  {"injections", Json::array()}},
                 fds);
     if (fresh) return;
@@ -464,16 +465,14 @@ class Job {
       ++counters_.cuts;
     } else if (type == "fault") {
       ++counters_.faults;
-      const uint64_t sequence = message.at("sequence");
-      if (last_fault_ == sequence && message.at("text") != "an injected fault") {
-        deliver_ = {sequence, message.at("error").get<int>()};
-      }
-      last_fault_ = sequence;
+      if (!std::exchange(striking_, false)) note_fault(message);
     } else if (type == "program_error") {
       ++counters_.program_errors;
       deliver_.reset();
+      careful_ = nullptr;
     } else if (type == "injected") {
       ++counters_.injected;
+      striking_ = true;
     } else if (type == "garbage") {
       over_ = true;
       ++counters_.garbage;
@@ -506,6 +505,18 @@ class Job {
     if (tell) tell(message);
   }
 
+  // As the daemon does: a fault that comes back is the program's own, and where nobody knows whose it is, it is looked for.
+  void note_fault(const Json& message) {
+    const uint64_t sequence = message.at("sequence");
+    if (sequence == 0) {
+      careful_ = {{"after", message.at("after")}, {"until", message.at("until")}};
+      return;
+    }
+    const bool looked_for = !careful_.is_null() && sequence > careful_.at("after") && sequence <= careful_.at("until");
+    if (last_fault_ == sequence || looked_for) deliver_ = {sequence, message.at("error").get<int>()};
+    last_fault_ = sequence;
+  }
+
   Options options_;
   ipc::UniqueFd journal_fd_, staging_fd_, pinned_fd_, cut_fd_[2];
   journal::JournalMapping journal_;
@@ -521,6 +532,8 @@ class Job {
   std::map<uint64_t, Held> memory_;
   std::optional<std::pair<uint64_t, int>> deliver_;
   uint64_t last_fault_ = 0;
+  Json careful_;
+  bool striking_ = false;
   uint64_t injections_ = 0;
 
   std::mutex ring_mutex_;

@@ -187,6 +187,36 @@ void program_error() {
   CHECK(got == x && job.counters().program_errors == 1);
 }
 
+// The culprit is one of many that were under way when its fault was seen, on two streams, and much that the program did
+// before was not waited for. Exactly what came before it is done when the program is told.
+void error_among_others() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t other = job.make_stream();
+  const uint64_t address = job.memory(kWords * 8), beside = job.memory(kWords * 8);
+  job.write(address, numbers(1).data(), kWords * 8);
+  job.write(beside, numbers(2).data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  uint64_t culprit = 0;
+  job.on_message([&](const Json& message) {
+    if (message.at("type") == "program_error") culprit = message.at("sequence");
+  });
+  for (int i = 0; i < 400; ++i) {
+    job.launch(kernels.kernels.at("mix"), i % 3 ? 0 : other, i % 3 ? address : beside, 2, kWords);
+  }
+  job.launch(kernels.kernels.at("trap"), other, 0);
+  const uint64_t trap = job.sequence();
+  for (int i = 0; i < 400; ++i) {
+    job.launch(kernels.kernels.at("mix"), i % 3 ? 0 : other, i % 3 ? address : beside, 2, kWords);
+  }
+  // Nobody asks: it is found out all the same.
+  Job::wait([&] { return job.header().context_error.load() == CUDA_ERROR_LAUNCH_FAILED; });
+  Job::wait([&] { return job.counters().program_errors == 1; });
+  CHECK(culprit == trap);
+  CHECK(job.counters().faults == 2);
+  CHECK(job.synchronize() == CUDA_ERROR_LAUNCH_FAILED);
+}
+
 // A queued call that cannot be executed is not lost silently.
 void queued_error() {
   Job job;
@@ -206,12 +236,11 @@ void pinned() {
   auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
   const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
   const uint64_t event = job.make_event();
-  std::vector<std::byte> space(kWords * 8);
   for (int step = 0; step < 150; ++step) {
     auto x = numbers(static_cast<uint64_t>(step));
     std::memcpy(in, x.data(), kWords * 8);
-    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8},
-               space);
+    job.append(Op::xmCopyFromPinned,
+               Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8});
     job.launch(mix_kernel, 0, address, 5, kWords);
     job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{address, 512, 512, kWords / 64, 0, out_address, 1024});
     const uint64_t sequence = job.record_event(event, 0);
@@ -246,6 +275,30 @@ void sets_pinned() {
   check_resumed(job);
   job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{journal::kPinnedBase + journal::kPinnedBytes - 8, 1, 4, 0});
   CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+}
+
+// More is copied from page-locked memory than the server can keep: a cut makes room, and none is lost.
+void pinned_much() {
+  Job job;
+  constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
+  const uint64_t address = job.memory(2 * kBytes);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  const auto in_address = reinterpret_cast<uint64_t>(in);
+  const uint64_t event = job.make_event();
+  std::vector<uint64_t> got(1);
+  for (uint64_t copy = 1; copy <= kCopies; ++copy) {
+    in[0] = copy;
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kBytes, kBytes, 1, 0, in_address, kBytes});
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address + kBytes, kBytes, kBytes, 1, 0, in_address, kBytes});
+    const uint64_t sequence = job.record_event(event, 0);
+    Job::wait([&] { return job.event_done(event, sequence); });
+    in[0] = 0;
+    if (copy % 100 != 60) continue;
+    job.kill_server();
+    CHECK(job.read(address + kBytes, got.data(), 8) == CUDA_SUCCESS);
+    CHECK(got[0] == copy);
+  }
+  check_resumed(job);
 }
 
 // A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
@@ -681,9 +734,11 @@ const std::map<std::string, void (*)()> kTests = {
     {"injections", injections},
     {"lost_again_in_redo", lost_again_in_redo},
     {"program_error", program_error},
+    {"error_among_others", error_among_others},
     {"queued_error", queued_error},
     {"pinned", pinned},
     {"sets_pinned", sets_pinned},
+    {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned},
     {"order_by_waiting", order_by_waiting},
     {"host_functions", host_functions},

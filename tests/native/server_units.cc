@@ -1,4 +1,5 @@
 // The parts of the server that need no device: the cut's file, the live set, requests, records, when to cut.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -7,6 +8,7 @@
 #include "server/cut_policy.h"
 #include "server/live_set.h"
 #include "server/options.h"
+#include "server/progress.h"
 #include "server/record.h"
 #include "server/requests.h"
 
@@ -92,9 +94,11 @@ void requests() {
   const char* assign =
       R"({"type":"assign","job":"a","mode":"recover","client_pid":12,"cut_budget":0.01,
           "deliver":{"sequence":18446744073709551615,"error":719},
+          "careful":{"after":5,"until":9},
           "injections":[{"id":1,"point":"cut","kind":"hang","sequence":3,"error":0}]})";
   const auto request = parse(assign, 5);
   CHECK(request && std::get<Assign>(*request).deliver->sequence == ~0ull);
+  CHECK(std::get<Assign>(*request).careful->after == 5 && std::get<Assign>(*request).careful->until == 9);
   CHECK(std::get<Assign>(*request).injections.at(0).point == device::InjectPoint::kCut);
   CHECK(!parse(assign, 4) && !parse(assign, 6));
   CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":-1,"cut_budget":0.01})", 5));
@@ -163,6 +167,76 @@ void policy() {
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
 }
 
+// What a device has done so far is known from its marks alone: they are written when the test says so.
+struct Marks {
+  struct Mark {
+    CUstream stream;
+    CUdeviceptr address;
+    uint64_t value;
+  };
+  static inline std::vector<Mark> pending;
+
+  static DriverTable driver() {
+    DriverTable table{};
+    table.cuMemHostRegister_v2 = [](void*, size_t, unsigned) { return CUDA_SUCCESS; };
+    table.cuMemHostUnregister = [](void*) { return CUDA_SUCCESS; };
+    table.cuStreamWriteValue64_v2 = [](CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned) {
+      pending.push_back({stream, address, value});
+      return CUDA_SUCCESS;
+    };
+    return table;
+  }
+  // The stream's work is done up to its next mark.
+  static void advance(CUstream stream) {
+    const auto next = std::find_if(pending.begin(), pending.end(), [&](const Mark& m) { return m.stream == stream; });
+    CHECK(next != pending.end());
+    *reinterpret_cast<uint64_t*>(next->address) = next->value;
+    pending.erase(next);
+  }
+};
+
+void progress() {
+  const DriverTable driver = Marks::driver();
+  Progress progress(driver);
+  const auto stream = [](uintptr_t number) { return reinterpret_cast<CUstream>(number); };
+  const auto enqueue = [&](uintptr_t number, uint64_t first, uint64_t last) {
+    for (uint64_t i = first; i <= last; ++i) CHECK(progress.enqueued(stream(number), 0, i) == CUDA_SUCCESS);
+  };
+  CHECK(!progress.unfinished() && progress.done() == ~0ull);
+  progress.idle(10);
+  enqueue(1, 11, 11);
+  CHECK(progress.unfinished() && progress.done() == 10);
+  enqueue(1, 12, 300);  // two marks on the way
+  CHECK(Marks::pending.size() == 2 && progress.done() == 10);
+  uint64_t before = progress.signature();
+  Marks::advance(stream(1));
+  CHECK(progress.signature() != before && progress.done() > 100 && progress.done() < 200);
+  Marks::advance(stream(1));
+  const uint64_t reached = progress.done();
+  CHECK(reached > 200 && reached < 300);
+  // Another stream, busy with something later, hides nothing; an earlier one does.
+  enqueue(2, 301, 301);
+  CHECK(progress.done() == reached);
+  progress.idle(301);
+  CHECK(!progress.unfinished() && progress.done() == ~0ull);
+  enqueue(2, 302, 302);
+  enqueue(1, 303, 900);
+  while (std::any_of(Marks::pending.begin(), Marks::pending.end(), [](auto& m) { return m.stream != nullptr; })) {
+    Marks::advance(stream(1));
+  }
+  CHECK(progress.done() == 301);
+  // The work of a stream that is destroyed still counts, and who gets its handle next begins anew.
+  progress.destroyed(stream(2));
+  enqueue(2, 901, 901);
+  CHECK(progress.done() == 301);
+  Marks::advance(stream(2));
+  CHECK(progress.done() > 600 && progress.done() < 901);
+  // More streams than there are places: nothing is known of their work, and nothing is made up.
+  progress.idle(1000);
+  for (uintptr_t i = 100; i < 1100; ++i) enqueue(i, 1001 + i, 1001 + i);
+  CHECK(progress.done() == 1100);
+}
+
 void options() {
   const auto parse_all = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "xmig-server");
@@ -186,6 +260,7 @@ int main() {
   requests();
   records();
   policy();
+  progress();
   options();
   return 0;
 }

@@ -83,11 +83,16 @@ class CutCommitted(ServerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted(ServerEvent):
+    """A sticky fault. `sequence`: the record whose work it was; 0 where the device could not tell, and then it was one
+    after `after` and not after `until`."""
+
     sequence: int
     op: str
     error: int
     text: str
     at: int
+    after: int = 0
+    until: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ class Exited(ServerEvent):
     status: str  # for people: "killed by SIGKILL", "exit code 3"
     clean: bool = False  # exit code 0
     killed: bool = False  # by SIGKILL: no program can cause that
+    since: int = 0  # the first sign of its end, where that was seen before: an exit takes long
 
 
 # --- what is injected, recorded ----------------------------------------------------------------------------------
@@ -220,12 +226,22 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Careful:
+    """The redo does the records after `after` up to `until` one by one, waiting for the device after each: if the fault
+    strikes there again, it is known whose it is."""
+
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assign(Instruction):
     """Give the process to a server. `recover`: with every memory handle, then `go`."""
 
     server: int
     mode: Literal["fresh", "recover", "lost"]
     deliver: Deliver | None = None
+    careful: Careful | None = None
     injections: tuple[Injection, ...] = ()
     error: int = 0
     text: str = ""

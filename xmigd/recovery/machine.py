@@ -17,7 +17,9 @@ is seen; the process is never given to another before that, since both would wri
 Whose fault?
 ------------
 A fault (record, error) that strikes again at the same record in the redo that follows is the program's own: the next
-server is told to deliver it. Injected faults say so themselves and never count. Everything else is repeated, but only
+server is told to deliver it. A device that works asynchronously cannot say which record it was, only that it was one of
+those that were not known to be done; then the redo does these one by one, and if one of them faults in the same way,
+that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only
 while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
 After `max_attempts` recoveries without any of these the process is lost. A SIGKILL that hits a running server does not
 count either: it came from outside.
@@ -78,6 +80,15 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class _Window:
+    """A fault of one of the records after `after` up to `until`."""
+
+    after: int
+    until: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Death:
     """Why a server is dying or dead, as far as it is known before its exit is seen."""
 
@@ -109,6 +120,7 @@ class Machine:
         self._deaths: dict[int, _Death] = {}
         self._striking: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = None  # struck once; a cut behind it proves that it was not the program's own
+        self._window: _Window | None = None  # likewise, of a record that is not known
         self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
         self._cut = (0, 0)  # number, sequence
         self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
@@ -250,7 +262,9 @@ class Machine:
             return
         assert self.recovery is not None
         deliver = self._delivered
-        self._out.append(e.Assign(number, "recover", deliver=deliver, injections=injections))
+        window = self._window
+        careful = None if window is None else e.Careful(window.after, window.until)
+        self._out.append(e.Assign(number, "recover", deliver=deliver, careful=careful, injections=injections))
         self._redo_from = self._cut[0]
         self.recovery.standby_ready = self._t
         self.recovery.cut = self._cut[0]
@@ -320,6 +334,8 @@ class Machine:
             self._delivered = None
         if self._suspect is not None and event.sequence > self._suspect.sequence:
             self._suspect = None
+        if self._window is not None and event.sequence > self._window.until:
+            self._window = None
 
     # --- what goes wrong -----------------------------------------------------------------------------------------
 
@@ -329,7 +345,10 @@ class Machine:
             return
         injection = self._striking.pop(event.server, None)
         if injection is None and self.servers[event.server] == "assigned":
-            self._suspect_or_deliver(e.Deliver(event.sequence, event.error))
+            if event.sequence != 0:
+                self._suspect_or_deliver(e.Deliver(event.sequence, event.error))
+            else:
+                self._look_for_culprit(_Window(event.after, event.until, event.error))
         record = self._fault(
             "device" if injection is None else "injected",
             event.text or f"CUDA error {event.error}",
@@ -342,12 +361,20 @@ class Machine:
         self._kill(event.server, "it reported a sticky fault")
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
-        if fault.sequence == 0:
-            return  # not known which record: cannot be told from another fault, and is bounded by the attempts
-        if fault == self._suspect:
-            self._delivered, self._suspect = fault, None
+        window = self._window
+        in_window = window is not None and window.after < fault.sequence <= window.until and window.error == fault.error
+        if fault == self._suspect or in_window:
+            self._delivered, self._suspect, self._window = fault, None, None
         else:
             self._suspect = fault
+
+    def _look_for_culprit(self, fault: _Window) -> None:
+        """If a careful redo did not meet it where it was looked for, the next one looks everywhere."""
+        window = self._window
+        if window is None or window.error != fault.error or fault.after >= window.until:
+            self._window = fault
+        else:
+            self._window = _Window(0, max(window.until, fault.until), fault.error)
 
     def _program_error(self, event: e.ProgramError) -> None:
         if event.server != self.active:
@@ -404,7 +431,8 @@ class Machine:
                 injected = striking is not None
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
                 record = self._fault("injected" if injected else "server", text, injection=striking)
-                death = _Death(record, innocent=injected or (event.killed and self.state == "running"))
+                innocent = injected or (event.killed and self.state == "running")
+                death = _Death(record, min(event.since or event.t, event.t), innocent)
             self._server_lost(death)
 
     def _server_lost(self, death: _Death) -> None:

@@ -233,7 +233,7 @@ class Adopter:
         logger.warning("server misbehaved", server_pid=server.pid, why=why)
         server.kill()
 
-    def _exited(self, server: Server, ending: Ending) -> None:
+    def _exited(self, server: Server, ending: Ending, since: int) -> None:
         adoptee = self._find(server)
         del self._open[adoptee.announce.job]
         adoptee.finished = True

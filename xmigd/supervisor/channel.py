@@ -72,15 +72,15 @@ def receive(sock: socket.socket) -> Received:
 
 
 class Channel:
-    """Calls `on_message` for each message, and `on_closed` once with the reason when the connection has ended by
-    itself; not after `close`."""
+    """Calls `on_message` for each message, and `on_closed` once when the connection has ended by itself, with the
+    reason and whether the peer ended it; not after `close`."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         on_message: Callable[[Received], None],
-        on_closed: Callable[[str], None],
+        on_closed: Callable[[str, bool], None],
     ) -> None:
         sock.setblocking(False)
         for option in (getattr(socket, "SO_SNDBUFFORCE", 32), socket.SO_SNDBUF):
@@ -126,10 +126,10 @@ class Channel:
         self._queue.clear()
         sock.close()
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, by_peer: bool = False) -> None:
         if self._sock is not None:
             self.close()
-            self._on_closed(reason)
+            self._on_closed(reason, by_peer)
 
     def _readable(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
@@ -143,7 +143,7 @@ class Channel:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._end(f"its connection failed: {error.strerror}")
+            self._end(f"its connection failed: {error.strerror}", by_peer=True)
             return False
         if received.oversized:
             close_all(received.fds)
@@ -151,7 +151,7 @@ class Channel:
             return False
         if not received.data:
             close_all(received.fds)
-            self._end("it closed its connection")
+            self._end("it closed its connection", by_peer=True)
             return False
         self._on_message(received)
         return True
@@ -185,7 +185,7 @@ class Channel:
 
     def _broken(self, reason: str) -> None:
         self.drain()
-        self._end(reason)
+        self._end(reason, by_peer=True)
 
     def _send(self, data: bytes, fds: Sequence[Fd]) -> None:
         assert self._sock is not None

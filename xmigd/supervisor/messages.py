@@ -80,6 +80,8 @@ class Fault(Message):
     error: Small
     text: Text
     t: Number
+    after: Number
+    until: Number
 
 
 class Phase(Message):
@@ -189,10 +191,11 @@ def pack_memory(message: MemoryAdd) -> bytes:
 
 
 def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float) -> bytes:
-    deliver = assign.deliver
+    deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": cut_budget,
         "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
+        "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
     }  # fmt: skip
     if assign.mode == "lost":

@@ -9,12 +9,25 @@ import signal
 
 from xmigd.supervisor.fds import Fd
 
+PF_EXITING = 0x4  # of a task's flags, proc(5)
+
 
 def has_exited(pidfd: Fd) -> bool:
     """A pidfd is readable from the moment its process has exited."""
     poll = select.poll()
     poll.register(pidfd.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+def is_exiting(pid: int) -> bool:
+    """Is the process on its way out, or gone? True from before the moment at which its files are closed: who sees a
+    connection end can tell whether it ended with its process, which may take long over the rest of its exit."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return True
+    return bool(int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_EXITING)
 
 
 def send_signal(pidfd: Fd, number: int) -> None:

@@ -220,7 +220,7 @@ class Process:
         self._log.warning("server misbehaved", server=server.number, server_pid=server.pid, why=why)
         self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
 
-    def _server_exited(self, server: Server, ending: Ending) -> None:
+    def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self._servers.pop(server.number, None)
         if server.number == self.machine.active:
             self.paused = False
@@ -228,8 +228,12 @@ class Process:
                 self._asked[1].set_exception(Unavailable(f"the server was lost: {ending.text}"))
         if self._pidfd is not None and pidfds.has_exited(self._pidfd):
             self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
-        exited = e.Exited(t=now(), server=server.number, status=ending.text, clean=ending.clean, killed=ending.killed)
-        self.tell(exited)
+        self.tell(
+            e.Exited(
+                t=now(), server=server.number, status=ending.text, clean=ending.clean, killed=ending.killed,
+                since=since,
+            )
+        )  # fmt: skip
 
     def _server_said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
         t, number = now(), server.number
@@ -268,7 +272,7 @@ class Process:
                 self.tell(
                     e.Faulted(
                         t=t, server=number, sequence=message.sequence, op=message.op, error=message.error,
-                        text=message.text, at=message.t,
+                        text=message.text, at=message.t, after=message.after, until=message.until,
                     )
                 )  # fmt: skip
             case m.ProgramError():

@@ -8,6 +8,7 @@ import pwd
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from xmigd.supervisor.messages import ServerMessage, expected_fds, parse
 # What of the daemon's environment a server may see: where to find programs, and the sanitizers' options in tests.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "LSAN_OPTIONS",
              "CUDA_VISIBLE_DEVICES", "LLVM_PROFILE_FILE")  # fmt: skip
+
+
+CLOSE_GRACE = 0.5  # seconds in which a server that closes its connection has begun to exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class ServerHooks:
         failed: Callable[[Server, str], None],
         message: Callable[[Server, ServerMessage, list[Fd], bool], None],
         misbehaved: Callable[[Server, str], None],
-        exited: Callable[[Server, Ending], None],
+        exited: Callable[[Server, Ending, int], None],
     ) -> None:
         self.started = started
         self.failed = failed
@@ -85,7 +89,8 @@ class ServerHooks:
 
 
 class Server:
-    """A server process. `exited` is the last thing that is heard of it, after every message that it sent."""
+    """A server process. `exited` is the last thing that is heard of it, after every message that it sent; it says when
+    the first sign of its end was seen (CLOCK_MONOTONIC, ns)."""
 
     def __init__(self, number: int, device: str, hooks: ServerHooks) -> None:
         self.number = number
@@ -98,6 +103,7 @@ class Server:
         self._pidfd: Fd | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._kill_wanted = False
+        self._ended_at = 0
 
     # --- beginnings ---------------------------------------------------------------------------------------------
 
@@ -206,13 +212,28 @@ class Server:
             self._channel.close()
         self._hooks.misbehaved(self, reason)
 
-    def _channel_ended(self, reason: str) -> None:
-        # A server that exits closes its connection first: that is no misbehaviour, and its pidfd says so at once.
-        self._loop.call_later(0.05, self._still_there, reason)
+    def _channel_ended(self, reason: str, by_peer: bool) -> None:
+        if not by_peer:
+            self._hooks.misbehaved(self, reason)
+            return
+        self._ended_at = time.monotonic_ns()
+        if pidfds.is_exiting(self.pid):
+            self._await_exit()
+        else:
+            self._loop.call_later(CLOSE_GRACE, self._still_there, reason)
 
     def _still_there(self, reason: str) -> None:
-        if self._pidfd is not None and not pidfds.has_exited(self._pidfd):
+        if self._pidfd is None:
+            return
+        if pidfds.is_exiting(self.pid):
+            self._await_exit()
+        else:
+            self._ended_at = 0
             self._hooks.misbehaved(self, reason)
+
+    def _await_exit(self) -> None:
+        """It is on its way out. With a GPU to give back that takes long, and only its end says why it has ended."""
+        self.kill()  # for one of which some threads live
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -227,4 +248,4 @@ class Server:
         ending = Ending("it has exited")  # of one that is not our child no more is known
         if self._child is not None:
             ending = Ending.of(self._child.wait())  # it has exited: this does not wait
-        self._hooks.exited(self, ending)
+        self._hooks.exited(self, ending, self._ended_at or time.monotonic_ns())

@@ -3,12 +3,12 @@
 // The server's environment holds no preload, so `libcuda.so.1` is NVIDIA's. Which of the node's GPUs the program sees,
 // in which order, is settled before cuInit by CUDA_VISIBLE_DEVICES: afterwards ordinal i is device i.
 #include <dlfcn.h>
-#include <signal.h>
 
-#include <atomic>
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -21,24 +21,13 @@ extern "C" __attribute__((visibility("hidden"))) const char xmig_kernels_ptx[];
 namespace xmig::device {
 namespace {
 
-bool is_sticky(CUresult error) {
+// The kernel that ends in this sticky error; others than these cannot be caused at will.
+const char* spoiler(int error) {
   switch (error) {
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_UNKNOWN:
-      return true;
-    default:
-      return false;
+    case CUDA_ERROR_ASSERT: return "xmig_assert";
+    case CUDA_ERROR_MISALIGNED_ADDRESS: return "xmig_misaligned_address";
+    case CUDA_ERROR_LAUNCH_FAILED: return "xmig_trap";
+    default: return "xmig_illegal_address";
   }
 }
 
@@ -67,11 +56,9 @@ class CudaDevice final : public Device {
     if (count < static_cast<int>(ordinals.size()))
       throw std::runtime_error("the driver shows " + std::to_string(count) + " GPUs, but device(s) " + visible +
                                " were asked for");
-    CUcontext context = nullptr;
-    check(driver_.cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-    check(driver_.cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    context_ = context;
-    load_kernels();
+    units_.resize(ordinals.size());
+    // The first ordinal comes last: its context is the one that stays current.
+    for (size_t ordinal = units_.size(); ordinal-- > 0;) open_unit(static_cast<int>(ordinal), units_[ordinal]);
   }
 
   ~CudaDevice() override {
@@ -110,54 +97,59 @@ class CudaDevice final : public Device {
     return description;
   }
 
-  void set_sequence(uint64_t sequence) override {
-    sequence_.store(sequence, std::memory_order_relaxed);
-    if (armed_.load(std::memory_order_acquire)) [[unlikely]]
-      strike(sequence);
-  }
+  void set_sequence(uint64_t) override {}  // the driver does not say whose work has faulted
 
   Fault fault() const override {
     // Any driver call on a broken context says so; a query of the null stream does no work.
     const CUresult state = driver_.cuStreamQuery(CU_STREAM_LEGACY);
-    if (!is_sticky(state)) return {};
+    if (!is_sticky(state) && state != CUDA_ERROR_UNKNOWN) return {};
     return {state, 0, "the GPU reports a sticky error"};
   }
 
   void on_fault(void (*)(void*), void*) override {}  // the driver has no such call: waits and queries report it
 
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override {
-    const std::lock_guard lock(mutex_);
-    if (driver_.cuCtxSetCurrent(context_) != CUDA_SUCCESS) return false;
+    if (chunks.empty()) return true;
+    Unit& unit = unit_of(chunks[0].address);
+    const std::lock_guard lock(unit.mutex);
+    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
     for (size_t done = 0; done < chunks.size();) {
       const size_t count = std::min(chunks.size() - done, kBatch);
-      std::memcpy(shared_->chunks, chunks.data() + done, count * sizeof(Chunk));
-      uint64_t list = reinterpret_cast<uint64_t>(shared_->chunks), result = reinterpret_cast<uint64_t>(shared_->hashes);
+      std::memcpy(unit.shared->chunks, chunks.data() + done, count * sizeof(Chunk));
+      uint64_t list = address_of(unit.shared->chunks), result = address_of(unit.shared->hashes);
       void* parameters[] = {&list, &result};
-      if (launch(hash_kernel_, static_cast<unsigned>(count), 512, stream_, parameters) != CUDA_SUCCESS ||
-          driver_.cuStreamSynchronize(stream_) != CUDA_SUCCESS)
+      if (launch(unit.hash, static_cast<unsigned>(count), 512, unit.stream, parameters) != CUDA_SUCCESS ||
+          driver_.cuStreamSynchronize(unit.stream) != CUDA_SUCCESS)
         return false;
-      std::memcpy(hashes.data() + done, shared_->hashes, count * sizeof(uint64_t));
+      std::memcpy(hashes.data() + done, unit.shared->hashes, count * sizeof(uint64_t));
       done += count;
     }
     return true;
   }
 
   bool copy(uint64_t destination, uint64_t source, uint64_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    return driver_.cuCtxSetCurrent(context_) == CUDA_SUCCESS &&
-           driver_.cuMemcpyDtoDAsync_v2(destination, source, bytes, stream_) == CUDA_SUCCESS &&
-           driver_.cuStreamSynchronize(stream_) == CUDA_SUCCESS;
+    Unit& unit = unit_of(in_device_ranges(source) ? source : destination);
+    const std::lock_guard lock(unit.mutex);
+    return driver_.cuCtxSetCurrent(unit.context) == CUDA_SUCCESS &&
+           driver_.cuMemcpyDtoDAsync_v2(destination, source, bytes, unit.stream) == CUDA_SUCCESS &&
+           driver_.cuStreamSynchronize(unit.stream) == CUDA_SUCCESS;
   }
 
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.
   std::vector<Global> globals(CUmodule) override { return {}; }
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return false; }
 
-  void arm(const Injection& injection, Notify notify, void* user) override {
-    const std::lock_guard lock(mutex_);
-    injections_.push_back({injection, notify, user});
-    armed_.store(true, std::memory_order_release);
+  bool spoils() const override { return true; }
+
+  CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
+    Unit& unit = units_.at(ordinal);
+    uint64_t word = address_of(&unit.shared->word);
+    void* parameters[] = {&word};
+    const char* const kernel = kind == InjectKind::kHang ? "xmig_hang" : spoiler(error);
+    return launch(unit.kernels.at(kernel), 1, 1, stream, parameters);
   }
+
+  void arm(const Injection&, Notify, void*) override {}  // it is spoiled instead
 
  private:
   static constexpr size_t kBatch = 16384;
@@ -166,13 +158,24 @@ class CudaDevice final : public Device {
   struct alignas(4096) Shared {
     Chunk chunks[kBatch];
     uint64_t hashes[kBatch];
-    uint32_t stop;
+    uint64_t word;
   };
-  struct Armed {
-    Injection injection;
-    Notify notify;
-    void* user;
+  // What each GPU has of ours.
+  struct Unit {
+    CUcontext context = nullptr;
+    CUmodule module = nullptr;
+    std::map<std::string, CUfunction> kernels;
+    CUfunction hash = nullptr;
+    CUstream stream = nullptr;
+    std::unique_ptr<Shared> shared = std::make_unique<Shared>();
+    std::mutex mutex;
   };
+
+  static uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+  static bool in_device_ranges(uint64_t address) {
+    return address - journal::kDeviceBase < journal::kMaxDevices * journal::kDeviceSpan;
+  }
+  Unit& unit_of(uint64_t address) { return units_.at((address - journal::kDeviceBase) / journal::kDeviceSpan); }
 
   void check(CUresult result, const char* what) const {
     if (result != CUDA_SUCCESS)
@@ -180,24 +183,30 @@ class CudaDevice final : public Device {
                                std::to_string(static_cast<int>(result)) + "; see `nvidia-smi` and the kernel's log");
   }
 
-  CUfunction function(const char* name) {
+  void find_kernels(Unit& unit) const {
     unsigned count = 0;
-    check(driver_.cuModuleGetFunctionCount(&count, module_), "cuModuleGetFunctionCount");
+    check(driver_.cuModuleGetFunctionCount(&count, unit.module), "cuModuleGetFunctionCount");
     std::vector<CUfunction> functions(count);
-    check(driver_.cuModuleEnumerateFunctions(functions.data(), count, module_), "cuModuleEnumerateFunctions");
-    for (CUfunction candidate : functions) {
-      const char* found = nullptr;
-      if (driver_.cuFuncGetName(&found, candidate) == CUDA_SUCCESS && !std::strcmp(found, name)) return candidate;
+    check(driver_.cuModuleEnumerateFunctions(functions.data(), count, unit.module), "cuModuleEnumerateFunctions");
+    for (CUfunction kernel : functions) {
+      const char* name = nullptr;
+      check(driver_.cuFuncGetName(&name, kernel), "cuFuncGetName");
+      // Now: the driver would wait for the GPU before it loads one that is launched for the first time.
+      check(driver_.cuFuncLoad(kernel), "cuFuncLoad");
+      unit.kernels[name] = kernel;
     }
-    throw std::runtime_error(std::string("the built-in kernel ") + name + " is missing");
+    unit.hash = unit.kernels.at("xmig_hash");
   }
 
-  void load_kernels() {
-    check(driver_.cuModuleLoadData(&module_, xmig_kernels_ptx), "loading the built-in kernels");
-    hash_kernel_ = function("xmig_hash");
-    check(driver_.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
-    shared_ = std::make_unique<Shared>();
-    check(driver_.cuMemHostRegister_v2(shared_.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
+  void open_unit(int ordinal, Unit& unit) {
+    CUdevice device = 0;
+    check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+    check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
+    check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+    check(driver_.cuModuleLoadData(&unit.module, xmig_kernels_ptx), "loading the built-in kernels");
+    find_kernels(unit);
+    check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
+    check(driver_.cuMemHostRegister_v2(unit.shared.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
           "cuMemHostRegister");
   }
 
@@ -210,56 +219,9 @@ class CudaDevice final : public Device {
     return driver_.cuLaunchKernelEx(&config, kernel, parameters, nullptr);
   }
 
-  void strike(uint64_t sequence) {
-    std::vector<Armed> due;
-    {
-      const std::lock_guard lock(mutex_);
-      for (auto it = injections_.begin(); it != injections_.end();) {
-        if (it->injection.sequence > sequence) {
-          ++it;
-          continue;
-        }
-        due.push_back(*it);
-        it = injections_.erase(it);
-      }
-      armed_.store(!injections_.empty(), std::memory_order_release);
-    }
-    for (const Armed& armed : due) {
-      armed.notify(armed.user, armed.injection.id);
-      switch (armed.injection.kind) {
-        case InjectKind::kKill:
-          raise(SIGKILL);
-          break;
-        case InjectKind::kHang: {
-          uint64_t stop = reinterpret_cast<uint64_t>(&shared_->stop);
-          void* parameters[] = {&stop};
-          launch(function("xmig_hang"), 1, 1, nullptr, parameters);
-          break;
-        }
-        case InjectKind::kFault: {
-          uint64_t address = reinterpret_cast<uint64_t>(shared_->hashes);
-          void* parameters[] = {&address};
-          const char* kernel = armed.injection.error == CUDA_ERROR_MISALIGNED_ADDRESS ? "xmig_misaligned_address"
-                               : armed.injection.error == CUDA_ERROR_LAUNCH_FAILED    ? "xmig_trap"
-                                                                                      : "xmig_illegal_address";
-          launch(function(kernel), 1, 1, nullptr, parameters);
-          break;
-        }
-      }
-    }
-  }
-
   void* library_ = nullptr;
   DriverTable driver_{};
-  CUcontext context_ = nullptr;
-  CUmodule module_ = nullptr;
-  CUfunction hash_kernel_ = nullptr;
-  CUstream stream_ = nullptr;
-  std::unique_ptr<Shared> shared_;
-  std::mutex mutex_;
-  std::vector<Armed> injections_;
-  std::atomic<bool> armed_{false};
-  std::atomic<uint64_t> sequence_{0};
+  std::deque<Unit> units_;  // by ordinal
 };
 
 }  // namespace

@@ -5,7 +5,9 @@
 // 64x64->128-bit product; the products are added up, so the order in which threads work does not matter. The word count
 // is mixed in last. Not cryptographic: it tells content that changed from content that did not.
 //
-// Built to kernels.ptx by `make ptx`; a test rebuilds and compares it.
+// Built to kernels.ptx by hand: nvcc -ptx -arch=compute_80 kernels.cu
+
+#include <cassert>
 
 typedef unsigned long long u64;
 
@@ -47,16 +49,17 @@ extern "C" __global__ void __launch_bounds__(512) xmig_hash(const Chunk* chunks,
   }
 }
 
-// What a program's bug looks like: a store to an address that nobody has mapped.
-extern "C" __global__ void xmig_illegal_address() { *reinterpret_cast<volatile u64*>(16) = 1; }
+// What a program's bugs look like. Each gets the address of a word of ours.
 
-extern "C" __global__ void xmig_misaligned_address(u64 address) {
-  *reinterpret_cast<volatile u64*>(address + 1) = 1;
-}
+extern "C" __global__ void xmig_illegal_address(u64) { *reinterpret_cast<volatile u64*>(16) = 1; }
 
-extern "C" __global__ void xmig_trap() { asm volatile("trap;"); }
+extern "C" __global__ void xmig_misaligned_address(u64 word) { *reinterpret_cast<volatile u64*>(word + 1) = 1; }
 
-// A kernel without end, until the host writes to *stop.
-extern "C" __global__ void xmig_hang(const volatile unsigned* stop) {
-  while (!*stop) __nanosleep(1000);
+extern "C" __global__ void xmig_assert(u64 word) { assert(word == 0 && "an injected fault"); }
+
+extern "C" __global__ void xmig_trap(u64) { asm volatile("trap;"); }
+
+// A kernel without end: it stays until its process is killed, and leaves the other multiprocessors to everybody else.
+extern "C" __global__ void xmig_hang(const volatile u64* word) {
+  while (*word != ~0ull) __nanosleep(1000);
 }

@@ -1,0 +1,40 @@
+"""Faults of random kind at random places, the same for the same seed: armed in a program before they are due."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xmigd.demo.node import Program
+
+# What strikes (with the CUresult of a fault), and where. A fault is a kernel that really does that.
+KINDS = (("kill", 0), ("fault", 700), ("fault", 710), ("fault", 716), ("fault", 719))
+POINTS = ("record", "kernel", "copy")
+
+
+@dataclass(frozen=True)
+class Strike:
+    kind: str
+    error: int
+    point: str
+    sequence: int  # it strikes at the first fitting record from here on
+
+    @property
+    def name(self) -> str:
+        return f"{self.error or self.kind} {self.point}"
+
+
+def schedule(count: int, first: int, last: int, seed: int) -> list[Strike]:
+    """`count` strikes between two records of the journal: every kind at every place in turn, in random order."""
+    chance = random.Random(seed)
+    places = [(kind, error, point) for kind, error in KINDS for point in POINTS]
+    chosen = [places[i % len(places)] for i in range(count)]
+    chance.shuffle(chosen)
+    records = sorted(chance.randint(first, last) for _ in range(count))
+    return [Strike(*what, sequence) for what, sequence in zip(chosen, records, strict=True)]
+
+
+def arm(program: Program, strikes: Sequence[Strike]) -> None:
+    for one in strikes:
+        program.inject(one.kind, point=one.point, sequence=one.sequence, error=one.error or 700)

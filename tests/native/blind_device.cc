@@ -1,0 +1,76 @@
+// A device that faults as a GPU does: the cpu device, but its sticky error comes back from the next call that asks, and
+// nobody says whose work it was. Linked into a server of its own in place of the real devices.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "device/cpu/cpu_device.h"
+
+namespace xmig::device {
+namespace {
+
+std::atomic<int> g_spoiled{0};
+DriverTable g_real;
+
+// These functions of the driver look at the context.
+template <auto Member>
+struct Looking;
+template <typename... Args, CUresult (*DriverTable::*Member)(Args...)>
+struct Looking<Member> {
+  static CUresult call(Args... args) {
+    const CUresult result = (g_real.*Member)(args...);
+    const int spoiled = g_spoiled.load();
+    return spoiled != 0 ? static_cast<CUresult>(spoiled) : result;
+  }
+};
+
+class BlindDevice final : public Device {
+ public:
+  explicit BlindDevice(std::unique_ptr<Device> cpu) : cpu_(std::move(cpu)), table_(cpu_->driver()) {
+    g_real = table_;
+    table_.cuStreamQuery = Looking<&DriverTable::cuStreamQuery>::call;
+    table_.cuStreamSynchronize = Looking<&DriverTable::cuStreamSynchronize>::call;
+    table_.cuEventQuery = Looking<&DriverTable::cuEventQuery>::call;
+    table_.cuEventSynchronize = Looking<&DriverTable::cuEventSynchronize>::call;
+    table_.cuCtxSynchronize = Looking<&DriverTable::cuCtxSynchronize>::call;
+    table_.cuLaunchKernelEx = Looking<&DriverTable::cuLaunchKernelEx>::call;
+  }
+
+  const DriverTable& driver() const override { return table_; }
+  journal::DeviceDescription describe(int ordinal) const override { return cpu_->describe(ordinal); }
+  void set_sequence(uint64_t) override {}
+  Fault fault() const override {
+    const int error = g_spoiled.load() != 0 ? g_spoiled.load() : cpu_->fault().error;
+    return {error, 0, error != 0 ? "the device reports a sticky error" : ""};
+  }
+  void on_fault(void (*)(void*), void*) override {}
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override { return cpu_->hash(chunks, hashes); }
+  bool copy(uint64_t to, uint64_t from, uint64_t bytes) override { return cpu_->copy(to, from, bytes); }
+  CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
+    return cpu_->load_image(module, image);
+  }
+  std::vector<Global> globals(CUmodule module) override { return cpu_->globals(module); }
+  bool bind_global(CUmodule module, uint32_t index, uint64_t address) override {
+    return cpu_->bind_global(module, index, address);
+  }
+  bool spoils() const override { return true; }
+  CUresult spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
+    if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);
+    const auto strike = [](void* what) { g_spoiled = static_cast<int>(reinterpret_cast<intptr_t>(what)); };
+    return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error}));
+  }
+  void arm(const Injection&, Notify, void*) override {}
+
+ private:
+  const std::unique_ptr<Device> cpu_;
+  DriverTable table_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open(std::string_view, std::span<const int> ordinals, uint64_t memory_bytes) {
+  return std::make_unique<BlindDevice>(open_cpu(ordinals, memory_bytes));
+}
+
+}  // namespace xmig::device
