@@ -65,7 +65,8 @@ class In:
 
 @dataclass(frozen=True)
 class DevicePointer:
-    """A device address; the server checks that ``size`` (a C expression over the arguments) bytes from it are live."""
+    """A device address, or one of page-locked memory; the server checks that ``size`` (a C expression over the
+    arguments) bytes from it are allocated."""
 
     size: str
 
@@ -122,6 +123,8 @@ stream, event, module, function = Handle("stream"), Handle("event"), Handle("mod
 local("cuInit", "cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetErrorName", "cuGetErrorString",
       "cuGetExportTable")
 
+local("cuProfilerStart", "cuProfilerStop", note="a profiler would have to run in the server: there is none to tell")
+
 # --- devices ---------------------------------------------------------------------------------------------------
 local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetUuid_v2",
       "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetByPCIBusId", "cuDeviceGetPCIBusId",
@@ -169,7 +172,7 @@ local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemc
 record("xmCopyFromHost", "queued", "Copy the payload (rows packed tightly) to the device.",
        "uint64_t destination", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
 record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinned memory, read when the copy executes; "
-       "the payload is space in which the server keeps those bytes.", "uint64_t destination", "uint64_t pitch",
+       "at most a granule.", "uint64_t destination", "uint64_t pitch",
        "uint64_t width", "uint64_t height", "uint64_t stream", "uint64_t source", "uint64_t source_pitch")
 record("xmCopyToHost", "synchronous", "Copy to the reply, or to the staging slot (staging = offset, or ~0 = reply); "
        "rows packed tightly. reply_hash covers the bytes.", "uint64_t source", "uint64_t pitch", "uint64_t width",

@@ -195,6 +195,21 @@ bool Executor::take_cut(const char* reason) {
   return true;
 }
 
+// What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
+std::optional<uint64_t> Executor::zeros_hash() {
+  if (zeros_hash_) return zeros_hash_;
+  const auto slot = shadow_.allocate(0, false);
+  if (!slot) return std::nullopt;
+  contexts_.use(0);
+  faults_.check(driver_.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
+  faults_.check(driver_.cuCtxSynchronize());
+  const device::Chunk chunk{*slot, kGranule};
+  uint64_t hash = 0;
+  if (device_.hash(std::span(&chunk, 1), std::span(&hash, 1))) zeros_hash_ = hash;
+  shadow_.free(*slot);
+  return zeros_hash_;
+}
+
 // Empty: committed. Otherwise the reason, and nothing has changed.
 std::string Executor::attempt_cut(CutReport& report) {
   for (auto& [address, variable] : variables_) from_variable(variable);
@@ -209,20 +224,29 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
+  const std::optional<uint64_t> zeros_hash = this->zeros_hash();
+  const auto give_back = [&](const ChunkState& chunk) {
+    if (chunk.slot != 0) given_back.push_back(chunk.slot);
+  };
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
-    for (; old != chunks_.cend() && old->address < address; ++old) given_back.push_back(old->slot);
+    const bool zeros = hashes[i] == zeros_hash;
+    for (; old != chunks_.cend() && old->address < address; ++old) give_back(*old);
     std::optional<uint64_t> slot;
     bool changed = true;
     if (old != chunks_.cend() && old->address == address) {
-      if (evict_shadow_ && shadow_.on_device(old->slot)) {
-        given_back.push_back(old->slot);
+      if (zeros || old->slot == 0 || (evict_shadow_ && shadow_.on_device(old->slot))) {
+        give_back(*old);
       } else {
         slot = old->slot;
         changed = old->hash != hashes[i];
       }
       ++old;
+    }
+    if (zeros) {
+      next.push_back({address, hashes[i], 0});
+      continue;
     }
     if (!slot) {
       slot = shadow_.allocate(ordinal_of_device_address(address), evict_shadow_);
@@ -236,7 +260,7 @@ std::string Executor::attempt_cut(CutReport& report) {
     if (changed) moves.emplace_back(*slot, address);
     next.push_back({address, hashes[i], *slot});
   }
-  for (; old != chunks_.cend(); ++old) given_back.push_back(old->slot);
+  for (; old != chunks_.cend(); ++old) give_back(*old);
 
   CutContent content;
   content.number = cut_number_ + 1;
@@ -277,6 +301,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   cut_position_ = position_;
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
+  copy_log_.release(position_, evict_shadow_);
   hosting_.release_dead();
   images_.release_unneeded(images);
   shadow_.trim();

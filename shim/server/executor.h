@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "journal/module_info.h"
 #include "server/contexts.h"
+#include "server/copy_log.h"
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
 #include "server/daemon.h"
@@ -82,6 +83,14 @@ class Executor final : public Witness {
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
   bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  // May a record's work touch this? Device memory that is allocated; the program's page-locked memory too, which a
+  // redo would write once more than the program expects, so that a cut follows.
+  bool reachable(uint64_t address, uint64_t bytes) {
+    if (live(address, bytes)) return true;
+    if (!job_.is_pinned(address, bytes)) return false;
+    cut_now_ = true;
+    return true;
+  }
 
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
@@ -136,8 +145,7 @@ class Executor final : public Witness {
   };
   struct HostCall;    // host_functions.cc
   class GraphBuilder;  // graphs.cc
-  struct PinnedRead;  // copies.cc
-  struct PinnedWrite;
+  struct PinnedWrite;  // copies.cc
 
   // executor.cc
   // Is it executed even while an ordinal answers everything else with the program's own fault?
@@ -172,6 +180,7 @@ class Executor final : public Witness {
   void drain();
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
+  std::optional<uint64_t> zeros_hash();
   std::vector<uint64_t> live_granules() const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
@@ -187,12 +196,16 @@ class Executor final : public Witness {
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void restore_memory(const std::vector<Extent>& fresh);
+  bool keep_copies(uint64_t from, uint64_t until, std::string& why);
   bool replay_objects(uint64_t until, std::string& why);
 
   // copies.cc
   struct Plane;
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
+  CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
+  std::optional<uint64_t> log_space(uint64_t bytes);
+  CUresult note_copied(Record& record, uint64_t kept, CUstream stream);
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
 
   // memory.cc
@@ -234,6 +247,7 @@ class Executor final : public Witness {
   Physical physical_;
   Hosting hosting_;
   Shadow shadow_;
+  CopyLog copy_log_;
   Images images_;
   std::mutex hosted_mutex_;  // over the three above: announce() reads them while the executor works
   LiveSet live_;
@@ -268,6 +282,7 @@ class Executor final : public Witness {
   CutPolicy policy_;
   std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;

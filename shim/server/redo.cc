@@ -6,6 +6,7 @@
 // If the lost server was taking a cut (`cutting`), the device memory is the state at that cut, and the shadow is not to
 // be trusted: then only the objects are brought forward to it, and the cut is taken again.
 #include <algorithm>
+#include <cstring>
 
 #include "server/clock.h"
 #include "server/executor.h"
@@ -94,7 +95,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   trimmed_ = std::min(header.trimmed.load(), content.position);
   failures_ = content.failures;
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
-  if (!take_over_chunks(content, why) || !restore_objects(content, why)) return false;
+  if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
+  if (!restore_objects(content, why)) return false;
   if (!memory_is_state) restore_memory(fresh);
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
@@ -198,7 +200,8 @@ bool Executor::take_over_chunks(CutContent& content, std::string& why) {
   uint64_t last = 0;
   for (const ChunkState& chunk : content.chunks) {
     const bool in_order = chunk.address > last && chunk.address % kGranule == 0;
-    if (!in_order || !hosting_.backed(chunk.address, kGranule) || !shadow_.take(chunk.slot)) {
+    const bool kept = chunk.slot == 0 || shadow_.take(chunk.slot);
+    if (!in_order || !hosting_.backed(chunk.address, kGranule) || !kept) {
       why = "a chunk of the last cut has no memory, or no shadow";
       return false;
     }
@@ -225,11 +228,39 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
   }
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   for (size_t i = 0; i < granules.size(); ++i) {
-    if (hashes[i] != chunks_[i].hash) moves.emplace_back(chunks_[i].address, chunks_[i].slot);
+    if (hashes[i] == chunks_[i].hash) continue;
+    if (chunks_[i].slot != 0) {
+      moves.emplace_back(chunks_[i].address, chunks_[i].slot);
+    } else {
+      contexts_.use(ordinal_of_device_address(chunks_[i].address));
+      faults_.check(driver_.cuMemsetD8Async(chunks_[i].address, 0, kGranule, nullptr));
+    }
+  }
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    faults_.check(driver_.cuCtxSynchronize());
   }
   if (!copy_chunks(moves, false)) {
     faults_.give_up(sequence_, "the device could not copy from the shadow");
   }
+}
+
+// Bytes that copies have left on the device, for the redo.
+bool Executor::keep_copies(uint64_t from, uint64_t until, std::string& why) {
+  for (uint64_t at = from; at < until;) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), job_.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > until - at) break;  // the redo will say so
+    const auto op = static_cast<Op>(record.op);
+    const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
+    // One byte at least: how many there are is checked when the record's turn comes.
+    if (copied && (op == Op::xmCopyFromPinned || op == Op::xmCopyToPinned) && !copy_log_.keep(record.reply_hash, 1, at)) {
+      why = "what a copy brought is not there any more";
+      return false;
+    }
+    at += record.size;
+  }
+  return true;
 }
 
 // The device's work up to `until` was done by the lost server; what remains are this process's own objects.
