@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <thread>
 
 #include "journal/futex.h"
 #include "server/clock.h"
@@ -59,7 +61,7 @@ bool Executor::keeps_books(Op op) {
 }
 
 Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Job& job, double cut_budget)
+                   Injector& injector, Job& job, double cut_budget, double hang_timeout)
     : device_(device),
       driver_(device.driver()),
       contexts_(contexts),
@@ -76,7 +78,8 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       scratch_(driver_),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       progress_(driver_),
-      policy_(cut_budget) {
+      policy_(cut_budget),
+      hang_timeout_(hang_timeout) {
   faults_.hear(this);
   contexts_.use(0);
   register_shared();
@@ -84,6 +87,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 
 // The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
+  watchdog_.reset();
   drain();
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
   objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
@@ -143,6 +147,10 @@ void Executor::request(uint32_t what) {
 
 bool Executor::run(std::string& why) {
   ::pthread_setname_np(::pthread_self(), "executor");
+  if (hang_timeout_ > 0) {
+    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(hang_timeout_ * 1e9));
+    watchdog_.emplace(patience, [this] { return look(); }, [this] { hung(); });
+  }
   ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns; the usual 50 us would be half of a short sleep
   uint64_t idle_since = 0;
   uint64_t spin = kLongestSpin;
@@ -180,6 +188,7 @@ bool Executor::run(std::string& why) {
 
 void Executor::wait_paused() {
   waits_.finish_all();
+  progress_.idle(sequence_);
   publish_executed();
   std::unique_lock lock(pause_mutex_);
   paused_ = true;
@@ -354,9 +363,14 @@ void Executor::execute() {
 bool Executor::settle() {
   const uint64_t since = now_ns();
   while (!device_idle()) {
+    const uint64_t waited = now_ns() - since;
     const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
-    if (outside && now_ns() - since >= kBarrierPatience) return false;
-    journal::cpu_relax();
+    if (outside && waited >= kBarrierPatience) return false;
+    if (waited < kPatience) {
+      journal::cpu_relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kStopPatience));
+    }
   }
   progress_.idle(sequence_);
   return true;
@@ -365,7 +379,31 @@ bool Executor::settle() {
 // A fault of work that nobody waits for is not announced: it has to be asked for.
 void Executor::look_at_device(uint64_t now) {
   looked_at_ = now;
-  if (progress_.unfinished() && device_idle()) progress_.idle(sequence_);
+  if (!progress_.unfinished()) return;
+  if (device_idle()) {
+    progress_.idle(sequence_);
+  } else {
+    mark_work();
+  }
+}
+
+// Behind all work, so that its end can be seen from another thread. Done where time does not matter.
+void Executor::mark_work() {
+  faults_.check(progress_.mark_all([this](uint32_t ordinal) { contexts_.use(ordinal); }));
+}
+
+// For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes.
+Watchdog::Look Executor::look() const {
+  const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+  const bool pending = progress_.unfinished() && progress_.done() != Progress::kAll && !outside;
+  return {pending, progress_.signature()};
+}
+
+void Executor::hung() {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", hang_timeout_);
+  faults_.strike({CUDA_ERROR_LAUNCH_TIMEOUT, 0,
+                  std::string("the device's work has made no progress for ") + seconds + " s: a kernel hangs"});
 }
 
 Culprit Executor::culprit() const {
