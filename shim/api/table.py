@@ -169,7 +169,7 @@ local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemc
 record("xmCopyFromHost", "queued", "Copy the payload (rows packed tightly) to the device.",
        "uint64_t destination", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
 record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinned memory, read when the copy executes; "
-       "the payload is space in which the server keeps those bytes.", "uint64_t destination", "uint64_t pitch",
+       "at most a granule.", "uint64_t destination", "uint64_t pitch",
        "uint64_t width", "uint64_t height", "uint64_t stream", "uint64_t source", "uint64_t source_pitch")
 record("xmCopyToHost", "synchronous", "Copy to the reply, or to the staging slot (staging = offset, or ~0 = reply); "
        "rows packed tightly. reply_hash covers the bytes.", "uint64_t source", "uint64_t pitch", "uint64_t width",

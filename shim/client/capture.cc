@@ -117,8 +117,6 @@ Operation make_operation(Op op, const void* args, size_t args_bytes, std::span<c
   const auto* const from = static_cast<const std::byte*>(args);
   operation.arguments.assign(from, from + args_bytes);
   for (const Slice& slice : payload) {
-    // Space that is only reserved is for the server's copy of what a pinned buffer held: a graph has none.
-    if (!slice.data) continue;
     const auto* const bytes = static_cast<const std::byte*>(slice.data);
     operation.payload.insert(operation.payload.end(), bytes, bytes + slice.bytes);
   }

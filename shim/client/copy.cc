@@ -17,7 +17,7 @@ namespace {
 
 // A record's payload is copied under the journal's lock: long enough for speed, short enough for other threads.
 constexpr uint64_t kHostPiece = 256ull << 10;
-constexpr uint64_t kPinnedPiece = journal::kMaxPayload;
+constexpr uint64_t kPinnedPiece = journal::kGranule;  // what the server can keep in one piece
 constexpr size_t kMaxSlices = 256;
 
 static_assert(kHostPiece <= journal::kMaxPayload);
@@ -58,8 +58,7 @@ CUresult copy_from_pinned(const Copy& c) {
                                      .stream = number(piece.stream),
                                      .source = piece.source,
                                      .source_pitch = piece.source_pitch};
-    const Slice space{nullptr, piece.width * piece.height};
-    const CUresult result = append(Op::xmCopyFromPinned, &args, sizeof(args), std::span(&space, 1));
+    const CUresult result = append(Op::xmCopyFromPinned, &args, sizeof(args));
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;

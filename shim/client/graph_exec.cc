@@ -71,11 +71,7 @@ CUresult play(const Operation& operation, CUstream stream) {
   std::vector<std::byte> arguments = operation.arguments;
   const auto number = reinterpret_cast<uint64_t>(stream);
   std::memcpy(arguments.data() + kOpInfo[static_cast<uint16_t>(operation.op)].stream_at, &number, sizeof(number));
-  Slice payload{operation.payload.data(), operation.payload.size()};
-  if (operation.op == Op::xmCopyFromPinned) {
-    const auto args = operation.as<Args_xmCopyFromPinned>();
-    payload = {nullptr, args.width * args.height};  // space for what the buffer holds when the copy's turn comes
-  }
+  const Slice payload{operation.payload.data(), operation.payload.size()};
   return append(operation.op, arguments.data(), arguments.size(), std::span(&payload, 1));
 }
 

@@ -161,7 +161,7 @@ enum CallbackState : uint32_t {
 // For queued copies out of the device (xmCopyToPinned) and copies whose source is pinned (xmCopyFromPinned).
 enum CopyState : uint32_t {
   kNotCopied = 0,
-  kCopied = 1,  // destination: written, hash in reply_hash. Source: its bytes are in the payload.
+  kCopied = 1,  // what was copied is kept where reply_hash says (a place of the server's; 0: it is not)
 };
 inline constexpr uint32_t kWaiter = 1u << 31;  // set in `state` by a client thread before it sleeps on it
 

@@ -1,8 +1,8 @@
 // Copies between the program and the device.
 //
 // The journal is the source of copies from pageable memory: the payload stays where it is until a cut. Bytes from
-// pinned memory are kept in the record when the copy executes. Bytes that the program has are never written twice: a
-// redo brings them to a scratch buffer, and compares.
+// pinned memory are kept on the device (CopyLog). Bytes that the program has are never written twice: a redo brings them
+// to a scratch buffer, and compares.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -13,6 +13,8 @@ namespace xmig::server {
 namespace {
 
 constexpr uint64_t kMaxRows = 1ull << 40;
+constexpr uint64_t kComparedBytes = 1 << 20;
+static_assert(kComparedBytes <= kScratchBytes);
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
@@ -42,21 +44,6 @@ struct Executor::Plane {
     return part;
   }
 };
-
-namespace {
-
-// XXH3 of the rows as if they lay tightly packed.
-template <typename Plane>
-uint64_t hash_rows(const Plane& plane) {
-  const auto* row = reinterpret_cast<const std::byte*>(plane.address);
-  if (plane.dense()) return XXH3_64bits(row, plane.bytes);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (uint64_t y = 0; y < plane.height; ++y, row += plane.pitch) XXH3_64bits_update(&state, row, plane.width);
-  return XXH3_64bits_digest(&state);
-}
-
-}  // namespace
 
 CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream) {
   if (to.dense() && from.dense()) {
@@ -105,22 +92,37 @@ CUresult Executor::on_xmCopyFromHost(Record& record) {
   return to_device(to, from, stream);
 }
 
-// Runs on the device's thread, in stream order: what the program's buffer holds at this moment is what the copy means.
-struct Executor::PinnedRead {
-  Plane from;
-  std::byte* payload;
-  journal::RecordHeader* shared;
+CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream) {
+  if (to.dense() && from.dense()) return driver_.cuMemcpyDtoDAsync_v2(to.address, from.address, to.bytes, stream);
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = from.address;
+  copy.srcPitch = from.pitch;
+  copy.dstDevice = to.address;
+  copy.dstPitch = to.pitch;
+  copy.WidthInBytes = to.width;
+  copy.Height = to.height;
+  return driver_.cuMemcpy2DAsync_v2(&copy, stream);
+}
 
-  static void CUDA_CB run(void* self) {
-    const std::unique_ptr<PinnedRead> read(static_cast<PinnedRead*>(self));
-    const auto* row = reinterpret_cast<const std::byte*>(read->from.address);
-    std::byte* to = read->payload;
-    for (uint64_t y = 0; y < read->from.height; ++y, row += read->from.pitch, to += read->from.width) {
-      std::memcpy(to, row, read->from.width);
-    }
-    read->shared->state.store(journal::kCopied, std::memory_order_release);
-  }
-};
+// Nothing, if not even a cut makes room.
+std::optional<uint64_t> Executor::log_space(uint64_t bytes) {
+  const uint32_t ordinal = record_.header().ordinal;
+  const auto take = [&] {
+    const std::lock_guard lock(hosted_mutex_);
+    return copy_log_.take(ordinal, bytes, position_);
+  };
+  std::optional<uint64_t> space = take();
+  if (!space && bytes <= journal::kGranule && take_cut("much was copied from page-locked memory")) space = take();
+  return space;
+}
+
+// In stream order: from here on a redo finds the bytes where the record says.
+CUresult Executor::note_copied(Record& record, uint64_t kept, CUstream stream) {
+  record.shared()->reply_hash = kept;
+  const auto state = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&record.shared()->state));
+  return driver_.cuStreamWriteValue32_v2(stream, state, journal::kCopied, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
 
 CUresult Executor::on_xmCopyFromPinned(Record& record) {
   Args_xmCopyFromPinned args;
@@ -129,20 +131,24 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane to{args.destination, args.pitch, args.width, args.height};
   Plane from{args.source, args.source_pitch, args.width, args.height};
-  if (!to.measure() || !from.measure() || to.bytes != record.payload().size() || !live(to.address, to.extent) ||
-      !job_.is_pinned(from.address, from.extent)) {
+  if (!to.measure() || !from.measure() || !live(to.address, to.extent) || !job_.is_pinned(from.address, from.extent)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
-  if (record.state() != journal::kCopied) {
-    auto read = std::make_unique<PinnedRead>(PinnedRead{from, record.payload().data(), record.shared()});
-    const CUresult result = driver_.cuLaunchHostFunc(stream, &PinnedRead::run, read.get());
-    if (result != CUDA_SUCCESS) return result;
-    read.release();  // run() owns it now
+  const bool copied = record.state() == journal::kCopied;
+  if (copied && !copy_log_.holds(record.header().reply_hash, to.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(to.bytes);
+  if (!space) {
+    cut_now_ = true;  // before the program can know that the buffer is its own again
+    return to_device(to, from, stream);
   }
-  Plane kept{address_of(record.payload().data()), args.width, args.width, args.height};
+  Plane kept{*space, args.width, args.width, args.height};
   kept.measure();
-  return to_device(to, kept, stream);
+  if (!copied) {
+    if (const CUresult result = to_device(kept, from, stream); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = note_copied(record, *space, stream); result != CUDA_SUCCESS) return result;
+  }
+  return on_device(to, kept, stream);
 }
 
 CUresult Executor::on_xmCopyToHost(Record& record) {
@@ -176,21 +182,6 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
   return await(record, std::move(wait));
 }
 
-// The other half of a copy to pinned memory, on the device's thread, in stream order.
-struct Executor::PinnedWrite {
-  Replies& replies;
-  Answer answer;
-  Plane written;  // the program's buffer
-  ScratchPool::Buffer scratch;  // holds one part of the rows after the other
-  XXH3_state_t hash;
-
-  static void CUDA_CB first(void* self) {
-    const std::unique_ptr<PinnedWrite> write(static_cast<PinnedWrite*>(self));
-    write->answer.shared->reply_hash = hash_rows(write->written);
-    write->answer.shared->state.store(journal::kCopied, std::memory_order_release);
-  }
-};
-
 CUresult Executor::on_xmCopyToPinned(Record& record) {
   Args_xmCopyToPinned args;
   CUstream stream = nullptr;
@@ -203,66 +194,58 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
   }
   if (from.bytes == 0) return CUDA_SUCCESS;
   if (record.state() == journal::kCopied) return compare_with_pinned(record, from, stream);
-  if (const CUresult result = to_host(to, from, stream); result != CUDA_SUCCESS) return result;
-  auto write = std::make_unique<PinnedWrite>(PinnedWrite{replies_, Answer::to(record), to, {nullptr, {}}, {}});
-  const CUresult result = driver_.cuLaunchHostFunc(stream, &PinnedWrite::first, write.get());
-  if (result == CUDA_SUCCESS) write.release();
-  return result;
+  // What is small is kept for comparison: results are; what is large is somebody's checkpoint.
+  const std::optional<uint64_t> space = from.bytes <= kComparedBytes ? log_space(from.bytes) : std::nullopt;
+  Plane source = from;
+  if (space) {
+    source = {*space, args.width, args.width, args.height};
+    source.measure();
+    if (const CUresult result = on_device(source, from, stream); result != CUDA_SUCCESS) return result;
+  }
+  if (const CUresult result = to_host(to, source, stream); result != CUDA_SUCCESS) return result;
+  return note_copied(record, space.value_or(0), stream);
 }
 
-// The program has these bytes, and may have changed them since: fetch them again, part by part, and compare the hash.
-CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstream stream) {
-  struct Part {
-    std::shared_ptr<PinnedWrite> whole;
-    uint64_t bytes;
-    bool last;
+// The program has these bytes, and may have changed them since: the device compares what it has now with what it had.
+struct Executor::PinnedWrite {
+  Replies& replies;
+  Answer answer;
+  ScratchPool::Buffer before, now;
+  size_t bytes;
 
-    static void CUDA_CB run(void* self) {
-      const std::unique_ptr<Part> part(static_cast<Part*>(self));
-      PinnedWrite& whole = *part->whole;
-      XXH3_64bits_update(&whole.hash, whole.scratch.get(), part->bytes);
-      if (!part->last) return;
-      whole.answer.hash = XXH3_64bits_digest(&whole.hash);
-      whole.replies.compare(whole.answer, CUDA_SUCCESS, whole.answer.shared->reply_hash);
-      whole.replies.met();
-    }
-  };
-  ScratchPool::Buffer scratch = scratch_.take();
-  if (!scratch) return CUDA_ERROR_OUT_OF_MEMORY;
-  const auto whole =
-      std::make_shared<PinnedWrite>(PinnedWrite{replies_, Answer::to(record), from, std::move(scratch), {}});
-  XXH3_64bits_reset(&whole->hash);
+  static void CUDA_CB compare(void* self) {
+    const std::unique_ptr<PinnedWrite> write(static_cast<PinnedWrite*>(self));
+    write->answer.hash = XXH3_64bits(write->now.get(), write->bytes);
+    write->replies.compare(write->answer, CUDA_SUCCESS, XXH3_64bits(write->before.get(), write->bytes));
+    write->replies.met();
+  }
+};
+
+CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstream stream) {
+  const uint64_t kept = record.header().reply_hash;
+  if (kept == 0) return CUDA_SUCCESS;
+  if (from.bytes > kComparedBytes || !copy_log_.holds(kept, from.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  ScratchPool::Buffer before = scratch_.take(), now = scratch_.take();
+  if (!before || !now) return CUDA_ERROR_OUT_OF_MEMORY;
+  Plane had{kept, from.width, from.width, from.height};
+  Plane to_before{address_of(before.get()), from.width, from.width, from.height};
+  Plane to_now{address_of(now.get()), from.width, from.width, from.height};
+  had.measure();
+  to_before.measure();
+  to_now.measure();
+  CUresult result = to_host(to_before, had, stream);
+  if (result == CUDA_SUCCESS) result = to_host(to_now, from, stream);
+  if (result != CUDA_SUCCESS) return result;
+  auto write = std::make_unique<PinnedWrite>(
+      PinnedWrite{replies_, Answer::to(record), std::move(before), std::move(now), from.bytes});
   replies_.expect();
-  const auto compare = [&](const Plane& part, bool last) {
-    Plane to{address_of(whole->scratch.get()), part.width, part.width, part.height};
-    to.measure();
-    CUresult result = to_host(to, part, stream);
-    if (result != CUDA_SUCCESS) return result;
-    auto call = std::make_unique<Part>(Part{whole, part.bytes, last});
-    result = driver_.cuLaunchHostFunc(stream, &Part::run, call.get());
-    if (result == CUDA_SUCCESS) call.release();
-    return result;
-  };
-  // Rows that lie close together are one long row; a long row comes in pieces, short ones several at a time.
-  Plane rows = from;
-  if (rows.dense()) {
-    rows = {from.address, from.bytes, from.bytes, 1};
-    rows.measure();
+  result = driver_.cuLaunchHostFunc(stream, &PinnedWrite::compare, write.get());
+  if (result == CUDA_SUCCESS) {
+    write.release();
+  } else {
+    replies_.met();
   }
-  const uint64_t together = std::max<uint64_t>(1, kScratchBytes / rows.width);
-  for (uint64_t y = 0; y < rows.height; y += together) {
-    const Plane some = rows.rows(y, std::min(together, rows.height - y));
-    const bool last_rows = y + together >= rows.height;
-    for (uint64_t x = 0; x < some.width; x += kScratchBytes) {
-      Plane part{some.address + x, some.pitch, std::min<uint64_t>(some.width - x, kScratchBytes), some.height};
-      part.measure();
-      const CUresult result = compare(part, last_rows && x + part.width == some.width);
-      if (result == CUDA_SUCCESS) continue;
-      replies_.met();
-      return result;
-    }
-  }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult Executor::on_xmCopy2D(Record& record) {
@@ -276,15 +259,7 @@ CUresult Executor::on_xmCopy2D(Record& record) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
-  CUDA_MEMCPY2D copy{};
-  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = from.address;
-  copy.srcPitch = from.pitch;
-  copy.dstDevice = to.address;
-  copy.dstPitch = to.pitch;
-  copy.WidthInBytes = to.width;
-  copy.Height = to.height;
-  return driver_.cuMemcpy2DAsync_v2(&copy, stream);
+  return on_device(to, from, stream);
 }
 
 }  // namespace xmig::server

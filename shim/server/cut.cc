@@ -277,6 +277,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   cut_position_ = position_;
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
+  copy_log_.release(position_, evict_shadow_);
   hosting_.release_dead();
   images_.release_unneeded(images);
   shadow_.trim();

@@ -73,6 +73,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       physical_(driver_, daemon, log),
       hosting_(physical_),
       shadow_(physical_),
+      copy_log_(shadow_),
       images_(physical_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),

@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "journal/module_info.h"
 #include "server/contexts.h"
+#include "server/copy_log.h"
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
 #include "server/daemon.h"
@@ -138,8 +139,7 @@ class Executor final : public Witness {
   };
   struct HostCall;    // host_functions.cc
   class GraphBuilder;  // graphs.cc
-  struct PinnedRead;  // copies.cc
-  struct PinnedWrite;
+  struct PinnedWrite;  // copies.cc
 
   // executor.cc
   // Is it executed even while an ordinal answers everything else with the program's own fault?
@@ -192,12 +192,16 @@ class Executor final : public Witness {
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void restore_memory(const std::vector<Extent>& fresh);
+  bool keep_copies(uint64_t from, uint64_t until, std::string& why);
   bool replay_objects(uint64_t until, std::string& why);
 
   // copies.cc
   struct Plane;
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
+  CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
+  std::optional<uint64_t> log_space(uint64_t bytes);
+  CUresult note_copied(Record& record, uint64_t kept, CUstream stream);
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
 
   // memory.cc
@@ -239,6 +243,7 @@ class Executor final : public Witness {
   Physical physical_;
   Hosting hosting_;
   Shadow shadow_;
+  CopyLog copy_log_;
   Images images_;
   std::mutex hosted_mutex_;  // over the three above: announce() reads them while the executor works
   LiveSet live_;

@@ -6,6 +6,7 @@
 // If the lost server was taking a cut (`cutting`), the device memory is the state at that cut, and the shadow is not to
 // be trusted: then only the objects are brought forward to it, and the cut is taken again.
 #include <algorithm>
+#include <cstring>
 
 #include "server/clock.h"
 #include "server/executor.h"
@@ -94,7 +95,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   trimmed_ = std::min(header.trimmed.load(), content.position);
   failures_ = content.failures;
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
-  if (!take_over_chunks(content, why) || !restore_objects(content, why)) return false;
+  if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
+  if (!restore_objects(content, why)) return false;
   if (!memory_is_state) restore_memory(fresh);
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
@@ -230,6 +232,24 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
   if (!copy_chunks(moves, false)) {
     faults_.give_up(sequence_, "the device could not copy from the shadow");
   }
+}
+
+// Bytes that copies have left on the device, for the redo.
+bool Executor::keep_copies(uint64_t from, uint64_t until, std::string& why) {
+  for (uint64_t at = from; at < until;) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), job_.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > until - at) break;  // the redo will say so
+    const auto op = static_cast<Op>(record.op);
+    const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
+    // One byte at least: how many there are is checked when the record's turn comes.
+    if (copied && (op == Op::xmCopyFromPinned || op == Op::xmCopyToPinned) && !copy_log_.keep(record.reply_hash, 1, at)) {
+      why = "what a copy brought is not there any more";
+      return false;
+    }
+    at += record.size;
+  }
+  return true;
 }
 
 // The device's work up to `until` was done by the lost server; what remains are this process's own objects.

@@ -129,7 +129,7 @@ CUresult execute(xmig::Op op, const void* args, size_t bytes, std::span<const xm
     case Op::xmCopyFromPinned: {
       const auto a = arguments<Args_xmCopyFromPinned>(args, bytes);
       CHECK(covered(server.live, a.destination, span(a.pitch, a.width, a.height)));
-      CHECK(payload.size() == a.width * a.height);
+      CHECK(a.width * a.height <= journal::kGranule);
       copy_rows(a.destination, a.pitch, a.source, a.source_pitch, a.width, a.height);
       return CUDA_SUCCESS;
     }

@@ -236,12 +236,11 @@ void pinned() {
   auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
   const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
   const uint64_t event = job.make_event();
-  std::vector<std::byte> space(kWords * 8);
   for (int step = 0; step < 150; ++step) {
     auto x = numbers(static_cast<uint64_t>(step));
     std::memcpy(in, x.data(), kWords * 8);
-    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8},
-               space);
+    job.append(Op::xmCopyFromPinned,
+               Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8});
     job.launch(mix_kernel, 0, address, 5, kWords);
     job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{address, 512, 512, kWords / 64, 0, out_address, 1024});
     const uint64_t sequence = job.record_event(event, 0);
@@ -259,6 +258,30 @@ void pinned() {
   }
   check_resumed(job);
   CHECK(job.counters().compared > 0);
+}
+
+// More is copied from page-locked memory than the server can keep: a cut makes room, and none is lost.
+void pinned_much() {
+  Job job;
+  constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
+  const uint64_t address = job.memory(2 * kBytes);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  const auto in_address = reinterpret_cast<uint64_t>(in);
+  const uint64_t event = job.make_event();
+  std::vector<uint64_t> got(1);
+  for (uint64_t copy = 1; copy <= kCopies; ++copy) {
+    in[0] = copy;
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kBytes, kBytes, 1, 0, in_address, kBytes});
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address + kBytes, kBytes, kBytes, 1, 0, in_address, kBytes});
+    const uint64_t sequence = job.record_event(event, 0);
+    Job::wait([&] { return job.event_done(event, sequence); });
+    in[0] = 0;
+    if (copy % 100 != 60) continue;
+    job.kill_server();
+    CHECK(job.read(address + kBytes, got.data(), 8) == CUDA_SUCCESS);
+    CHECK(got[0] == copy);
+  }
+  check_resumed(job);
 }
 
 // A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
@@ -658,6 +681,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"error_among_others", error_among_others},
     {"queued_error", queued_error},
     {"pinned", pinned},
+    {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned},
     {"order_by_waiting", order_by_waiting},
     {"host_functions", host_functions},

@@ -263,6 +263,13 @@ CUresult wait() {
   return CUDA_SUCCESS;
 }
 
+// Device memory holds nothing; the words at which programs and servers look are in host memory.
+template <typename T>
+void store(CUdeviceptr address, T value) {
+  if (address - journal::kDeviceBase < journal::kMaxDevices * journal::kDeviceSpan) return;
+  std::atomic_ref(*reinterpret_cast<T*>(address)).store(value, std::memory_order_release);
+}
+
 void add_stream_functions(DriverTable& t) {
   t.cuStreamCreateWithPriority = [](CUstream* out, unsigned, int) {
     *out = new_handle<CUstream>();
@@ -272,13 +279,12 @@ void add_stream_functions(DriverTable& t) {
   t.cuStreamSynchronize = [](CUstream) { return wait(); };
   t.cuStreamQuery = [](CUstream) { return ready(); };
   t.cuStreamWaitEvent = [](CUstream, CUevent, unsigned) { return CUDA_SUCCESS; };
-  t.cuStreamWriteValue32_v2 = [](CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; };
+  t.cuStreamWriteValue32_v2 = [](CUstream, CUdeviceptr address, cuuint32_t value, unsigned) {
+    store(address, value);
+    return CUDA_SUCCESS;
+  };
   t.cuStreamWriteValue64_v2 = [](CUstream, CUdeviceptr address, cuuint64_t value, unsigned) {
-    // Device memory holds nothing; the words at which programs look are in host memory.
-    const uint64_t devices = journal::kMaxDevices * journal::kDeviceSpan;
-    if (address - journal::kDeviceBase >= devices) {
-      std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value, std::memory_order_release);
-    }
+    store(address, value);
     return CUDA_SUCCESS;
   };
   t.cuStreamWaitValue32_v2 = [](CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; };
