@@ -195,6 +195,18 @@ bool Executor::take_cut(const char* reason) {
   return true;
 }
 
+// How many of these have no place in the shadow, by device.
+std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules) const {
+  std::array<uint64_t, journal::kMaxDevices> wanted{};
+  auto old = chunks_.cbegin();
+  for (const uint64_t address : granules) {
+    while (old != chunks_.cend() && old->address < address) ++old;
+    const bool has = old != chunks_.cend() && old->address == address && !(evict_shadow_ && shadow_.on_device(old->slot));
+    wanted[ordinal_of_device_address(address)] += !has;
+  }
+  return wanted;
+}
+
 // Empty: committed. Otherwise the reason, and nothing has changed.
 std::string Executor::attempt_cut(CutReport& report) {
   for (auto& [address, variable] : variables_) from_variable(variable);
@@ -209,9 +221,11 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
+  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules);
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
+    const uint32_t ordinal = ordinal_of_device_address(address);
     for (; old != chunks_.cend() && old->address < address; ++old) given_back.push_back(old->slot);
     std::optional<uint64_t> slot;
     bool changed = true;
@@ -225,7 +239,7 @@ std::string Executor::attempt_cut(CutReport& report) {
       ++old;
     }
     if (!slot) {
-      slot = shadow_.allocate(ordinal_of_device_address(address), evict_shadow_);
+      slot = shadow_.allocate(ordinal, evict_shadow_, wanted[ordinal]--);
       if (!slot) {
         for (const uint64_t mine : taken) shadow_.free(mine);
         shadow_.trim();

@@ -178,6 +178,7 @@ class Executor final : public Witness {
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
   std::vector<uint64_t> live_granules() const;
+  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   void trim();

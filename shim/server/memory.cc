@@ -55,6 +55,9 @@ CUresult Executor::on_xmFree(Record& record) {
 CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
+  // A cut releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
+  const uint32_t ordinal = record.header().ordinal;
+  reply.free = std::min(reply.total, reply.free + shadow_.device_bytes(ordinal) + hosting_.dead_bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }

@@ -110,6 +110,12 @@ class Job {
     const std::lock_guard lock(mutex_);
     return memory_.size();
   }
+  uint64_t held_bytes(const char* kind) {
+    const std::lock_guard lock(mutex_);
+    uint64_t sum = 0;
+    for (const auto& [id, held] : memory_) sum += held.fields["kind"] == kind ? held.fields["bytes"].get<uint64_t>() : 0;
+    return sum;
+  }
 
   void send(const Json& message, std::span<const int> fds = {}) {
     const std::lock_guard lock(mutex_);

@@ -553,10 +553,16 @@ void memory_is_full() {
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
   Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took the rest; the program comes first.
+  // The shadow took as much as it needs and nothing more, and that counts as free: the program comes first.
+  Reply_cuMemGetInfo_v2 memory{};
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(job.held_bytes("shadow") == 128 << 20);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
   job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
   job.kill_server();
   std::vector<uint8_t> got(1 << 20);

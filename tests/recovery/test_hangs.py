@@ -37,7 +37,7 @@ def test_a_kernel_of_the_programs_own(start: Starter) -> None:
 
 def test_waiting_is_not_hanging(start: Starter) -> None:
     """What waits for the program, or for a value, or just takes long, and a program that does nothing."""
-    program = start("hanging", "waits", 5, hang_timeout=2)
+    program = start("hanging", "waits", 4, hang_timeout=1.5)
     harness.go(program)
     assert "after slow kernels" in harness.output(program)
     program.until("ended")
