@@ -552,8 +552,8 @@ void memory_is_full() {
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
-  Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took as much as it needs and nothing more, and that counts as free: the program comes first.
+  // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
+  Job::wait([&] { return job.held_bytes("shadow") != 0; });
   Reply_cuMemGetInfo_v2 memory{};
   CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
   CHECK(job.held_bytes("shadow") == 128 << 20);
