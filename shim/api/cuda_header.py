@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+PROFILER = Path(__file__).parent / "profiler.h"
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -49,10 +51,10 @@ def _parameter(text: str, position: int) -> Parameter:
 
 
 def prototypes(include: Path, compiler: str) -> dict[str, Prototype]:
-    """Every function that ``cuda.h`` declares under any version, by its exact exported symbol."""
+    """Every function that ``cuda.h`` (or the profiler's header) declares under any version, by its exported symbol."""
     text = subprocess.run(
         [compiler, "-E", "-P", "-x", "c", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", "-"],
-        input="#include <cuda.h>\n",
+        input=f"#include <cuda.h>\n#include \"{PROFILER}\"\n",
         capture_output=True,
         text=True,
         check=True,
@@ -73,7 +75,7 @@ def entry_points(include: Path, symbols: set[str]) -> list[tuple[str, int, bool,
     symbol are the plain name, then _v2, _v3 and so on. Where it knows fewer forms than there are symbols, the newest
     forms are the ones it knows.
     """
-    text = (include / "cudaTypedefs.h").read_text()
+    text = (include / "cudaTypedefs.h").read_text() + (include / "cudaProfilerTypedefs.h").read_text()
     versions: dict[tuple[str, str], set[int]] = {}
     for name, version, suffix in re.findall(r"\bPFN_(cu\w+?)_v(\d{4,5})(_pts[zd]|_ptds)?\)?\(", text):
         versions.setdefault((name, suffix), set()).add(int(version))
@@ -82,7 +84,8 @@ def entry_points(include: Path, symbols: set[str]) -> list[tuple[str, int, bool,
         forms = [s for s in (name + (f"_v{n}" if n > 1 else "") + suffix for n in range(1, 10)) if s in symbols]
         ordered = sorted(known)
         count = min(len(forms), len(ordered))
-        result += [(name, v, bool(suffix), s) for v, s in zip(ordered[-count:], forms[-count:], strict=True) if count]
+        if count:
+            result += [(name, v, bool(suffix), s) for v, s in zip(ordered[-count:], forms[-count:], strict=True)]
     return result
 
 

@@ -224,7 +224,7 @@ def entry_points_cc(points: list[tuple[str, int, bool, str]]) -> str:
     rows = "".join(
         f'  {{"{n}", {v}, {str(t).lower()}, "{s}", reinterpret_cast<void*>(&{s})}},\n' for n, v, t, s in points
     )
-    return (f'{HEADER}#include <cuda.h>\n#include "client/entry_points.h"\n\nnamespace xmig::client {{\n\n'
+    return (f'{HEADER}#include "api/profiler.h"\n#include "client/entry_points.h"\n\nnamespace xmig::client {{\n\n'
             f"// Sorted by name, then per-thread, then version.\nconst EntryPoint kEntryPoints[] = {{\n{rows}}};\n"
             f"const int kEntryPointCount = {len(points)};\n\n}}  // namespace xmig::client\n")
 
@@ -268,7 +268,7 @@ def dispatch_cc(entries: list[Entry]) -> str:
                 size = a.size
                 for other in e.prototype.parameters:
                     size = __import__("re").sub(rf"\b{other.name}\b", f"args.{other.name}", size)
-                out.append(f"  if (!executor.live(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
+                out.append(f"  if (!executor.reachable(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
         out.append(f"  const CUresult result = executor.driver().{f.name}({', '.join(call)});\n")
         for p, a in created:
             out.append(f"  if (result == CUDA_SUCCESS) executor.created(journal::Kind::{KINDS[a.kind]}, args.{p.name}, "

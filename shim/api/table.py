@@ -65,7 +65,8 @@ class In:
 
 @dataclass(frozen=True)
 class DevicePointer:
-    """A device address; the server checks that ``size`` (a C expression over the arguments) bytes from it are live."""
+    """A device address, or one of page-locked memory; the server checks that ``size`` (a C expression over the
+    arguments) bytes from it are allocated."""
 
     size: str
 
@@ -121,6 +122,8 @@ stream, event, module, function = Handle("stream"), Handle("event"), Handle("mod
 # --- initialisation, versions, entry points, errors ------------------------------------------------------------
 local("cuInit", "cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetErrorName", "cuGetErrorString",
       "cuGetExportTable")
+
+local("cuProfilerStart", "cuProfilerStop", note="a profiler would have to run in the server: there is none to tell")
 
 # --- devices ---------------------------------------------------------------------------------------------------
 local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetUuid_v2",

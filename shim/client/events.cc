@@ -68,11 +68,9 @@ bool completed(CUevent handle, uint64_t recorded) {
 // and whose reply nobody takes.
 CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen& seen) {
   if (seen.noted < seen.recorded) {
-    const Current now = current(thread);
-    if (!now.context) return now.error;
     const Args_cuEventSynchronize args{.hEvent = reinterpret_cast<uint64_t>(handle)};
     const Shape shape{Op::cuEventSynchronize, journal::kSynchronous, sizeof(args), 0, 0};
-    const Written written = write_record(thread, now.context, shape, [&](std::byte* arguments, std::byte*) {
+    const Written written = write_record(thread, event.context, shape, [&](std::byte* arguments, std::byte*) {
       std::memcpy(arguments, &args, sizeof(args));
     });
     if (written.error != CUDA_SUCCESS) return written.error;
@@ -126,6 +124,7 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  const WithContext own(*event->context);  // it need not be current, as everywhere where an event is all that is asked
   const CUresult result = record::cuEventDestroy_v2(hEvent);
   if (result == CUDA_SUCCESS && event->alive.exchange(false)) free_handle(reinterpret_cast<uint64_t>(hEvent));
   return result;
@@ -207,6 +206,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   const Seen seen = look(*event);
   if (seen.recorded == 0) return CUDA_SUCCESS;
   if (completed(hEvent, seen.recorded)) return note_completed(thread, hEvent, *event, seen);
+  const WithContext own(*event->context);
   const CUresult result = record::cuEventSynchronize(hEvent);
   if (result == CUDA_SUCCESS) memory_event_synchronized(seen.stream_key, seen.recorded);
   return result;
@@ -227,6 +227,7 @@ CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEn
     const CUresult error = check_peers();
     return error == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : error;
   }
+  const WithContext own(*start->context);
   return record::cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd);
 }
 

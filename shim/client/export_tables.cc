@@ -204,7 +204,7 @@ const Table<3>& integrity_table() {
   return table;
 }
 
-// --- what cuBLASLt asks for each matrix product -----------------------------------------------------------------
+// --- what cuBLAS and cuBLASLt ask for each matrix product ------------------------------------------------------
 
 // A number that tells contexts apart, those that have ended too: cuBLASLt keeps what it knows of a device for each, cuFFT
 // what it has loaded. The genuine driver's first context has 0.
@@ -215,16 +215,36 @@ CUresult context_number(CUcontext handle, uint64_t* out) {
   *out = id - 1;
   return CUDA_SUCCESS;
 }
+
+// cuBLAS keeps a workspace for each stream. It asks for the driver's own name of the stream first: ours is the handle.
+CUresult own_stream(CUcontext, CUstream stream, CUstream* out, int per_thread) {
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  if (!stream) stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  unsigned long long id = 0;
+  if (const CUresult error = client::cuStreamGetId(stream, &id); error != CUDA_SUCCESS) return error;
+  *out = stream;
+  return CUDA_SUCCESS;
+}
+CUresult stream_number(CUcontext, CUstream stream, uint64_t* out) {
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  unsigned long long id = 0;
+  if (const CUresult error = client::cuStreamGetId(stream, &id); error != CUDA_SUCCESS) return error;
+  *out = id;
+  return CUDA_SUCCESS;
+}
+
 CUresult zero_for_both(uint64_t* first, uint64_t* second) {
   if (first) *first = 0;
   if (second) *second = 0;
   return CUDA_SUCCESS;
 }
 
-const Table<93>& cublaslt_table() {
+const Table<93>& cublas_table() {
   static const Table<93>& table = *new Table<93>([] {
-    auto made = make_table<"cuBLASLt", 93>();
+    auto made = make_table<"cuBLAS", 93>();
     made[4] = slot(context_number);
+    made[39] = slot(stream_number);
+    made[51] = slot(own_stream);
     return made;
   }());
   return table;
@@ -288,7 +308,7 @@ constexpr Entry kTables[] = {
     {{0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2},
      data_of<integrity_table>},
     {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2},
-     data_of<cublaslt_table>},
+     data_of<cublas_table>},
     {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
      data_of<cublaslt_bf16_table>},
     {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},

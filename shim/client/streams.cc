@@ -1,6 +1,7 @@
 #include "client/streams.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "client/append.h"
 #include "client/capture.h"
@@ -72,6 +73,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   Stream* const stream = find_stream(hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   capture_stream_destroyed(hStream);
+  const WithContext own(*stream->context);  // it need not be current
   const CUresult result = record::cuStreamDestroy_v2(hStream);
   if (result != CUDA_SUCCESS) return result;
   memory_stream_destroyed(hStream);
@@ -82,6 +84,8 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
 CUresult cuStreamSynchronize(CUstream hStream) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  std::optional<WithContext> own;
+  if (const Stream* const stream = find_stream(hStream)) own.emplace(*stream->context);
   const CUresult result = record::cuStreamSynchronize(hStream);
   if (result == CUDA_SUCCESS) memory_stream_synchronized(hStream);
   return result;
@@ -90,6 +94,8 @@ CUresult cuStreamSynchronize(CUstream hStream) {
 CUresult cuStreamQuery(CUstream hStream) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
+  std::optional<WithContext> own;
+  if (const Stream* const stream = find_stream(hStream)) own.emplace(*stream->context);
   const CUresult result = record::cuStreamQuery(hStream);
   if (result == CUDA_SUCCESS) memory_stream_synchronized(hStream);
   return result;

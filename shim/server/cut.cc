@@ -195,14 +195,31 @@ bool Executor::take_cut(const char* reason) {
   return true;
 }
 
-// How many of these have no place in the shadow, by device.
-std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules) const {
+// What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
+std::optional<uint64_t> Executor::zeros_hash() {
+  if (zeros_hash_) return zeros_hash_;
+  const auto slot = shadow_.allocate(0, false);
+  if (!slot) return std::nullopt;
+  contexts_.use(0);
+  faults_.check(driver_.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
+  faults_.check(driver_.cuCtxSynchronize());
+  const device::Chunk chunk{*slot, kGranule};
+  uint64_t hash = 0;
+  if (device_.hash(std::span(&chunk, 1), std::span(&hash, 1))) zeros_hash_ = hash;
+  shadow_.free(*slot);
+  return zeros_hash_;
+}
+
+// How many of these need a place in the shadow and have none, by device.
+std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules,
+                                                                  const std::vector<uint64_t>& hashes) const {
   std::array<uint64_t, journal::kMaxDevices> wanted{};
   auto old = chunks_.cbegin();
-  for (const uint64_t address : granules) {
-    while (old != chunks_.cend() && old->address < address) ++old;
-    const bool has = old != chunks_.cend() && old->address == address && !(evict_shadow_ && shadow_.on_device(old->slot));
-    wanted[ordinal_of_device_address(address)] += !has;
+  for (size_t i = 0; i < granules.size(); ++i) {
+    while (old != chunks_.cend() && old->address < granules[i]) ++old;
+    const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
+    const bool stays = known && !(evict_shadow_ && shadow_.on_device(old->slot));
+    wanted[ordinal_of_device_address(granules[i])] += !stays && hashes[i] != zeros_hash_;
   }
   return wanted;
 }
@@ -221,22 +238,31 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
-  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules);
+  const std::optional<uint64_t> zeros_hash = this->zeros_hash();
+  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules, hashes);
+  const auto give_back = [&](const ChunkState& chunk) {
+    if (chunk.slot != 0) given_back.push_back(chunk.slot);
+  };
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
     const uint32_t ordinal = ordinal_of_device_address(address);
-    for (; old != chunks_.cend() && old->address < address; ++old) given_back.push_back(old->slot);
+    const bool zeros = hashes[i] == zeros_hash;
+    for (; old != chunks_.cend() && old->address < address; ++old) give_back(*old);
     std::optional<uint64_t> slot;
     bool changed = true;
     if (old != chunks_.cend() && old->address == address) {
-      if (evict_shadow_ && shadow_.on_device(old->slot)) {
-        given_back.push_back(old->slot);
+      if (zeros || old->slot == 0 || (evict_shadow_ && shadow_.on_device(old->slot))) {
+        give_back(*old);
       } else {
         slot = old->slot;
         changed = old->hash != hashes[i];
       }
       ++old;
+    }
+    if (zeros) {
+      next.push_back({address, hashes[i], 0});
+      continue;
     }
     if (!slot) {
       slot = shadow_.allocate(ordinal, evict_shadow_, wanted[ordinal]--);
@@ -250,7 +276,7 @@ std::string Executor::attempt_cut(CutReport& report) {
     if (changed) moves.emplace_back(*slot, address);
     next.push_back({address, hashes[i], *slot});
   }
-  for (; old != chunks_.cend(); ++old) given_back.push_back(old->slot);
+  for (; old != chunks_.cend(); ++old) give_back(*old);
 
   CutContent content;
   content.number = cut_number_ + 1;

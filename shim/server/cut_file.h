@@ -24,11 +24,12 @@ struct Failure {
   uint64_t sequence = 0;
 };
 
-// A granule with live content, and where the cut keeps that.
+// A granule with live content, and where the cut keeps that. Zeros are kept nowhere: frameworks allocate most of a
+// device before they use it.
 struct ChunkState {
   uint64_t address;
   uint64_t hash;
-  uint64_t slot;
+  uint64_t slot;  // 0: the granule is zeros
 };
 
 struct RecordedEvent {

@@ -51,15 +51,17 @@ class CutPolicy {
  private:
   static constexpr uint64_t kFirst = 20'000'000;
   static constexpr uint64_t kFirstInRedo = 200'000'000;
-  static constexpr uint64_t kShortest = 20'000'000;
+  // Shorter would make a redo shorter that is short already, and cost a program that never lets the device idle.
+  static constexpr uint64_t kShortest = 150'000'000;
   static constexpr uint64_t kLongest = 60'000'000'000;
-  static constexpr uint64_t kLeastPatience = 1'000'000;
+  // A device that works through what it has been given loses nothing meanwhile.
+  static constexpr uint64_t kLeastPatience = 100'000'000;
 
   // The time of which this is the budget's share.
   uint64_t share_of(uint64_t cost) const { return static_cast<uint64_t>(static_cast<double>(cost) / budget_); }
 
   double budget_;
-  uint64_t interval_ = kShortest;
+  uint64_t interval_ = kFirst;
   uint64_t due_ = 0;
   uint64_t last_ = 0;
 };

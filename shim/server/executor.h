@@ -85,6 +85,14 @@ class Executor final : public Witness {
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
   bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  // May a record's work touch this? Device memory that is allocated; the program's page-locked memory too, which a
+  // redo would write once more than the program expects, so that a cut follows.
+  bool reachable(uint64_t address, uint64_t bytes) {
+    if (live(address, bytes)) return true;
+    if (!job_.is_pinned(address, bytes)) return false;
+    cut_now_ = true;
+    return true;
+  }
 
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
@@ -177,8 +185,10 @@ class Executor final : public Witness {
   void drain();
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
+  std::optional<uint64_t> zeros_hash();
   std::vector<uint64_t> live_granules() const;
-  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules) const;
+  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
+                                                          const std::vector<uint64_t>& hashes) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   void trim();
@@ -279,6 +289,7 @@ class Executor final : public Witness {
   CutPolicy policy_;
   std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;

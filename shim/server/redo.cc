@@ -200,7 +200,8 @@ bool Executor::take_over_chunks(CutContent& content, std::string& why) {
   uint64_t last = 0;
   for (const ChunkState& chunk : content.chunks) {
     const bool in_order = chunk.address > last && chunk.address % kGranule == 0;
-    if (!in_order || !hosting_.backed(chunk.address, kGranule) || !shadow_.take(chunk.slot)) {
+    const bool kept = chunk.slot == 0 || shadow_.take(chunk.slot);
+    if (!in_order || !hosting_.backed(chunk.address, kGranule) || !kept) {
       why = "a chunk of the last cut has no memory, or no shadow";
       return false;
     }
@@ -227,7 +228,17 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
   }
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   for (size_t i = 0; i < granules.size(); ++i) {
-    if (hashes[i] != chunks_[i].hash) moves.emplace_back(chunks_[i].address, chunks_[i].slot);
+    if (hashes[i] == chunks_[i].hash) continue;
+    if (chunks_[i].slot != 0) {
+      moves.emplace_back(chunks_[i].address, chunks_[i].slot);
+    } else {
+      contexts_.use(ordinal_of_device_address(chunks_[i].address));
+      faults_.check(driver_.cuMemsetD8Async(chunks_[i].address, 0, kGranule, nullptr));
+    }
+  }
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    faults_.check(driver_.cuCtxSynchronize());
   }
   if (!copy_chunks(moves, false)) {
     faults_.give_up(sequence_, "the device could not copy from the shadow");

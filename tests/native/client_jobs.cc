@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "api/profiler.h"
 #include "client/append.h"
 #include "client/process.h"
 #include "client_harness.h"
@@ -419,6 +420,21 @@ void events() {
   CU(cuCtxSynchronize());
   CHECK(test.control.synchronise_notes == 1);  // seen once, written once
   CU(cuEventElapsedTime(&milliseconds, event, event));
+  // A thread without a context may ask, as PyTorch's thread for page-locked memory does.
+  CUstream stream;
+  CU(cuStreamCreate(&stream, 0));
+  CU(cuEventRecord(event, nullptr));
+  std::thread([&] {
+    CUdevice device;
+    CHECK(cuCtxGetDevice(&device) == CUDA_ERROR_INVALID_CONTEXT);
+    eventually([&] { return cuEventQuery(event) == CUDA_SUCCESS; });
+    CU(cuEventSynchronize(event));
+    CU(cuEventElapsedTime(&milliseconds, event, event));
+    CU(cuStreamQuery(stream));
+    CU(cuStreamSynchronize(stream));
+    CU(cuStreamDestroy_v2(stream));
+    CHECK(cuStreamSynchronize(nullptr) == CUDA_ERROR_INVALID_CONTEXT);
+  }).join();
   CU(cuEventCreate(&fast, CU_EVENT_DISABLE_TIMING));
   CU(cuEventRecord(fast, nullptr));
   CHECK(cuEventElapsedTime(&milliseconds, event, fast) == CUDA_ERROR_INVALID_HANDLE);
@@ -551,6 +567,76 @@ void modules() {
 }
 
 // The job is lost while a thread waits: it is told.
+// What cuBLAS, cuBLASLt and cuFFT ask the driver's unpublished tables.
+void unpublished() {
+  Fixture test;
+  test.start();
+  const auto table = [](std::initializer_list<unsigned char> uuid) {
+    CUuuid id;
+    std::copy(uuid.begin(), uuid.end(), reinterpret_cast<unsigned char*>(id.bytes));
+    const void* found = nullptr;
+    CU(cuGetExportTable(&found, &id));
+    return static_cast<void* const*>(found);
+  };
+  void* const* const threads =
+      table({0x42, 0xd8, 0x5a, 0x81, 0x23, 0xf6, 0xcb, 0x47, 0x82, 0x98, 0xf6, 0xe7, 0x8a, 0x3a, 0xec, 0xdc});
+  void* const* const numbers =
+      table({0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2});
+  void* const* const modules =
+      table({0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e});
+  CHECK(reinterpret_cast<uint64_t>(modules[0]) == 792 && reinterpret_cast<uint64_t>(numbers[0]) == 744);
+
+  // The current context, and a number for each: the first one's is 0, and none comes again.
+  const auto current = reinterpret_cast<CUresult (*)(CUcontext*)>(threads[2]);
+  const auto context_number = reinterpret_cast<CUresult (*)(CUcontext, uint64_t*)>(numbers[4]);
+  CUcontext now = nullptr, other = nullptr;
+  CU(current(&now));
+  CHECK(now == test.context);
+  uint64_t first = 9, second = 9;
+  CU(context_number(now, &first));
+  CU(cuCtxCreate_v2(&other, 0, 1));
+  CU(current(&now));
+  CHECK(now == other);
+  CU(context_number(nullptr, &second));
+  CHECK(first == 0 && second != 0);
+  CU(cuCtxDestroy_v2(other));
+  CU(cuCtxSetCurrent(test.context));
+
+  // Streams, by the driver's own name of them.
+  const auto own_stream = reinterpret_cast<CUresult (*)(CUcontext, CUstream, CUstream*, int)>(numbers[51]);
+  const auto stream_number = reinterpret_cast<CUresult (*)(CUcontext, CUstream, uint64_t*)>(numbers[39]);
+  CUstream stream, another;
+  CU(cuStreamCreate(&stream, 0));
+  CU(cuStreamCreate(&another, 0));
+  std::set<uint64_t> seen;
+  for (const CUstream asked : {static_cast<CUstream>(nullptr), CU_STREAM_PER_THREAD, stream, another}) {
+    CUstream own = nullptr;
+    uint64_t number = 0;
+    CU(own_stream(test.context, asked, &own, asked == CU_STREAM_PER_THREAD));
+    CU(stream_number(test.context, own, &number));
+    CHECK(seen.insert(number).second);
+  }
+  CUstream own = nullptr;
+  CHECK(own_stream(test.context, reinterpret_cast<CUstream>(0x1234), &own, 0) == CUDA_ERROR_INVALID_HANDLE);
+
+  // A module's functions, whatever they are called.
+  const auto visit =
+      reinterpret_cast<int (*)(CUcontext, CUmodule, void (*)(void*, CUfunction), void*)>(modules[7]);
+  static const char ptx[] = ".version 8.0";
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  CU(cuModuleLoadData(&module, ptx));
+  CU(cuModuleGetFunction(&function, module, "many"));
+  std::vector<CUfunction> all;
+  const int count = visit(
+      test.context, module,
+      [](void* user, CUfunction one) { static_cast<std::vector<CUfunction>*>(user)->push_back(one); }, &all);
+  CHECK(count == 2001 && all.size() == 2001 && all[0] == function);
+  CHECK(visit(test.context, nullptr, [](void*, CUfunction) {}, nullptr) == 0);
+  CU(cuProfilerStart());
+  CU(cuProfilerStop());
+}
+
 void lost() {
   Fixture test;
   test.start();
@@ -636,7 +722,8 @@ int main(int argc, char** argv) {
       {"events", events},
       {"contexts", contexts},
       {"modules", modules},
-      {"lost", lost},
+      {"unpublished", unpublished},
+    {"lost", lost},
       {"everybody_gone", everybody_gone},
       {"launch_cost", launch_cost},
   };

@@ -53,6 +53,7 @@ inline Setup setup;
 struct Counters {
   std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
   std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
+  std::atomic<uint64_t> cut_bytes{0};  // copied by the last cut
 };
 
 class Job {
@@ -466,6 +467,7 @@ class Job {
     } else if (type == "ready") {
       ready_ = true;
     } else if (type == "cut") {
+      counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
       ++counters_.cuts;
     } else if (type == "fault") {
       ++counters_.faults;

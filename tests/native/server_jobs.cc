@@ -260,6 +260,23 @@ void pinned() {
   CHECK(job.counters().compared > 0);
 }
 
+// Page-locked memory is an address like any other to a memset.
+void sets_pinned() {
+  Job job;
+  auto* const words = reinterpret_cast<uint32_t*>(job.pinned());
+  const auto address = reinterpret_cast<uint64_t>(words);
+  for (uint32_t step = 1; step <= 20; ++step) {
+    std::fill_n(words, 8, 0xdddddddd);
+    job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{address, step, 4, 0});
+    if (step % 4 == 1) job.kill_server();
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    for (int i = 0; i < 8; ++i) CHECK(words[i] == (i < 4 ? step : 0xdddddddd));
+  }
+  check_resumed(job);
+  job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{journal::kPinnedBase + journal::kPinnedBytes - 8, 1, 4, 0});
+  CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+}
+
 // More is copied from page-locked memory than the server can keep: a cut makes room, and none is lost.
 void pinned_much() {
   Job job;
@@ -571,6 +588,45 @@ void memory_is_full() {
   check_resumed(job);
 }
 
+// Programs take most of a device before they use it. A cut keeps nothing of zeros, and a recovery makes them again.
+void zeros() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  constexpr uint64_t kBytes = 512 << 20, kUsed = 3 * journal::kGranule;
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, kBytes) == CUDA_SUCCESS);
+  job.alloc(base, kBytes);
+  const auto cut = [&] {
+    const uint64_t before = job.counters().cuts;
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.send({{"type", "cut"}});
+    Job::wait([&] { return job.counters().cuts != before; });
+    return job.counters().cut_bytes.load();
+  };
+  std::vector<uint64_t> got(kWords), expected(kWords);
+  for (int round = 0; round < 3; ++round) {
+    const uint64_t used = base + round * kUsed;
+    // Zeros, something, zeros: at each, a kernel that depends on what it finds is done again after a kill.
+    for (int content = 0; content < 3; ++content) {
+      std::fill(expected.begin(), expected.end(), 0);
+      if (content == 1) expected = numbers(7);
+      if (content != 0) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      if (content == 1) job.write(used, expected.data(), kWords * 8);
+      const uint64_t copied = cut();
+      CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
+      job.launch(kernels.kernels.at("mix"), 0, used, 5, kWords);
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      job.kill_server();
+      CHECK(job.read(used, got.data(), kWords * 8) == CUDA_SUCCESS);
+      mix(expected, 5);
+      CHECK(got == expected);
+      CHECK(job.read(base + kBytes - kWords * 8, got.data(), kWords * 8) == CUDA_SUCCESS);
+      CHECK(got == std::vector<uint64_t>(kWords));
+    }
+  }
+  check_resumed(job);
+}
+
 void pauses() {
   Job job;
   const uint64_t address = job.memory(kWords * 8);
@@ -687,6 +743,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"error_among_others", error_among_others},
     {"queued_error", queued_error},
     {"pinned", pinned},
+    {"sets_pinned", sets_pinned},
     {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned},
     {"order_by_waiting", order_by_waiting},
@@ -698,6 +755,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back},
     {"memory_is_full", memory_is_full},
+    {"zeros", zeros},
     {"pauses", pauses},
     {"globals", globals},
     {"twins", twins},
