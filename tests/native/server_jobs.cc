@@ -131,7 +131,7 @@ void injections() {
       Job job;
       train(job, 60, [&](int step) {
         if (step % 15 != 5) return;
-        job.inject(point, kind, std::string(point) == "cut" ? 2 : job.sequence() + 3);
+        job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
         if (std::string(point) == "cut") job.send({{"type", "cut"}});
       });
       check_resumed(job);
@@ -570,8 +570,8 @@ void memory_is_full() {
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
-  Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took as much as it needs and nothing more, and that counts as free: the program comes first.
+  // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
+  Job::wait([&] { return job.held_bytes("shadow") != 0; });
   Reply_cuMemGetInfo_v2 memory{};
   CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
   CHECK(job.held_bytes("shadow") == 128 << 20);
