@@ -132,7 +132,10 @@ void injections() {
       train(job, 60, [&](int step) {
         if (step % 15 != 5) return;
         job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
-        if (std::string(point) == "cut") job.send({{"type", "cut"}});
+        if (std::string(point) != "cut") return;
+        const uint64_t before = job.counters().injected;
+        job.send({{"type", "cut"}});
+        Job::wait([&] { return job.counters().injected != before; });
       });
       check_resumed(job);
       Job::wait([&] { return job.counters().injected >= 2; });
@@ -611,7 +614,8 @@ void zeros() {
     for (int content = 0; content < 3; ++content) {
       std::fill(expected.begin(), expected.end(), 0);
       if (content == 1) expected = numbers(7);
-      if (content != 0) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      // Also at first: what nobody has written is undefined, and a redo need not find it again.
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
       if (content == 1) job.write(used, expected.data(), kWords * 8);
       const uint64_t copied = cut();
       CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
