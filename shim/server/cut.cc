@@ -210,6 +210,20 @@ std::optional<uint64_t> Executor::zeros_hash() {
   return zeros_hash_;
 }
 
+// How many of these need a place in the shadow and have none, by device.
+std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules,
+                                                                  const std::vector<uint64_t>& hashes) const {
+  std::array<uint64_t, journal::kMaxDevices> wanted{};
+  auto old = chunks_.cbegin();
+  for (size_t i = 0; i < granules.size(); ++i) {
+    while (old != chunks_.cend() && old->address < granules[i]) ++old;
+    const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
+    const bool stays = known && !(evict_shadow_ && shadow_.on_device(old->slot));
+    wanted[ordinal_of_device_address(granules[i])] += !stays && hashes[i] != zeros_hash_;
+  }
+  return wanted;
+}
+
 // Empty: committed. Otherwise the reason, and nothing has changed.
 std::string Executor::attempt_cut(CutReport& report) {
   for (auto& [address, variable] : variables_) from_variable(variable);
@@ -225,12 +239,14 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
   const std::optional<uint64_t> zeros_hash = this->zeros_hash();
+  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules, hashes);
   const auto give_back = [&](const ChunkState& chunk) {
     if (chunk.slot != 0) given_back.push_back(chunk.slot);
   };
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
+    const uint32_t ordinal = ordinal_of_device_address(address);
     const bool zeros = hashes[i] == zeros_hash;
     for (; old != chunks_.cend() && old->address < address; ++old) give_back(*old);
     std::optional<uint64_t> slot;
@@ -249,7 +265,7 @@ std::string Executor::attempt_cut(CutReport& report) {
       continue;
     }
     if (!slot) {
-      slot = shadow_.allocate(ordinal_of_device_address(address), evict_shadow_);
+      slot = shadow_.allocate(ordinal, evict_shadow_, wanted[ordinal]--);
       if (!slot) {
         for (const uint64_t mine : taken) shadow_.free(mine);
         shadow_.trim();

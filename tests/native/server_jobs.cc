@@ -131,8 +131,11 @@ void injections() {
       Job job;
       train(job, 60, [&](int step) {
         if (step % 15 != 5) return;
-        job.inject(point, kind, std::string(point) == "cut" ? 2 : job.sequence() + 3);
-        if (std::string(point) == "cut") job.send({{"type", "cut"}});
+        job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
+        if (std::string(point) != "cut") return;
+        const uint64_t before = job.counters().injected;
+        job.send({{"type", "cut"}});
+        Job::wait([&] { return job.counters().injected != before; });
       });
       check_resumed(job);
       Job::wait([&] { return job.counters().injected >= 2; });
@@ -232,7 +235,7 @@ void pinned() {
   const auto kernels = job.load_kernels();
   const uint64_t mix_kernel = kernels.kernels.at("mix");
   const uint64_t address = job.memory(kWords * 8);
-  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(2 << 20));
   auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
   const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
   const uint64_t event = job.make_event();
@@ -263,7 +266,7 @@ void pinned() {
 // Page-locked memory is an address like any other to a memset.
 void sets_pinned() {
   Job job;
-  auto* const words = reinterpret_cast<uint32_t*>(job.pinned());
+  auto* const words = reinterpret_cast<uint32_t*>(job.pin(4096));
   const auto address = reinterpret_cast<uint64_t>(words);
   for (uint32_t step = 1; step <= 20; ++step) {
     std::fill_n(words, 8, 0xdddddddd);
@@ -282,7 +285,7 @@ void pinned_much() {
   Job job;
   constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
   const uint64_t address = job.memory(2 * kBytes);
-  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(kBytes));
   const auto in_address = reinterpret_cast<uint64_t>(in);
   const uint64_t event = job.make_event();
   std::vector<uint64_t> got(1);
@@ -305,6 +308,7 @@ void pinned_much() {
 void kernel_reads_pinned() {
   Job job;
   const auto kernels = job.load_kernels();
+  job.pin(kWords * 8);
   const uint64_t address = job.memory(kWords * 8);
   for (int step = 0; step < 20; ++step) {
     auto x = numbers(static_cast<uint64_t>(step));
@@ -569,11 +573,17 @@ void memory_is_full() {
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
-  Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took the rest; the program comes first.
+  // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
+  Job::wait([&] { return job.held_bytes("shadow") != 0; });
+  Reply_cuMemGetInfo_v2 memory{};
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(job.held_bytes("shadow") == 128 << 20);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
   job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
   job.kill_server();
   std::vector<uint8_t> got(1 << 20);
@@ -604,7 +614,8 @@ void zeros() {
     for (int content = 0; content < 3; ++content) {
       std::fill(expected.begin(), expected.end(), 0);
       if (content == 1) expected = numbers(7);
-      if (content != 0) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      // Also at first: what nobody has written is undefined, and a redo need not find it again.
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
       if (content == 1) job.write(used, expected.data(), kWords * 8);
       const uint64_t copied = cut();
       CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
