@@ -637,6 +637,33 @@ void unpublished() {
   CU(cuProfilerStop());
 }
 
+// A tensor map is made where the driver is; what the program gave is in the record, and the reply is the map.
+void tensor_maps() {
+  Fixture test;
+  test.start();
+  const cuuint64_t sizes[] = {256, 128, 3}, strides[] = {512, 65536};
+  const cuuint32_t box[] = {64, 32, 1}, steps[] = {1, 1, 1};
+  CUtensorMap map{}, answered;
+  std::memset(&answered, 0x11, sizeof(answered));
+  const auto encode = [&](CUtensorMap* to, cuuint32_t rank, const cuuint64_t* lengths) {
+    return cuTensorMapEncodeTiled(to, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, reinterpret_cast<void*>(0x1000), lengths,
+                                  strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                  CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CU(encode(&map, 3, sizes));
+  CHECK(std::memcmp(&map, &answered, sizeof(map)) == 0);
+  const Args_xmTensorMap& seen = test.control.tensor_map;
+  CHECK(seen.rank == 3 && seen.address == 0x1000 && seen.sizes[2] == 3 && seen.strides[1] == 65536 && seen.box[1] == 32);
+  CHECK(encode(&map, 0, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(&map, 6, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(&map, 3, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(nullptr, 3, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(reinterpret_cast<CUtensorMap*>(reinterpret_cast<char*>(&map) + 8), 2, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CU(cuTensorMapReplaceAddress(&map, reinterpret_cast<void*>(0x2000)));
+  CHECK(seen.address == 0x2000 && std::memcmp(seen.map, &answered, sizeof(answered)) == 0);
+  CHECK(test.control.bad == 0);
+}
+
 void lost() {
   Fixture test;
   test.start();
@@ -723,7 +750,8 @@ int main(int argc, char** argv) {
       {"contexts", contexts},
       {"modules", modules},
       {"unpublished", unpublished},
-    {"lost", lost},
+    {"tensor_maps", tensor_maps},
+      {"lost", lost},
       {"everybody_gone", everybody_gone},
       {"launch_cost", launch_cost},
   };
