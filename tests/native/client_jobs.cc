@@ -142,14 +142,44 @@ void launch_record() {
   CHECK(std::memcmp(test.control.parameters, &attribute, sizeof(attribute)) == 0);
   CHECK(std::memcmp(test.control.parameters + sizeof(attribute), &arguments.a, 8) == 0);
   CU(cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments.pointers));
-  // What would have to be translated, or is not known, is refused by the call.
-  attribute.id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  // Events that the launch completes are recorded behind it.
+  CUevent begun, said, timed;
+  CU(cuEventCreate(&begun, CU_EVENT_DISABLE_TIMING));
+  CU(cuEventCreate(&said, CU_EVENT_DISABLE_TIMING));
+  CU(cuEventCreate(&timed, CU_EVENT_DEFAULT));
+  CUlaunchAttribute both[2]{};
+  both[0].id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  both[0].value.launchCompletionEvent.event = begun;
+  both[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+  both[1].value.programmaticEvent.event = said;
+  config.attrs = both;
+  config.numAttrs = 2;
+  CU(cuCtxSynchronize());
+  CHECK(seen.cooperative == 1);
+  const uint64_t records = test.control.records;
+  test.control.hold_events = true;
+  CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
+  CU(cuCtxSynchronize());
+  CHECK(test.control.records == records + 4);  // launch, two records of events, synchronise
+  CHECK(cuEventQuery(begun) == CUDA_ERROR_NOT_READY && cuEventQuery(said) == CUDA_ERROR_NOT_READY);
+  test.control.hold_events = false;
+  CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
+  eventually([&] { return cuEventQuery(begun) == CUDA_SUCCESS && cuEventQuery(said) == CUDA_SUCCESS; });
+  CHECK(seen.attributes == 2 && reinterpret_cast<const CUlaunchAttribute*>(test.control.parameters)->id == 0);
+  both[1].value.programmaticEvent.event = timed;
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  both[1].value.programmaticEvent.event = reinterpret_cast<CUevent>(0x77);
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_HANDLE);
+  // What is not known is refused by the call.
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  attribute.id = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
   attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
   attribute.value.clusterDim = {2, 1, 1};
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_CLUSTER_SIZE);
   CU(cuCtxSynchronize());
-  CHECK(seen.cooperative == 1 && test.control.bad == 0);
+  CHECK(test.control.bad == 0);
 }
 
 void launch_errors() {
