@@ -12,7 +12,7 @@ namespace {
 
 using journal::TensorMapForm;
 
-constexpr uint64_t kAlignment = alignof(CUtensorMap);
+constexpr uint64_t kAlignment = 64;  // what cuda.h demands of callers; its type is aligned to more since CUDA 13
 
 CUresult make(CUtensorMap* map, const Args_xmTensorMap& args) {
   if (!map || reinterpret_cast<uint64_t>(map) % kAlignment != 0) return CUDA_ERROR_INVALID_VALUE;

@@ -689,6 +689,9 @@ void tensor_maps() {
   CHECK(encode(&map, 3, nullptr) == CUDA_ERROR_INVALID_VALUE);
   CHECK(encode(nullptr, 3, sizes) == CUDA_ERROR_INVALID_VALUE);
   CHECK(encode(reinterpret_cast<CUtensorMap*>(reinterpret_cast<char*>(&map) + 8), 2, sizes) == CUDA_ERROR_INVALID_VALUE);
+  alignas(128) std::byte older[256];  // CUDA 12 aligned the type to 64 bytes
+  CU(encode(reinterpret_cast<CUtensorMap*>(older + 64), 3, sizes));
+  CHECK(std::memcmp(older + 64, &answered, sizeof(answered)) == 0);
   CU(cuTensorMapReplaceAddress(&map, reinterpret_cast<void*>(0x2000)));
   CHECK(seen.address == 0x2000 && std::memcmp(seen.map, &answered, sizeof(answered)) == 0);
   CHECK(test.control.bad == 0);
