@@ -49,6 +49,7 @@ def start(
     kernels: Path,
     runtime: str = "13",
     device: str | None = None,
+    hang_timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Program:
@@ -57,8 +58,9 @@ def start(
     command: list[str | Path] = [sys.executable, CONFORMANCE.parent / "start.py", program, *map(str, arguments)]
     options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     started = node.program(
-        command, name=program.stem, device=device, environment=variables | dict(environment or {}), **options
-    )
+        command, name=program.stem, device=device, hang_timeout=hang_timeout,
+        environment=variables | dict(environment or {}), **options,
+    )  # fmt: skip
     assert started.process.stdout is not None
     if started.process.stdout.readline() != "ready\n":
         _, said = started.process.communicate()

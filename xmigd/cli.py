@@ -94,10 +94,18 @@ def run(
     command: Annotated[list[str], typer.Argument(help="the program and its arguments")],
     device: Annotated[str | None, typer.Option("--device", help="for example cpu:0; default: the least used")] = None,
     name: Annotated[str | None, typer.Option("--name", help="a name for the job; default: the program's")] = None,
-) -> None:
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--hang-timeout", envvar="XMIG_HANG_TIMEOUT", min=0, metavar="SECONDS",
+            help="without progress for so long, its kernel counts as hung; 0: never; default: the daemon's setting",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Run a program under xMIG. It takes this command's place: its exit code is the program's."""
     shown = shlex.join(command)[:4096]
-    job = connect().post("/v1/jobs", {"name": name, "command": shown, "device": device})
+    limits = {} if hang_timeout is None else {"hang_timeout": hang_timeout}
+    job = connect().post("/v1/jobs", {"name": name, "command": shown, "device": device} | limits)
     preload = os.environ.get("LD_PRELOAD")
     environment = os.environ | job["environment"]
     environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
@@ -123,6 +131,7 @@ def ps(
     columns = {
         "id": "PROCESS", "job_id": "JOB", "job_name": "NAME", "pid": "PID", "device": "DEVICE", "state": "STATE",
         "server_pid": "SERVER", "standby": "STANDBY", "generation": "GENERATION", "held_bytes": "HELD",
+        "shadow_bytes": "SHADOW", "server_bytes": "SERVERS",
         "faults": "FAULTS", "recoveries": "RECOVERIES",
     }  # fmt: skip
     show(rows, output, columns, "nothing runs under xMIG")

@@ -18,6 +18,7 @@ class JobRow:
     device: str | None
     registered: bool  # by `xmigctl run`; otherwise made for a process that came by itself
     token_hash: str | None
+    hang_timeout: float | None = None  # seconds; None: the daemon's setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

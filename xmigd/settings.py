@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     cut_budget: float = Field(default=0.01, gt=0, le=0.5, description="share of a process's time that cuts may cost")
     host: str = Field(default="127.0.0.1", description="address of the read-only TCP API")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
+    hang_timeout: float = Field(
+        default=300.0, ge=0, le=1e9,
+        description="seconds without progress after which a device's work counts as hung; 0: never",
+    )  # fmt: skip
     standby: bool = Field(default=True, description="keep one warm standby server per process")
     start_timeout: float = Field(default=30.0, gt=0, description="seconds a new process waits for its server")
     recovery_timeout: float = Field(default=300.0, gt=0, description="seconds a recovery may stay in one phase")

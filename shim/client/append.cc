@@ -16,7 +16,10 @@ namespace {
 
 using journal::RecordHeader;
 
-constexpr std::chrono::microseconds kSpin{100};
+// The program's thread would spin in the genuine driver, too.
+std::chrono::microseconds longest_spin() {
+  return std::chrono::microseconds(journal::processors_to_spare() ? 50'000 : 100);
+}
 constexpr std::chrono::seconds kLook{1};  // how often a waiting thread looks whether the other side lives
 
 // The server takes records of these without a context; they name what they are about themselves.
@@ -24,6 +27,7 @@ constexpr bool needs_context(Op op) {
   switch (op) {
     case Op::xmGrow:
     case Op::xmShrink:
+    case Op::xmUnpin:
     case Op::xmAlloc:
     case Op::xmFree:
     case Op::xmContextReset:
@@ -44,7 +48,7 @@ CUresult wait_for_reply(uint64_t position) {
   const auto replied = [head] {
     return (head->state.load(std::memory_order_acquire) & 0xff) == journal::kReplied;
   };
-  if (journal::spin_until(replied, kSpin)) return CUDA_SUCCESS;
+  if (journal::spin_until(replied, longest_spin())) return CUDA_SUCCESS;
   for (;;) {
     uint32_t state = head->state.load(std::memory_order_acquire);
     if ((state & 0xff) == journal::kReplied) return CUDA_SUCCESS;

@@ -105,6 +105,11 @@ CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
     give_pinned(*block);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  const Args_xmPin pin{.address = block->address, .bytes = bytes};
+  if (const CUresult result = call(Op::xmPin, &pin, sizeof(pin), nullptr, 0); result != CUDA_SUCCESS) {
+    give_pinned(*block);
+    return result;
+  }
   note_context(current_context());
   memory_map().insert({.address = block->address,
                        .bytes = bytesize,
@@ -127,8 +132,10 @@ CUresult cuMemFreeHost(void* p) {
   if (const CUresult result = synchronize_users(known->context); result != CUDA_SUCCESS) return result;
   const auto allocation = memory_map().remove(address, MemoryKind::kPinned);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;  // freed by another thread while this one waited
+  const Args_xmUnpin unpin{.address = allocation->block.address};
+  const CUresult result = append(Op::xmUnpin, &unpin, sizeof(unpin));
   give_pinned(allocation->block);
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {

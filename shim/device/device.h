@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,12 +72,24 @@ struct Chunk {
   uint64_t bytes;
 };
 
+// The device cannot be used: the error that a program would get of it natively, and one clear sentence.
+class Unavailable : public std::runtime_error {
+ public:
+  Unavailable(int error, const std::string& text) : std::runtime_error(text), error_(error) {}
+  int error() const { return error_; }
+
+ private:
+  int error_;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual const DriverTable& driver() const = 0;
   virtual journal::DeviceDescription describe(int ordinal) const = 0;
+  // Device memory that this process took by opening it (contexts, kernels of ours); about, 0: not known.
+  virtual uint64_t own_bytes() const { return 0; }
 
   // The record whose work the calling thread enqueues from now on: faults are reported with it.
   virtual void set_sequence(uint64_t sequence) = 0;
@@ -113,7 +126,8 @@ class Device {
 };
 
 // `kind`: "cpu", "null" or "cuda"; `ordinals`: the node's devices that this server drives, in the program's order;
-// `memory_bytes`: capacity of each (cpu, null), 0 = the default. Throws std::runtime_error with a clear sentence.
+// `memory_bytes`: capacity of each (cpu, null), 0 = the default. Throws Unavailable, or std::runtime_error, with a clear
+// sentence.
 std::unique_ptr<Device> open(std::string_view kind, std::span<const int> ordinals, uint64_t memory_bytes);
 
 }  // namespace xmig::device

@@ -53,6 +53,16 @@ inline bool spinning_helps() {
   return several;
 }
 
+// How many processors one thread of many may keep busy without being missed: while it waits for something that ends by
+// itself, as the genuine driver does, and a moment after it had work, because being woken takes long.
+inline bool processors_to_spare() {
+  static const bool many = [] {
+    cpu_set_t cpus;
+    return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) >= 8;
+  }();
+  return many;
+}
+
 // Spin until `done()`, at most `limit`. Returns the last done(). Yields now and then: where processors share no cache,
 // Linux wakes the other side on the very processor that spins.
 template <typename Done>

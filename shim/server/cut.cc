@@ -195,10 +195,10 @@ bool Executor::take_cut(const char* reason) {
   return true;
 }
 
-// What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
-std::optional<uint64_t> Executor::zeros_hash() {
+// What a granule of zeros hashes to, found out where the cut will want so many places. Nothing, if there is no memory in which to find out.
+std::optional<uint64_t> Executor::zeros_hash(uint64_t soon_wanted) {
   if (zeros_hash_) return zeros_hash_;
-  const auto slot = shadow_.allocate(0, false);
+  const auto slot = shadow_.allocate(0, false, soon_wanted);
   if (!slot) return std::nullopt;
   contexts_.use(0);
   faults_.check(driver_.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
@@ -208,6 +208,22 @@ std::optional<uint64_t> Executor::zeros_hash() {
   if (device_.hash(std::span(&chunk, 1), std::span(&hash, 1))) zeros_hash_ = hash;
   shadow_.free(*slot);
   return zeros_hash_;
+}
+
+// How many of these have no place in the shadow, but content, by device.
+std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(
+    const std::vector<uint64_t>& granules, const std::vector<uint64_t>& hashes, std::optional<uint64_t> zeros) const {
+  std::array<uint64_t, journal::kMaxDevices> wanted{};
+  auto old = chunks_.cbegin();
+  for (size_t i = 0; i < granules.size(); ++i) {
+    const uint64_t address = granules[i];
+    if (hashes[i] == zeros) continue;
+    while (old != chunks_.cend() && old->address < address) ++old;
+    const bool has = old != chunks_.cend() && old->address == address && old->slot != 0 &&
+                     !(evict_shadow_ && shadow_.on_device(old->slot));
+    wanted[ordinal_of_device_address(address)] += !has;
+  }
+  return wanted;
 }
 
 // Empty: committed. Otherwise the reason, and nothing has changed.
@@ -224,13 +240,15 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
-  const std::optional<uint64_t> zeros_hash = this->zeros_hash();
+  const std::optional<uint64_t> zeros_hash = this->zeros_hash(granules.size());
   const auto give_back = [&](const ChunkState& chunk) {
     if (chunk.slot != 0) given_back.push_back(chunk.slot);
   };
+  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules, hashes, zeros_hash);
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
+    const uint32_t ordinal = ordinal_of_device_address(address);
     const bool zeros = hashes[i] == zeros_hash;
     for (; old != chunks_.cend() && old->address < address; ++old) give_back(*old);
     std::optional<uint64_t> slot;
@@ -249,7 +267,7 @@ std::string Executor::attempt_cut(CutReport& report) {
       continue;
     }
     if (!slot) {
-      slot = shadow_.allocate(ordinal_of_device_address(address), evict_shadow_);
+      slot = shadow_.allocate(ordinal, evict_shadow_, wanted[ordinal]--);
       if (!slot) {
         for (const uint64_t mine : taken) shadow_.free(mine);
         shadow_.trim();

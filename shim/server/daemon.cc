@@ -61,8 +61,16 @@ void Daemon::send(const std::string& message, std::span<const int> fds) {
   ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
-void Daemon::hello(const std::string& device, double warm_ms) {
-  send(dump({{"type", "hello"}, {"pid", ::getpid()}, {"device", device}, {"warm_ms", warm_ms}}));
+void Daemon::hello(const std::string& device, double warm_ms, uint64_t device_bytes) {
+  send(dump({{"type", "hello"},
+             {"pid", ::getpid()},
+             {"device", device},
+             {"warm_ms", warm_ms},
+             {"device_bytes", device_bytes}}));
+}
+
+void Daemon::unavailable(int error, std::string_view text) {
+  send(dump({{"type", "unavailable"}, {"error", error}, {"text", text}}));
 }
 
 void Daemon::ready(uint32_t generation) {

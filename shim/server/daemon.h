@@ -43,7 +43,8 @@ class Daemon {
   void detach();
   bool attached() const;
 
-  void hello(const std::string& device, double warm_ms);
+  void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
+  void unavailable(int error, std::string_view text);
   void ready(uint32_t generation);
   void memory_add(const Hosted& memory);
   void memory_drop(uint64_t id);

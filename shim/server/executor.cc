@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <thread>
 
 #include "journal/futex.h"
 #include "server/clock.h"
@@ -15,7 +17,10 @@ namespace {
 constexpr uint32_t kBatch = 64;                // records between two looks at everything else
 // ns that the executor looks at the tail before it sleeps: long while that pays, short when the last look was in vain.
 constexpr uint64_t kShortestSpin = 2'000;
-constexpr uint64_t kLongestSpin = 50'000;
+// After work; the executor has nothing else to do then.
+uint64_t longest_spin() { return journal::processors_to_spare() ? 1'000'000 : 50'000; }
+// While the device works on what somebody waits for.
+uint64_t longest_watch() { return journal::processors_to_spare() ? 50'000'000 : 50'000; }
 constexpr uint64_t kLongestSleep = 60'000'000'000;
 constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
 constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
@@ -46,6 +51,7 @@ bool Executor::keeps_books(Op op) {
     case Op::xmAlloc:
     case Op::xmFree:
     case Op::xmShrink:
+    case Op::xmUnpin:
     case Op::xmImage:
     case Op::xmImageFile:
     case Op::cuStreamCreateWithPriority:
@@ -59,7 +65,7 @@ bool Executor::keeps_books(Op op) {
 }
 
 Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Job& job, double cut_budget)
+                   Injector& injector, Job& job, double cut_budget, double hang_timeout)
     : device_(device),
       driver_(device.driver()),
       contexts_(contexts),
@@ -77,7 +83,8 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       scratch_(driver_),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       progress_(driver_),
-      policy_(cut_budget) {
+      policy_(cut_budget),
+      hang_timeout_(hang_timeout) {
   faults_.hear(this);
   contexts_.use(0);
   register_shared();
@@ -85,6 +92,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 
 // The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
+  watchdog_.reset();
   drain();
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
   objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
@@ -144,9 +152,14 @@ void Executor::request(uint32_t what) {
 
 bool Executor::run(std::string& why) {
   ::pthread_setname_np(::pthread_self(), "executor");
+  if (hang_timeout_ > 0) {
+    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(hang_timeout_ * 1e9));
+    watchdog_.emplace(patience, [this] { return look(); }, [this] { hung(); });
+  }
   ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns; the usual 50 us would be half of a short sleep
   uint64_t idle_since = 0;
-  uint64_t spin = kLongestSpin;
+  const uint64_t longest = longest_spin(), watch = longest_watch();
+  uint64_t spin = longest;
   uint32_t looks = 0;
   while (!broken_) {
     if (requests_.load(std::memory_order_relaxed) & kStop) return true;
@@ -158,7 +171,7 @@ bool Executor::run(std::string& why) {
     consider_cut(!worked);
     if (worked) {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
-      if (idle_since != 0) spin = std::min(2 * spin, kLongestSpin);
+      if (idle_since != 0) spin = std::min(2 * spin, longest);
       idle_since = 0;
       continue;
     }
@@ -166,7 +179,7 @@ bool Executor::run(std::string& why) {
     if (idle_since == 0) idle_since = now;
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
     const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
-    if (now - idle_since < (soon ? kLongestSpin : spin) && journal::spinning_helps()) {
+    if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
       if (++looks % 32 == 0) ::sched_yield();  // as in journal::spin_until
       journal::cpu_relax();
       continue;
@@ -181,6 +194,7 @@ bool Executor::run(std::string& why) {
 
 void Executor::wait_paused() {
   waits_.finish_all();
+  progress_.idle(sequence_);
   publish_executed();
   std::unique_lock lock(pause_mutex_);
   paused_ = true;
@@ -232,13 +246,15 @@ void Executor::register_shared() {
   const journal::JournalMapping& journal = job_.journal();
   driver_.cuMemHostRegister_v2(journal.data(), journal.size(), CU_MEMHOSTREGISTER_PORTABLE);
   driver_.cuMemHostRegister_v2(job_.staging().data(), job_.staging().size(), CU_MEMHOSTREGISTER_PORTABLE);
-  driver_.cuMemHostRegister_v2(job_.pinned().data(), job_.pinned().size(), CU_MEMHOSTREGISTER_PORTABLE);
+  for (const auto& [address, pin] : objects_.pins) {
+    driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), pin.bytes, kPinFlags);
+  }
 }
 
 void Executor::unregister_shared() {
   driver_.cuMemHostUnregister(job_.journal().data());
   driver_.cuMemHostUnregister(job_.staging().data());
-  driver_.cuMemHostUnregister(job_.pinned().data());
+  for (const auto& [address, pin] : objects_.pins) driver_.cuMemHostUnregister(reinterpret_cast<void*>(address));
 }
 
 bool Executor::execute_batch() {
@@ -355,9 +371,14 @@ void Executor::execute() {
 bool Executor::settle() {
   const uint64_t since = now_ns();
   while (!device_idle()) {
+    const uint64_t waited = now_ns() - since;
     const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
-    if (outside && now_ns() - since >= kBarrierPatience) return false;
-    journal::cpu_relax();
+    if (outside && waited >= kBarrierPatience) return false;
+    if (waited < kPatience) {
+      journal::cpu_relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kStopPatience));
+    }
   }
   progress_.idle(sequence_);
   return true;
@@ -366,7 +387,31 @@ bool Executor::settle() {
 // A fault of work that nobody waits for is not announced: it has to be asked for.
 void Executor::look_at_device(uint64_t now) {
   looked_at_ = now;
-  if (progress_.unfinished() && device_idle()) progress_.idle(sequence_);
+  if (!progress_.unfinished()) return;
+  if (device_idle()) {
+    progress_.idle(sequence_);
+  } else {
+    mark_work();
+  }
+}
+
+// Behind all work, so that its end can be seen from another thread. Done where time does not matter.
+void Executor::mark_work() {
+  faults_.check(progress_.mark_all([this](uint32_t ordinal) { contexts_.use(ordinal); }));
+}
+
+// For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes.
+Watchdog::Look Executor::look() const {
+  const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+  const bool pending = progress_.unfinished() && progress_.done() != Progress::kAll && !outside;
+  return {pending, progress_.signature()};
+}
+
+void Executor::hung() {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", hang_timeout_);
+  faults_.strike({CUDA_ERROR_LAUNCH_TIMEOUT, 0,
+                  std::string("the device's work has made no progress for ") + seconds + " s: a kernel hangs"});
 }
 
 Culprit Executor::culprit() const {

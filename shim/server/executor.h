@@ -38,6 +38,7 @@
 #include "server/scratch.h"
 #include "server/shadow.h"
 #include "server/waits.h"
+#include "server/watchdog.h"
 
 namespace xmig::server {
 
@@ -47,8 +48,9 @@ extern const Handler kHandlers[];  // by Op; generated
 
 class Executor final : public Witness {
  public:
+  // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never.
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Job& job, double cut_budget);
+           Job& job, double cut_budget, double hang_timeout = 0);
   ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
@@ -106,6 +108,8 @@ class Executor final : public Witness {
   CUresult on_xmContextReset(Record& record);
   CUresult on_xmGrow(Record& record);
   CUresult on_xmShrink(Record& record);
+  CUresult on_xmPin(Record& record);
+  CUresult on_xmUnpin(Record& record);
   CUresult on_xmAlloc(Record& record);
   CUresult on_xmFree(Record& record);
   CUresult on_xmCopyFromHost(Record& record);
@@ -161,6 +165,9 @@ class Executor final : public Witness {
   std::optional<std::pair<device::InjectPoint, CUstream>> work();
   bool settle();
   void look_at_device(uint64_t now);
+  void mark_work();
+  Watchdog::Look look() const;
+  void hung();
   void dispatch();
   void fail_program(uint32_t ordinal, uint64_t sequence, CUresult error);
   void publish_executed();
@@ -181,8 +188,11 @@ class Executor final : public Witness {
   void drain();
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
-  std::optional<uint64_t> zeros_hash();
+  std::optional<uint64_t> zeros_hash(uint64_t soon_wanted);
   std::vector<uint64_t> live_granules() const;
+  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
+                                                          const std::vector<uint64_t>& hashes,
+                                                          std::optional<uint64_t> zeros) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   void trim();
@@ -295,7 +305,7 @@ class Executor final : public Witness {
   bool evict_shadow_ = false;   // the program needs the device memory that the shadow takes
   std::string cut_trouble_;     // the last reason why a cut was not possible: logged once
   std::atomic<uint64_t> outside_waits_{0};  // host functions that the program has yet to run
-  bool value_waits_ = false;                // a stream waits for a value that a later record may write
+  std::atomic<bool> value_waits_{false};    // a stream waits for a value that a later record may write
 
   uint64_t barrier_since_ = 0;
 
@@ -306,6 +316,8 @@ class Executor final : public Witness {
   std::optional<Careful> careful_;
 
   std::mutex callback_mutex_;
+  const double hang_timeout_;
+  std::optional<Watchdog> watchdog_;
 
   std::atomic<uint32_t> requests_{0};
   std::mutex pause_mutex_;

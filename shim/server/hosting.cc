@@ -122,6 +122,15 @@ uint64_t Hosting::bytes() const {
   return sum;
 }
 
+uint64_t Hosting::dead_bytes(uint32_t ordinal) const {
+  uint64_t sum = 0;
+  for (auto it = backings_.lower_bound(device_base(ordinal));
+       it != backings_.end() && in_device_range(ordinal, it->first, it->second.memory.bytes); ++it) {
+    if (it->second.dead_count == it->second.dead.size()) sum += it->second.memory.bytes;
+  }
+  return sum;
+}
+
 CUresult Hosting::adopt(Hosted memory) {
   if (!whole_granules(memory.address, memory.bytes) ||
       !in_device_range(static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {

@@ -30,6 +30,8 @@ class Hosting {
   bool backed(uint64_t address, uint64_t bytes) const;
   // Is there memory that a cut would give back?
   bool has_dead() const { return dead_granules_ != 0; }
+  // How much it would give back.
+  uint64_t dead_bytes(uint32_t ordinal) const;
   // A cut was committed: nothing needs the dead any more.
   void release_dead();
 

@@ -60,6 +60,11 @@ int main(int argc, char** argv) {
     // Streams may wait for a program that is gone: threads are not joined, the kernel takes everything back.
     std::fflush(nullptr);
     ::_exit(status);
+  } catch (const xmig::device::Unavailable& error) {
+    xmig::server::Daemon daemon;
+    { const auto attached = daemon.attach(xmig::ipc::UniqueFd(options->control_fd)); }
+    daemon.unavailable(error.error(), error.what());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "xmig-server: %s\n", error.what());
     return 1;

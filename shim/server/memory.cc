@@ -55,6 +55,9 @@ CUresult Executor::on_xmFree(Record& record) {
 CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
+  // A cut releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
+  const uint32_t ordinal = record.header().ordinal;
+  reply.free = std::min(reply.total, reply.free + shadow_.device_bytes(ordinal) + hosting_.dead_bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }
@@ -83,7 +86,41 @@ CUresult Executor::on_xmContextReset(Record& record) {
   return CUDA_SUCCESS;
 }
 
+// What is told to the devices is what the program has: they cannot take the whole range, which has no pages yet.
+CUresult Executor::on_xmPin(Record& record) {
+  Args_xmPin args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  constexpr uint64_t kPage = 4096;
+  if (args.bytes == 0 || (args.address | args.bytes) % kPage != 0 || !job_.is_pinned(args.address, args.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto next = objects_.pins.lower_bound(args.address);
+  const bool before = next != objects_.pins.begin() &&
+                      std::prev(next)->first + std::prev(next)->second.bytes > args.address;
+  if (before || (next != objects_.pins.end() && next->first - args.address < args.bytes)) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  const CUresult result = driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(args.address), args.bytes, kPinFlags);
+  if (result != CUDA_SUCCESS) return result;
+  objects_.pins.emplace(args.address, Pin{args.bytes,
+                                          {record.header().context, record.header().ordinal},
+                                          {record.sequence(), record.stored()}});
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmUnpin(Record& record) {
+  Args_xmUnpin args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (objects_.pins.erase(args.address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  return driver_.cuMemHostUnregister(reinterpret_cast<void*>(args.address));
+}
+
 void Executor::reset_context(uint32_t context) {
+  std::erase_if(objects_.pins, [&](const auto& entry) {
+    if (entry.second.owner.context != context) return false;
+    driver_.cuMemHostUnregister(reinterpret_cast<void*>(entry.first));
+    return true;
+  });
   objects_.streams.for_each([&](uint32_t index, const Stream& stream) {
     if (stream.owner.context != context) return;
     leave_work(stream.real);

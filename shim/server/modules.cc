@@ -64,6 +64,9 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
     garbage("a new module has a number that is taken, or none");
     return CUDA_ERROR_INVALID_HANDLE;
   }
+  // This may take as long as compiling does: the watchdog must see the end of the work before it.
+  mark_work();
+  contexts_.use(record.header().ordinal);
   Module module;
   if (const CUresult result = device_.load_image(&module.real, image); result != CUDA_SUCCESS) {
     return result;
@@ -134,6 +137,8 @@ CUresult Executor::on_xmKernel(Record& record) {
   if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
   Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
   if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  mark_work();  // as in a module's load
+  contexts_.use(record.header().ordinal);
   // Measured: of a kernel that is not loaded yet the driver says that it can have 0 threads.
   if (const CUresult result = driver_.cuFuncLoad(kernel->real); result != CUDA_SUCCESS) return result;
   const std::vector<journal::ParameterInfo> parameters = describe_parameters(*kernel);

@@ -85,6 +85,15 @@ struct GraphExec {
   StoredRecord creation;
 };
 
+inline constexpr unsigned int kPinFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+
+// Page-locked memory that the devices have been told of.
+struct Pin {
+  uint64_t bytes = 0;
+  Owner owner;
+  StoredRecord creation;
+};
+
 // A flat table of objects that come and go; `real` says whether there is one.
 template <typename T>
 class Table {
@@ -115,6 +124,7 @@ struct Objects {
   Table<Event> events{journal::kMaxEvents};
   Table<Module> modules{kMaxModules};
   Table<GraphExec> graphs{kMaxGraphs};
+  std::map<uint64_t, Pin> pins;  // by address
 
   Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);

@@ -79,7 +79,7 @@ void Progress::idle(uint64_t sequence) {
 uint64_t Progress::done() const {
   const uint64_t idle_at = idle_at_.load(std::memory_order_acquire);
   const size_t count = lane_count_.load(std::memory_order_acquire);
-  uint64_t done = ~0ull;
+  uint64_t done = kAll;
   for (size_t i = 0; i < count; ++i) {
     const Lane& lane = lanes_[i];
     const uint64_t enqueued = lane.enqueued.load(std::memory_order_acquire);

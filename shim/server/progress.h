@@ -31,6 +31,19 @@ class Progress {
     lane.enqueued.store(sequence, std::memory_order_relaxed);
     return lane.unmarked < kMarkEvery ? CUDA_SUCCESS : mark(lane, sequence);
   }
+  // A mark behind what each stream has. `use_ordinal` makes a device's context the current one.
+  template <typename F>
+  CUresult mark_all(F&& use_ordinal) {
+    const size_t count = lane_count_.load(std::memory_order_relaxed);
+    for (size_t i = 0; i < count; ++i) {
+      Lane& lane = lanes_[i];
+      if (!lane.used || lane.gone || lane.unmarked == 0) continue;
+      use_ordinal(lane.ordinal);
+      const CUresult result = mark(lane, lane.enqueued.load(std::memory_order_relaxed));
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  }
   // The stream's handle is about to mean nothing any more; its work goes on.
   void destroyed(CUstream stream);
   // The device was found idle: what was executed so far, up to this record, is done.
@@ -38,7 +51,8 @@ class Progress {
 
   // Is there work that was not seen done? From any thread, as are the following.
   bool unfinished() const { return unfinished_.load(std::memory_order_relaxed); }
-  // All work of the records up to this one is done.
+  // All work of the records up to this one is done; kAll: of every record.
+  static constexpr uint64_t kAll = ~0ull;
   uint64_t done() const;
   // Is another number whenever the device has come further.
   uint64_t signature() const;

@@ -27,6 +27,8 @@ bool changes_objects(Op op) {
     case Op::xmContextReset:
     case Op::xmGrow:
     case Op::xmShrink:
+    case Op::xmPin:
+    case Op::xmUnpin:
     case Op::xmAlloc:
     case Op::xmFree:
     case Op::xmImage:

@@ -38,6 +38,7 @@ struct Assign {
   AssignMode mode = AssignMode::kFresh;
   int client_pid = 0;
   double cut_budget = 0.01;
+  double hang_timeout = 0;  // seconds; 0: never
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
   std::vector<device::Injection> injections;

@@ -61,15 +61,15 @@ int Server::run(uint64_t started) {
   socket_ = options_.control_fd;
   { const auto attached = daemon_.attach(ipc::UniqueFd(options_.control_fd)); }
   if (const CUresult result = device_->driver().cuInit(0); result != CUDA_SUCCESS) {
-    log_(Level::kError, "the device's driver does not start: CUDA error " + std::to_string(result));
+    daemon_.unavailable(result, "the device's driver does not start: CUDA error " + std::to_string(result));
     return kLostExit;
   }
   const auto devices = static_cast<uint32_t>(options_.ordinals.size());
   if (const CUresult result = contexts_.open(devices); result != CUDA_SUCCESS) {
-    log_(Level::kError, "no context on device " + options_.device() + ": CUDA error " + std::to_string(result));
+    daemon_.unavailable(result, "no context on device " + options_.device() + ": CUDA error " + std::to_string(result));
     return kLostExit;
   }
-  daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6);
+  daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6, device_->own_bytes());
   while (true) {
     const std::optional<int> status = socket_ >= 0 ? listen() : reconnect();
     if (status) return *status;
@@ -156,7 +156,7 @@ void Server::begin(bool recover) {
   begun_ = true;
   contexts_.use(0);
   executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, *job_,
-                                         assignment_->cut_budget);
+                                         assignment_->cut_budget, assignment_->hang_timeout);
   thread_ = std::thread([this, recover, given = std::move(given_)]() mutable { serve(recover, std::move(given)); });
 }
 

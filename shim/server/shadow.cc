@@ -7,7 +7,7 @@ namespace {
 
 using journal::kGranule;
 
-// Slabs grow with what there is: a small job holds little, a large one few descriptors.
+// A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
 constexpr uint64_t kSmallestSlab = 8 * kGranule;
 constexpr uint64_t kLargestSlab = 512 * kGranule;
 
@@ -34,11 +34,9 @@ std::optional<uint64_t> Shadow::gap(uint32_t ordinal, uint64_t bytes) const {
   return address;
 }
 
-Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host) {
-  uint64_t have = 0;
-  for (const auto& [address, slab] : slabs_) have += ordinal_of(address) == ordinal ? slab.memory.bytes : 0;
-  const uint64_t wanted = std::clamp(have / 4 / kGranule * kGranule, kSmallestSlab, kLargestSlab);
-  for (const uint64_t bytes : {wanted, kGranule}) {  // where there is no room for much there may be room for one
+Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host, uint64_t wanted) {
+  const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, kLargestSlab);
+  for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
     const auto address = gap(ordinal, bytes);
     if (!address) continue;
     Slab slab;
@@ -51,14 +49,14 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host) {
   return nullptr;
 }
 
-std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, bool host) {
+std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, bool host, uint64_t wanted) {
   const auto first = slabs_.lower_bound(shadow_base(ordinal));
   Slab* chosen = nullptr;
   for (auto it = first; it != slabs_.end() && ordinal_of(it->first) == ordinal && !chosen; ++it) {
     if (it->second.used_count < it->second.used.size() && (!host || is_host(it->second.memory))) chosen = &it->second;
   }
-  if (!chosen && !host) chosen = add_slab(ordinal, false);
-  if (!chosen) chosen = add_slab(ordinal, true);
+  if (!chosen && !host) chosen = add_slab(ordinal, false, wanted);
+  if (!chosen) chosen = add_slab(ordinal, true, wanted);
   if (!chosen) return std::nullopt;
   const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
   *free = true;
@@ -78,10 +76,12 @@ bool Shadow::on_device(uint64_t slot) const {
   return it != slabs_.end() && !is_host(it->second.memory);
 }
 
-bool Shadow::has_device_slabs(uint32_t ordinal) const {
-  return std::any_of(slabs_.begin(), slabs_.end(), [&](const auto& entry) {
-    return ordinal_of(entry.first) == ordinal && !is_host(entry.second.memory);
-  });
+uint64_t Shadow::device_bytes(uint32_t ordinal) const {
+  uint64_t sum = 0;
+  for (const auto& [address, slab] : slabs_) {
+    if (ordinal_of(address) == ordinal && !is_host(slab.memory)) sum += slab.memory.bytes;
+  }
+  return sum;
 }
 
 void Shadow::trim() {

@@ -18,11 +18,13 @@ class Shadow {
   Shadow(const Shadow&) = delete;
 
   // A slot near the device `ordinal`, as an address of this process. From host memory where the device has no room, or
-  // where `host` says that it needs the room itself. Nothing: there is no memory at all.
-  std::optional<uint64_t> allocate(uint32_t ordinal, bool host);
+  // where `host` says that it needs the room itself. `wanted`: how many will be asked for now, this one included.
+  // Nothing: there is no memory at all.
+  std::optional<uint64_t> allocate(uint32_t ordinal, bool host, uint64_t wanted = 1);
   void free(uint64_t slot);
   bool on_device(uint64_t slot) const;
-  bool has_device_slabs(uint32_t ordinal) const;
+  bool has_device_slabs(uint32_t ordinal) const { return device_bytes(ordinal) != 0; }
+  uint64_t device_bytes(uint32_t ordinal) const;
   // Give empty slabs back.
   void trim();
 
@@ -46,7 +48,7 @@ class Shadow {
   Map::iterator containing(uint64_t slot);
   Map::const_iterator containing(uint64_t slot) const { return const_cast<Shadow*>(this)->containing(slot); }
   std::optional<uint64_t> gap(uint32_t ordinal, uint64_t bytes) const;
-  Slab* add_slab(uint32_t ordinal, bool host);
+  Slab* add_slab(uint32_t ordinal, bool host, uint64_t wanted);
 
   Physical& physical_;
   Map slabs_;

@@ -74,3 +74,6 @@ XMIG_KERNEL(aligned, (uint64_t *, x)) {
   XMIG_REQUIRE_ALIGNED(x, 8);
   *x = 1;
 }
+XMIG_KERNEL(endless, (const volatile uint64_t *, x)) {
+  while (*x == *x) continue;
+}

@@ -2,7 +2,8 @@
 
 It hands over memfds as its device memory and checks that they come back at a recovery. What it shall do wrong is read
 from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign`, `inject` or
-`go`, and what is `exit`, `garbage`, `hang`, `fault`, `close`, `linger` or a number: so many times `exit`, then good.
+`go`, and what is `exit`, `garbage`, `hang`, `fault`, `unavailable`, `close`, `linger`, or a number: so often `exit`,
+then good.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class Peer:
             sys.exit(3)
         if what == "garbage":
             self.sock.send(b"\x00not json")
+        if what == "unavailable":
+            self.send("unavailable", error=46, text="another process has the device")
+            sys.exit(1)
         if what == "hang":
             time.sleep(600)
         if what == "close":
@@ -144,7 +148,7 @@ class Peer:
 
     def run(self) -> None:
         self.behave("hello")
-        self.send("hello", pid=os.getpid(), device=self.device, warm_ms=1.5)
+        self.send("hello", pid=os.getpid(), device=self.device, warm_ms=1.5, device_bytes=5)
         while True:
             watched: list[Any] = [self.sock] if self.client is None else [self.sock, self.client]
             ready = select.select(watched, [], [])[0]

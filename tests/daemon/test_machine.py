@@ -344,6 +344,63 @@ def test_kills_from_outside_are_not_held_against_the_program() -> None:
     assert world.machine.attempts == 0
 
 
+def test_kills_while_it_recovers_are_not_held_against_the_program_either() -> None:
+    world = World(Limits(max_attempts=2))
+    world.run()
+    world.exit(0)
+    for _ in range(20):
+        server = world.machine.active
+        assert server is not None
+        if world.machine.servers[server] == "spawning":
+            world.tell(e.Hello, server=server)
+        world.exit(server, killed=True)
+    world.redo()
+    assert (world.recoveries[1].outcome, world.recoveries[1].attempts) == ("resumed", 21)
+
+
+def test_a_device_that_cannot_be_used_is_the_first_answer_to_a_program() -> None:
+    world = World()
+    world.tell(e.ClientArrived)
+    world.tell(e.Unavailable, server=0, error=46, text="another process has it")
+    assert e.Refuse(46, "another process has it") in world.others
+    assert world.machine.state == "ended"
+
+
+def test_a_device_for_one_process_only_has_no_standby_and_recovers_all_the_same() -> None:
+    world = World()
+    world.tell(e.ClientArrived)
+    world.tell(e.Hello, server=0)
+    world.tell(e.Ready, server=0)
+    for server in (1, 3):  # after each recovery it is tried once
+        assert world.machine.standby == server
+        world.tell(e.Unavailable, server=server, error=46, text="another process has it")
+        world.exit(server)
+        assert world.machine.standby is None
+        assert "spawn" not in world.timers
+        assert world.machine.active is not None
+        world.exit(world.machine.active, killed=True)
+        world.redo()
+    assert world.recoveries[2].standby == "spawned"
+
+
+def test_a_device_without_memory_for_a_standby_is_asked_again() -> None:
+    world = World()
+    world.tell(e.ClientArrived)
+    world.tell(e.Hello, server=0)
+    world.tell(e.Ready, server=0)
+    world.tell(e.Unavailable, server=1, error=2, text="no memory")
+    world.exit(1)
+    world.timer("spawn")
+    assert world.machine.standby == 2
+
+
+def test_a_redo_may_take_as_long_as_the_watchdog_is_patient() -> None:
+    world = World(Limits(phase_timeout=10, hang_timeout=300))
+    world.run()
+    world.exit(0)
+    assert world.timers["phase"] == 310
+
+
 def test_servers_that_cannot_be_started_are_tried_for_ever_while_the_program_waits() -> None:
     world = World()
     world.run()
@@ -495,6 +552,12 @@ class AnyOrder(RuleBasedStateMachine):
         server = int(data.draw(st.sampled_from(self.unborn())))
         self.world.alive.discard(server)
         self.world.tell(e.SpawnFailed, server=server, reason="no memory")
+
+    @precondition(lambda self: self.unborn())
+    @rule(data=st.data(), error=st.sampled_from([2, 46]))
+    def unavailable(self, data: Any, error: int) -> None:
+        server = int(data.draw(st.sampled_from(self.unborn())))
+        self.world.tell(e.Unavailable, server=server, error=error, text="no")
 
     def unborn(self) -> list[int]:
         return [n for n, state in self.world.machine.servers.items() if state == "spawning"]

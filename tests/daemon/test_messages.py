@@ -20,7 +20,8 @@ from xmigd.supervisor import messages as m
 from .node import ROOT, Node, Program, alive, open_fds, until
 
 GOOD: list[dict[str, Any]] = [
-    {"type": "hello", "pid": 1, "device": "cpu:0", "warm_ms": 1.5},
+    {"type": "hello", "pid": 1, "device": "cpu:0", "warm_ms": 1.5, "device_bytes": 1},
+    {"type": "unavailable", "error": 46, "text": "x"},
     {"type": "ready", "generation": 1, "t": 5},
     {"type": "memory", "op": "add", "id": 1, "kind": "shadow", "ordinal": 0, "address": 2, "bytes": 3, "name": ""},
     {"type": "memory", "op": "drop", "id": 1},
@@ -91,9 +92,10 @@ def test_any_field(message: dict[str, Any], data: Any) -> None:
 
 def test_assign_is_what_the_server_reads() -> None:
     assign = Assign(1, "recover", Deliver(5, 700), Careful(3, 9), (Injection(1, "copy", "hang", 7, 0),))
-    packed = json.loads(m.pack_assign(assign, job="j", client_pid=9, cut_budget=0.01))
+    packed = json.loads(m.pack_assign(assign, job="j", client_pid=9, cut_budget=0.01, hang_timeout=2.5))
     assert packed == {
         "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "cut_budget": 0.01,
+        "hang_timeout": 2.5,
         "deliver": {"sequence": 5, "error": 700}, "careful": {"after": 3, "until": 9},
         "injections": [{"id": 1, "point": "copy", "kind": "hang", "sequence": 7, "error": 0}],
     }  # fmt: skip

@@ -135,6 +135,16 @@ def test_a_server_that_cannot_start_at_first_is_tried_again(node: Node) -> None:
         started(node, program)
 
 
+def test_a_device_that_cannot_be_used(node: Node) -> None:
+    """The program is told what it would be told natively, and the log says why, once."""
+    node.behave(hello="unavailable")
+    with Program(node) as program:
+        status, _, _, message = program.welcome()
+        assert (status, message) == (46, "another process has the device")
+    lines = [line for line in node.log.read_text().splitlines() if "another process has the device" in line]
+    assert len([line for line in lines if "program refused" in line]) == 1, lines
+
+
 def test_a_program_that_dies_in_its_handshake(node: Node) -> None:
     before = len(open_fds(node.pid))
     node.behave(hello="hang")

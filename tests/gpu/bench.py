@@ -35,6 +35,7 @@ class Outcome:
     result: dict[str, Any]
     recoveries: list[dict[str, Any]]
     cuts: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
 
 
 class Running:
@@ -67,10 +68,12 @@ class Running:
             raise Failed(f"{how}: {self._last_line()}")
         recoveries: list[dict[str, Any]] = []
         cuts: list[dict[str, Any]] = []
+        faults: list[dict[str, Any]] = []
         if self.program is not None and (info := self.program.info()) is not None:
             recoveries = self.program.recoveries()
+            faults = self.program.faults()
             cuts = self.program.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
-        return Outcome(self._result(), recoveries, cuts)
+        return Outcome(self._result(), recoveries, cuts, faults)
 
     def _result(self) -> dict[str, Any]:
         lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]

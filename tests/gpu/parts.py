@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import kills, memory, profile, recovery, results, steps
+from tests.gpu import faults, kills, memory, profile, recovery, results, steps
 from tests.gpu.bench import Bench
 from tests.gpu.cases import KILLED, RESULTS, TIMED
 from xmigd.measurements import Row
@@ -30,7 +30,10 @@ PARTS = [
     Part("files", "results", 15, results.device_files, alone=False),
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case)) for case in KILLED),
-    Part("recovery", "recovery", 45, recovery.measure),
+    Part("faults", "faults", 70, faults.hundred),
+    Part("faults-graphs", "faults", 25, faults.graphs),
+    Part("bugs", "faults", 25, faults.bugs),
+    Part("recovery", "recovery", 60, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
     Part("profile", "profile", 20, profile.measure),
 ]

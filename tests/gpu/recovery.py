@@ -11,40 +11,54 @@ from collections.abc import Iterator
 
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import RECOVERED
-from tests.gpu.kills import step, strikes
+from tests.gpu.kills import step, strikes, warm_server
 from xmigd.measurements import Row
 
-KILLS = 3
+STRIKES = 3
+# Is there a standby, what strikes, and the target in seconds.
+WAYS = ((True, "kill", 0.5), (True, "illegal address", 0.5), (False, "kill", 1.5))
 
 
 def measure(bench: Bench) -> Iterator[Row]:
     status = bench.logs / "recovery.status"
-    for standby, target in ((True, 0.5), (False, 1.5)):
+    for standby, kind, target in WAYS:
         status.unlink(missing_ok=True)
         with bench.node(standby=standby) as node, bench.started(RECOVERED, node, f"--status {status}") as running:
             while step(status) < 20 and running.process.poll() is None:
                 time.sleep(0.01)
             assert running.program is not None
-            if standby:
-                struck = len(list(strikes(running, status, KILLS, random.Random(5))))
+            if kind != "kill":
+                struck = sum(illegal_address(running) for _ in range(STRIKES))
+            elif standby:
+                struck = len(list(strikes(running, status, STRIKES, random.Random(5))))
             else:
-                struck = sum(cold_kill(running) for _ in range(KILLS))
+                struck = sum(cold_kill(running) for _ in range(STRIKES))
             info = running.program.info()
             outcome = running.finish()
         done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
         if not done:
-            raise Failed("no server was killed: the program was over too soon")
+            raise Failed("nothing struck: the program was over too soon")
         stall = outcome.result["slowest_s"] - outcome.result["step_s"]
         phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
         slowest = max(done, key=lambda r: float(r["resumed_ms"]))
         live = (info or {}).get("live_bytes") or 0
         yield Row(
-            name=f"recovery of 10 GB {'with' if standby else 'without'} standby: stall", value=round(stall, 3),
+            name=f"recovery of 10 GB {'with' if standby else 'without'} standby, {kind}: stall", value=round(stall, 3),
             unit="s", target=target, better="lower",
-            conditions=f"the longest step of {struck} kills less a median step, "
+            conditions=f"the longest step of {struck} strikes less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
             + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms",
         )  # fmt: skip
+
+
+def illegal_address(running: Running) -> bool:
+    """A kernel that stores to nowhere, beside the program's next one; wait until another server runs."""
+    before = warm_server(running)
+    if before is None:
+        return False
+    assert running.program is not None
+    running.program.inject("fault", point="kernel", error=700)
+    return replaced(running, before)
 
 
 def cold_kill(running: Running) -> bool:
@@ -56,9 +70,15 @@ def cold_kill(running: Running) -> bool:
     time.sleep(0.5)  # some steps between two kills; nothing depends on how many
     with contextlib.suppress(ProcessLookupError):
         os.kill(before["server_pid"], signal.SIGKILL)
+    return replaced(running, before["server_pid"])
+
+
+def replaced(running: Running, before: int) -> bool:
+    """Wait until another server than this one runs."""
+    assert running.program is not None
     while running.process.poll() is None:
         info = running.program.info()
-        if info is not None and info["state"] == "running" and info["server_pid"] != before["server_pid"]:
+        if info is not None and info["state"] == "running" and info["server_pid"] != before:
             return True
         time.sleep(0.005)
     return False

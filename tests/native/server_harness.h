@@ -100,6 +100,12 @@ class Job {
   }
   std::byte* staging() { return staging_.data(); }
   std::byte* pinned() { return pinned_.data(); }
+  // The first bytes of it, from here on for the device to use.
+  std::byte* pin(uint64_t bytes) {
+    const auto address = reinterpret_cast<uint64_t>(pinned());
+    if (call(Op::xmPin, Args_xmPin{address, bytes}) != CUDA_SUCCESS) std::abort();
+    return pinned();
+  }
   Counters& counters() { return counters_; }
   void kill_server() {
     const std::lock_guard lock(mutex_);
@@ -110,6 +116,12 @@ class Job {
   size_t held() {
     const std::lock_guard lock(mutex_);
     return memory_.size();
+  }
+  uint64_t held_bytes(const char* kind) {
+    const std::lock_guard lock(mutex_);
+    uint64_t sum = 0;
+    for (const auto& [id, held] : memory_) sum += held.fields["kind"] == kind ? held.fields["bytes"].get<uint64_t>() : 0;
+    return sum;
   }
 
   void send(const Json& message, std::span<const int> fds = {}) {

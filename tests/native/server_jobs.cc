@@ -232,7 +232,7 @@ void pinned() {
   const auto kernels = job.load_kernels();
   const uint64_t mix_kernel = kernels.kernels.at("mix");
   const uint64_t address = job.memory(kWords * 8);
-  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(2 << 20));
   auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
   const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
   const uint64_t event = job.make_event();
@@ -263,7 +263,7 @@ void pinned() {
 // Page-locked memory is an address like any other to a memset.
 void sets_pinned() {
   Job job;
-  auto* const words = reinterpret_cast<uint32_t*>(job.pinned());
+  auto* const words = reinterpret_cast<uint32_t*>(job.pin(4096));
   const auto address = reinterpret_cast<uint64_t>(words);
   for (uint32_t step = 1; step <= 20; ++step) {
     std::fill_n(words, 8, 0xdddddddd);
@@ -282,7 +282,7 @@ void pinned_much() {
   Job job;
   constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
   const uint64_t address = job.memory(2 * kBytes);
-  auto* const in = reinterpret_cast<uint64_t*>(job.pinned());
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(kBytes));
   const auto in_address = reinterpret_cast<uint64_t>(in);
   const uint64_t event = job.make_event();
   std::vector<uint64_t> got(1);
@@ -305,6 +305,7 @@ void pinned_much() {
 void kernel_reads_pinned() {
   Job job;
   const auto kernels = job.load_kernels();
+  job.pin(kWords * 8);
   const uint64_t address = job.memory(kWords * 8);
   for (int step = 0; step < 20; ++step) {
     auto x = numbers(static_cast<uint64_t>(step));
@@ -570,10 +571,16 @@ void memory_is_full() {
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
   Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took the rest; the program comes first.
+  // The shadow took as much as it needs and nothing more, and that counts as free: the program comes first.
+  Reply_cuMemGetInfo_v2 memory{};
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(job.held_bytes("shadow") == 128 << 20);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
   job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
   job.kill_server();
   std::vector<uint8_t> got(1 << 20);

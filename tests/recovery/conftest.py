@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ Starter = Callable[..., Program]
 def start(daemon: Node, kernels: Path) -> Starter:
     """Start a program of ``programs`` by name; it waits for ``harness.go``."""
 
-    def starter(name: str, *arguments: object) -> Program:
-        return harness.start(daemon, PROGRAMS / f"{name}.py", *arguments, kernels=kernels)
+    def starter(name: str, *arguments: object, **options: Any) -> Program:
+        return harness.start(daemon, PROGRAMS / f"{name}.py", *arguments, kernels=kernels, **options)
 
     return starter
 

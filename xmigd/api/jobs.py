@@ -23,7 +23,9 @@ async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, resp
     """Register a job. The answer says how to start its programs; the token is shown only here."""
     supervisor = node.supervisor
     name = request.name or request.command.split(" ", 1)[0].rpartition("/")[2] or "job"
-    job, token = supervisor.make_job(name=name, command=request.command, uid=caller.uid, device=request.device)
+    job, token = supervisor.make_job(
+        name=name, command=request.command, uid=caller.uid, device=request.device, hang_timeout=request.hang_timeout
+    )
     model = job_model(job)
     created_at = model.created_at
     await asyncio.wrap_future(node.writer.submit(lambda session: session.add(model)))
@@ -31,7 +33,7 @@ async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, resp
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
-        created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
+        hang_timeout=job.hang_timeout, created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
         preload=":".join(map(str, node.shims)),
         environment={
             "XMIG_JOB": f"{job.id}:{token}",

@@ -28,6 +28,8 @@ def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
     info.generation = live.generation
     info.standby = live.standby_state
     info.held_bytes = sum(handle.size for handle in live.handles.values())
+    info.shadow_bytes = live.shadow_bytes
+    info.server_bytes = live.device_bytes
     if live.last_cut is not None:
         info.cuts, info.live_bytes = live.last_cut.number, live.last_cut.live_bytes
     return info

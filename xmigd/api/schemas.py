@@ -52,6 +52,9 @@ class JobRequest(BaseModel):
     name: Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     command: Annotated[str, Field(max_length=4096)] = ""
     device: Annotated[str, Field(max_length=64, pattern=r"^[a-z]+:[0-9]+(,[0-9]+)*$")] | None = None
+    hang_timeout: Annotated[
+        float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
+    ] | None = None  # fmt: skip
 
 
 JobState = Literal["created", "running", "ended", "stopped", "lost"]
@@ -64,6 +67,7 @@ class JobInfo(Answer):
     uid: int
     device: str | None
     registered: bool
+    hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
     created_at: float
     state: JobState
     processes: int
@@ -115,7 +119,9 @@ class ProcessInfo(Answer):
     ended_at: float | None
     cuts: int | None = None
     live_bytes: int | None = None
-    held_bytes: int | None = None
+    held_bytes: int | None = Field(default=None, description="the program's memory, shadow and module images")
+    shadow_bytes: int | None = Field(default=None, description="device memory that holds the last cut")
+    server_bytes: int | None = Field(default=None, description="device memory of its servers' contexts, about")
     faults: int
     recoveries: int
 

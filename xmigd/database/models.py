@@ -43,6 +43,7 @@ class Job(Base):
     device: Mapped[str | None] = mapped_column(String(64))
     registered: Mapped[bool]
     token_hash: Mapped[str | None] = mapped_column(String(64))
+    hang_timeout: Mapped[float | None]  # seconds; null: the daemon's setting
     stopped: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
 

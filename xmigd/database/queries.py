@@ -51,7 +51,7 @@ def _job(session: Session, row: Job) -> dict[str, Any]:
         state = "ended" if states else "created"
     return {
         "id": row.id, "name": row.name, "command": row.command, "uid": row.uid, "device": row.device,
-        "registered": row.registered, "created_at": row.created_at, "state": state,
+        "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
         "processes": sum(state in LIVE for state in states), "faults": total(Fault), "recoveries": total(Recovery),
     }  # fmt: skip
 

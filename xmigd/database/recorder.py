@@ -134,7 +134,7 @@ def live_processes(session: Session) -> list[LiveProcess]:
 def job_row(job: models.Job) -> JobRow:
     return JobRow(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=job.registered,
-        token_hash=None if job.stopped else job.token_hash,
+        token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout,
     )  # fmt: skip
 
 

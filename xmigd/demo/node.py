@@ -92,12 +92,16 @@ class Node:
         *,
         name: str = "",
         device: str | None = None,
+        hang_timeout: float | None = None,
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Program:
         """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text."""
         words = [str(word) for word in command]
-        job = self.client.post("/v1/jobs", {"name": name, "command": " ".join(words)[:4096], "device": device})
+        job = self.client.post(
+            "/v1/jobs",
+            {"name": name, "command": " ".join(words)[:4096], "device": device, "hang_timeout": hang_timeout},
+        )
         variables = self.environment | job["environment"] | {"LD_PRELOAD": job["preload"]} | dict(environment or {})
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
         process = subprocess.Popen(words, env=variables, **options)

@@ -61,6 +61,14 @@ class Hello(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable(ServerEvent):
+    """Instead of hello: its device cannot be used. It exits next."""
+
+    error: int  # CUresult, as a program would get it without us
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(ServerEvent):
     generation: int = 1
 

@@ -21,8 +21,8 @@ server is told to deliver it. A device that works asynchronously cannot say whic
 those that were not known to be done; then the redo does these one by one, and if one of them faults in the same way,
 that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only
 while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
-After `max_attempts` recoveries without any of these the process is lost. A SIGKILL that hits a running server does not
-count either: it came from outside.
+After `max_attempts` recoveries without any of these the process is lost. A SIGKILL does not count either: it came from
+outside.
 
 Running out of something (descriptors, processes, memory) is nobody's fault: starting a server is tried again, ever more
 slowly, for as long as the program lives.
@@ -68,6 +68,7 @@ class Limits:
     stable_after: float = 1.0
     stop_grace: float = 10.0
     standby: bool = True
+    hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class Machine:
         self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
+        self._alone = False  # the device takes one server only
+        self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
         self._cause: e.Event | None = None
         self._out: list[e.Instruction] = []
         self._t = 0
@@ -160,6 +163,8 @@ class Machine:
                 self._server_unavailable(event.server, event.reason)
             case e.Hello():
                 self._hello(event)
+            case e.Unavailable():
+                self._unavailable(event)
             case e.Ready():
                 self._ready(event)
             case e.PhaseReached():
@@ -235,6 +240,17 @@ class Machine:
         if event.server == self.active:
             self._assign()
 
+    def _unavailable(self, event: e.Unavailable) -> None:
+        """A program that only begins is told at once, as it would be natively. One that runs goes on: what its device
+        lacks now, it may have again."""
+        if self.servers[event.server] != "spawning":
+            return
+        if self.state == "starting":
+            self._refuse(event.error, event.text)
+            return
+        self._said[event.server] = event.text
+        self._alone |= event.server == self.standby and event.error == CUDA_ERROR_DEVICE_UNAVAILABLE
+
     def _ready(self, event: e.Ready) -> None:
         if event.server != self.active or self.state != "starting" or self.servers[event.server] != "assigned":
             return
@@ -270,7 +286,8 @@ class Machine:
         self.recovery.cut = self._cut[0]
         if deliver is not None:
             self.recovery.delivered_sequence, self.recovery.delivered_error = deliver.sequence, deliver.error
-        self._timer("phase", self.limits.phase_timeout)
+        # The watchdog comes first: it knows that a kernel hangs, a time-out does not know why nothing happens.
+        self._timer("phase", self.limits.phase_timeout + self.limits.hang_timeout)
         self._save_recovery()
 
     def _replace(self) -> None:
@@ -296,7 +313,7 @@ class Machine:
         record = self.recovery
         assert record is not None
         at = max(record.standby_ready or record.detected, min(event.at, event.t))
-        self._timer("phase", self.limits.phase_timeout)
+        self._timer("phase", self.limits.phase_timeout + self.limits.hang_timeout)
         if event.name == "mapped":
             record.mapped = at
         elif event.name == "restored":
@@ -321,6 +338,7 @@ class Machine:
         record.outcome = "resumed"
         self._clear("phase")
         self._out.append(e.SaveRecovery(record))
+        self._alone = False  # what was true once is tried again
         self._go("running", f"recovered: {record.cause}")
         self._timer("stable", self.limits.stable_after)
         self._want_standby()
@@ -412,10 +430,13 @@ class Machine:
         state = self.servers.pop(event.server)
         death = self._deaths.pop(event.server, None)
         striking = self._striking.pop(event.server, None)
+        status = self._said.pop(event.server, event.status)
         if event.server == self.standby:
             self.standby = None
-            if self.state == "running":
-                self._retry_later(f"the standby ended: {event.status}")
+            if self._alone:
+                self._save(f"there will be no standby: {status}")
+            elif self.state == "running":
+                self._retry_later(f"the standby ended: {status}")
             return
         if event.server != self.active:
             return
@@ -425,13 +446,13 @@ class Machine:
         elif self.state == "losing":
             self._losing_server_exited(event, state)
         elif death is None and state in ("spawning", "warm"):
-            self._server_gone_before_work(f"a server ended before it had the process: {event.status}")
+            self._server_gone_before_work(f"a server ended before it had the process: {status}")
         else:
             if death is None:
                 injected = striking is not None
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
                 record = self._fault("injected" if injected else "server", text, injection=striking)
-                innocent = injected or (event.killed and self.state == "running")
+                innocent = injected or event.killed
                 death = _Death(record, min(event.since or event.t, event.t), innocent)
             self._server_lost(death)
 
@@ -494,7 +515,7 @@ class Machine:
         self._retry_later(why)
 
     def _retry_later(self, why: str) -> None:
-        if "spawn" in self._timers or not (self.limits.standby or self.active is None):
+        if "spawn" in self._timers or not (self._standby_wanted or self.active is None):
             return
         self._save(f"{why}; trying again in {self._backoff:g} s")
         self._timer("spawn", self._backoff)
@@ -611,8 +632,12 @@ class Machine:
         return number
 
     def _want_standby(self) -> None:
-        if self.limits.standby and self.standby is None and "spawn" not in self._timers:
+        if self._standby_wanted and self.standby is None and "spawn" not in self._timers:
             self.standby = self._spawn()
+
+    @property
+    def _standby_wanted(self) -> bool:
+        return self.limits.standby and not self._alone
 
     def _drop_standby(self) -> None:
         if self.standby is not None:

@@ -101,6 +101,7 @@ class Handle:
     size: int
     fd: Fd
     message: bytes
+    on_host: bool = False
 
 
 def raise_descriptor_limit() -> int:

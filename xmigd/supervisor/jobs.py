@@ -19,12 +19,14 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def new_job(*, name: str, command: str, uid: int, device: str | None, registered: bool) -> tuple[JobRow, str]:
+def new_job(
+    *, name: str, command: str, uid: int, device: str | None, registered: bool, hang_timeout: float | None = None
+) -> tuple[JobRow, str]:
     """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
     token = secrets.token_hex(12)
     job = JobRow(
         id=new_id(), name=name, command=command, uid=uid, device=device, registered=registered,
-        token_hash=hash_token(token) if registered else None,
+        token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout,
     )  # fmt: skip
     return job, token
 

@@ -34,6 +34,13 @@ class Hello(Message):
     pid: Small
     device: Annotated[str, Field(max_length=64)]
     warm_ms: Millis
+    device_bytes: Number
+
+
+class Unavailable(Message):
+    type: Literal["unavailable"]
+    error: Annotated[int, Field(ge=1, le=999)]
+    text: Text
 
 
 class Ready(Message):
@@ -149,13 +156,13 @@ class Bye(Message):
 
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
 ServerMessage = (
-    Hello | Ready | MemoryAdd | MemoryDrop | Cut | Fault | Phase | ProgramError | Injected | Garbage | Announce
-    | Announced | Paused | Continued | Log | Bye
+    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Cut | Fault | Phase | ProgramError | Injected | Garbage
+    | Announce | Announced | Paused | Continued | Log | Bye
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
-        Hello | Ready | Memory | Cut | Fault | Phase | ProgramError | Injected | Garbage | Announce | Announced
-        | Paused | Continued | Log | Bye,
+        Hello | Unavailable | Ready | Memory | Cut | Fault | Phase | ProgramError | Injected | Garbage | Announce
+        | Announced | Paused | Continued | Log | Bye,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
@@ -190,10 +197,11 @@ def pack_memory(message: MemoryAdd) -> bytes:
     return pack("memory", **message.model_dump(exclude={"type"}))
 
 
-def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float) -> bytes:
+def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float = 0) -> bytes:
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": cut_budget,
+        "hang_timeout": hang_timeout,
         "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),

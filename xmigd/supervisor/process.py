@@ -89,6 +89,16 @@ class Process:
         return server.pid if server is not None and server.pid else None
 
     @property
+    def device_bytes(self) -> int:
+        """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
+        return sum(server.device_bytes for server in self._servers.values())
+
+    @property
+    def shadow_bytes(self) -> int:
+        """Device memory that holds the last cut. What of it the program needs goes to host memory."""
+        return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
+
+    @property
     def standby_state(self) -> str | None:
         number = self.machine.standby
         return None if number is None else self.machine.servers[number]
@@ -124,7 +134,9 @@ class Process:
         if message.id in self.handles or len(self.handles) >= MAX_HANDLES:
             close_all(fds)
             return "memory that is held already" if message.id in self.handles else "more memory handles than allowed"
-        self.handles[message.id] = Handle(message.id, message.kind, message.bytes, fds[0], m.pack_memory(message))
+        self.handles[message.id] = Handle(
+            message.id, message.kind, message.bytes, fds[0], m.pack_memory(message), on_host=message.name != ""
+        )
         return None
 
     async def pause(self) -> int:
@@ -243,7 +255,10 @@ class Process:
                 if message.pid != server.pid:
                     server.refuse("it says hello with another process's pid")
                 else:
+                    server.device_bytes = message.device_bytes
                     self.tell(e.Hello(t=t, server=number, warm_ms=message.warm_ms))
+            case m.Unavailable():
+                self.tell(e.Unavailable(t=t, server=number, error=message.error, text=message.text))
             case m.MemoryAdd():
                 why = self.add_handle(message, fds, missing) if has_process else "memory from a server without a job"
                 if why is not None:
@@ -354,7 +369,10 @@ class Process:
             self._close_handles()  # of a server that was lost before the program was let in
         if instruction.mode != "lost":
             self.generation += 1  # as the server counts, in the journal
-        packed = m.pack_assign(instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self._cut_budget)
+        packed = m.pack_assign(
+            instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self._cut_budget,
+            hang_timeout=self.machine.limits.hang_timeout,
+        )  # fmt: skip
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():

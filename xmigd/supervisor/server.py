@@ -97,6 +97,7 @@ class Server:
         self.device = device
         self.pid = 0
         self.start_time = 0
+        self.device_bytes = 0  # that it takes for itself
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None

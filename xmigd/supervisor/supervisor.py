@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from xmigd import log
 from xmigd.errors import Forbidden, NotFound, ProtocolError, XmigError
@@ -79,11 +80,15 @@ class Supervisor:
 
     # --- what the API asks ------------------------------------------------------------------------------------------
 
-    def make_job(self, *, name: str, command: str, uid: int, device: str | None) -> tuple[JobRow, str]:
+    def make_job(
+        self, *, name: str, command: str, uid: int, device: str | None, hang_timeout: float | None = None
+    ) -> tuple[JobRow, str]:
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it."""
         if device is not None:
             resolve_device(device, self._settings.device_names)
-        return new_job(name=name, command=command, uid=uid, device=device, registered=True)
+        return new_job(
+            name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout
+        )
 
     def register_job(self, job: JobRow) -> None:
         self._jobs[job.id] = job
@@ -207,8 +212,10 @@ class Supervisor:
     def _make(
         self, row: ProcessRow, job: JobRow, client: Fd, memory: JobMemory, faults: int = 0, recoveries: int = 0
     ) -> Process:
+        hang_timeout = self._settings.hang_timeout if job.hang_timeout is None else job.hang_timeout
+        limits = replace(self._limits, hang_timeout=hang_timeout)
         return Process(
-            row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=self._limits,
+            row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
             cut_budget=self._settings.cut_budget, records=self._records, admit=self._admit, refuse=self._refuse,
             finished=self._finished, faults=faults, recoveries=recoveries,
         )  # fmt: skip

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "device/cuda/open_cuda.h"
+#include "device/cuda/used_memory.h"
 
 // kernels.ptx, as text.
 asm(".pushsection .rodata\n.balign 8\nxmig_kernels_ptx:\n.incbin \"" XMIG_KERNELS_PTX "\"\n.byte 0\n.popsection\n");
@@ -31,6 +32,17 @@ const char* spoiler(int error) {
   }
 }
 
+const char* advice(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_OUT_OF_MEMORY: return "the GPU has no memory left for a context, which takes about 0.5 GB";
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+      return "the GPU is in exclusive mode and another process has it, or it takes none (nvidia-smi -q -d COMPUTE; "
+             "nvidia-smi -c DEFAULT lets several in)";
+    case CUDA_ERROR_NO_DEVICE: return "the driver finds no GPU (nvidia-smi -L; CUDA_VISIBLE_DEVICES of xmigd)";
+    default: return "see `nvidia-smi` and the kernel's log";
+  }
+}
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(std::span<const int> ordinals) {
@@ -40,8 +52,8 @@ class CudaDevice final : public Device {
     setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1);
     library_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library_)
-      throw std::runtime_error(std::string("the NVIDIA driver cannot be loaded: ") + dlerror() +
-                               "; install the driver of this node's GPUs");
+      throw Unavailable(CUDA_ERROR_NO_DEVICE, std::string("the NVIDIA driver cannot be loaded: ") + dlerror() +
+                                                  "; install the driver of this node's GPUs");
     std::string missing;
     for_each_driver_function([&](const char* name, auto member) {
       void* function = dlsym(library_, name);
@@ -49,16 +61,25 @@ class CudaDevice final : public Device {
       std::memcpy(&(driver_.*member), &function, sizeof(function));
     });
     if (!missing.empty())
-      throw std::runtime_error("the NVIDIA driver is too old: it lacks " + missing + "; xMIG needs 12.8 or newer");
+      throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+                        "the NVIDIA driver is too old: it lacks " + missing +
+                            "; xMIG needs one for CUDA 12.4 or newer (550 or newer)");
     check(driver_.cuInit(0), "cuInit");
     int count = 0;
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
     if (count < static_cast<int>(ordinals.size()))
-      throw std::runtime_error("the driver shows " + std::to_string(count) + " GPUs, but device(s) " + visible +
-                               " were asked for");
+      throw Unavailable(CUDA_ERROR_INVALID_DEVICE, "the driver shows " + std::to_string(count) +
+                                                       " GPUs, but device(s) " + visible + " were asked for");
     units_.resize(ordinals.size());
+    const UsedMemory used;
+    std::vector<uint64_t> before;
+    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) before.push_back(used.of(uuid_of(ordinal).bytes));
     // The first ordinal comes last: its context is the one that stays current.
     for (size_t ordinal = units_.size(); ordinal-- > 0;) open_unit(static_cast<int>(ordinal), units_[ordinal]);
+    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) {
+      const uint64_t after = used.of(uuid_of(ordinal).bytes);
+      if (before[ordinal] != 0 && after > before[ordinal]) own_bytes_ += after - before[ordinal];
+    }
   }
 
   ~CudaDevice() override {
@@ -72,8 +93,7 @@ class CudaDevice final : public Device {
     CUdevice device = 0;
     check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
     check(driver_.cuDeviceGetName(description.name, sizeof(description.name), device), "cuDeviceGetName");
-    CUuuid uuid{};
-    check(driver_.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
+    const CUuuid uuid = uuid_of(static_cast<size_t>(ordinal));
     std::memcpy(description.uuid, uuid.bytes, sizeof(description.uuid));
     size_t total = 0;
     check(driver_.cuDeviceTotalMem_v2(&total, device), "cuDeviceTotalMem");
@@ -96,6 +116,8 @@ class CudaDevice final : public Device {
       description.attributes[attribute] = 0;
     return description;
   }
+
+  uint64_t own_bytes() const override { return own_bytes_; }
 
   void set_sequence(uint64_t) override {}  // the driver does not say whose work has faulted
 
@@ -179,8 +201,16 @@ class CudaDevice final : public Device {
 
   void check(CUresult result, const char* what) const {
     if (result != CUDA_SUCCESS)
-      throw std::runtime_error(std::string(what) + " failed with CUDA error " +
-                               std::to_string(static_cast<int>(result)) + "; see `nvidia-smi` and the kernel's log");
+      throw Unavailable(result, std::string(what) + " failed with CUDA error " +
+                                    std::to_string(static_cast<int>(result)) + ": " + advice(result));
+  }
+
+  CUuuid uuid_of(size_t ordinal) const {
+    CUdevice device = 0;
+    CUuuid uuid{};
+    check(driver_.cuDeviceGet(&device, static_cast<int>(ordinal)), "cuDeviceGet");
+    check(driver_.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
+    return uuid;
   }
 
   void find_kernels(Unit& unit) const {
@@ -222,6 +252,7 @@ class CudaDevice final : public Device {
   void* library_ = nullptr;
   DriverTable driver_{};
   std::deque<Unit> units_;  // by ordinal
+  uint64_t own_bytes_ = 0;
 };
 
 }  // namespace

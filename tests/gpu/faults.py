@@ -1,0 +1,106 @@
+"""Faults of every kind at every place: the program's results are those of an undisturbed native run. And the program's
+own bugs: it is told what it is told natively."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+from tests.gpu.bench import Bench, Failed, Outcome
+from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
+from tests.gpu.compare import differences
+from tests.gpu.injections import KINDS, Strike, arm, schedule
+from xmigd.demo.node import Node
+from xmigd.measurements import Row
+
+FAULTS = 100
+JOBS = 2  # that share the GPU, and the faults
+HANG_TIMEOUT = 2.0  # seconds
+
+
+def hundred(bench: Bench) -> Iterator[Row]:
+    """A hundred faults of random kind at random records, in two jobs on one GPU."""
+    with bench.node() as node:
+        native, last = references(bench, node, FAULTED)
+        plans = [schedule(FAULTS // JOBS, last // 20, last * 19 // 20, seed) for seed in range(JOBS)]
+        outcomes = struck(bench, node, FAULTED, plans)
+    yield from rows(FAULTED, native, outcomes, FAULTS)
+
+
+def graphs(bench: Bench) -> Iterator[Row]:
+    """Each kind while a CUDA graph is replayed, and a kernel that never ends."""
+    with bench.node(hang_timeout=HANG_TIMEOUT) as node:
+        native, last = references(bench, node, FAULTED_GRAPHS)
+        kinds = [*KINDS, ("hang", 0)]
+        plan = [Strike(*kind, "kernel", last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
+        outcomes = struck(bench, node, FAULTED_GRAPHS, [plan])
+    yield from rows(FAULTED_GRAPHS, native, outcomes, len(plan))
+
+
+def references(bench: Bench, node: Node, case: Case) -> tuple[Outcome, int]:
+    """A native run, and how many records an undisturbed run under xMIG has, which must have come to the same."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(bench.native, case)
+        undisturbed = bench.under(node, case)
+        native = waiting.result()
+    if found := differences(native.result, undisturbed.result):
+        raise Failed(f"undisturbed, it differs already: {', '.join(found[:4])}")
+    last = max((int(cut["sequence"]) for cut in undisturbed.cuts), default=0)
+    if last == 0:
+        raise Failed("undisturbed, it took no cut: nobody knows how many records it has")
+    return native, last
+
+
+def struck(bench: Bench, node: Node, case: Case, plans: list[list[Strike]]) -> list[Outcome]:
+    """Run it as often as there are plans, at the same time, each with its strikes."""
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(bench.started(case, node)) for _ in plans]
+        for job, plan in zip(jobs, plans, strict=True):
+            assert job.program is not None
+            job.program.until("running")
+            arm(job.program, plan)
+        return [job.finish() for job in jobs]
+
+
+def rows(case: Case, native: Outcome, outcomes: list[Outcome], planned: int) -> Iterator[Row]:
+    recoveries = [r for outcome in outcomes for r in outcome.recoveries]
+    faults = [f for outcome in outcomes for f in outcome.faults]
+    found = [text for outcome in outcomes for text in differences(native.result, outcome.result)]
+    done = [r for r in recoveries if r["resumed_ms"] is not None]
+    inexact = sum(r["exact"] is False for r in done)
+    kinds = Counter(f["error"] or "kill" for f in faults if f["injection"] is not None)
+    others = Counter(f["kind"] for f in faults if f["injection"] is None)
+    which = ", ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items(), key=str))
+    said = f"{case.said}; {which or 'nothing'} struck" + (f", and {dict(others)}" if others else "")
+    yield Row(
+        name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower",
+        conditions=f"{said}; {len(done)} recoveries, {inexact} not exact",
+    )  # fmt: skip
+    yield Row(
+        name=f"{case.name}: faults survived", value=sum(kinds.values()), unit="faults", target=planned,
+        better="higher", conditions=f"planned: {planned}",
+    )  # fmt: skip
+    if not done:
+        raise Failed("nothing struck: the program was over too soon")
+    resumed = [float(r["resumed_ms"]) for r in done]
+    yield Row(
+        name=f"{case.name}: fault to resumed", value=round(median(resumed), 1), unit="ms", better="lower",
+        conditions=f"median of {len(done)}, slowest {max(resumed):.0f} ms, "
+        f"{sum(r['standby'] != 'warm' for r in done)} without a warm standby; {case.said}",
+    )  # fmt: skip
+
+
+def bugs(bench: Bench) -> Iterator[Row]:
+    """An index outside of a table, a store to nowhere, a misaligned store, a trap: the error of each, at each call."""
+    native = bench.native(BUGS)
+    with bench.node() as node:
+        xmig = bench.under(node, BUGS)
+    found = differences(native.result, xmig.result)
+    told = xmig.result["told"]
+    yield Row(
+        name="bugs: differences", value=len(found), unit="in all", target=0, better="lower",
+        conditions=f"{BUGS.said}; " + (f"different: {', '.join(found)}" if found else f"told: {told}")[:300],
+    )  # fmt: skip
