@@ -306,6 +306,16 @@ record("xmGraphLaunch", "queued", "Launch an executable graph, or only bring it 
        "uint64_t stream", "uint32_t upload", "uint32_t reserved")
 record("xmGraphDestroy", "queued", "An executable graph is not needed any more.", "uint64_t exec")
 
+# --- tensor maps: what they look like only the device's driver knows ---------------------------------------------
+record("xmTensorMap", "synchronous", "Make a tensor map, or (replace) give one another address; the reply is the map. "
+       "`form` says which function it is, and which of the fields count.", "uint32_t form", "uint32_t type",
+       "uint32_t rank", "uint32_t interleave", "uint32_t swizzle", "uint32_t promotion", "uint32_t fill",
+       "uint32_t channels", "uint32_t pixels", "uint32_t mode", "uint64_t address", "uint64_t sizes[5]",
+       "uint64_t strides[5]", "uint32_t box[5]", "uint32_t steps[5]", "int32_t lower[3]", "int32_t upper[3]",
+       "uint64_t map[16]")
+local("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapReplaceAddress",
+      note="xmTensorMap: asked of the device's driver each time")
+
 # --- earlier forms of functions, the same in every respect: answered as the form named ----------------------------
 SAME_AS: dict[str, str] = {
     name: f"{name}_v2"
@@ -332,7 +342,9 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
     "cuStreamWriteValue64_v2", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2",
     "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuFuncSetAttribute", "cuEventElapsedTime_v2",
-    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", "cuFuncLoad", "cuGraphCreate",
+    "cuOccupancyMaxActiveClusters", "cuOccupancyMaxPotentialClusterSize", "cuFuncLoad",
+    "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapReplaceAddress",
+    "cuGraphCreate",
     "cuGraphDestroy", "cuGraphAddEmptyNode", "cuGraphInstantiateWithFlags", "cuGraphExecUpdate_v2", "cuGraphUpload",
     "cuGraphLaunch", "cuGraphExecDestroy", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture",
     "cuStreamGetCaptureInfo_v3",

@@ -85,6 +85,11 @@ CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen
 
 bool valid_event(CUevent event) { return find_event(event) != nullptr; }
 
+bool has_timing(CUevent handle) {
+  const Event* const event = find_event(handle);
+  return event && !(event->flags & CU_EVENT_DISABLE_TIMING);
+}
+
 void events_context_reset(const Context& context) {
   events.for_each([&](uint32_t number, Event& event) {
     if (event.context == &context && event.alive.exchange(false)) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/capture.h"
+#include "client/events.h"
 #include "client/modules.h"
 #include "client/ring_writer.h"
 #include "client/streams.h"
@@ -74,11 +75,43 @@ CUresult check_attributes(int ordinal, const CUlaunchAttribute* attributes, unsi
       case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
       case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
       case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING:
         break;
       default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }
+  }
+  return CUDA_SUCCESS;
+}
+
+constexpr unsigned int kMaxAttributes = 16;  // what the server takes
+
+// Events that a launch completes: when its blocks have begun, or when they say so. To the program the end of the kernel
+// is only a late moment of the same kind, and one that a recovery can tell; so they are recorded behind it.
+struct LaunchEvents {
+  struct {
+    CUevent event;
+    unsigned int flags;
+  } all[kMaxAttributes];
+  unsigned int count = 0;
+};
+
+// Copies the attributes without those that name events, which it gathers.
+CUresult take_events(const CUlaunchAttribute* from, unsigned int count, CUlaunchAttribute* to, LaunchEvents& events) {
+  for (unsigned int i = 0; i < count; ++i) {
+    to[i] = from[i];
+    const bool programmatic = from[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+    if (!programmatic && from[i].id != CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) continue;
+    const auto& value = from[i].value;
+    const CUevent event = programmatic ? value.programmaticEvent.event : value.launchCompletionEvent.event;
+    const int flags = programmatic ? value.programmaticEvent.flags : value.launchCompletionEvent.flags;
+    if (!valid_event(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (has_timing(event)) return CUDA_ERROR_INVALID_VALUE;
+    events.all[events.count++] = {event, static_cast<unsigned int>(flags)};
+    to[i] = {};
+    to[i].id = CU_LAUNCH_ATTRIBUTE_IGNORE;
   }
   return CUDA_SUCCESS;
 }
@@ -196,14 +229,23 @@ CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDi
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
-  constexpr unsigned int kMaxAttributes = 16;  // what the server takes
   if (!config || (config->numAttrs && !config->attrs) || config->numAttrs > kMaxAttributes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const Grid grid{{config->gridDimX, config->gridDimY, config->gridDimZ},
                   {config->blockDimX, config->blockDimY, config->blockDimZ},
                   config->sharedMemBytes};
-  return launch(f, grid, resolve(config->hStream), kernelParams, extra, config->attrs, config->numAttrs, false);
+  const CUstream stream = resolve(config->hStream);
+  CUlaunchAttribute attributes[kMaxAttributes];
+  LaunchEvents events;
+  if (const CUresult error = take_events(config->attrs, config->numAttrs, attributes, events); error != CUDA_SUCCESS) {
+    return error;
+  }
+  CUresult result = launch(f, grid, stream, kernelParams, extra, attributes, config->numAttrs, false);
+  for (unsigned int i = 0; i < events.count && result == CUDA_SUCCESS; ++i) {
+    result = client::cuEventRecordWithFlags(events.all[i].event, stream, events.all[i].flags);
+  }
+  return result;
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,

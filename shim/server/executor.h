@@ -126,6 +126,7 @@ class Executor final : public Witness {
   CUresult on_xmGlobal(Record& record);
   CUresult on_xmTwin(Record& record);
   CUresult on_xmClusters(Record& record);
+  CUresult on_xmTensorMap(Record& record);
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
   CUresult on_xmLaunch(Record& record);

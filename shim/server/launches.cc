@@ -113,14 +113,9 @@ CUresult Executor::copy_attributes(CUlaunchAttribute* to, uint32_t count, const 
       case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
       case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: break;
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: {
-        CUevent& event = to[i].value.programmaticEvent.event;
-        if (!translate(journal::Kind::kEvent, reinterpret_cast<uint64_t>(event), &event)) {
-          return CUDA_ERROR_INVALID_HANDLE;
-        }
-        break;
-      }
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING: break;
       default: return CUDA_ERROR_NOT_SUPPORTED;
     }
   }

@@ -63,6 +63,7 @@ struct Control {
   std::atomic<uint32_t> reattached{0};
   std::atomic<uint32_t> bad{0};  // records that broke a rule of layout.h
   Args_xmLaunch launch{};
+  Args_xmTensorMap tensor_map{};
   unsigned char parameters[4096]{};
   std::atomic<uint64_t> launches{0};
 };
@@ -217,6 +218,11 @@ class JobServer {
       case Op::xmContextReset:
         control_.context_resets.fetch_add(1);
         header.context_error.store(0);
+        break;
+      case Op::xmTensorMap:
+        control_.tensor_map = arguments<Args_xmTensorMap>(record);
+        record.reply_bytes = record.reply;
+        std::memset(space, 0x11, record.reply);
         break;
       case Op::xmImage:
         control_.image_bytes.fetch_add(record.payload);

@@ -142,14 +142,44 @@ void launch_record() {
   CHECK(std::memcmp(test.control.parameters, &attribute, sizeof(attribute)) == 0);
   CHECK(std::memcmp(test.control.parameters + sizeof(attribute), &arguments.a, 8) == 0);
   CU(cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments.pointers));
-  // What would have to be translated, or is not known, is refused by the call.
-  attribute.id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  // Events that the launch completes are recorded behind it.
+  CUevent begun, said, timed;
+  CU(cuEventCreate(&begun, CU_EVENT_DISABLE_TIMING));
+  CU(cuEventCreate(&said, CU_EVENT_DISABLE_TIMING));
+  CU(cuEventCreate(&timed, CU_EVENT_DEFAULT));
+  CUlaunchAttribute both[2]{};
+  both[0].id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  both[0].value.launchCompletionEvent.event = begun;
+  both[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+  both[1].value.programmaticEvent.event = said;
+  config.attrs = both;
+  config.numAttrs = 2;
+  CU(cuCtxSynchronize());
+  CHECK(seen.cooperative == 1);
+  const uint64_t records = test.control.records;
+  test.control.hold_events = true;
+  CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
+  CU(cuCtxSynchronize());
+  CHECK(test.control.records == records + 4);  // launch, two records of events, synchronise
+  CHECK(cuEventQuery(begun) == CUDA_ERROR_NOT_READY && cuEventQuery(said) == CUDA_ERROR_NOT_READY);
+  test.control.hold_events = false;
+  CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
+  eventually([&] { return cuEventQuery(begun) == CUDA_SUCCESS && cuEventQuery(said) == CUDA_SUCCESS; });
+  CHECK(seen.attributes == 2 && reinterpret_cast<const CUlaunchAttribute*>(test.control.parameters)->id == 0);
+  both[1].value.programmaticEvent.event = timed;
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  both[1].value.programmaticEvent.event = reinterpret_cast<CUevent>(0x77);
+  CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_HANDLE);
+  // What is not known is refused by the call.
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  attribute.id = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
   attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
   attribute.value.clusterDim = {2, 1, 1};
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_CLUSTER_SIZE);
   CU(cuCtxSynchronize());
-  CHECK(seen.cooperative == 1 && test.control.bad == 0);
+  CHECK(test.control.bad == 0);
 }
 
 void launch_errors() {
@@ -637,6 +667,36 @@ void unpublished() {
   CU(cuProfilerStop());
 }
 
+// A tensor map is made where the driver is; what the program gave is in the record, and the reply is the map.
+void tensor_maps() {
+  Fixture test;
+  test.start();
+  const cuuint64_t sizes[] = {256, 128, 3}, strides[] = {512, 65536};
+  const cuuint32_t box[] = {64, 32, 1}, steps[] = {1, 1, 1};
+  CUtensorMap map{}, answered;
+  std::memset(&answered, 0x11, sizeof(answered));
+  const auto encode = [&](CUtensorMap* to, cuuint32_t rank, const cuuint64_t* lengths) {
+    return cuTensorMapEncodeTiled(to, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, reinterpret_cast<void*>(0x1000), lengths,
+                                  strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                  CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CU(encode(&map, 3, sizes));
+  CHECK(std::memcmp(&map, &answered, sizeof(map)) == 0);
+  const Args_xmTensorMap& seen = test.control.tensor_map;
+  CHECK(seen.rank == 3 && seen.address == 0x1000 && seen.sizes[2] == 3 && seen.strides[1] == 65536 && seen.box[1] == 32);
+  CHECK(encode(&map, 0, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(&map, 6, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(&map, 3, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(nullptr, 3, sizes) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(encode(reinterpret_cast<CUtensorMap*>(reinterpret_cast<char*>(&map) + 8), 2, sizes) == CUDA_ERROR_INVALID_VALUE);
+  alignas(128) std::byte older[256];  // CUDA 12 aligned the type to 64 bytes
+  CU(encode(reinterpret_cast<CUtensorMap*>(older + 64), 3, sizes));
+  CHECK(std::memcmp(older + 64, &answered, sizeof(answered)) == 0);
+  CU(cuTensorMapReplaceAddress(&map, reinterpret_cast<void*>(0x2000)));
+  CHECK(seen.address == 0x2000 && std::memcmp(seen.map, &answered, sizeof(answered)) == 0);
+  CHECK(test.control.bad == 0);
+}
+
 void lost() {
   Fixture test;
   test.start();
@@ -723,7 +783,8 @@ int main(int argc, char** argv) {
       {"contexts", contexts},
       {"modules", modules},
       {"unpublished", unpublished},
-    {"lost", lost},
+    {"tensor_maps", tensor_maps},
+      {"lost", lost},
       {"everybody_gone", everybody_gone},
       {"launch_cost", launch_cost},
   };

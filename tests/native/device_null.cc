@@ -245,6 +245,29 @@ TEST(null_memory_runs_out) {
   OK(d.cuMemRelease(second));
 }
 
+TEST(null_tensor_maps) {
+  Rig rig("null", 0);
+  const auto& d = rig.d();
+  const cuuint64_t sizes[] = {256, 256}, strides[] = {512}, odd_strides[] = {520};
+  const cuuint32_t box[] = {64, 128}, large_box[] = {64, 257}, steps[] = {1, 1};
+  const auto tiled = [&](CUtensorMap& map, uint64_t address, const cuuint64_t* with, const cuuint32_t* of,
+                         cuuint32_t rank = 2) {
+    return d.cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, reinterpret_cast<void*>(address), sizes,
+                                    with, of, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUtensorMap first{}, second{}, third{};
+  OK(tiled(first, Rig::kBase, strides, box));
+  OK(tiled(second, Rig::kBase + 4096, strides, box));
+  CHECK(std::memcmp(&first, &second, sizeof(first)) != 0);
+  OK(d.cuTensorMapReplaceAddress(&first, reinterpret_cast<void*>(Rig::kBase + 4096)));
+  CHECK(std::memcmp(&first, &second, sizeof(first)) == 0);
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, tiled(third, Rig::kBase + 8, strides, box));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, tiled(third, Rig::kBase, odd_strides, box));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, tiled(third, Rig::kBase, strides, large_box));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, tiled(third, Rig::kBase, strides, box, 6));
+}
+
 TEST(null_exports) {
   Rig rig("null", 0);
   CUmemGenericAllocationHandle handle = 0;

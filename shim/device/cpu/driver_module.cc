@@ -314,6 +314,22 @@ void add_module_functions(DriverTable& table) {
   // A cpu device has no clusters, as its attributes say.
   table.cuOccupancyMaxActiveClusters = [](int*, CUfunction, const CUlaunchConfig*) { return CUDA_ERROR_NOT_SUPPORTED; };
   table.cuOccupancyMaxPotentialClusterSize = table.cuOccupancyMaxActiveClusters;
+  // There is no hardware that would read a tensor map.
+  table.cuTensorMapEncodeTiled = [](CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                    const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                    CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                    CUtensorMapFloatOOBfill) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuTensorMapEncodeIm2col = [](CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                     const cuuint64_t*, const int*, const int*, cuuint32_t, cuuint32_t,
+                                     const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                     CUtensorMapL2promotion,
+                                     CUtensorMapFloatOOBfill) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuTensorMapEncodeIm2colWide = [](CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                         const cuuint64_t*, int, int, cuuint32_t, cuuint32_t, const cuuint32_t*,
+                                         CUtensorMapInterleave, CUtensorMapIm2ColWideMode, CUtensorMapSwizzle,
+                                         CUtensorMapL2promotion,
+                                         CUtensorMapFloatOOBfill) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuTensorMapReplaceAddress = [](CUtensorMap*, void*) { return CUDA_ERROR_NOT_SUPPORTED; };
   table.cuLaunchKernelEx = launch;
 }
 

@@ -18,6 +18,7 @@
 #include "device/description.h"
 #include "device/image.h"
 #include "device/null/host_functions.h"
+#include "device/null/tensor_maps.h"
 #include "ipc/fd.h"
 #include "xxhash.h"
 
@@ -461,6 +462,7 @@ NullDevice::NullDevice(std::span<const int> ordinals, uint64_t memory_bytes) {
   add_copy_functions(table_);
   add_stream_functions(table_);
   add_module_functions(table_);
+  add_tensor_map_functions(table_);
 }
 
 NullDevice::~NullDevice() {
