@@ -15,7 +15,7 @@ from xmigd.demo.node import Node
 @pytest.fixture
 def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
     """Runs the programs of `make gpu`, tiny. Under `pytest --basetemp` what they said stays there."""
-    end = time.monotonic() + 170
+    end = time.monotonic() + 380
     return Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end)
 
 

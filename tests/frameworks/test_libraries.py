@@ -14,11 +14,17 @@ from tests.gpu.cases import FILES, RESULTS
 from xmigd.demo.node import Node
 
 CASES = {case.name: case for case in RESULTS}
-JAX = pytest.mark.xfail(reason="a function that cuBLAS asks for is not there: jnp.linalg.solve fails")
+SEGMENTS = pytest.mark.xfail(
+    reason="PyTorch reserves 157 GB of addresses for each segment that it tries; a device has 1 TiB of them"
+)
 NAMES = [
-    "loader", "loader-spawn", "streams", "alloc-default", "alloc-segments", "alloc-async", "cupy", "triton",
-    pytest.param("jax", marks=JAX),
+    "loader", "loader-spawn", "streams", "alloc-default", pytest.param("alloc-segments", marks=SEGMENTS), "alloc-async",
+    "cupy", "triton", "jax",
 ]  # fmt: skip
+
+
+# Two runs that import a framework, on a machine that runs other tests beside.
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,7 +34,7 @@ def test_across_kills(bench: Bench, node: Node, name: str) -> None:
 
 def test_mathematics_across_kills(bench: Bench, node: Node) -> None:
     result = check(bench, node, CASES["linalg"])
-    assert set(result["failed"]) <= {"qr"}  # cuSOLVER's internal error
+    assert result["failed"] == {}
 
 
 def test_no_device_files(bench: Bench, node: Node) -> None:

@@ -12,6 +12,10 @@ from xmigd.demo.node import Node
 CASES = [*TIMED, *(case for case in RESULTS if case.name in ("graphed-callables", "compile-graphs"))]
 
 
+# Two runs that import a framework, on a machine that runs other tests beside.
+pytestmark = pytest.mark.timeout(400)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_across_kills(bench: Bench, node: Node, case: Case) -> None:
     result = check(bench, node, case)

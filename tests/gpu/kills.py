@@ -69,7 +69,7 @@ def strikes(running: Running, status: Path, count: int, chance: random.Random) -
             yield phase(status)
 
 
-def warm_server(running: Running, killed: int | None) -> int | None:
+def warm_server(running: Running, killed: int | None = None) -> int | None:
     """The server's process, another than `killed`, with a standby beside it; None when the program has ended."""
     assert running.program is not None
     while running.process.poll() is None:

@@ -89,14 +89,15 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
     return Bench(tmp_path, tmp_path, python=str(frameworks), rehearsal=True, end=time.monotonic() + PATIENCE)
 
 
+@pytest.mark.timeout(400)
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
-    done = run("--rehearse", "--only", "streams,cupy,kills-training", "--python", frameworks, "--out", tmp_path / "out",
+    done = run("--rehearse", "--only", "cupy,kills-training", "--python", frameworks, "--out", tmp_path / "out",
                "--work", tmp_path / "work")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = measurements.read(tmp_path / "out" / "gpu.json")
     rows = {row.name: row for row in found.rows}
     assert found.missing == []
-    for name in ("streams", "cupy", "kills-training"):
+    for name in ("cupy", "kills-training"):
         assert rows[f"{name}: differences"].value == 0
     assert "12 recoveries, 0 not exact" in rows["kills-training: differences"].conditions
 
@@ -112,4 +113,4 @@ def test_a_part_that_fails_is_a_row(tmp_path: Path, native_dir: Path) -> None:
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.gpu", *map(str, options)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=380)
