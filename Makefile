@@ -54,10 +54,11 @@ fuzz: venv
 
 pytest: build
 	@$(setup)/criu.sh >/dev/null || echo "the tests that dump programs are skipped"
+	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
 	$(python) -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
 dist: venv
 	$(setup)/dist.sh
 
 clean:
-	rm -rf build dist .venv .cache xmigd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .venv .venv-frameworks .cache xmigd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import ROOT
 from xmigd.demo.node import Node
 from xmigd.native import find_native_dir
 
@@ -16,6 +17,17 @@ from xmigd.native import find_native_dir
 def native_dir() -> Path:
     """The folder with xmig-server and libcuda.so.1; `make build` puts it there, XMIG_NATIVE_DIR names another."""
     return find_native_dir(None)
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> Path:
+    """The Python with PyTorch, CuPy, JAX and Triton. A test without it is skipped and says why."""
+    environment = ROOT / ".venv-frameworks"
+    if not (environment / "stamp").exists():
+        why = ROOT / ".cache" / "frameworks"
+        said = why.read_text().strip() if why.exists() else "they are not installed"
+        pytest.skip(f"{said} (packaging/setup/frameworks.sh)")
+    return environment / "bin" / "python"
 
 
 @pytest.fixture

@@ -29,18 +29,19 @@ PYTHON
 
 cat >"$kit/run.sh" <<'RUN'
 #!/usr/bin/env bash
-# run.sh [OPTION...]: `make gpu` from this folder alone; results go to $OUT (default: results). PYTHON has the frameworks;
-# WHEELS: a folder of wheels other than the one here.
+# run.sh [OPTION...]: `make gpu` from this folder alone; results go to $OUT (default: results), what programs and daemons
+# said into its logs.tar.gz. PYTHON has the frameworks; WHEELS: a folder of wheels other than the one here.
 set -euo pipefail
 out="$(realpath -m "${OUT:-results}")"
 cd "$(dirname "$0")"
 python="${PYTHON:-python3}"
 packages="$(mktemp -d)"
-trap 'rm -rf "$packages"' EXIT
+logs="$(mktemp -d)"
+trap 'tar -czf "$out/logs.tar.gz" -C "$logs" .; rm -rf "$packages" "$logs"' EXIT
 mkdir -p "$out"
 "$python" -m pip --disable-pip-version-check --quiet install --no-index --find-links "${WHEELS:-wheels}" --target "$packages" \
   --requirement requirements.txt 2>"$out/pip.log" || { cat "$out/pip.log" >&2; exit 1; }
-PYTHONPATH="$PWD:$packages" "$python" -m tests.gpu --out "$out" --work "$out/work" --commit "$(cat commit)" \
+PYTHONPATH="$PWD:$packages" "$python" -m tests.gpu --out "$out" --work "$logs" --commit "$(cat commit)" \
   --python "$(command -v "$python")" "$@"
 RUN
 chmod +x "$kit/run.sh"

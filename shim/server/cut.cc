@@ -195,10 +195,10 @@ bool Executor::take_cut(const char* reason) {
   return true;
 }
 
-// What a granule of zeros hashes to, found out where the cut will want so many places. Nothing, if there is no memory in which to find out.
-std::optional<uint64_t> Executor::zeros_hash(uint64_t soon_wanted) {
+// What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
+std::optional<uint64_t> Executor::zeros_hash() {
   if (zeros_hash_) return zeros_hash_;
-  const auto slot = shadow_.allocate(0, false, soon_wanted);
+  const auto slot = shadow_.allocate(0, false);
   if (!slot) return std::nullopt;
   contexts_.use(0);
   faults_.check(driver_.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
@@ -210,18 +210,16 @@ std::optional<uint64_t> Executor::zeros_hash(uint64_t soon_wanted) {
   return zeros_hash_;
 }
 
-// How many of these have no place in the shadow, but content, by device.
-std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(
-    const std::vector<uint64_t>& granules, const std::vector<uint64_t>& hashes, std::optional<uint64_t> zeros) const {
+// How many of these need a place in the shadow and have none, by device.
+std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules,
+                                                                  const std::vector<uint64_t>& hashes) const {
   std::array<uint64_t, journal::kMaxDevices> wanted{};
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
-    const uint64_t address = granules[i];
-    if (hashes[i] == zeros) continue;
-    while (old != chunks_.cend() && old->address < address) ++old;
-    const bool has = old != chunks_.cend() && old->address == address && old->slot != 0 &&
-                     !(evict_shadow_ && shadow_.on_device(old->slot));
-    wanted[ordinal_of_device_address(address)] += !has;
+    while (old != chunks_.cend() && old->address < granules[i]) ++old;
+    const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
+    const bool stays = known && !(evict_shadow_ && shadow_.on_device(old->slot));
+    wanted[ordinal_of_device_address(granules[i])] += !stays && hashes[i] != zeros_hash_;
   }
   return wanted;
 }
@@ -240,11 +238,11 @@ std::string Executor::attempt_cut(CutReport& report) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
-  const std::optional<uint64_t> zeros_hash = this->zeros_hash(granules.size());
+  const std::optional<uint64_t> zeros_hash = this->zeros_hash();
+  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules, hashes);
   const auto give_back = [&](const ChunkState& chunk) {
     if (chunk.slot != 0) given_back.push_back(chunk.slot);
   };
-  std::array<uint64_t, journal::kMaxDevices> wanted = slots_wanted(granules, hashes, zeros_hash);
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];

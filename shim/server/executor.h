@@ -188,11 +188,10 @@ class Executor final : public Witness {
   void drain();
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
-  std::optional<uint64_t> zeros_hash(uint64_t soon_wanted);
+  std::optional<uint64_t> zeros_hash();
   std::vector<uint64_t> live_granules() const;
   std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
-                                                          const std::vector<uint64_t>& hashes,
-                                                          std::optional<uint64_t> zeros) const;
+                                                          const std::vector<uint64_t>& hashes) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   void trim();

@@ -62,10 +62,10 @@ class Running:
         try:
             code = self.process.wait(max(0.0, self._end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise Failed(f"it took too long; {self._last_line()}") from None
+            raise Failed(f"{self._side} it took too long; {self._said()}") from None
         if code != 0:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise Failed(f"{how}: {self._last_line()}")
+            raise Failed(f"{self._side} {how}: {self._said()}")
         recoveries: list[dict[str, Any]] = []
         cuts: list[dict[str, Any]] = []
         faults: list[dict[str, Any]] = []
@@ -78,15 +78,19 @@ class Running:
     def _result(self) -> dict[str, Any]:
         lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]
         if not lines:
-            raise Failed(f"it printed no results: {self._last_line()}")
+            raise Failed(f"{self._side} it printed no results: {self._said()}")
         result: dict[str, Any] = json.loads(lines[-1])
         return result
 
-    def _last_line(self) -> str:
-        """The line that says most: the last exception's, else the last one."""
+    @property
+    def _side(self) -> str:
+        return "natively:" if self.program is None else "under xMIG:"
+
+    def _said(self) -> str:
+        """The line that says most: the last exception's, Python's or C++'s, else the last one."""
         lines = [line.strip() for line in self._out.with_suffix(".err").read_text(errors="replace").splitlines()]
         said = [line for line in lines if line]
-        errors = [line for line in said if re.match(r"[\w.]*(Error|Exception): ", line)]
+        errors = [line for line in said if re.match(r"([\w.]*(Error|Exception)|what\(\)): ", line)]
         return (errors or said or ["it said nothing"])[-1][:300]
 
 

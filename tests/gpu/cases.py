@@ -33,7 +33,8 @@ class Case:
     def command(self, python: str, *, tiny: bool, more: str = "") -> list[str]:
         """Of repeated arguments the last counts."""
         words = f"{self.arguments} {self.tiny if tiny else ''} {more}"
-        return [python, str(PROGRAMS / f"{self.program}.py"), *shlex.split(words)]
+        launcher = [str(PROGRAMS.parent / "without_device_file.py")] if tiny and self.program == "jax_prog" else []
+        return [python, *launcher, str(PROGRAMS / f"{self.program}.py"), *shlex.split(words)]
 
 
 # Their step times are compared: native and under xMIG in turn, nothing else on the GPU.
@@ -66,10 +67,10 @@ RESULTS = [
     Case("loader-spawn", "loader", "DataLoader, spawned workers", "--start spawn --steps 20 --deterministic"),
     Case("streams", "streams", "streams, events, copies in both directions", "--deterministic", "--size 32 --steps 10"),
     Case("linalg", "linalg", "cuSOLVER, cuFFT, cuSPARSE, cuRAND", "", "--size 32"),
-    Case("alloc-default", "allocators", "caching allocator, default", "", "--mib 64 --steps 60"),
-    Case("alloc-segments", "allocators", "caching allocator, expandable_segments", "", "--mib 64 --steps 60",
+    Case("alloc-default", "allocators", "caching allocator, default", "", "--mib 64 --steps 600"),
+    Case("alloc-segments", "allocators", "caching allocator, expandable_segments", "", "--mib 64 --steps 600",
          {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-    Case("alloc-async", "allocators", "caching allocator, cudaMallocAsync", "", "--mib 64 --steps 60",
+    Case("alloc-async", "allocators", "caching allocator, cudaMallocAsync", "", "--mib 64 --steps 600",
          {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),
     Case("jax", "jax_prog", "JAX: jit, grad, a training loop", "--deterministic", "--width 32 --layers 2 --batch 4"),

@@ -34,8 +34,10 @@ def graphs(bench: Bench) -> Iterator[Row]:
     """Each kind while a CUDA graph is replayed, and a kernel that never ends."""
     with bench.node(hang_timeout=HANG_TIMEOUT) as node:
         native, last = references(bench, node, FAULTED_GRAPHS)
-        kinds = [*KINDS, ("hang", 0)]
-        plan = [Strike(*kind, "kernel", last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
+        # Nothing runs on the null device that could be struck, or hang.
+        kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
+        point = "record" if bench.rehearsal else "kernel"
+        plan = [Strike(*kind, point, last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
         outcomes = struck(bench, node, FAULTED_GRAPHS, [plan])
     yield from rows(FAULTED_GRAPHS, native, outcomes, len(plan))
 

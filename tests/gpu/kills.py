@@ -50,8 +50,9 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
 def strikes(running: Running, status: Path, count: int, chance: random.Random) -> Iterator[str]:
     """Kill its server `count` times, each time in another phase of a step; the phases in which they died."""
     phases: list[str] = []
+    pid: int | None = None
     for _ in range(count):
-        pid = warm_server(running)
+        pid = warm_server(running, pid)
         if pid is None:
             return
         if not phases:
@@ -68,12 +69,13 @@ def strikes(running: Running, status: Path, count: int, chance: random.Random) -
             yield phase(status)
 
 
-def warm_server(running: Running) -> int | None:
-    """The server's process, once there is a standby beside it; None when the program has ended."""
+def warm_server(running: Running, killed: int | None) -> int | None:
+    """The server's process, another than `killed`, with a standby beside it; None when the program has ended."""
     assert running.program is not None
     while running.process.poll() is None:
         info = running.program.info()
-        if info is not None and info["state"] == "running" and info["standby"] == "warm":
+        warm = info is not None and info["state"] == "running" and info["standby"] == "warm"
+        if info is not None and warm and info["server_pid"] != killed:
             return int(info["server_pid"])
         if info is not None and info["state"] in ("losing", "lost"):
             return None

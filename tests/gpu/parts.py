@@ -28,6 +28,7 @@ PARTS = [
     *(Part(case.name, "results", 30, partial(results.measure, case=case), alone=False) for case in RESULTS),
     Part("two-jobs", "results", 30, results.two_jobs, alone=False),
     Part("files", "results", 15, results.device_files, alone=False),
+    Part("profile", "profile", 20, profile.measure),
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case)) for case in KILLED),
     Part("faults", "faults", 70, faults.hundred),
@@ -35,7 +36,6 @@ PARTS = [
     Part("bugs", "faults", 25, faults.bugs),
     Part("recovery", "recovery", 60, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
-    Part("profile", "profile", 20, profile.measure),
 ]
 
 

@@ -28,7 +28,7 @@ def measure(bench: Bench) -> Iterator[Row]:
                 time.sleep(0.01)
             assert running.program is not None
             if kind != "kill":
-                struck = sum(illegal_address(running) for _ in range(STRIKES))
+                struck = sum(illegal_address(running, bench) for _ in range(STRIKES))
             elif standby:
                 struck = len(list(strikes(running, status, STRIKES, random.Random(5))))
             else:
@@ -51,13 +51,13 @@ def measure(bench: Bench) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def illegal_address(running: Running) -> bool:
+def illegal_address(running: Running, bench: Bench) -> bool:
     """A kernel that stores to nowhere, beside the program's next one; wait until another server runs."""
     before = warm_server(running)
     if before is None:
         return False
     assert running.program is not None
-    running.program.inject("fault", point="kernel", error=700)
+    running.program.inject("fault", point="record" if bench.rehearsal else "kernel", error=700)
     return replaced(running, before)
 
 

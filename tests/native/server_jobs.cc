@@ -131,8 +131,11 @@ void injections() {
       Job job;
       train(job, 60, [&](int step) {
         if (step % 15 != 5) return;
-        job.inject(point, kind, std::string(point) == "cut" ? 2 : job.sequence() + 3);
-        if (std::string(point) == "cut") job.send({{"type", "cut"}});
+        job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
+        if (std::string(point) != "cut") return;
+        const uint64_t before = job.counters().injected;
+        job.send({{"type", "cut"}});
+        Job::wait([&] { return job.counters().injected != before; });
       });
       check_resumed(job);
       Job::wait([&] { return job.counters().injected >= 2; });
@@ -570,8 +573,8 @@ void memory_is_full() {
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
-  Job::wait([&] { return job.counters().cuts != 0; });
-  // The shadow took as much as it needs and nothing more, and that counts as free: the program comes first.
+  // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
+  Job::wait([&] { return job.held_bytes("shadow") != 0; });
   Reply_cuMemGetInfo_v2 memory{};
   CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
   CHECK(job.held_bytes("shadow") == 128 << 20);
@@ -611,7 +614,8 @@ void zeros() {
     for (int content = 0; content < 3; ++content) {
       std::fill(expected.begin(), expected.end(), 0);
       if (content == 1) expected = numbers(7);
-      if (content != 0) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      // Also at first: what nobody has written is undefined, and a redo need not find it again.
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
       if (content == 1) job.write(used, expected.data(), kWords * 8);
       const uint64_t copied = cut();
       CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left

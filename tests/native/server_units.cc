@@ -1,8 +1,11 @@
 // The parts of the server that need no device: the cut's file, the live set, requests, records, when to cut.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <thread>
 
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
@@ -11,6 +14,7 @@
 #include "server/progress.h"
 #include "server/record.h"
 #include "server/requests.h"
+#include "server/watchdog.h"
 
 #define CHECK(condition)                                                                  \
   do {                                                                                    \
@@ -103,6 +107,8 @@ void requests() {
   CHECK(!parse(assign, 4) && !parse(assign, 6));
   CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":-1,"cut_budget":0.01})", 5));
   CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":0})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":1,"hang_timeout":-1})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":1,"hang_timeout":"x"})", 5));
   CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":99999999999,"cut_budget":1})", 5));
   const char* memory =
       R"({"type":"memory","op":"add","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"host"})";
@@ -237,6 +243,29 @@ void progress() {
   CHECK(progress.done() == 1100);
 }
 
+void watchdog() {
+  using namespace std::chrono_literals;
+  std::atomic<bool> pending{true}, moves{true};
+  std::atomic<uint64_t> signature{1}, looks{0}, bites{0};
+  const auto look = [&]() -> Watchdog::Look {
+    ++looks;
+    if (moves) ++signature;
+    return {pending, signature};
+  };
+  Watchdog dog(40ms, look, [&] { ++bites; });
+  const auto wait_looks = [&](uint64_t more) {
+    for (const uint64_t until = looks + more; looks < until;) std::this_thread::sleep_for(1ms);
+  };
+  wait_looks(30);  // progress
+  CHECK(bites == 0);
+  pending = moves = false;
+  wait_looks(30);  // nothing to do
+  CHECK(bites == 0);
+  pending = true;
+  wait_looks(30);  // neither progress nor an end
+  CHECK(bites != 0);
+}
+
 void options() {
   const auto parse_all = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "xmig-server");
@@ -261,6 +290,7 @@ int main() {
   records();
   policy();
   progress();
+  watchdog();
   options();
   return 0;
 }

@@ -51,7 +51,8 @@ def train_by_callables() -> None:
     """The blocks' forward and backward as graphs, the rest eager."""
     sample = torch.randn(options.batch, options.context, options.width, device=DEVICE, requires_grad=True)
     with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
-        model.blocks[:] = torch.cuda.make_graphed_callables(tuple(model.blocks), tuple((sample,) for _ in model.blocks))
+        made = torch.cuda.make_graphed_callables(tuple(model.blocks), tuple((sample,) for _ in model.blocks))
+        model.blocks = torch.nn.ModuleList(made)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     for _ in steps:
         steps.status.phase("copy")

@@ -1,0 +1,115 @@
+"""`make gpu` itself, without a GPU: what it says, what it compares, and a rehearsal of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.__main__ import find_gpu
+from tests.gpu.bench import PATIENCE, Bench, Failed
+from tests.gpu.cases import FILES, HELD, KILLED, PAIR, PROGRAMS, RECOVERED, RESULTS, TIMED, WARM, Case
+from tests.gpu.compare import differences, distance
+from tests.gpu.parts import PARTS, chosen
+from tests.harness import ROOT
+from xmigd import measurements
+
+CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, HELD, WARM]
+
+
+def test_on_a_gpu() -> None:
+    """Stands in the summary of `make test` for everything that needs one."""
+    if find_gpu() is None:
+        pytest.skip(f"no GPU: the {len(PARTS)} parts of `make gpu` are not run")
+
+
+@pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU")
+def test_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    done = run("--out", tmp_path)
+    assert done.returncode == 0
+    assert f"no GPU here: {len(PARTS)} parts skipped" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_part_is_refused() -> None:
+    done = run("--only", "gpt2,gpt3")
+    assert done.returncode == 2
+    assert "there is no part gpt3" in done.stderr
+
+
+def test_parts_are_chosen_by_name_and_by_group() -> None:
+    assert chosen(None) == PARTS
+    assert [part.name for part in chosen("kills, profile")] == ["profile", "kills-training", "kills-graphs"]
+    assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_has_its_program(case: Case) -> None:
+    for tiny in (True, False):
+        command = case.command("python", tiny=tiny)
+        assert all(Path(word).exists() for word in command if word.endswith(".py"))
+        assert str(PROGRAMS / f"{case.program}.py") in command
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"losses": [1.0, 2.0]}, {"losses": [1.0, 2.0]}, []),
+        ({"losses": [1.0, 2.0]}, {"losses": [1.0, 2.0000000000000004]}, ["losses[1]"]),
+        ({"losses": [1.0]}, {"losses": [1.0, 2.0]}, ["losses[1]"]),
+        ({"losses": [float("nan")]}, {"losses": [float("nan")]}, []),
+        ({"losses": [0.0]}, {"losses": [-0.0]}, ["losses[0]"]),
+        ({"losses": [1.0]}, {}, ["losses"]),
+        ({"sha256": "a", "step_s": 1.0}, {"sha256": "b", "step_s": 2.0}, ["sha256"]),
+        ({"digests": {"qr": "a"}}, {"digests": {"qr": "b", "svd": "c"}}, ["digests: qr", "digests: svd"]),
+        ({"told": ["error 710"]}, {"told": ["error 719"]}, ["told[0]"]),
+    ],
+)
+def test_differences(one: dict[str, Any], other: dict[str, Any], expected: list[str]) -> None:
+    assert differences(one, other) == expected
+
+
+def test_distance() -> None:
+    assert distance({"losses": [1.0, 4.0]}, {"losses": [2.0, 4.0]}) == 0.25
+    with pytest.raises(ValueError, match="longer"):
+        distance({"losses": [1.0]}, {"losses": [1.0, 2.0]})
+
+
+def test_what_a_program_said_is_in_the_reason(bench: Bench) -> None:
+    with bench.node() as node, pytest.raises(Failed, match=r"exit code 2: .*--nonsense"):
+        bench.under(node, WARM, "--nonsense")
+
+
+@pytest.fixture
+def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
+    return Bench(tmp_path, tmp_path, python=str(frameworks), rehearsal=True, end=time.monotonic() + PATIENCE)
+
+
+def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
+    done = run("--rehearse", "--only", "streams,cupy,kills-training", "--python", frameworks, "--out", tmp_path / "out",
+               "--work", tmp_path / "work")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = measurements.read(tmp_path / "out" / "gpu.json")
+    rows = {row.name: row for row in found.rows}
+    assert found.missing == []
+    for name in ("streams", "cupy", "kills-training"):
+        assert rows[f"{name}: differences"].value == 0
+    assert "12 recoveries, 0 not exact" in rows["kills-training: differences"].conditions
+
+
+def test_a_part_that_fails_is_a_row(tmp_path: Path, native_dir: Path) -> None:
+    """Here every program fails: this Python has no framework. The daemon's own part goes through."""
+    done = run(
+        "--rehearse", "--only", "files,profile", "--python", sys.executable, "--out", tmp_path, "--work", tmp_path
+    )
+    assert done.returncode == 1
+    assert "files: failed: " in done.stdout
+
+
+def run(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.gpu", *map(str, options)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
