@@ -119,6 +119,11 @@ class Device {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   virtual bool spoils() const { return false; }
+  // An injection is armed: what spoil() needs is to be there.
+  virtual void prepare_to_spoil() {}
+
+  // The server gets a job. Until then, as a standby, it takes as little of its devices as it can.
+  virtual void wake() {}
 
   // Called by the server before `id` of an armed injection strikes, so that it strikes only once.
   using Notify = void (*)(void* user, uint64_t id);

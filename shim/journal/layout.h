@@ -43,6 +43,8 @@ inline constexpr uint64_t kDeviceSpan = 1ull << 40;
 inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;
 #endif
+// Where servers keep what cuts preserve: like the device ranges, one range per ordinal.
+inline constexpr uint64_t kShadowBase = kPinnedBase + kPinnedBytes;
 inline constexpr uint64_t kGranule = 2ull << 20;  // physical memory and content chunks
 
 inline constexpr uint64_t kStagingSlotBytes = 4ull << 20;

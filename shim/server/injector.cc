@@ -15,6 +15,7 @@ constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work that a kill 
 }  // namespace
 
 void Injector::arm(const device::Injection& injection) {
+  if (injection.kind != device::InjectKind::kKill) device_.prepare_to_spoil();
   Place place = kWork;
   switch (injection.point) {
     case device::InjectPoint::kRecord: break;

@@ -14,8 +14,7 @@
 
 namespace xmig::server {
 
-// Where cuts keep content: like the device ranges, one range per ordinal, at the same place in every server.
-inline constexpr uint64_t kShadowBase = journal::kPinnedBase + journal::kPinnedBytes;
+using journal::kShadowBase;
 inline constexpr uint64_t kShadowSpan = journal::kDeviceSpan;
 
 constexpr uint64_t device_base(uint32_t ordinal) { return journal::kDeviceBase + ordinal * journal::kDeviceSpan; }

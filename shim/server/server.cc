@@ -154,6 +154,7 @@ bool Server::watch_client() {
 
 void Server::begin(bool recover) {
   begun_ = true;
+  device_->wake();
   contexts_.use(0);
   executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, *job_,
                                          assignment_->cut_budget, assignment_->hang_timeout);

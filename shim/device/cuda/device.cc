@@ -15,9 +15,10 @@
 #include "device/cuda/open_cuda.h"
 #include "device/cuda/used_memory.h"
 
-// kernels.ptx, as text.
-asm(".pushsection .rodata\n.balign 8\nxmig_kernels_ptx:\n.incbin \"" XMIG_KERNELS_PTX "\"\n.byte 0\n.popsection\n");
-extern "C" __attribute__((visibility("hidden"))) const char xmig_kernels_ptx[];
+// hash.ptx and faults.ptx, as text.
+asm(".pushsection .rodata\n.balign 8\nxmig_hash_ptx:\n.incbin \"" XMIG_PTX "/hash.ptx\"\n.byte 0\n"
+    ".balign 8\nxmig_faults_ptx:\n.incbin \"" XMIG_PTX "/faults.ptx\"\n.byte 0\n.popsection\n");
+extern "C" __attribute__((visibility("hidden"))) const char xmig_hash_ptx[], xmig_faults_ptx[];
 
 namespace xmig::device {
 namespace {
@@ -64,6 +65,12 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
                         "the NVIDIA driver is too old: it lacks " + missing +
                             "; xMIG needs one for CUDA 12.4 or newer (550 or newer)");
+    const auto find_own = [&]<typename F>(const char* name, F& function) {
+      void* const found = dlsym(library_, name);
+      std::memcpy(&function, &found, sizeof(function));
+    };
+    find_own("cuCtxGetLimit", get_limit_);
+    find_own("cuCtxSetLimit", set_limit_);
     check(driver_.cuInit(0), "cuInit");
     int count = 0;
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -173,6 +180,23 @@ class CudaDevice final : public Device {
 
   void arm(const Injection&, Notify, void*) override {}  // it is spoiled instead
 
+  void wake() override {
+    for (Unit& unit : units_) {
+      check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+      check(set_limit_(CU_LIMIT_STACK_SIZE, unit.stack), "cuCtxSetLimit");
+    }
+  }
+
+  // From any thread: the kernels are loaded before one is needed.
+  void prepare_to_spoil() override {
+    for (Unit& unit : units_) {
+      const std::lock_guard lock(unit.mutex);
+      if (unit.kernels.contains("xmig_trap")) continue;
+      check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+      load_kernels(unit, xmig_faults_ptx);
+    }
+  }
+
  private:
   static constexpr size_t kBatch = 16384;
 
@@ -185,10 +209,10 @@ class CudaDevice final : public Device {
   // What each GPU has of ours.
   struct Unit {
     CUcontext context = nullptr;
-    CUmodule module = nullptr;
     std::map<std::string, CUfunction> kernels;
     CUfunction hash = nullptr;
     CUstream stream = nullptr;
+    size_t stack = 0;  // of a thread, as the driver has it
     std::unique_ptr<Shared> shared = std::make_unique<Shared>();
     std::mutex mutex;
   };
@@ -197,7 +221,11 @@ class CudaDevice final : public Device {
   static bool in_device_ranges(uint64_t address) {
     return address - journal::kDeviceBase < journal::kMaxDevices * journal::kDeviceSpan;
   }
-  Unit& unit_of(uint64_t address) { return units_.at((address - journal::kDeviceBase) / journal::kDeviceSpan); }
+  // Of a device's memory, or of its shadow.
+  Unit& unit_of(uint64_t address) {
+    const uint64_t base = in_device_ranges(address) ? journal::kDeviceBase : journal::kShadowBase;
+    return units_.at((address - base) / journal::kDeviceSpan);
+  }
 
   void check(CUresult result, const char* what) const {
     if (result != CUDA_SUCCESS)
@@ -213,11 +241,13 @@ class CudaDevice final : public Device {
     return uuid;
   }
 
-  void find_kernels(Unit& unit) const {
+  void load_kernels(Unit& unit, const char* ptx) const {
+    CUmodule module = nullptr;
+    check(driver_.cuModuleLoadData(&module, ptx), "loading the built-in kernels");
     unsigned count = 0;
-    check(driver_.cuModuleGetFunctionCount(&count, unit.module), "cuModuleGetFunctionCount");
+    check(driver_.cuModuleGetFunctionCount(&count, module), "cuModuleGetFunctionCount");
     std::vector<CUfunction> functions(count);
-    check(driver_.cuModuleEnumerateFunctions(functions.data(), count, unit.module), "cuModuleEnumerateFunctions");
+    check(driver_.cuModuleEnumerateFunctions(functions.data(), count, module), "cuModuleEnumerateFunctions");
     for (CUfunction kernel : functions) {
       const char* name = nullptr;
       check(driver_.cuFuncGetName(&name, kernel), "cuFuncGetName");
@@ -225,7 +255,6 @@ class CudaDevice final : public Device {
       check(driver_.cuFuncLoad(kernel), "cuFuncLoad");
       unit.kernels[name] = kernel;
     }
-    unit.hash = unit.kernels.at("xmig_hash");
   }
 
   void open_unit(int ordinal, Unit& unit) {
@@ -233,8 +262,11 @@ class CudaDevice final : public Device {
     check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
     check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
     check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
-    check(driver_.cuModuleLoadData(&unit.module, xmig_kernels_ptx), "loading the built-in kernels");
-    find_kernels(unit);
+    // For kernels that the program will bring: 277 MB of an H200 that a standby does not need.
+    check(get_limit_(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
+    check(set_limit_(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
+    load_kernels(unit, xmig_hash_ptx);
+    unit.hash = unit.kernels.at("xmig_hash");
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
     check(driver_.cuMemHostRegister_v2(unit.shared.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
           "cuMemHostRegister");
@@ -250,6 +282,8 @@ class CudaDevice final : public Device {
   }
 
   void* library_ = nullptr;
+  decltype(&::cuCtxGetLimit) get_limit_ = nullptr;
+  decltype(&::cuCtxSetLimit) set_limit_ = nullptr;
   DriverTable driver_{};
   std::deque<Unit> units_;  // by ordinal
   uint64_t own_bytes_ = 0;

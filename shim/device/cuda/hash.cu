@@ -1,13 +1,11 @@
-// The kernels that a server runs on a GPU for itself: hashing of content, and the injected faults of tests.
+// The kernel that a server runs on a GPU for itself: hashing of content.
 //
 // xmig_hash: a 64-bit hash of each chunk of device memory, at memory speed, one block per chunk.
 // Every 16-byte word is mixed with keys that depend on its position (so that moved content differs), by a folded
 // 64x64->128-bit product; the products are added up, so the order in which threads work does not matter. The word count
 // is mixed in last. Not cryptographic: it tells content that changed from content that did not.
 //
-// Built to kernels.ptx by hand: nvcc -ptx -arch=compute_80 kernels.cu
-
-#include <cassert>
+// Built to hash.ptx by hand: build.sh
 
 typedef unsigned long long u64;
 
@@ -47,19 +45,4 @@ extern "C" __global__ void __launch_bounds__(512) xmig_hash(const Chunk* chunks,
     for (int warp = 0; warp < 16; ++warp) total += partial[warp];
     hashes[blockIdx.x] = fold(total ^ 0x8ebc6af09c88c6e3ull, chunk.bytes ^ 0x589965cc75374cc3ull);
   }
-}
-
-// What a program's bugs look like. Each gets the address of a word of ours.
-
-extern "C" __global__ void xmig_illegal_address(u64) { *reinterpret_cast<volatile u64*>(16) = 1; }
-
-extern "C" __global__ void xmig_misaligned_address(u64 word) { *reinterpret_cast<volatile u64*>(word + 1) = 1; }
-
-extern "C" __global__ void xmig_assert(u64 word) { assert(word == 0 && "an injected fault"); }
-
-extern "C" __global__ void xmig_trap(u64) { asm volatile("trap;"); }
-
-// A kernel without end: it stays until its process is killed, and leaves the other multiprocessors to everybody else.
-extern "C" __global__ void xmig_hang(const volatile u64* word) {
-  while (*word != ~0ull) __nanosleep(1000);
 }
