@@ -39,7 +39,9 @@ inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 34;
 #else
 inline constexpr uint64_t kDeviceBase = 0x200000000000;
-inline constexpr uint64_t kDeviceSpan = 1ull << 40;
+// PyTorch's expandable segments reserve more than a device's memory each. Twice as much would meet the place where
+// programs are loaded.
+inline constexpr uint64_t kDeviceSpan = 2ull << 40;
 inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;
 #endif

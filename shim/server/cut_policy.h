@@ -35,7 +35,7 @@ class CutPolicy {
   void gave_up(uint64_t now, uint64_t waited) { due_ = now + share_of(waited); }
 
   bool due(uint64_t now) const { return now >= due_; }
-  bool overdue(uint64_t now) const { return now >= due_ + interval_; }
+  bool overdue(uint64_t now) const { return now >= due_ + std::min(interval_, kGrace); }
   uint64_t due_at() const { return due_; }
   // How long the executor may stop for an overdue cut: the longer there has been none, the longer.
   uint64_t patience(uint64_t now) const {
@@ -53,6 +53,7 @@ class CutPolicy {
   static constexpr uint64_t kFirstInRedo = 200'000'000;
   // Shorter would make a redo shorter that is short already, and cost a program that never lets the device idle.
   static constexpr uint64_t kShortest = 150'000'000;
+  static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLongest = 60'000'000'000;
   // A device that works through what it has been given loses nothing meanwhile.
   static constexpr uint64_t kLeastPatience = 100'000'000;

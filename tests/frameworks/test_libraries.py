@@ -14,11 +14,8 @@ from tests.gpu.cases import FILES, RESULTS
 from xmigd.demo.node import Node
 
 CASES = {case.name: case for case in RESULTS}
-SEGMENTS = pytest.mark.xfail(
-    reason="PyTorch reserves 157 GB of addresses for each segment that it tries; a device has 1 TiB of them"
-)
 NAMES = [
-    "loader", "loader-spawn", "streams", "alloc-default", pytest.param("alloc-segments", marks=SEGMENTS), "alloc-async",
+    "loader", "loader-spawn", "streams", "alloc-default", "alloc-segments", "alloc-async",
     "cupy", "triton", "jax",
 ]  # fmt: skip
 

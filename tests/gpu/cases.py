@@ -89,7 +89,7 @@ RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 500 --ballast 7",
                  f"{TINY_GPT} --ballast 0 --block 1 --steps 3000")  # fmt: skip
 FAULTED = Case("faults", "gpt2", "GPT-2, 4 layers of 512",
-               "--batch 2 --context 128 --layers 4 --width 512 --warmup 0 --steps 600 --deterministic",
+               "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 600 --deterministic",
                f"{KILLED_GPT} --warmup 0")  # fmt: skip
 FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layers of 256",
                       "--context 128 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip

@@ -13,32 +13,32 @@ from xmigd.measurements import Row
 def measure(bench: Bench) -> Iterator[Row]:
     native, _ = used(bench, None)
     with bench.node(standby=False) as node:
-        alone, _ = used(bench, node)
+        alone, alone_shadow = used(bench, node)
     with bench.node() as node:
         both, shadow = used(bench, node)
     rows = (
-        ("device memory of xMIG", both, 600, "server, warm standby and shadow"),
-        ("device memory of xMIG without standby", alone, None, "server and shadow"),
+        ("device memory of xMIG besides the shadow", both, shadow, 600, "server and warm standby"),
+        ("device memory of xMIG without standby, besides the shadow", alone, alone_shadow, None, "server"),
     )
-    live = f"natively {native / 1e6:.0f} MB; live at the last cut {shadow / 1e6:.0f} MB"
-    for name, value, target, said in rows:
+    for name, value, kept, target, said in rows:
+        live = f"natively {native / 1e6:.0f} MB; the shadow {kept / 1e6:.0f} MB"
         yield Row(
-            name=name, value=round((value - native) / 1e6), unit="MB", target=target, better="lower",
+            name=name, value=round((value - native - kept) / 1e6), unit="MB", target=target, better="lower",
             conditions=f"{said}; {HELD.said}, {live}",
         )  # fmt: skip
 
 
 def used(bench: Bench, node: Node | None) -> tuple[int, int]:
-    """Bytes that the program takes of the device, once it has done its steps; live bytes at the last cut."""
+    """Bytes that the program takes of the device, once it has done its steps; of it the shadow."""
     before = bench.device_used()
     with bench.started(HELD, node) as running:
         running.holding()
-        live = 0
+        shadow = 0
         program = running.program
         if program is not None:
             if program.node.environment.get("XMIG_STANDBY") != "False":
                 wait_until(lambda: (program.info() or {}).get("standby") == "warm", "a warm standby")
-            live = (program.info() or {}).get("live_bytes") or 0
+            shadow = (program.info() or {}).get("shadow_bytes") or 0
         taken = bench.device_used() - before
         running.finish()
-    return taken, live
+    return taken, shadow
