@@ -74,6 +74,8 @@ TEST(null_device) {
   float ms = -1;
   OK(d.cuEventElapsedTime_v2(&ms, event, event));
   CHECK(ms > 0);  // programs divide by it
+  OK(d.cuEventDestroy_v2(event));
+  OK(d.cuEventDestroy_v2(other));
   std::vector<uint8_t> got(100, 9);
   OK(d.cuMemcpyDtoHAsync_v2(got.data(), a, 100, stream));
   CHECK(got == std::vector<uint8_t>(100, 0));
