@@ -4,12 +4,12 @@
 #include <unordered_map>
 
 #include "client/append.h"
-#include "client/process.h"
 #include "client/capture.h"
 #include "client/graph.h"
 #include "client/graph_work.h"
 #include "client/image.h"
 #include "client/message.h"
+#include "client/process.h"
 #include "client/ring_writer.h"
 #include "client/streams.h"
 #include "local.h"
@@ -206,9 +206,9 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
   if (exec->stale) {
     if (const CUresult error = send(*exec); error != CUDA_SUCCESS) return error;
   }
+  if (exec->played) return upload ? CUDA_SUCCESS : play(*exec->graph, stream);
   const Args_xmGraphLaunch args{
       .exec = exec->handle, .stream = reinterpret_cast<uint64_t>(stream), .upload = upload, .reserved = 0};
-  if (exec->played) return upload ? CUDA_SUCCESS : play(*exec->graph, stream);
   return append(Op::xmGraphLaunch, &args, sizeof(args));
 }
 

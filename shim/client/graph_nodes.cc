@@ -4,11 +4,11 @@
 #include <cstring>
 
 #include "client/append.h"
-#include "client/process.h"
 #include "client/capture.h"
 #include "client/graph.h"
 #include "client/graph_work.h"
 #include "client/message.h"
+#include "client/process.h"
 #include "local.h"
 
 namespace xmig::client {

@@ -186,28 +186,28 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
   const Shape shape{Op::xmLaunch, 0, sizeof(Args_xmLaunch),
                     static_cast<uint32_t>(attribute_bytes + function.parameter_bytes), 0};
   const auto fill = [&](std::byte* arguments, std::byte* payload) {
-           new (arguments) Args_xmLaunch{
-               .function = function.handle,
-               .grid_x = grid.grid[0],
-               .grid_y = grid.grid[1],
-               .grid_z = grid.grid[2],
-               .block_x = grid.block[0],
-               .block_y = grid.block[1],
-               .block_z = grid.block[2],
-               .shared_bytes = grid.shared_bytes,
-               .attributes = attribute_count,
-               .parameter_bytes = function.parameter_bytes,
-               .cooperative = cooperative,
-               .stream = reinterpret_cast<uint64_t>(stream),
-           };
-           if (attribute_bytes) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes);
-           std::byte* const to = payload + attribute_bytes;
-           if (packed.data) [[unlikely]] {
-             std::memcpy(to, packed.data, function.parameter_bytes);
-           } else {
-             copy_parameters(function, parameters, to);
-           }
-         };
+    new (arguments) Args_xmLaunch{
+        .function = function.handle,
+        .grid_x = grid.grid[0],
+        .grid_y = grid.grid[1],
+        .grid_z = grid.grid[2],
+        .block_x = grid.block[0],
+        .block_y = grid.block[1],
+        .block_z = grid.block[2],
+        .shared_bytes = grid.shared_bytes,
+        .attributes = attribute_count,
+        .parameter_bytes = function.parameter_bytes,
+        .cooperative = cooperative,
+        .stream = reinterpret_cast<uint64_t>(stream),
+    };
+    if (attribute_bytes) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes);
+    std::byte* const to = payload + attribute_bytes;
+    if (packed.data) [[unlikely]] {
+      std::memcpy(to, packed.data, function.parameter_bytes);
+    } else {
+      copy_parameters(function, parameters, to);
+    }
+  };
   if (diverting()) [[unlikely]] {
     std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
     std::vector<std::byte> payload(shape.payload);

@@ -44,24 +44,19 @@ inline void cpu_relax() {
 #endif
 }
 
+// How many processors this process may use; 0: the system does not say.
+inline int processors() {
+  static const int count = [] {
+    cpu_set_t cpus;
+    return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 0;
+  }();
+  return count;
+}
 // Can the other side run while this one spins?
-inline bool spinning_helps() {
-  static const bool several = [] {
-    cpu_set_t cpus;
-    return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) > 1 : true;
-  }();
-  return several;
-}
-
-// How many processors one thread of many may keep busy without being missed: while it waits for something that ends by
-// itself, as the genuine driver does, and a moment after it had work, because being woken takes long.
-inline bool processors_to_spare() {
-  static const bool many = [] {
-    cpu_set_t cpus;
-    return ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) >= 8;
-  }();
-  return many;
-}
+inline bool spinning_helps() { return processors() != 1; }
+// May one thread keep a processor busy without being missed? While it waits for something that ends by itself, as the
+// genuine driver does, and a moment after it had work, because being woken takes long.
+inline bool processors_to_spare() { return processors() >= 8; }
 
 // Spin until `done()`, at most `limit`. Returns the last done(). Yields now and then: where processors share no cache,
 // Linux wakes the other side on the very processor that spins.

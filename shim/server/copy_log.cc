@@ -4,7 +4,6 @@
 
 namespace xmig::server {
 
-using journal::align8;
 using journal::kGranule;
 
 namespace {

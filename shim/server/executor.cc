@@ -38,7 +38,8 @@ uint64_t stream_of(const Args& args) {
 }
 
 bool destroys(Op op) {
-  return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload;
+  return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload ||
+         op == Op::xmGraphDestroy || op == Op::xmUnpin;
 }
 
 Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
@@ -94,14 +95,17 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 Executor::~Executor() {
   watchdog_.reset();
   drain();
+  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { driver_.cuGraphExecDestroy(graph.real); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
   objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
   objects_.streams.for_each([&](uint32_t, const Stream& stream) { driver_.cuStreamDestroy_v2(stream.real); });
   for (const CUstream stream : thread_streams_) {
     if (stream) driver_.cuStreamDestroy_v2(stream);
   }
-  for (const CUstream stream : publishers_) {
-    if (stream) driver_.cuStreamDestroy_v2(stream);
+  for (const auto& ours : {publishers_, graph_streams_}) {
+    for (const CUstream stream : ours) {
+      if (stream) driver_.cuStreamDestroy_v2(stream);
+    }
   }
   faults_.hear(nullptr);
   unregister_shared();

@@ -148,7 +148,7 @@ class Executor final : public Witness {
     uint64_t deadline;  // then it goes on without
     bool pause;
   };
-  struct HostCall;    // host_functions.cc
+  struct HostCall;     // host_functions.cc
   class GraphBuilder;  // graphs.cc
   struct PinnedWrite;  // copies.cc
 
@@ -259,7 +259,7 @@ class Executor final : public Witness {
   Shadow shadow_;
   CopyLog copy_log_;
   Images images_;
-  std::mutex hosted_mutex_;  // over the three above: announce() reads them while the executor works
+  std::mutex hosted_mutex_;  // over the four above: announce() reads them while the executor works
   LiveSet live_;
   Objects objects_;
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams

@@ -27,7 +27,7 @@ def test_on_a_gpu() -> None:
         pytest.skip(f"no GPU: the {len(PARTS)} parts of `make gpu` are not run")
 
 
-@pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU")
+@pytest.mark.skipif(find_gpu() is not None, reason="about a machine without a GPU; here `make gpu` would run")
 def test_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     done = run("--out", tmp_path)
     assert done.returncode == 0

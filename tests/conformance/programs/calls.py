@@ -15,7 +15,8 @@ from typing import Any
 
 __all__ = [
     "DRIVER", "RUNTIME", "CudaError", "Dim3", "byref", "c_char_p", "c_float", "c_int", "c_size_t", "c_uint", "c_void_p",
-    "expect", "expect_error", "image", "kernel", "launch", "malloc", "pack", "pattern", "read", "say", "write",
+    "event", "expect", "expect_error", "image", "kernel", "launch", "malloc", "pack", "pattern", "read", "say",
+    "stream", "write",
 ]
 
 H2H, H2D, D2H, D2D, DEFAULT = range(5)  # cudaMemcpyKind
@@ -136,3 +137,17 @@ def pack(*arguments: Any) -> Any:
 def launch(function: int, blocks: int, threads: int, *arguments: Any, stream: Any = 0) -> None:
     """cudaLaunchKernel, one-dimensional."""
     RUNTIME.cudaLaunchKernel(function, Dim3(blocks, 1, 1), Dim3(threads, 1, 1), pack(*arguments), 0, stream)
+
+
+def stream(flags: int = 1) -> c_void_p:
+    """A stream; not waited for by the legacy one, unless ``flags`` is 0."""
+    made = c_void_p()
+    RUNTIME.cudaStreamCreateWithFlags(byref(made), flags)
+    return made
+
+
+def event(flags: int = 2) -> c_void_p:
+    """An event; without its time, unless ``flags`` is 0."""
+    made = c_void_p()
+    RUNTIME.cudaEventCreateWithFlags(byref(made), flags)
+    return made

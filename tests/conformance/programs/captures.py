@@ -10,6 +10,7 @@ from calls import (
     c_char_p,
     c_size_t,
     c_void_p,
+    event,
     expect,
     expect_error,
     kernel,
@@ -17,6 +18,7 @@ from calls import (
     malloc,
     read,
     say,
+    stream,
     write,
 )
 
@@ -26,18 +28,6 @@ x = malloc(8 * N)
 
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION, IMPLICIT, CAPTURED_EVENT = range(900, 908)
 GLOBAL, THREAD, RELAXED = range(3)
-
-
-def stream(flags: int = 1) -> c_void_p:
-    made = c_void_p()
-    RUNTIME.cudaStreamCreateWithFlags(byref(made), flags)
-    return made
-
-
-def event() -> c_void_p:
-    made = c_void_p()
-    RUNTIME.cudaEventCreateWithFlags(byref(made), 2)
-    return made
 
 
 a, b, blocking = stream(), stream(), stream(0)

@@ -1,24 +1,12 @@
 """Events: order between streams, queries, elapsed time, flags, reuse, destruction while pending."""
 
-from calls import RUNTIME, byref, c_float, c_void_p, expect, expect_error, kernel, launch, malloc, read, say
+from calls import RUNTIME, byref, c_float, event, expect, expect_error, kernel, launch, malloc, read, say, stream
 
 N = 3000
 mix, fill = kernel("mix"), kernel("fill")
 
 
-def event(flags: int = 0) -> c_void_p:
-    handle = c_void_p()
-    RUNTIME.cudaEventCreateWithFlags(byref(handle), flags)
-    return handle
-
-
-def stream() -> c_void_p:
-    handle = c_void_p()
-    RUNTIME.cudaStreamCreateWithFlags(byref(handle), 1)
-    return handle
-
-
-start, end, untimed = event(), event(), event(2)
+start, end, untimed = event(0), event(0), event(2)
 one, two = stream(), stream()
 area = malloc(8 * N)
 

@@ -15,6 +15,7 @@ from calls import (
     c_size_t,
     c_uint,
     c_void_p,
+    event,
     expect,
     kernel,
     launch,
@@ -23,6 +24,7 @@ from calls import (
     pattern,
     read,
     say,
+    stream,
     write,
 )
 
@@ -34,18 +36,6 @@ x, y = malloc(8 * N), malloc(8 * N)
 def put(pointer: int, data: bytes) -> None:
     write(pointer, data)
     RUNTIME.cudaDeviceSynchronize()  # the copy is on another stream than the graphs
-
-
-def stream(flags: int = 1) -> c_void_p:
-    made = c_void_p()
-    RUNTIME.cudaStreamCreateWithFlags(byref(made), flags)
-    return made
-
-
-def event() -> c_void_p:
-    made = c_void_p()
-    RUNTIME.cudaEventCreateWithFlags(byref(made), 2)
-    return made
 
 
 def capture(where: c_void_p, body: Callable[[], None], mode: int = 0) -> c_void_p:
