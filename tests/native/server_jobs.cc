@@ -135,6 +135,7 @@ void injections() {
         Job::wait([&] { return is_running(job) && job.counters().recoveries >= job.counters().injected; });
         job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
         if (std::string(point) != "cut") return;
+        job.make_event();  // a cut of nothing is none
         const uint64_t before = job.counters().injected;
         job.send({{"type", "cut"}});
         Job::wait([&] { return job.counters().injected != before; });
@@ -202,9 +203,9 @@ void error_among_others() {
   job.write(address, numbers(1).data(), kWords * 8);
   job.write(beside, numbers(2).data(), kWords * 8);
   CHECK(job.synchronize() == CUDA_SUCCESS);
-  uint64_t culprit = 0;
+  std::atomic<uint64_t> culprit{0};
   job.on_message([&](const Json& message) {
-    if (message.at("type") == "program_error") culprit = message.at("sequence");
+    if (message.at("type") == "program_error") culprit = message.at("sequence").get<uint64_t>();
   });
   for (int i = 0; i < 400; ++i) {
     job.launch(kernels.kernels.at("mix"), i % 3 ? 0 : other, i % 3 ? address : beside, 2, kWords);
@@ -216,8 +217,9 @@ void error_among_others() {
   }
   // Nobody asks: it is found out all the same.
   Job::wait([&] { return job.header().context_error.load() == CUDA_ERROR_LAUNCH_FAILED; });
-  Job::wait([&] { return job.counters().program_errors == 1; });
+  Job::wait([&] { return culprit != 0; });
   CHECK(culprit == trap);
+  CHECK(job.counters().program_errors == 1);
   CHECK(job.counters().faults == 2);
   CHECK(job.synchronize() == CUDA_ERROR_LAUNCH_FAILED);
 }
