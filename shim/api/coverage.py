@@ -14,14 +14,17 @@ EntryPoints = list[tuple[str, int, bool, str]]
 
 # (title, names): a function belongs to the first that fits.
 GROUPS: tuple[tuple[str, str], ...] = (
-    ("Initialisation, versions, entry points, errors", r"cu(Init|DriverGetVersion|GetProcAddress|GetExportTable|GetError).*"),
+    ("Initialisation, versions, entry points, errors",
+     r"cu(Init|DriverGetVersion|GetProcAddress|GetExportTable|GetError).*"),
     ("Green contexts", r"cu(GreenCtx|DevResource|DevSmResource).*|.*(DevResource|GreenCtx)|cuCtx(Record|Wait)Event"),
     ("Arrays, textures, surfaces", r"cu(Array|MipmappedArray|Tex(Ref|Object)|Surf(Ref|Object)).*|.*(Tex|Surf)Ref"
      r"|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA).*|cuMemMapArray.*|.*Texture1D.*"),
-    ("Graphs and stream capture", r"cuGraph(?!ics).*|cuUserObject.*|cuStream.*Captur.*|cuThreadExchange.*|cuDevice.*Graph.*"),
+    ("Graphs and stream capture",
+     r"cuGraph(?!ics).*|cuUserObject.*|cuStream.*Captur.*|cuThreadExchange.*|cuDevice.*Graph.*"),
     ("Devices", r"cuDevice(?!PrimaryCtx).*"),
     ("Contexts", r"cu(Ctx|DevicePrimaryCtx|FlushGPUDirect).*"),
-    ("Sharing with other processes and devices", r"cu(Ipc|Multicast).*|cuMem(Pool)?(Export|Import).*|cuMemGetHandleFor.*"),
+    ("Sharing with other processes and devices",
+     r"cu(Ipc|Multicast).*|cuMem(Pool)?(Export|Import).*|cuMemGetHandleFor.*"),
     ("Graphics, external memory and semaphores", r"cu(Graphics|Import|Destroy|External|Signal|Wait).*"),
     ("Copies and fills", r"cuMem(cpy|set|Batch).*"),
     ("Tensor maps", r"cuTensorMap.*"),
@@ -38,8 +41,8 @@ PER_THREAD = ("_ptsz", "_ptds")
 ABOUT = """\
 # What of the driver interface is covered
 
-Written by `make coverage` from [the API table](../shim/api/table.py) and `cuda.h` of CUDA {version}; a test fails when it
-differs from what the table says.
+Written by `make coverage` from [the API table](../shim/api/table.py) and `cuda.h` of CUDA {version}; a test fails when
+it differs from what the table says.
 
 {counts}
 
@@ -57,9 +60,9 @@ the calling thread's own, in the same class.
 ## What counts as asking for a function that is not covered
 
 Every copy of `libcudart` looks up all the names it knows when it is loaded, and the stub of a function that is not
-supported is a good answer to that: a null pointer would be one that no genuine driver of this version gives. So a look-up of
-a name in these tables is no demand. These are, and with `XMIG_ASKED` in its environment, the name of a file, a
-process under xMIG appends one line for each:
+supported is a good answer to that: no genuine driver of this version gives a null pointer. So a look-up of a name in
+these tables is no demand. These are, and with `XMIG_ASKED` in its environment, the name of a file, a process under xMIG
+appends one line for each:
 
 | line | the program |
 |---|---|
@@ -68,8 +71,9 @@ process under xMIG appends one line for each:
 | `table UUID` | asked for an unpublished table that is not there |
 | `called NAME` | called this exported function (the first time in the process; covered or not) |
 
-The tests with PyTorch, CuPy, JAX and Triton (`tests/frameworks`) run so, and fail with the names when there is any of the
-first three but what is listed [below](#what-is-asked-for-and-not-missed).
+The tests with PyTorch, CuPy, JAX and Triton (`tests/frameworks`) run so, and fail with the names when there is any of
+the first three but what is listed [below](#what-is-asked-for-and-not-missed). They do not see names that a library
+asks the dynamic linker for: every function of `cuda.h` is exported.
 """
 
 
@@ -94,7 +98,8 @@ def coverage_md(protos: dict[str, Prototype], points: EntryPoints) -> str:
     out = [ABOUT.format(version=version_text(newest), counts=said)]
     for title, members in grouped(rows):
         inside = sum(r.call != "not supported" for r in members)
-        out.append(f"\n## {title}: {inside} of {len(members)}\n\n| function | since | class | note |\n|---|--:|---|---|\n")
+        out.append(f"\n## {title}: {inside} of {len(members)}\n\n")
+        out.append("| function | since | class | note |\n|---|--:|---|---|\n")
         out += [f"| `{r.name}`{' ⧗' if r.per_thread else ''} | {r.since} | {r.call} | {r.note} |\n" for r in members]
     return "".join([*out, export_tables_md()])
 
@@ -144,9 +149,9 @@ def version_text(version: int) -> str:
 
 
 def export_tables_md() -> str:
-    out = ["\n## Unpublished tables (`cuGetExportTable`)\n\nA slot that is not named here answers `CUDA_ERROR_NOT_SUPPORTED` "
-           "and names itself in the job's log.\n\n| table | asked for by | slots that are called, of | what each answers |\n"
-           "|---|---|---|---|\n"]
+    out = ["\n## Unpublished tables (`cuGetExportTable`)\n\nA slot that is not named here answers "
+           "`CUDA_ERROR_NOT_SUPPORTED` and names itself in the job's log.\n\n"
+           "| table | asked for by | slots that are called, of | what each answers |\n|---|---|---|---|\n"]
     for t in table.EXPORT_TABLES:
         answers = ", ".join(f"{n}: {what}" for n, (_, what) in t.answers.items())
         out.append(f"| {t.name} `{t.uuid}` | {t.asked_by} | {len(t.answers)} of {t.slots} | {answers} |\n")

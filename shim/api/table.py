@@ -369,13 +369,13 @@ NOT_SUPPORTED: tuple[tuple[str, str], ...] = (
      r"|cuGraphics.*|cuDeviceGetNvSciSyncAttributes",
      "memory and semaphores of graphics and other interfaces: their handles belong to the program's process"),
     (r"cuGraphConditionalHandleCreate", "conditional nodes: the device decides what runs, so a redo could differ"),
-    (r"cuStreamBatchMemOp.*|cuGraph.*BatchMemOpNode.*", "several waits and writes in one call; single ones are covered"),
+    (r"cuStreamBatchMemOp.*|cuGraph.*BatchMemOpNode.*", "several waits and writes in one call"),
     (r"cuLink.*", "the driver's linker: libraries bring their own, nvJitLink"),
     (r"cuCheckpoint.*", "the driver's own checkpoints of a process"),
     (r"cuCoredump.*|cuLogs.*", "dumps and logs of the driver, which is in another process"),
     (r"cuDevice(Unr|R)egisterAsyncNotification", "warnings that device memory runs low: the server's business"),
-    (r"cuDeviceGet(Host|P2P)AtomicCapabilities|cuDeviceGetExecAffinitySupport", "questions that no library tested asks"),
-    (r"cuMem(Get|Set)MemPool|cuMemGetDefaultMemPool", "pools by location, new in CUDA 13; pools of a device are covered"),
+    (r"cuDeviceGet(Host|P2P)AtomicCapabilities|cuDeviceGetExecAffinitySupport", "no library tested asks"),
+    (r"cuMem(Get|Set)MemPool|cuMemGetDefaultMemPool", "pools by location, new in CUDA 13"),
     (r"cuMemcpy(3D)?BatchAsync.*|cuMemcpy3DPeer.*|cuMemBatchDecompressAsync",
      "copies in batches, copies of boxes between devices, decompression: no library tested calls them"),
     (r"cuLibraryGetUnifiedFunction", "functions with one address in program and device"),
@@ -437,17 +437,17 @@ EXPORT_TABLES: tuple[ExportTable, ...] = (
     }),
 )
 
-# Tables that are asked for and not there, and names that no header used here has and that are looked up (patterns): nobody
-# misses them, and why.
+# Tables that are asked for and not there, and names (patterns) that are looked up and that no header used here has.
+# Nobody misses them, and why.
 DENIED_TABLES: dict[str, str] = {
-    "f8cff951-2146-8b4e-b9e2-fb469e7c0dd9": "libcudart 13 asks before cuInit, and goes on without, as under older drivers",
+    "f8cff951-2146-8b4e-b9e2-fb469e7c0dd9": "libcudart 13 asks before cuInit, and goes on without",
     "da9151d3-3ae6-cc41-a5c0-4f26d533e328": "NVRTC asks, and compiles without",
 }
 UNKNOWN_NAMES: dict[str, str] = {
     r"cu(Graphics)?(GL|EGL|VDPAU)\w+": "OpenGL, EGL and VDPAU, which have headers of their own: every libcudart looks "
                                       "them up when it is loaded",
     r"cuGraphicsResourceGetMappedEglFrame": "the same",
-    r"cuProfilerInitialize": "gone since CUDA 12; every libcudart still looks it up when it is loaded",
+    r"cuProfilerInitialize": "declared no more; every libcudart looks it up when it is loaded",
 }
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------
