@@ -18,8 +18,8 @@ API = ROOT / "shim" / "api"
 
 def generated(folder: Path) -> str:
     include = subprocess.run([sys.executable, API / "find_cuda.py"], capture_output=True, text=True, check=True).stdout
-    command = [sys.executable, API / "generate.py", "--include", include.strip(), "--out", folder]
-    subprocess.run([*command, "--compiler", os.environ.get("CC", "cc")], check=True)
+    options = ["--include", include.strip(), "--out", str(folder), "--compiler", os.environ.get("CC", "cc")]
+    subprocess.run([sys.executable, API / "generate.py", *options], check=True)
     return (folder / "coverage.md").read_text()
 
 

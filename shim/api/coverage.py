@@ -108,6 +108,7 @@ def row(name: str, protos: dict[str, Prototype], points: EntryPoints) -> Row:
     known = {f.name: f for f in table.FUNCTIONS}
     versions = [version for _, version, _, symbol in points if symbol == name]
     per_thread = any(name + suffix in protos for suffix in PER_THREAD)
+    call: str
     if name in table.SAME_AS:
         call, note = known[table.SAME_AS[name]].call, f"as `{table.SAME_AS[name]}`"
     elif name in known:
