@@ -72,6 +72,12 @@ struct Chunk {
   uint64_t bytes;
 };
 
+struct Move {
+  uint64_t to;
+  uint64_t from;
+  uint64_t bytes;
+};
+
 // The device cannot be used: the error that a program would get of it natively, and one clear sentence.
 class Unavailable : public std::runtime_error {
  public:
@@ -100,8 +106,9 @@ class Device {
 
   // XXH3_64bits of each chunk of device memory, in order. The device is drained.
   virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) = 0;
-  // Copy between device ranges of this process, synchronously; used by cuts and restores. The device is drained.
-  virtual bool copy(uint64_t destination, uint64_t source, uint64_t bytes) = 0;
+  // Copy between ranges of one device of this process, all at once, and wait; used by cuts and restores. The device is
+  // drained, and no range is in two moves.
+  virtual bool copy(std::span<const Move> moves) = 0;
 
   // cuModuleLoadData for an image whose length is known. An image is hostile, and cuModuleLoadData can only believe
   // what the image says about its own length: use this one for images that come from the program.

@@ -18,7 +18,6 @@ namespace {
 // After a cut that was not possible: hashing everything again at once would not make it possible.
 constexpr uint64_t kFirstRetry = 50'000'000;
 constexpr uint64_t kLastRetry = 2'000'000'000;
-constexpr uint64_t kMaxRunBytes = 256ull << 20;
 
 }  // namespace
 
@@ -145,21 +144,27 @@ bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<ui
 }
 
 bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count) {
-  for (size_t i = 0; i < moves.size();) {
-    const auto [destination, source] = moves[i];
-    const uint32_t ordinal = ordinal_of_device_address(std::min(destination, source));  // the device's range lies below the shadow's
-    uint64_t bytes = kGranule;
-    if (count) injector_.at_cut(i + 1, sequence_);
-    for (++i; i < moves.size() && bytes < kMaxRunBytes && moves[i].first == destination + bytes &&
-              moves[i].second == source + bytes && ordinal_of_device_address(std::min(moves[i].first, moves[i].second)) == ordinal;
-         ++i) {
-      if (count) injector_.at_cut(i + 1, sequence_);
-      bytes += kGranule;
+  std::vector<device::Move> batch;  // of one device
+  uint32_t batch_ordinal = 0;
+  const auto flush = [&] {
+    if (batch.empty()) return true;
+    contexts_.use(batch_ordinal);
+    return device_.copy(std::exchange(batch, {}));
+  };
+  for (size_t i = 0; i < moves.size(); ++i) {
+    const auto [to, from] = moves[i];
+    const uint32_t ordinal = ordinal_of_device_address(std::min(to, from));  // the device's range lies below the shadow's
+    const bool struck = count && injector_.cut_due(i + 1);
+    if ((ordinal != batch_ordinal || struck) && !flush()) return false;
+    if (struck) injector_.at_cut(i + 1, sequence_);
+    batch_ordinal = ordinal;
+    if (!batch.empty() && batch.back().to + batch.back().bytes == to && batch.back().from + batch.back().bytes == from) {
+      batch.back().bytes += kGranule;
+    } else {
+      batch.push_back({to, from, kGranule});
     }
-    contexts_.use(ordinal);
-    if (!device_.copy(destination, source, bytes)) return false;
   }
-  return true;
+  return flush();
 }
 
 bool Executor::take_cut(const char* reason) {

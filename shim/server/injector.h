@@ -42,6 +42,7 @@ class Injector {
   void strike(const Beside& beside);
 
   void at_redo(uint64_t records, uint64_t sequence) { at(kRedo, records, sequence); }
+  bool cut_due(uint64_t chunks) const { return chunks >= next_[kCut].load(std::memory_order_relaxed); }
   void at_cut(uint64_t chunks, uint64_t sequence) { at(kCut, chunks, sequence); }
 
  private:

@@ -46,7 +46,7 @@ class BlindDevice final : public Device {
   }
   void on_fault(void (*)(void*), void*) override {}
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override { return cpu_->hash(chunks, hashes); }
-  bool copy(uint64_t to, uint64_t from, uint64_t bytes) override { return cpu_->copy(to, from, bytes); }
+  bool copy(std::span<const Move> moves) override { return cpu_->copy(moves); }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
     return cpu_->load_image(module, image);
   }

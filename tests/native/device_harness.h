@@ -78,6 +78,10 @@ class Rig {
   }
 
   const DriverTable& d() const { return device->driver(); }
+  bool copy(uint64_t to, uint64_t from, uint64_t bytes) {
+    const device::Move move{to, from, bytes};
+    return device->copy(std::span(&move, 1));
+  }
 
   // Mapped memory, zeroed.
   CUdeviceptr memory(uint64_t bytes) {

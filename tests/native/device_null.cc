@@ -82,7 +82,7 @@ TEST(null_device) {
   const device::Chunk chunks[] = {{a, 2 << 20}, {a + (2 << 20), 2 << 20}};
   uint64_t hashes[2] = {1, 2};
   CHECK(rig.device->hash(chunks, hashes) && hashes[0] == hashes[1]);
-  CHECK(rig.device->copy(a, a + 4096, 4096));
+  CHECK(rig.copy(a, a + 4096, 4096));
 
   // Host functions are run, elsewhere, and waited for.
   static std::thread::id thread;

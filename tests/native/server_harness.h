@@ -130,9 +130,10 @@ class Job {
   }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
     const std::lock_guard lock(mutex_);
-    send_locked({{"type", "inject"}, {"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence},
-                 {"error", error}},
-                {});
+    Json injection = {{"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence}, {"error", error}};
+    unstruck_[injections_] = injection;
+    injection["type"] = "inject";
+    send_locked(injection, {});
   }
   // The daemon dies; its successor, which knows nothing, listens at `directory`.
   void lose_daemon() {
@@ -405,6 +406,8 @@ class Job {
     started_ = true;
     Json deliver;
     if (deliver_) deliver = {{"sequence", deliver_->first}, {"error", deliver_->second}};
+    Json injections = Json::array();  // a server that dies has not struck with all of its own
+    for (const auto& [id, injection] : unstruck_) injections.push_back(injection);
     const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
     send_locked({{"type", "assign"},
                  {"job", "test"},
@@ -413,7 +416,7 @@ class Job {
                  {"cut_budget", options_.cut_budget},
                  {"deliver", deliver},
                  {"careful", careful_},
-                 {"injections", Json::array()}},
+                 {"injections", injections}},
                 fds);
     if (fresh) return;
     ++counters_.recoveries;
@@ -483,6 +486,10 @@ class Job {
       deliver_.reset();
       careful_ = nullptr;
     } else if (type == "injected") {
+      {
+        const std::lock_guard lock(mutex_);
+        unstruck_.erase(message.at("id").get<uint64_t>());
+      }
       ++counters_.injected;
       striking_ = true;
     } else if (type == "garbage") {
@@ -547,6 +554,7 @@ class Job {
   Json careful_;
   bool striking_ = false;
   uint64_t injections_ = 0;
+  std::map<uint64_t, Json> unstruck_;
 
   std::mutex ring_mutex_;
   uint64_t tail_ = 0;

@@ -80,8 +80,9 @@ void CpuDevice::on_fault(void (*callback)(void*), void* user) {
 
 bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) { return hash_chunks(chunks, hashes); }
 
-bool CpuDevice::copy(uint64_t destination, uint64_t source, uint64_t bytes) {
-  return copy_bytes(destination, source, bytes);
+bool CpuDevice::copy(std::span<const Move> moves) {
+  return std::all_of(moves.begin(), moves.end(),
+                     [](const Move& move) { return copy_bytes(move.to, move.from, move.bytes); });
 }
 
 void CpuDevice::arm(const Injection& injection, Notify notify, void* user) {

@@ -56,7 +56,7 @@ class CpuDevice final : public Device {
   Fault fault() const override;
   void on_fault(void (*callback)(void*), void* user) override;
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override;
-  bool copy(uint64_t destination, uint64_t source, uint64_t bytes) override;
+  bool copy(std::span<const Move> moves) override;
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule module, uint32_t index, uint64_t address) override;

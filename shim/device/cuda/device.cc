@@ -156,12 +156,15 @@ class CudaDevice final : public Device {
     return true;
   }
 
-  bool copy(uint64_t destination, uint64_t source, uint64_t bytes) override {
-    Unit& unit = unit_of(in_device_ranges(source) ? source : destination);
+  bool copy(std::span<const Move> moves) override {
+    if (moves.empty()) return true;
+    Unit& unit = unit_of(in_device_ranges(moves[0].from) ? moves[0].from : moves[0].to);
     const std::lock_guard lock(unit.mutex);
-    return driver_.cuCtxSetCurrent(unit.context) == CUDA_SUCCESS &&
-           driver_.cuMemcpyDtoDAsync_v2(destination, source, bytes, unit.stream) == CUDA_SUCCESS &&
-           driver_.cuStreamSynchronize(unit.stream) == CUDA_SUCCESS;
+    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
+    for (const Move& move : moves) {
+      if (driver_.cuMemcpyDtoDAsync_v2(move.to, move.from, move.bytes, unit.stream) != CUDA_SUCCESS) return false;
+    }
+    return driver_.cuStreamSynchronize(unit.stream) == CUDA_SUCCESS;
   }
 
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.

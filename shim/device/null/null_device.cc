@@ -61,7 +61,7 @@ class NullDevice final : public Device {
   Fault fault() const override { return {}; }
   void on_fault(void (*)(void*), void*) override {}
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override;
-  bool copy(uint64_t, uint64_t, uint64_t) override { return true; }
+  bool copy(std::span<const Move>) override { return true; }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return true; }
