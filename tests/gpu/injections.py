@@ -21,6 +21,11 @@ class Strike:
     sequence: int  # it strikes at the first fitting record from here on
 
     @property
+    def told(self) -> int:
+        """The error of the fault that it is; 0: the server is just gone."""
+        return {"kill": 0, "hang": 702}.get(self.kind, self.error)
+
+    @property
     def name(self) -> str:
         return f"{self.error or self.kind} {self.point}"
 
