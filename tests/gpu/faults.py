@@ -14,12 +14,13 @@ from typing import Any
 from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
 from tests.gpu.compare import differences
-from tests.gpu.injections import KINDS, Strike, arm, schedule
+from tests.gpu.injections import KINDS, POINTS, Strike, arm, schedule
 from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 FAULTS = 100
 PATIENCE = 20.0  # seconds for one fault to strike
+POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
 JOBS = 2  # that share the GPU, and the faults
 HANG_TIMEOUT = 2.0  # seconds
 
@@ -28,7 +29,8 @@ def hundred(bench: Bench) -> Iterator[Row]:
     """A hundred faults of random kind at random records, in two jobs on one GPU."""
     with bench.node() as node:
         native, last = references(bench, node, FAULTED)
-        plans = [schedule(FAULTS // JOBS, last // 20, last * 17 // 20, seed) for seed in range(JOBS)]
+        points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
+        plans = [schedule(FAULTS // JOBS, last // 20, last * 17 // 20, seed, points) for seed in range(JOBS)]
         outcomes = struck(bench, node, FAULTED, plans)
     yield from rows(FAULTED, native, outcomes, FAULTS)
 
@@ -37,9 +39,8 @@ def graphs(bench: Bench) -> Iterator[Row]:
     """Each kind while a CUDA graph is replayed, and a kernel that never ends."""
     with bench.node(hang_timeout=HANG_TIMEOUT) as node:
         native, last = references(bench, node, FAULTED_GRAPHS)
-        # Nothing runs on the null device that could be struck, or hang.
         kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
-        point = "record" if bench.rehearsal else "kernel"
+        point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
         plan = [Strike(*kind, point, last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
         outcomes = struck(bench, node, FAULTED_GRAPHS, [plan])
     yield from rows(FAULTED_GRAPHS, native, outcomes, len(plan))
