@@ -136,12 +136,15 @@ local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrima
       "cuDevicePrimaryCtxSetFlags_v2", "cuDevicePrimaryCtxReset_v2", "cuCtxCreate_v2", "cuCtxCreate_v3",
       "cuCtxCreate_v4", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
       "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags",
-      "cuCtxGetApiVersion", "cuCtxGetLimit", "cuCtxSetLimit",
+      "cuCtxGetApiVersion",
       "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
       "cuCtxResetPersistingL2Cache", "cuCtxGetId", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
       "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
 synchronous("cuCtxSynchronize", client="custom", server="custom")
 local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
+local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; asked for again, it is answered locally")
+record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the device "
+       "rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
 record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
        "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
 
@@ -332,7 +335,8 @@ UNORDERED: tuple[str, ...] = ("xmAlloc", "xmFree")
 SERVER_ONLY: tuple[str, ...] = (
     "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDeviceTotalMem_v2", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
-    "cuDevicePrimaryCtxReset_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuMemGetInfo_v2",
+    "cuDevicePrimaryCtxReset_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuCtxGetLimit", "cuCtxSetLimit",
+    "cuMemGetInfo_v2",
     "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
     "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     "cuMemGetAllocationGranularity", "cuMemHostRegister_v2", "cuMemHostUnregister",

@@ -16,6 +16,7 @@ namespace xmig::client {
 
 // Alive at the same time, the devices' primary contexts included.
 inline constexpr uint32_t kMaxContexts = 64;
+inline constexpr uint64_t kUnknownLimit = ~0ull;
 
 struct Context {
   uint32_t index = 0;
@@ -26,7 +27,7 @@ struct Context {
   std::atomic<uint32_t> cache_config{CU_FUNC_CACHE_PREFER_NONE};
   std::atomic<uint32_t> shared_config{0};
   std::atomic<uint64_t> id{0};
-  std::atomic<uint64_t> limits[CU_LIMIT_MAX] = {};
+  std::atomic<uint64_t> limits[CU_LIMIT_MAX] = {};  // kUnknownLimit until somebody has asked
   uint32_t retained = 0;  // primary; under the contexts' mutex
   ContextStorage storage;
 

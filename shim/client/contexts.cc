@@ -30,17 +30,16 @@ bool known(CUlimit limit) {
   return limit >= 0 && limit <= CU_LIMIT_CIG_ENABLED && limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH;
 }
 
+void forget_limits(Context& context) {
+  for (auto& limit : context.limits) limit = kUnknownLimit;
+}
+
 void open(Context& context, int ordinal) {
   context.ordinal = ordinal;
   context.id = next_id.fetch_add(1);
   context.cache_config = CU_FUNC_CACHE_PREFER_NONE;
   context.shared_config = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
-  for (auto& limit : context.limits) limit = 0;
-  context.limits[CU_LIMIT_STACK_SIZE] = 1024;
-  context.limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 8650752;
-  context.limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
-  context.limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
-  context.limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+  forget_limits(context);
   context.alive.store(true, std::memory_order_release);
 }
 
@@ -53,6 +52,7 @@ CUresult reset(Context& context, bool destroyed) {
     const WithContext inside(context);
     result = call(Op::xmContextReset, &args, sizeof(args), nullptr, 0);
   }
+  forget_limits(context);
   memory_context_reset(args.context);
   streams_context_reset(context);
   events_context_reset(context);
@@ -307,7 +307,15 @@ CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
   if (now.error != CUDA_SUCCESS) return now.error;
   if (!pvalue) return CUDA_ERROR_INVALID_VALUE;
   if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  *pvalue = now.context->limits[limit].load();
+  uint64_t value = now.context->limits[limit].load();
+  if (value == kUnknownLimit) {
+    const Args_xmLimit args{.limit = static_cast<uint32_t>(limit)};
+    if (const CUresult error = call(Op::xmLimit, &args, sizeof(args), &value, sizeof(value)); error != CUDA_SUCCESS) {
+      return error;
+    }
+    now.context->limits[limit].store(value);
+  }
+  *pvalue = value;
   return CUDA_SUCCESS;
 }
 
@@ -315,8 +323,11 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
   if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  now.context->limits[limit].store(value);
-  return CUDA_SUCCESS;
+  const Args_xmLimit args{.limit = static_cast<uint32_t>(limit), .set = 1, .value = value};
+  uint64_t is = 0;
+  const CUresult result = call(Op::xmLimit, &args, sizeof(args), &is, sizeof(is));
+  if (result == CUDA_SUCCESS) now.context->limits[limit].store(is);
+  return result;
 }
 
 CUresult cuCtxGetCacheConfig(CUfunc_cache* pconfig) {

@@ -140,6 +140,11 @@ void Executor::reset_context(uint32_t context) {
     driver_.cuGraphExecDestroy(graph.real);
     objects_.graphs.erase(index);
   });
+  std::erase_if(objects_.limits, [&](const auto& entry) {
+    if (entry.second.owner.context != context) return false;
+    driver_.cuCtxSetLimit(static_cast<CUlimit>(entry.first.second), entry.second.before);
+    return true;
+  });
   live_.remove_context(context);
 }
 

@@ -94,6 +94,13 @@ struct Pin {
   StoredRecord creation;
 };
 
+// A limit that the program has set in one of its contexts. There is one real context, so it holds for all of them.
+struct Limit {
+  Owner owner;
+  size_t before = 0;  // what it was, and is again when the context is reset
+  StoredRecord creation;
+};
+
 // A flat table of objects that come and go; `real` says whether there is one.
 template <typename T>
 class Table {
@@ -125,6 +132,7 @@ struct Objects {
   Table<Module> modules{kMaxModules};
   Table<GraphExec> graphs{kMaxGraphs};
   std::map<uint64_t, Pin> pins;  // by address
+  std::map<std::pair<uint16_t, uint32_t>, Limit> limits;  // by ordinal and CUlimit
 
   Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);

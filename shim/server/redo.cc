@@ -25,6 +25,7 @@ bool changes_objects(Op op) {
     case Op::cuEventCreate:
     case Op::cuEventDestroy_v2:
     case Op::xmContextReset:
+    case Op::xmLimit:
     case Op::xmGrow:
     case Op::xmShrink:
     case Op::xmPin:
