@@ -3,13 +3,14 @@
 #   make test    everything that CI runs
 #   make bench   the figures of docs/measurements/
 #   make gpu     xMIG on this machine's GPU, beside native runs             (ARGS="--only gpt2,kills")
+#   make coverage   docs/coverage.md out of the API table
 #   make gpu-kit what make gpu needs on a machine without network, in build/gpu-kit   (KIT_PYTHON=3.12)
 PYTHON ?= python3
 ARGS ?=
 KIT_PYTHON ?= 3.12
 export PYTHON
 .NOTPARALLEL:
-.PHONY: demo test bench gpu gpu-kit lint native-test pytest fuzz sanitize build venv dist clean
+.PHONY: demo test bench gpu gpu-kit coverage lint native-test pytest fuzz sanitize build venv dist clean
 
 setup := packaging/setup
 python := .venv/bin/python
@@ -25,6 +26,9 @@ bench: build
 
 gpu: build
 	$(python) -m tests.gpu $(ARGS)
+
+coverage: build
+	cp build/native/generated/coverage.md docs/coverage.md
 
 gpu-kit: build
 	$(setup)/gpu_kit.sh $(KIT_PYTHON)

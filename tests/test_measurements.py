@@ -29,6 +29,30 @@ def test_every_file_has_the_form_and_is_rendered() -> None:
         assert not plot or path.with_suffix(".svg").read_text() == found.svg()
 
 
+def test_what_is_missing_is_written_read_and_shown(tmp_path: Path) -> None:
+    missing = [{"name": "kills", "why": "under xMIG: exit code 1"}, {"name": "jax", "why": "no time was left for it"}]
+    written = Measurements.model_validate(GOOD | {"missing": missing})
+    path = written.write(tmp_path)
+    assert json.loads(path.read_text()) == GOOD | {"missing": missing}
+    assert measurements.read(path) == written
+    shown = (tmp_path / "journal.md").read_text()
+    assert shown.endswith(
+        "\nNot measured:\n\n- kills: under xMIG: exit code 1\n- jax: no time was left for it\n"
+    )
+    # Nothing missing: not a word about it.
+    whole = Measurements.model_validate(GOOD).write(tmp_path)
+    assert "missing" not in json.loads(whole.read_text())
+    assert "Not measured" not in (tmp_path / "journal.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "missing", [{"name": "kills"}, {"name": "", "why": "x"}, {"name": "a", "why": "b\nc"}, {"name": "a|b", "why": "x"}]
+)
+def test_a_missing_part_has_a_name_and_a_line(missing: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="missing"):
+        Measurements.model_validate(GOOD | {"missing": [missing]})
+
+
 def test_written_and_read(tmp_path: Path) -> None:
     written = Measurements.model_validate(GOOD)
     path = written.write(tmp_path)

@@ -2,9 +2,9 @@
 
     generate.py --include DIR --compiler CC --out DIR
 
-writes ops.h, driver_table.h, local.h, records.h, stubs.cc, entry_points.cc, dispatch.cc, error_names.h and
-coverage.md.
-Run by CMake; nothing it writes is committed.
+writes ops.h, driver_table.h, local.h, records.h, stubs.cc, entry_points.cc, dispatch.cc, error_names.h,
+export_tables.h and coverage.md.
+Run by CMake; of what it writes only coverage.md is committed, as docs/coverage.md (`make coverage`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import table
+from coverage import coverage_md
 from cuda_header import Parameter, Prototype, entry_points, prototypes, results
 from table import DevicePointer, Function, Gone, Handle, In, New, Out
 
@@ -304,21 +305,15 @@ def error_text(name: str) -> str:
     return table.ERROR_TEXTS.get(name) or name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
 
 
-def coverage_md(functions: list[Function], protos: dict[str, Prototype]) -> str:
-    known = {f.name: f for f in functions}
-    covered: list[str] = []
-    missing: list[str] = []
-    for name in sorted(protos):
-        if name.endswith(("_ptsz", "_ptds")):
-            continue
-        if name not in table.SAME_AS:
-            (covered if name in known else missing).append(name)
-    rows = "".join(f"| `{n}` | {known[n].call} | {known[n].note} |\n" for n in covered)
-    return ("# Driver functions covered\n\nGenerated from `shim/api/table.py` and `cuda.h`. "
-            f"{len(covered)} of {len(protos)} exported forms are in the table, besides their per-thread-stream forms; "
-            "every other function returns `CUDA_ERROR_NOT_SUPPORTED` and is named once in the job's log.\n\n"
-            "| function | class | note |\n|---|---|---|\n" + rows
-            + "\n## Not supported\n\n" + ", ".join(f"`{n}`" for n in missing) + "\n")
+def export_tables_h() -> str:
+    rows = []
+    for t in table.EXPORT_TABLES:
+        uuid = ", ".join(f"0x{byte:02x}" for byte in bytes.fromhex(t.uuid.replace("-", "")))
+        answers = "".join(f", At<{n}, {function}>" for n, (function, _) in t.answers.items())
+        made = f'made_table<"{t.name}", {t.slots}, {str(t.sized).lower()}{answers}>'
+        rows.append(f'    {{{{{uuid}}},\n     "{t.name}", {made}}},\n')
+    return "".join([HEADER, "// The unpublished tables, for export_tables.cc, which has the functions that answer.\n"
+                    "constexpr Entry kTables[] = {\n", *rows, "};\n"])
 
 
 def main() -> None:
@@ -336,17 +331,18 @@ def main() -> None:
     names = [e.function.name for e in entries]
     driver = list(dict.fromkeys([*table.SERVER_ONLY,
                                  *[e.function.name for e in entries if e.function.server == "generated"]]))
-    symbols = set(protos)
+    points = entry_points(options.include, set(protos))
     written = {
         "ops.h": ops_h(entries),
         "driver_table.h": driver_table_h(driver),
         "local.h": local_h(functions, protos),
         "records.h": records_h(entries),
         "stubs.cc": stubs_cc(functions, dict(zip(names, entries, strict=True)), protos),
-        "entry_points.cc": entry_points_cc(entry_points(options.include, symbols)),
+        "entry_points.cc": entry_points_cc(points),
         "dispatch.cc": dispatch_cc(entries),
         "error_names.h": error_names_h(results(options.include)),
-        "coverage.md": coverage_md(functions, protos),
+        "export_tables.h": export_tables_h(),
+        "coverage.md": coverage_md(protos, points),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, text in written.items():

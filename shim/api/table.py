@@ -350,6 +350,106 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuStreamGetCaptureInfo_v3",
 )
 
+# --- what is not in this table, and why ---------------------------------------------------------------------------
+# (names, why); the first that fits counts. Earlier forms of a function that is in the table need no line. A function
+# of cuda.h without a reason fails the build, and so does a line that fits none.
+NOT_SUPPORTED: tuple[tuple[str, str], ...] = (
+    (r"cuArray.*|cuMipmappedArray.*|cu(Tex|Surf)(Ref|Object).*|cuModuleGet(Tex|Surf)Ref|cuParamSetTexRef"
+     r"|cuDeviceGetTexture1DLinearMaxWidth|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA).*|cuMemMapArrayAsync",
+     "arrays, textures and surfaces: how they lie in memory only the driver knows"),
+    (r"cuMemAllocManaged|cuMemAdvise.*|cuMemPrefetch.*|cuMemDiscard.*|cuMemRange.*|cuStreamAttachMemAsync"
+     r"|cuLibraryGetManaged",
+     "managed memory: its pages would move between two processes; MANAGED_MEMORY is reported as 0"),
+    (r"cuIpc.*|cuMemPool(Export|Import).*|cuMem(Export|Import).*|cuMemGetHandleForAddressRange",
+     "memory and events shared with other processes"),
+    (r"cuMulticast.*", "NVLink multicast"),
+    (r"cuGreenCtx.*|cuDev(Sm)?Resource.*|cu(Ctx|Device)GetDevResource|cuCtxFromGreenCtx|cuStreamGetGreenCtx"
+     r"|cuCtx(RecordEvent|WaitEvent)", "green contexts"),
+    (r"cu(ImportExternal|DestroyExternal|ExternalMemory|SignalExternal|WaitExternal).*|cuGraph.*ExternalSemaphores.*"
+     r"|cuGraphics.*|cuDeviceGetNvSciSyncAttributes",
+     "memory and semaphores of graphics and other interfaces: their handles belong to the program's process"),
+    (r"cuGraphConditionalHandleCreate", "conditional nodes: the device decides what runs, so a redo could differ"),
+    (r"cuStreamBatchMemOp.*|cuGraph.*BatchMemOpNode.*", "several waits and writes in one call"),
+    (r"cuLink.*", "the driver's linker: libraries bring their own, nvJitLink"),
+    (r"cuCheckpoint.*", "the driver's own checkpoints of a process"),
+    (r"cuCoredump.*|cuLogs.*", "dumps and logs of the driver, which is in another process"),
+    (r"cuDevice(Unr|R)egisterAsyncNotification", "warnings that device memory runs low: the server's business"),
+    (r"cuDeviceGet(Host|P2P)AtomicCapabilities|cuDeviceGetExecAffinitySupport", "no library tested asks"),
+    (r"cuMem(Get|Set)MemPool|cuMemGetDefaultMemPool", "pools by location, new in CUDA 13"),
+    (r"cuMemcpy(3D)?BatchAsync.*|cuMemcpy3DPeer.*|cuMemBatchDecompressAsync",
+     "copies in batches, copies of boxes between devices, decompression: no library tested calls them"),
+    (r"cuLibraryGetUnifiedFunction", "functions with one address in program and device"),
+    (r"cuLaunchCooperativeKernelMultiDevice|cuLaunchGridAsync|cuFuncSet(BlockShape|SharedSize)|cuParamSet.*"
+     r"|cuCtx(Attach|Detach)", "deprecated"),
+)
+
+# --- the driver's unpublished tables (cuGetExportTable) -----------------------------------------------------------
+@dataclass(frozen=True)
+class ExportTable:
+    """``answers``: the slots that are called, each with the function of export_tables.cc that answers and what it
+    gives. The other slots name themselves in the job's log. The first entry of a ``sized`` table is its size."""
+
+    name: str
+    uuid: str
+    slots: int
+    asked_by: str
+    answers: dict[int, tuple[str, str]]
+    sized: bool = True
+
+
+EXPORT_TABLES: tuple[ExportTable, ...] = (
+    ExportTable("libcudart", "6bd5fb6c-5bf4-e74a-8987-d93912fd9df9", 13, "every copy of libcudart", {
+        1: ("load_wrapper", "loads a module"),
+        2: ("get_primary_context", "the primary context's handle"),
+        6: ("load_wrapper_with_options", "loads a module"),
+        8: ("load_fat_binary", "loads a module"),
+        12: ("nothing", "success"),
+    }),
+    ExportTable("tools hooks", "a094798c-2e74-2e74-93f2-0800200c0a66", 7, "every copy of libcudart", {
+        2: ("no_hooks<1024>", "an array of 1024 zeros"),
+        6: ("no_hooks<14>", "an array of 14 zeros"),
+    }),
+    ExportTable("tools' thread data", "42d85a81-23f6-cb47-8298-f6e78a3aecdc", 4, "libcudart, cuBLASLt", {
+        2: ("current_context", "the current context"),
+    }),
+    ExportTable("context-local storage", "c693336e-1121-df11-a8c3-68f355d89593", 4, "every copy of libcudart", {
+        0: ("storage_put", "keeps a value"),
+        1: ("storage_delete", "forgets it"),
+        2: ("storage_get", "the value"),
+    }, sized=False),
+    ExportTable("context checks", "263e8860-7cd2-6143-92f6-bbd5006dfa7e", 15, "every copy of libcudart", {
+        2: ("check_context", "0"),
+        3: ("nothing", "success"),
+    }),
+    ExportTable("integrity", "d4082055-bde6-704b-8d34-ba123c66e1f2", 3, "every copy of libcudart", {
+        1: ("check_integrity", "the answer to a challenge"),
+    }),
+    ExportTable("cuBLAS", "21318c60-9714-3248-8ca6-41ff7324c8f2", 93, "cuBLAS, cuBLASLt, cuFFT", {
+        4: ("context_number", "a number for a context"),
+        39: ("stream_number", "a number for a stream"),
+        51: ("own_stream", "the driver's own handle of a stream"),
+    }),
+    ExportTable("cuBLASLt bf16", "1734dc26-800d-4745-8726-c0f1e7dd8bca", 17, "cuBLASLt", {
+        4: ("zero_for_both", "two zeros"),
+    }),
+    ExportTable("cuFFT", "6e163fbe-b958-444d-835c-e182aff1991e", 99, "cuFFT", {
+        7: ("visit_functions", "a module's functions, one by one"),
+    }),
+)
+
+# Tables that are asked for and not there, and names (patterns) that are looked up and that no header used here has.
+# Nobody misses them, and why.
+DENIED_TABLES: dict[str, str] = {
+    "f8cff951-2146-8b4e-b9e2-fb469e7c0dd9": "libcudart 13 asks before cuInit, and goes on without",
+    "da9151d3-3ae6-cc41-a5c0-4f26d533e328": "NVRTC asks, and compiles without",
+}
+UNKNOWN_NAMES: dict[str, str] = {
+    r"cu(Graphics)?(GL|EGL|VDPAU)\w+": "OpenGL, EGL and VDPAU, which have headers of their own: every libcudart looks "
+                                      "them up when it is loaded",
+    r"cuGraphicsResourceGetMappedEglFrame": "the same",
+    r"cuProfilerInitialize": "declared no more; every libcudart looks it up when it is loaded",
+}
+
 # --- error texts that programs and people look for; the others follow from the name ------------------------------
 ERROR_TEXTS: dict[str, str] = {
     "CUDA_SUCCESS": "no error",

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "client/asked.h"
 #include "local.h"
 
 namespace xmig::client {
@@ -47,6 +48,7 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cu
                       : found.too_new ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                       : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (symbolStatus) *symbolStatus = status;
+  if (status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND) note_missing(symbol);
   return CUDA_SUCCESS;  // a missing function is an answer; only the first form of this function calls it an error
 }
 

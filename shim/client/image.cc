@@ -119,11 +119,7 @@ std::optional<InFile> find_file(std::span<const std::byte> image) {
   return found;
 }
 
-}  // namespace
-
-CUresult measure_image(const void* code, std::span<const std::byte>* image, uint64_t limit) {
-  limit = std::min(limit, kMaxImageBytes);
-  if (!code) return CUDA_ERROR_INVALID_VALUE;
+CUresult measure(const void* code, std::span<const std::byte>* image, uint64_t limit) {
   const auto* data = static_cast<const std::byte*>(code);
   if (read<uint32_t>(data) == kWrapperMagic) {
     // Version 2 carries the parts of a relocatable link besides; `data` is the linked result in both.
@@ -144,6 +140,17 @@ CUresult measure_image(const void* code, std::span<const std::byte>* image, uint
   if (bytes == 0 || bytes > limit) return CUDA_ERROR_INVALID_IMAGE;
   *image = {data, bytes};
   return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult measure_image(const void* code, std::span<const std::byte>* image, uint64_t limit) {
+  if (!code) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = measure(code, image, std::min(limit, kMaxImageBytes));
+  if (result != CUDA_SUCCESS) {
+    complain("a module cannot be loaded: it is no fat binary, no cubin and no PTX, or damaged: CUDA error %d", result);
+  }
+  return result;
 }
 
 CUresult send_image(std::span<const std::byte> image, uint64_t* number, bool* as_file) {

@@ -8,6 +8,7 @@
 
 #include "client/capture.h"
 #include "client/events.h"
+#include "client/message.h"
 #include "client/modules.h"
 #include "client/ring_writer.h"
 #include "client/streams.h"
@@ -164,6 +165,9 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
   if (!here.function) [[unlikely]] return here.error;
   const Function& function = *here.function;
   if (const CUresult error = check_grid(function, now.context->ordinal, grid); error != CUDA_SUCCESS) [[unlikely]] {
+    complain("kernel %s cannot be launched with %u x %u x %u blocks of %u x %u x %u threads and %u bytes of dynamic shared "
+             "memory: CUDA error %d", function.name.c_str(), grid.grid[0], grid.grid[1], grid.grid[2], grid.block[0],
+             grid.block[1], grid.block[2], grid.shared_bytes, error);
     return error;
   }
   if (cooperative || attribute_count) [[unlikely]] {

@@ -15,6 +15,7 @@
 #include "client/memory_call.h"
 #include "client/memory_map.h"
 #include "client/memory_progress.h"
+#include "client/message.h"
 #include "client/pinned.h"
 #include "client/pool.h"
 #include "client/vmm.h"
@@ -131,6 +132,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   const CUresult result =
       allocate(plain_pool(current_ordinal()), MemoryKind::kDevice, bytesize, nullptr, 0, &address);
   if (result == CUDA_SUCCESS) *dptr = address;
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) complain("no device memory for %zu bytes: CUDA error %d", bytesize, result);
   return result;
 }
 

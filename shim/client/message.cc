@@ -5,21 +5,53 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
 
 namespace xmig::client {
 
+namespace {
+
+class Line {
+ public:
+  Line(const char* format, va_list arguments) {
+    const int written = std::vsnprintf(text_ + kPrefix, sizeof(text_) - kPrefix - 1, format, arguments);
+    length_ = std::min(kPrefix + static_cast<size_t>(std::max(written, 0)), sizeof(text_) - 2);
+    text_[length_++] = '\n';
+  }
+  std::string_view text() const { return {text_, length_}; }
+  // One write, so that lines of several processes do not mix. Nothing can be done if it fails.
+  void write() const { [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, text_, length_); }
+
+ private:
+  static constexpr size_t kPrefix = 6;
+  char text_[1024] = "xmig: ";
+  size_t length_ = 0;
+};
+
+}  // namespace
+
 void say(const char* format, ...) {
-  char line[1024] = "xmig: ";
-  constexpr size_t kPrefix = 6;
   va_list arguments;
   va_start(arguments, format);
-  const int written = std::vsnprintf(line + kPrefix, sizeof(line) - kPrefix - 1, format, arguments);
+  Line(format, arguments).write();
   va_end(arguments);
-  if (written < 0) return;
-  size_t length = std::min(kPrefix + static_cast<size_t>(written), sizeof(line) - 2);
-  line[length++] = '\n';
-  // One write, so that lines of several processes do not mix. Nothing can be done if it fails.
-  [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, line, length);
+}
+
+void complain(const char* format, ...) {
+  constexpr size_t kEnough = 3;
+  va_list arguments;
+  va_start(arguments, format);
+  const Line line(format, arguments);
+  va_end(arguments);
+  static std::mutex& mutex = *new std::mutex;
+  static auto& said = *new std::map<std::string_view, std::set<std::string, std::less<>>>;
+  const std::lock_guard lock(mutex);
+  auto& lines = said[format];
+  if (lines.size() < kEnough && lines.emplace(line.text()).second) line.write();
 }
 
 }  // namespace xmig::client

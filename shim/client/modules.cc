@@ -171,6 +171,7 @@ CUresult load_module(std::span<const std::byte> image, uint64_t library, Module*
     as_file = false;
   } while (true);
   if (result != CUDA_SUCCESS) {
+    complain("a module of %zu bytes cannot be loaded: CUDA error %d", image.size(), result);
     free_handle(handle);
     return result;
   }

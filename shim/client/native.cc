@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "client/asked.h"
 #include "client/message.h"
 
 // By this symbol a copy of the shim is told from the genuine driver.
@@ -17,9 +18,11 @@ extern "C" __attribute__((visibility("default"))) const char xmigShim[] = "xMIG"
 
 namespace xmig::client {
 
-constinit std::atomic<void* const*> native_functions{nullptr};
+constinit std::atomic<bool> detour{true};
 
 namespace {
+
+constinit std::atomic<void* const*> native_functions{nullptr};
 
 // The loader's own list of where libraries are: /etc/ld.so.cache in the format of glibc 2.32 and later, or earlier ones
 // with the old table in front. Only the offsets of names and paths are of interest.
@@ -73,11 +76,23 @@ std::vector<std::string> candidates() {
 bool is_this_library(const std::string& path) {
   Dl_info own{};
   struct stat a {}, b {};
-  return ::dladdr(&native_functions, &own) && own.dli_fname && ::stat(own.dli_fname, &a) == 0 &&
+  return ::dladdr(&detour, &own) && own.dli_fname && ::stat(own.dli_fname, &a) == 0 &&
          ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 }  // namespace
+
+void* take_detour(int slot) {
+  void* const* const functions = native_functions.load(std::memory_order_acquire);
+  if (asked_wanted()) {
+    note_called(slot);
+  } else if (!functions) {
+    detour.store(false, std::memory_order_release);
+    // Somebody may have loaded the genuine driver since.
+    if (native_functions.load(std::memory_order_seq_cst)) detour.store(true, std::memory_order_release);
+  }
+  return functions ? functions[slot] : nullptr;
+}
 
 bool load_native() {
   std::string tried;
@@ -93,7 +108,8 @@ bool load_native() {
     }
     auto& functions = *new std::vector<void*>(static_cast<size_t>(kNativeCount));
     for (int slot = 0; slot < kNativeCount; ++slot) functions[slot] = ::dlsym(library, kNativeNames[slot]);
-    native_functions.store(functions.data(), std::memory_order_release);
+    native_functions.store(functions.data());
+    detour.store(true);
     return true;
   }
   say("XMIG_WITHOUT_DAEMON=native, but no genuine libcuda.so.1 could be loaded (%s); set XMIG_NATIVE_LIBCUDA to its "

@@ -1,5 +1,6 @@
 // The genuine driver instead of ours: for a program that was started without a daemon and said
-// XMIG_WITHOUT_DAEMON=native. Every exported function asks here first, so the answer costs one load.
+// XMIG_WITHOUT_DAEMON=native. Every exported function asks here first, so the answer costs one load. In the same place the
+// calls are noted, if that is wanted (asked.h).
 #pragma once
 
 #include <atomic>
@@ -10,12 +11,13 @@ namespace xmig::client {
 extern const char* const kNativeNames[];
 extern const int kNativeCount;
 
-extern constinit std::atomic<void* const*> native_functions;
+// Is there anything to be done before the shim answers? True until it is known that there is not.
+extern constinit std::atomic<bool> detour;
+void* take_detour(int slot);
 
 // The genuine function of a slot; nullptr if the shim answers (also where the genuine driver has no such function).
 inline void* native_function(int slot) {
-  void* const* const functions = native_functions.load(std::memory_order_acquire);
-  return functions ? functions[slot] : nullptr;
+  return detour.load(std::memory_order_acquire) ? take_detour(slot) : nullptr;
 }
 
 // Find and load the genuine libcuda.so.1. On failure nothing changes, one line says why, and false is returned.

@@ -4,6 +4,7 @@
 #include <set>
 #include <string_view>
 
+#include "client/asked.h"
 #include "client/message.h"
 #include "client/process.h"
 
@@ -14,7 +15,9 @@ CUresult unsupported(const char* name) {
   static std::mutex& mutex = *new std::mutex;
   static auto& named = *new std::set<std::string_view>;
   const std::lock_guard lock(mutex);
-  if (named.insert(name).second) say("%s is not supported: the call returned CUDA_ERROR_NOT_SUPPORTED", name);
+  if (!named.insert(name).second) return CUDA_ERROR_NOT_SUPPORTED;
+  note_refused(name);
+  say("%s is not supported: the call returned CUDA_ERROR_NOT_SUPPORTED", name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -37,13 +37,15 @@ inline constexpr uint64_t kDeviceBase = 0x7e8000000000;
 inline constexpr uint64_t kDeviceSpan = 1ull << 34;
 inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 34;
+inline constexpr uint64_t kShadowSpan = kDeviceSpan;
 #else
 inline constexpr uint64_t kDeviceBase = 0x200000000000;
-// PyTorch's expandable segments reserve more than a device's memory each. Twice as much would meet the place where
-// programs are loaded.
-inline constexpr uint64_t kDeviceSpan = 2ull << 40;
+// PyTorch's expandable segments reserve more than a device's memory each, and keep two for each time that memory runs
+// out. Programs are loaded at 85 TiB.
+inline constexpr uint64_t kDeviceSpan = 4ull << 40;
 inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;
+inline constexpr uint64_t kShadowSpan = 1ull << 40;  // it holds no more than a device's memory
 #endif
 // Where servers keep what cuts preserve: like the device ranges, one range per ordinal.
 inline constexpr uint64_t kShadowBase = kPinnedBase + kPinnedBytes;

@@ -15,7 +15,7 @@
 namespace xmig::server {
 
 using journal::kShadowBase;
-inline constexpr uint64_t kShadowSpan = journal::kDeviceSpan;
+using journal::kShadowSpan;
 
 constexpr uint64_t device_base(uint32_t ordinal) { return journal::kDeviceBase + ordinal * journal::kDeviceSpan; }
 constexpr uint64_t shadow_base(uint32_t ordinal) { return kShadowBase + ordinal * kShadowSpan; }

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.asked import called, not_covered
 from tests.gpu.bench import Bench
 from xmigd.demo.node import Node
 
 
 @pytest.fixture
-def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
-    """Runs the programs of `make gpu`, tiny. Under `pytest --basetemp` what they said stays there."""
+def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]:
+    """Runs the programs of `make gpu`, tiny. Under `pytest --basetemp` what they said stays there.
+
+    Fails a test whose programs ask for a function that is not covered, and names it."""
+    asked = tmp_path / "asked"
     end = time.monotonic() + 380
-    return Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end)
+    environment = {"XMIG_ASKED": str(asked)}
+    yield Bench(
+        tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment
+    )
+    assert "cuInit" in called(asked)
+    assert not_covered(asked) == []
 
 
 @pytest.fixture

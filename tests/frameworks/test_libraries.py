@@ -34,6 +34,19 @@ def test_mathematics_across_kills(bench: Bench, node: Node) -> None:
     assert result["failed"] == {}
 
 
+def test_mistakes_are_told(bench: Bench, node: Node) -> None:
+    told = bench.under(node, CASES["mistakes"]).result["told"]
+    assert [line.rpartition(": ")[::2] for line in told] == [
+        ("nothing wrong", "0"), ("more memory than there is", "2"), ("no memory", "1"),
+        ("an image that is none", "200"), ("an empty image", "200"), ("PTX that does not compile", "218"),
+        ("a kernel that there is not", "500"), ("no blocks", "1"), ("no threads", "1"),
+        ("more threads than the device has", "1"), ("more threads than the kernel allows", "1"),
+        ("more shared memory than there is", "1"), ("more shared memory than was asked for", "1"), ("no kernel", "400"),
+        ("parameters, packed", "0"), ("parameters, packed, too few", "1"), ("a limit that there is not", "215"),
+        ("a device that there is not", "101"), ("memory that nobody has", "1"), ("nothing broken", "0"),
+    ]  # fmt: skip
+
+
 def test_no_device_files(bench: Bench, node: Node) -> None:
     assert bench.under(node, FILES).result["device_files"] == []
 

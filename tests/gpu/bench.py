@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +97,17 @@ class Running:
 class Bench:
     """Where and with what programs run. In a rehearsal "natively" is on a second null device."""
 
-    def __init__(self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float) -> None:
+    def __init__(
+        self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.logs = logs
         self.scratch = scratch
         self.logs.mkdir(parents=True, exist_ok=True)
         self.python = python
         self.rehearsal = rehearsal
         self.end = end
+        self.environment = environment or {}  # of every program
         self._numbers: dict[str, int] = {}
 
     @contextmanager
@@ -141,7 +145,8 @@ class Bench:
         caches = self.scratch / ("xmig" if node else "native")
         environment = {
             "PYTHONPATH": "", "TRITON_CACHE_DIR": str(caches / "triton"), "CUPY_CACHE_DIR": str(caches / "cupy"),
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), **case.environment,
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), **self.environment,
+            **case.environment,
         }  # fmt: skip
         if self.rehearsal:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its pool of processes takes longer than tiny kernels

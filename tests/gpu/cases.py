@@ -75,6 +75,7 @@ RESULTS = [
     Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),
     Case("jax", "jax_prog", "JAX: jit, grad, a training loop", "--deterministic", "--width 32 --layers 2 --batch 4"),
     Case("triton", "triton_prog", "Triton kernels", "", "--rows 8 --columns 100 --steps 5"),
+    Case("mistakes", "mistakes", "what the driver's functions return for calls that are wrong", ""),
     Case("bug", "bug", "an index outside of a table: the error that the program gets", ""),
 ]  # fmt: skip
 

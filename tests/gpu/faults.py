@@ -4,19 +4,23 @@ own bugs: it is told what it is told natively."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
+from typing import Any
 
-from tests.gpu.bench import Bench, Failed, Outcome
+from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
 from tests.gpu.compare import differences
-from tests.gpu.injections import KINDS, Strike, arm, schedule
-from xmigd.demo.node import Node
+from tests.gpu.injections import KINDS, POINTS, Strike, arm, schedule
+from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 FAULTS = 100
+PATIENCE = 20.0  # seconds for one fault to strike
+POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
 JOBS = 2  # that share the GPU, and the faults
 HANG_TIMEOUT = 2.0  # seconds
 
@@ -25,7 +29,8 @@ def hundred(bench: Bench) -> Iterator[Row]:
     """A hundred faults of random kind at random records, in two jobs on one GPU."""
     with bench.node() as node:
         native, last = references(bench, node, FAULTED)
-        plans = [schedule(FAULTS // JOBS, last // 20, last * 19 // 20, seed) for seed in range(JOBS)]
+        points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
+        plans = [schedule(FAULTS // JOBS, last // 20, last * 17 // 20, seed, points) for seed in range(JOBS)]
         outcomes = struck(bench, node, FAULTED, plans)
     yield from rows(FAULTED, native, outcomes, FAULTS)
 
@@ -34,9 +39,8 @@ def graphs(bench: Bench) -> Iterator[Row]:
     """Each kind while a CUDA graph is replayed, and a kernel that never ends."""
     with bench.node(hang_timeout=HANG_TIMEOUT) as node:
         native, last = references(bench, node, FAULTED_GRAPHS)
-        # Nothing runs on the null device that could be struck, or hang.
         kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
-        point = "record" if bench.rehearsal else "kernel"
+        point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
         plan = [Strike(*kind, point, last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
         outcomes = struck(bench, node, FAULTED_GRAPHS, [plan])
     yield from rows(FAULTED_GRAPHS, native, outcomes, len(plan))
@@ -57,14 +61,53 @@ def references(bench: Bench, node: Node, case: Case) -> tuple[Outcome, int]:
 
 
 def struck(bench: Bench, node: Node, case: Case, plans: list[list[Strike]]) -> list[Outcome]:
-    """Run it as often as there are plans, at the same time, each with its strikes."""
-    with contextlib.ExitStack() as stack:
+    """Run it as often as there are plans, at the same time, each with its strikes.
+
+    One that falls into a server which is about to die is lost with it: it is armed again, once the others have struck.
+    """
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(plans)) as pool:
         jobs = [stack.enter_context(bench.started(case, node)) for _ in plans]
         for job, plan in zip(jobs, plans, strict=True):
             assert job.program is not None
             job.program.until("running")
             arm(job.program, plan)
+        list(pool.map(strike_the_lost, jobs, plans))
         return [job.finish() for job in jobs]
+
+
+def strike_the_lost(job: Running, plan: list[Strike]) -> None:
+    """When the last planned record is behind the program, arm as many as did not strike, one after another."""
+    assert job.program is not None
+    missing = None
+    while job.process.poll() is None:
+        struck = [fault for fault in job.program.faults() if fault["injection"] is not None]
+        if missing is None and job.program.position() > max(strike.sequence for strike in plan):
+            missing = lost(plan, struck)
+        if missing == []:
+            return
+        if missing:
+            one = missing.pop()
+            arm(job.program, [Strike(one.kind, one.error, one.point, 0)])
+            end = time.monotonic() + PATIENCE
+            while len(struck) == count_struck(job.program) and job.process.poll() is None and time.monotonic() < end:
+                time.sleep(0.01)
+        time.sleep(0.05)
+
+
+def count_struck(program: Program) -> int:
+    return sum(fault["injection"] is not None for fault in program.faults())
+
+
+def lost(plan: list[Strike], struck: list[dict[str, Any]]) -> list[Strike]:
+    """As many of each kind as were planned and did not strike."""
+    left = Counter((fault["error"] or 0) for fault in struck)
+    missing = []
+    for strike in plan:
+        if left[strike.told] > 0:
+            left[strike.told] -= 1
+        else:
+            missing.append(strike)
+    return missing
 
 
 def rows(case: Case, native: Outcome, outcomes: list[Outcome], planned: int) -> Iterator[Row]:

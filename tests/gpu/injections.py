@@ -21,14 +21,19 @@ class Strike:
     sequence: int  # it strikes at the first fitting record from here on
 
     @property
+    def told(self) -> int:
+        """The error of the fault that it is; 0: the server is just gone."""
+        return {"kill": 0, "hang": 702}.get(self.kind, self.error)
+
+    @property
     def name(self) -> str:
         return f"{self.error or self.kind} {self.point}"
 
 
-def schedule(count: int, first: int, last: int, seed: int) -> list[Strike]:
+def schedule(count: int, first: int, last: int, seed: int, points: Sequence[str] = POINTS) -> list[Strike]:
     """`count` strikes between two records of the journal: every kind at every place in turn, in random order."""
     chance = random.Random(seed)
-    places = [(kind, error, point) for kind, error in KINDS for point in POINTS]
+    places = [(kind, error, point) for kind, error in KINDS for point in points]
     chosen = [places[i % len(places)] for i in range(count)]
     chance.shuffle(chosen)
     records = sorted(chance.randint(first, last) for _ in range(count))

@@ -6,15 +6,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.gpu.__main__ import find_gpu
-from tests.gpu.bench import PATIENCE, Bench, Failed
+from tests.gpu.bench import PATIENCE, Bench, Failed, Outcome
 from tests.gpu.cases import FILES, HELD, KILLED, PAIR, PROGRAMS, RECOVERED, RESULTS, TIMED, WARM, Case
 from tests.gpu.compare import differences, distance
+from tests.gpu.faults import lost
+from tests.gpu.injections import Strike
 from tests.gpu.parts import PARTS, chosen
+from tests.gpu.results import compared
+from tests.gpu.steps import settled
 from tests.harness import ROOT
 from xmigd import measurements
 
@@ -77,6 +81,64 @@ def test_distance() -> None:
     assert distance({"losses": [1.0, 4.0]}, {"losses": [2.0, 4.0]}) == 0.25
     with pytest.raises(ValueError, match="longer"):
         distance({"losses": [1.0]}, {"losses": [1.0, 2.0]})
+
+
+class Native:
+    """In place of a Bench: native runs whose results are given."""
+
+    def __init__(self, *results: dict[str, Any]) -> None:
+        self.runs = [Outcome(result, [], [], []) for result in results]
+
+    def native(self, case: Case) -> Outcome:
+        return self.runs.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("more", "value", "said", "left"),
+    [
+        ([{"digests": {"qr": "a", "sparse": "3"}}], 0, "not compared, since two native runs differ in it: ", 0),
+        ([{"digests": {"qr": "a", "sparse": "1"}}, {"digests": {"qr": "a", "sparse": "4"}}, {}], 0, "not compared", 1),
+        ([{"digests": {"qr": "a", "sparse": "1"}}] * 3, 1, "different: digests: sparse", 0),
+    ],
+)
+def test_what_native_runs_do_not_share_is_not_compared(
+    more: list[dict[str, Any]], value: int, said: str, left: int
+) -> None:
+    native = Outcome({"digests": {"qr": "a", "sparse": "1"}}, [], [], [])
+    xmig = Outcome({"digests": {"qr": "a", "sparse": "2"}}, [], [], [])
+    others = Native(*more)
+    row = compared(cast(Bench, others), RESULTS[0], native, [xmig])
+    assert row.value == value
+    assert said in row.conditions
+    assert len(others.runs) == left
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"step_s": 0.99}, False),  # within what blocks are apart
+        ({"lower_s": 0.5}, False),
+        ({"losses": [2.0]}, False),
+        ({"first_step_s": 10.9}, False),  # near its target
+    ],
+)
+def test_one_pair_is_enough_where_nothing_is_in_doubt(changes: dict[str, Any], expected: bool) -> None:
+    run = {"losses": [1.0], "step_s": 1.0, "lower_s": 0.99, "upper_s": 1.01, "first_step_s": 10.0}
+    native = [Outcome(run, [], [], [])]
+    xmig = [Outcome(run | {"step_s": 0.8, "lower_s": 0.795, "upper_s": 0.805} | changes, [], [], [])]
+    deterministic, other = TIMED[1], TIMED[0]
+    assert settled(deterministic, native, xmig) == expected
+    assert not settled(other, native, xmig)  # its losses need two native runs
+    assert not settled(deterministic, [], [])
+
+
+def test_what_did_not_strike_is_known_by_its_kind() -> None:
+    plan = [Strike("kill", 0, "copy", 5), Strike("fault", 700, "record", 6), Strike("hang", 0, "kernel", 7),
+            Strike("fault", 700, "kernel", 9)]  # fmt: skip
+    struck: list[dict[str, Any]] = [{"error": 702}, {"error": None}, {"error": 700}]
+    assert lost(plan, struck) == [plan[3]]
+    assert lost(plan, struck[:1]) == [plan[0], plan[1], plan[3]]
 
 
 def test_what_a_program_said_is_in_the_reason(bench: Bench) -> None:

@@ -64,7 +64,7 @@ struct Control {
   std::atomic<uint32_t> bad{0};  // records that broke a rule of layout.h
   Args_xmLaunch launch{};
   Args_xmTensorMap tensor_map{};
-  unsigned char parameters[4096]{};
+  unsigned char parameters[36 << 10]{};
   std::atomic<uint64_t> launches{0};
 };
 
@@ -73,6 +73,10 @@ inline constexpr journal::ParameterInfo kLayout[] = {{0, 8},  {8, 4},  {16, 8}, 
                                                      {32, 8}, {40, 4}, {44, 12}, {56, 8}};
 inline constexpr uint32_t kParameters = std::size(kLayout);
 inline constexpr uint32_t kKernelBytes = 64;
+
+// Kernel number 1 has parameters of odd sizes, and as many bytes of them as CUDA allows.
+inline constexpr journal::ParameterInfo kOddLayout[] = {{0, 1}, {2, 2}, {4, 3}, {8, 5}, {16, 16}, {32, 4200}, {4240, 28524}};
+inline constexpr uint32_t kOddBytes = 32764;
 
 inline std::vector<std::byte> module_description(uint32_t extra_kernels) {
   std::vector<std::byte> text;
@@ -98,7 +102,7 @@ inline std::vector<std::byte> module_description(uint32_t extra_kernels) {
   return text;
 }
 
-// Kernel number 0 is the one of kLayout, the others have no parameters.
+// Kernel number 0 is the one of kLayout, number 1 that of kOddLayout; the others have no parameters.
 inline std::vector<std::byte> kernel_description(uint32_t number) {
   journal::KernelInfo info{};
   if (number == 0) {
@@ -109,9 +113,16 @@ inline std::vector<std::byte> kernel_description(uint32_t number) {
   } else {
     info.attributes[0] = 1024;
   }
-  std::vector<std::byte> text(sizeof(info) + (number == 0 ? sizeof(kLayout) : 0));
+  std::span<const journal::ParameterInfo> layout;
+  if (number == 0) layout = kLayout;
+  if (number == 1) {
+    layout = kOddLayout;
+    info.parameter_count = std::size(kOddLayout);
+    info.parameter_bytes = kOddBytes;
+  }
+  std::vector<std::byte> text(sizeof(info) + layout.size_bytes());
   std::memcpy(text.data(), &info, sizeof(info));
-  if (number == 0) std::memcpy(text.data() + sizeof(info), kLayout, sizeof(kLayout));
+  if (!layout.empty()) std::memcpy(text.data() + sizeof(info), layout.data(), layout.size_bytes());
   return text;
 }
 

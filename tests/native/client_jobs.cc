@@ -10,6 +10,7 @@
 
 #include "api/profiler.h"
 #include "client/append.h"
+#include "client/integrity.h"
 #include "client/process.h"
 #include "client_harness.h"
 
@@ -180,6 +181,85 @@ void launch_record() {
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_CLUSTER_SIZE);
   CU(cuCtxSynchronize());
   CHECK(test.control.bad == 0);
+}
+
+// Parameters of every size, from anywhere, as many bytes as there may be; and packed by the program, in each form.
+void launch_parameters() {
+  Fixture test;
+  test.start();
+  CUmodule module = nullptr;
+  CUfunction odd = nullptr, none = nullptr;
+  CU(cuModuleLoadData(&module, ".version 8.0"));
+  CU(cuModuleGetFunction(&odd, module, ("kernel number 0" + std::string(100, '.')).c_str()));
+  CU(cuModuleGetFunction(&none, module, ("kernel number 1" + std::string(100, '.')).c_str()));
+  size_t offset = 0, size = 0;
+  for (size_t i = 0; i < std::size(kOddLayout); ++i) {
+    CU(cuFuncGetParamInfo(odd, i, &offset, &size));
+    CHECK(offset == kOddLayout[i].offset && size == kOddLayout[i].size);
+  }
+  CHECK(cuFuncGetParamInfo(odd, std::size(kOddLayout), &offset, &size) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuFuncGetParamInfo(none, 0, &offset, &size) == CUDA_ERROR_INVALID_VALUE);
+
+  // Each in memory of its own, at an odd address, and of exactly its size: the sanitizers see what is read beyond.
+  std::vector<std::vector<unsigned char>> values;
+  std::vector<void*> pointers;
+  for (const journal::ParameterInfo& parameter : kOddLayout) {
+    auto& value = values.emplace_back(parameter.size + 1);
+    for (size_t i = 0; i < value.size(); ++i) value[i] = static_cast<unsigned char>(7 * values.size() + i);
+    pointers.push_back(value.data() + 1);
+  }
+  const auto arrived = [&] {
+    for (size_t i = 0; i < std::size(kOddLayout); ++i) {
+      if (std::memcmp(test.control.parameters + kOddLayout[i].offset, pointers[i], kOddLayout[i].size) != 0) return false;
+    }
+    return test.control.launch.parameter_bytes == kOddBytes;
+  };
+  CU(cuLaunchKernel(odd, 1, 1, 1, 1, 1, 1, 0, nullptr, pointers.data(), nullptr));
+  CU(cuCtxSynchronize());
+  CHECK(arrived());
+
+  std::vector<unsigned char> packed(kOddBytes);
+  for (size_t i = 0; i < std::size(kOddLayout); ++i) {
+    std::memcpy(packed.data() + kOddLayout[i].offset, pointers[i], kOddLayout[i].size);
+  }
+  std::memset(test.control.parameters, 0, sizeof(test.control.parameters));
+  size_t bytes = packed.size();
+  const auto launched = [&](std::initializer_list<void*> extra, CUfunction function, void** parameters = nullptr) {
+    std::vector<void*> words(extra);
+    const uint64_t before = test.control.launches;
+    const CUresult result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, words.data());
+    CU(cuCtxSynchronize());
+    CHECK(test.control.launches == before + (result == CUDA_SUCCESS));
+    return result;
+  };
+  // The order of the words does not count, and there may be more bytes than are needed.
+  CU(launched({CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_END}, odd));
+  CHECK(arrived());
+  packed.resize(40'000);
+  bytes = packed.size();
+  CU(launched({CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END}, odd));
+  CHECK(arrived());
+  // Too few, none at all, both forms, a word that is none.
+  bytes = kOddBytes - 1;
+  const auto refused = [&](std::initializer_list<void*> extra, void** parameters = nullptr) {
+    CHECK(launched(extra, odd, parameters) == CUDA_ERROR_INVALID_VALUE);
+  };
+  refused({CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END});
+  bytes = kOddBytes;
+  refused({CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_END});
+  refused({CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END});
+  refused({CU_LAUNCH_PARAM_BUFFER_POINTER, nullptr, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END});
+  refused({CU_LAUNCH_PARAM_END});
+  refused({reinterpret_cast<void*>(9), packed.data(), CU_LAUNCH_PARAM_END});
+  refused({CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END},
+          pointers.data());
+  // A kernel without parameters takes anything.
+  CU(cuLaunchKernel(none, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
+  CU(cuCtxSynchronize());
+  CU(launched({CU_LAUNCH_PARAM_END}, none));
+  bytes = 0;
+  CU(launched({CU_LAUNCH_PARAM_BUFFER_POINTER, nullptr, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END}, none));
+  CHECK(test.control.launch.parameter_bytes == 0 && test.control.bad == 0);
 }
 
 void launch_errors() {
@@ -596,18 +676,134 @@ void modules() {
   CHECK(test.control.bad == 0);
 }
 
-// The job is lost while a thread waits: it is told.
+void* const* table(std::initializer_list<unsigned char> uuid) {
+  CUuuid id;
+  std::copy(uuid.begin(), uuid.end(), reinterpret_cast<unsigned char*>(id.bytes));
+  const void* found = nullptr;
+  CU(cuGetExportTable(&found, &id));
+  return static_cast<void* const*>(found);
+}
+void* const* runtime_table() {
+  return table({0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9});
+}
+
+// The answer is made of what the driver says elsewhere.
+void integrity_slot() {
+  Fixture test;
+  test.start();
+  void* const* const slots =
+      table({0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2});
+  CHECK(reinterpret_cast<uint64_t>(slots[0]) == 3 * sizeof(void*));
+  const auto answer = reinterpret_cast<CUresult (*)(uint32_t, uint64_t, uint64_t(*)[2])>(slots[1]);
+  CHECK(answer(13000, 0, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  uint64_t got[2], expected[2];
+  CU(answer(13000, 0, &got));
+  CHECK(got[0] == 0x3341181C03CB675C && got[1] == 0x8ED383AA1F4CD1E8);
+  std::vector<client::ChallengeDevice> devices(2);
+  for (int i = 0; i < 2; ++i) {
+    CU(cuDeviceGetUuid_v2(&devices[i].uuid, i));
+    CU(cuDeviceGetAttribute(&devices[i].domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, i));
+    CU(cuDeviceGetAttribute(&devices[i].bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i));
+    CU(cuDeviceGetAttribute(&devices[i].device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i));
+  }
+  int version = 0;
+  CU(cuDriverGetVersion(&version));
+  const auto check = [&] {
+    const client::Challenge challenge{.version = 12082,
+                                      .unix_seconds = 1'800'000'000,
+                                      .driver_version = static_cast<uint32_t>(version),
+                                      .pid = static_cast<uint32_t>(::getpid()),
+                                      .thread = static_cast<uint32_t>(::pthread_self()),
+                                      .runtime_table = reinterpret_cast<uint64_t>(runtime_table()),
+                                      .integrity_table = reinterpret_cast<uint64_t>(slots),
+                                      .integrity_function = reinterpret_cast<uint64_t>(slots[1])};
+    uint64_t here[2];
+    client::answer_challenge(challenge, devices, expected);
+    CU(answer(12082, 1'800'000'000, &here));
+    CHECK(here[0] == expected[0] && here[1] == expected[1]);
+  };
+  check();
+  std::thread(check).join();  // another thread, another answer
+}
+
+// Values per context, with a function that runs when the context ends.
+struct Kept {
+  CUcontext context = nullptr;
+  CUdeviceptr memory = 0;
+  int ended = 0;
+};
+CUresult (*storage_get)(void**, CUcontext, void*);
+CUresult (*storage_put)(CUcontext, void*, void*, void (*)(CUcontext, void*, void*));
+
+void storage() {
+  Fixture test;
+  test.start();
+  void* const* const slots =
+      table({0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93});
+  CHECK(!slots[3]);
+  storage_put = reinterpret_cast<decltype(storage_put)>(slots[0]);
+  const auto forget = reinterpret_cast<CUresult (*)(CUcontext, void*)>(slots[1]);
+  storage_get = reinterpret_cast<decltype(storage_get)>(slots[2]);
+  static int key, other_key;
+  // What runs may ask for other values, and use the context, which is there still.
+  const auto end = [](CUcontext context, void* its_key, void* value) {
+    auto& kept = *static_cast<Kept*>(value);
+    void* found = nullptr;
+    CHECK(its_key == &key && context == kept.context);
+    CHECK(storage_get(&found, context, &key) == CUDA_ERROR_INVALID_HANDLE);
+    if (kept.memory) CU(cuMemFree_v2(kept.memory));
+    ++kept.ended;
+  };
+  CUcontext made, again;
+  CU(cuCtxCreate_v2(&made, 0, 1));
+  Kept first{test.context}, second{made};
+  CU(cuMemAlloc_v2(&second.memory, 4096));
+  CU(storage_put(nullptr, &key, &second, end));  // the current context
+  CU(storage_put(test.context, &key, &first, end));
+  CU(storage_put(test.context, &other_key, &first, nullptr));
+  void* found = nullptr;
+  CU(storage_get(&found, made, &key));
+  CHECK(found == &second);
+  CU(storage_get(&found, test.context, &key));
+  CHECK(found == &first);
+  CHECK(storage_get(&found, nullptr, &other_key) == CUDA_ERROR_INVALID_HANDLE);  // of another context
+  CHECK(storage_get(nullptr, nullptr, &key) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(storage_put(reinterpret_cast<CUcontext>(&first), &key, &first, end) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(forget(reinterpret_cast<CUcontext>(&first), &key) == CUDA_ERROR_INVALID_CONTEXT);
+  CHECK(storage_get(&found, reinterpret_cast<CUcontext>(&first), &key) == CUDA_ERROR_INVALID_CONTEXT);
+  CU(cuCtxDestroy_v2(made));
+  CHECK(second.ended == 1 && first.ended == 0);
+  // Whoever gets its place has none of its values.
+  CU(cuCtxCreate_v2(&again, 0, 1));
+  CHECK(storage_get(&found, again, &key) == CUDA_ERROR_INVALID_HANDLE);
+  CU(cuCtxDestroy_v2(again));
+  CHECK(second.ended == 1);
+  // The primary context: a reset ends it, and so does the last release.
+  CU(cuCtxSetCurrent(test.context));
+  CU(cuDevicePrimaryCtxReset_v2(0));
+  CHECK(first.ended == 1 && storage_get(&found, test.context, &other_key) == CUDA_ERROR_INVALID_HANDLE);
+  CU(storage_put(nullptr, &key, &first, end));
+  CU(cuDevicePrimaryCtxRetain(&again, 0));
+  CU(cuDevicePrimaryCtxRelease_v2(0));
+  CHECK(first.ended == 1);
+  CU(cuDevicePrimaryCtxRelease_v2(0));
+  CHECK(first.ended == 2);
+  // Taken out by its owner: nothing runs.
+  CU(cuDevicePrimaryCtxRetain(&again, 0));
+  CU(storage_put(nullptr, &key, &first, end));
+  CU(forget(nullptr, &key));
+  CHECK(forget(nullptr, &key) == CUDA_ERROR_INVALID_HANDLE);
+  CU(cuDevicePrimaryCtxRelease_v2(0));
+  CHECK(first.ended == 2);
+  // Nobody's: a thread without a context.
+  std::thread([&] { CHECK(storage_get(&found, nullptr, &key) == CUDA_ERROR_INVALID_CONTEXT); }).join();
+  CHECK(test.control.bad == 0);
+}
+
 // What cuBLAS, cuBLASLt and cuFFT ask the driver's unpublished tables.
 void unpublished() {
   Fixture test;
   test.start();
-  const auto table = [](std::initializer_list<unsigned char> uuid) {
-    CUuuid id;
-    std::copy(uuid.begin(), uuid.end(), reinterpret_cast<unsigned char*>(id.bytes));
-    const void* found = nullptr;
-    CU(cuGetExportTable(&found, &id));
-    return static_cast<void* const*>(found);
-  };
   void* const* const threads =
       table({0x42, 0xd8, 0x5a, 0x81, 0x23, 0xf6, 0xcb, 0x47, 0x82, 0x98, 0xf6, 0xe7, 0x8a, 0x3a, 0xec, 0xdc});
   void* const* const numbers =
@@ -697,6 +893,7 @@ void tensor_maps() {
   CHECK(test.control.bad == 0);
 }
 
+// The job is lost while a thread waits: it is told.
 void lost() {
   Fixture test;
   test.start();
@@ -770,6 +967,7 @@ int main(int argc, char** argv) {
       {"handshake", handshake},
       {"refusals", refusals},
       {"launch_record", launch_record},
+      {"launch_parameters", launch_parameters},
       {"launch_errors", launch_errors},
       {"many_threads", many_threads},
       {"thread_slots", thread_slots},
@@ -783,7 +981,9 @@ int main(int argc, char** argv) {
       {"contexts", contexts},
       {"modules", modules},
       {"unpublished", unpublished},
-    {"tensor_maps", tensor_maps},
+      {"integrity_slot", integrity_slot},
+      {"storage", storage},
+      {"tensor_maps", tensor_maps},
       {"lost", lost},
       {"everybody_gone", everybody_gone},
       {"launch_cost", launch_cost},

@@ -1,10 +1,14 @@
 // The parts of the client that need no server.
 #include <cuda.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -72,6 +76,9 @@ void md2() {
   shortened.update(bytes_of(long_key));
   const Digest short_key = shortened.finish();
   CHECK(hmac_md2(bytes_of(long_key), bytes_of("m")) == hmac_md2(short_key, bytes_of("m")));
+  // Made with another implementation, as there are no published vectors.
+  CHECK(hex(hmac_md2(bytes_of("key"), bytes_of("The quick brown fox jumps over the lazy dog"))) ==
+        "13758b9534bfb38d850457814613b0c1");
 }
 
 void integrity() {
@@ -81,15 +88,38 @@ void integrity() {
   CHECK(first[0] == 0x3341181C03CB675C && first[1] == 0x8ED383AA1F4CD1E8);
   challenge.version = 12081;
   answer_challenge(challenge, {}, first);
-  CHECK(first[0] == 0x1841181C03CB675C);
-  challenge.version = 13002;
-  answer_challenge(challenge, {}, first);
-  challenge.thread = 1;  // everything counts
-  answer_challenge(challenge, {}, second);
-  CHECK(std::memcmp(first, second, sizeof(first)) != 0);
-  const ChallengeDevice device{};
-  answer_challenge(challenge, {&device, 1}, first);
-  CHECK(std::memcmp(first, second, sizeof(first)) != 0);
+  CHECK(first[0] == 0x1841181C03CB675C && first[1] == 0x8ED383AA1F4CD1E8);
+  // Made with another implementation of the rule, without devices and with two.
+  Challenge real{.version = 13002, .unix_seconds = 1'700'000'000, .driver_version = 13000, .pid = 4711,
+                 .thread = 0x89abcdef, .runtime_table = 0x7f0000001000, .integrity_table = 0x7f0000002000,
+                 .integrity_function = 0x7f0000003000};
+  answer_challenge(real, {}, first);
+  CHECK(first[0] == 0x7ca9650f4a2a1c99 && first[1] == 0x21917ad2c9cddbfa);
+  ChallengeDevice devices[2] = {{.domain = 0, .bus = 1, .device = 0}, {.domain = 2, .bus = 0x81, .device = 3}};
+  for (int i = 0; i < 32; ++i) devices[i / 16].uuid.bytes[i % 16] = static_cast<char>(i);
+  answer_challenge(real, devices, first);
+  CHECK(first[0] == 0x1009fa78adba75d2 && first[1] == 0x2c66be1cc58ffe3e);
+  // Everything counts.
+  const auto differs = [&](auto&& change) {
+    Challenge other = real;
+    std::array<ChallengeDevice, 2> others{devices[0], devices[1]};
+    change(other, others);
+    answer_challenge(other, others, second);
+    CHECK(first[0] != second[0] && first[1] != second[1]);
+  };
+  differs([](Challenge& c, auto&) { c.version = 13003; });
+  differs([](Challenge& c, auto&) { ++c.unix_seconds; });
+  differs([](Challenge& c, auto&) { ++c.driver_version; });
+  differs([](Challenge& c, auto&) { ++c.pid; });
+  differs([](Challenge& c, auto&) { ++c.thread; });
+  differs([](Challenge& c, auto&) { ++c.runtime_table; });
+  differs([](Challenge& c, auto&) { ++c.integrity_table; });
+  differs([](Challenge& c, auto&) { ++c.integrity_function; });
+  differs([](Challenge&, auto& d) { ++d[1].uuid.bytes[15]; });
+  differs([](Challenge&, auto& d) { ++d[0].domain; });
+  differs([](Challenge&, auto& d) { ++d[0].bus; });
+  differs([](Challenge&, auto& d) { ++d[1].device; });
+  differs([](Challenge&, auto& d) { std::swap(d[0], d[1]); });
 }
 
 void* entry(const char* name, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
@@ -148,6 +178,30 @@ void export_tables() {
 
 int destroyed = 0;
 
+// What a program asks for in vain is written down, and each function that it calls.
+void asked() {
+  char path[] = "/tmp/xmig-client-test-asked-XXXXXX";
+  ::close(::mkstemp(path));
+  ::setenv("XMIG_ASKED", path, 1);
+  int version = 0;
+  for (int i = 0; i < 3; ++i) CHECK(::cuDriverGetVersion(&version) == CUDA_SUCCESS);
+  CUdeviceptr pointer = 0;
+  for (int i = 0; i < 3; ++i) CHECK(::cuMemAllocManaged(&pointer, 8, 1) == CUDA_ERROR_NOT_SUPPORTED);
+  CUdriverProcAddressQueryResult status;
+  CHECK(!entry("cuNoSuchFunction", 13000, 0, &status));
+  CHECK(!entry("cuLaunchKernelEx", 11000, 0, &status));  // as every driver answers
+  CHECK(entry("cuArrayCreate", 13000, 0, &status));      // looked up is not called
+  const CUuuid unknown = {{'\x01', '\x23', '\xff'}};
+  const void* table = nullptr;
+  CHECK(::cuGetExportTable(&table, &unknown) == CUDA_ERROR_NOT_FOUND);
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  CHECK(text ==
+        "called cuDriverGetVersion\ncalled cuMemAllocManaged\nrefused cuMemAllocManaged\ncalled cuGetProcAddress_v2\n"
+        "missing cuNoSuchFunction\ncalled cuGetExportTable\ntable 0123ff00-0000-0000-0000-000000000000\n");
+  ::unlink(path);
+}
+
 void context_storage() {
   static constinit ContextStorage storage;
   int keys[300];
@@ -179,6 +233,19 @@ void context_storage() {
   storage.clear(nullptr);
   CHECK(destroyed == 255 * 256 / 2 - 77);
   CHECK(storage.get(&keys[5], &value) == CUDA_ERROR_INVALID_HANDLE);
+  storage.clear(nullptr);  // once each
+  CHECK(destroyed == 255 * 256 / 2 - 77);
+  CHECK(storage.put(nullptr, &keys[5], destructor) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(storage.get(nullptr, &value) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(storage.remove(nullptr) == CUDA_ERROR_INVALID_HANDLE);
+  // The last value and its destructor count; one that was taken out has none.
+  CHECK(storage.put(&keys[1], &keys[1], destructor) == CUDA_SUCCESS);
+  CHECK(storage.put(&keys[1], &keys[2], destructor) == CUDA_SUCCESS);
+  CHECK(storage.put(&keys[3], &keys[3], destructor) == CUDA_SUCCESS);
+  CHECK(storage.remove(&keys[3]) == CUDA_SUCCESS);
+  destroyed = 0;
+  storage.clear(nullptr);
+  CHECK(destroyed == 2);
 }
 
 void numbers() {
@@ -355,6 +422,7 @@ int main(int argc, char** argv) {
       {"entry_points", entry_points},
       {"export_tables", export_tables},
       {"context_storage", context_storage},
+      {"asked", asked},
       {"numbers", numbers},
       {"table", table},
       {"images", images},

@@ -147,6 +147,12 @@ class Program:
         """Its faults, oldest first."""
         return list(reversed(self.node.client.get("/v1/faults", job=self.job, limit=1000)))
 
+    def position(self) -> int:
+        """The last record that is known to be executed: that of the last cut. 0 before the first."""
+        info = self.info()
+        cuts = self.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1) if info else []
+        return int(cuts[0]["sequence"]) if cuts else 0
+
     def finish(self, timeout: float = 120) -> tuple[int, str]:
         """Wait for its end: exit code and output. A program that takes longer is killed."""
         try:

@@ -20,9 +20,9 @@ from xmigd.supervisor.channel import Channel, Peer, Received
 from xmigd.supervisor.fds import Fd, close_all
 from xmigd.supervisor.messages import ServerMessage, expected_fds, parse
 
-# What of the daemon's environment a server may see: where to find programs, and the sanitizers' options in tests.
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "LSAN_OPTIONS",
-             "CUDA_VISIBLE_DEVICES", "LLVM_PROFILE_FILE")  # fmt: skip
+# What of the daemon's environment a server may see: where to find programs and the driver, and the sanitizers' options.
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS",
+             "LSAN_OPTIONS", "CUDA_VISIBLE_DEVICES", "LLVM_PROFILE_FILE")  # fmt: skip
 
 
 CLOSE_GRACE = 0.5  # seconds in which a server that closes its connection has begun to exit

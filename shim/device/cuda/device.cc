@@ -226,8 +226,8 @@ class CudaDevice final : public Device {
   }
   // Of a device's memory, or of its shadow.
   Unit& unit_of(uint64_t address) {
-    const uint64_t base = in_device_ranges(address) ? journal::kDeviceBase : journal::kShadowBase;
-    return units_.at((address - base) / journal::kDeviceSpan);
+    return units_.at(in_device_ranges(address) ? (address - journal::kDeviceBase) / journal::kDeviceSpan
+                                               : (address - journal::kShadowBase) / journal::kShadowSpan);
   }
 
   void check(CUresult result, const char* what) const {

@@ -96,9 +96,15 @@ class Steps:
         return time.perf_counter()
 
     def figures(self) -> dict[str, Any]:
-        """Seconds: a step (median, fastest and slowest of the blocks), and from the process's start to the first."""
-        times = {"step_s": median(self.blocks), "fastest_s": min(self.blocks), "slowest_s": max(self.blocks)}
-        return {"first_step_s": self.first} | (times if self.blocks else {})
+        """Seconds: a step (median, quarters, fastest and slowest of the blocks), and from the process's start to the
+        first."""
+        if not self.blocks:
+            return {"first_step_s": self.first}
+        ordered = sorted(self.blocks)
+        return {
+            "first_step_s": self.first, "step_s": median(ordered), "fastest_s": ordered[0], "slowest_s": ordered[-1],
+            "lower_s": ordered[len(ordered) // 4], "upper_s": ordered[3 * len(ordered) // 4],
+        }  # fmt: skip
 
 
 def digest(arrays: Iterable[Any]) -> str:
