@@ -145,10 +145,22 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   Plane kept{*space, args.width, args.width, args.height};
   kept.measure();
   if (!copied) {
-    if (const CUresult result = to_device(kept, from, stream); result != CUDA_SUCCESS) return result;
-    if (const CUresult result = note_copied(record, *space, stream); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = bring(record, kept, from, stream); result != CUDA_SUCCESS) return result;
   }
   return on_device(to, kept, stream);
+}
+
+// Into the copy log; ahead of the work before it in the program's stream, if nothing that is yet to happen can change the
+// bytes.
+CUresult Executor::bring(Record& record, const Plane& kept, const Plane& from, CUstream stream) {
+  const uint32_t ordinal = record_.header().ordinal;
+  const bool settled = !capture_stream_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
+                       !intake_.is_written(from.address, from.extent);
+  const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
+  const CUstream way = ahead ? ahead : stream;
+  CUresult result = to_device(kept, from, way);
+  if (result == CUDA_SUCCESS) result = note_copied(record, kept.address, way);
+  return result == CUDA_SUCCESS && ahead ? intake_.join(ordinal, stream) : result;
 }
 
 CUresult Executor::on_xmCopyToHost(Record& record) {
@@ -194,6 +206,7 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
   }
   if (from.bytes == 0) return CUDA_SUCCESS;
   if (record.state() == journal::kCopied) return compare_with_pinned(record, from, stream);
+  intake_.will_write(to.address, to.extent);
   // What is small is kept for comparison: results are; what is large is somebody's checkpoint.
   const std::optional<uint64_t> space = from.bytes <= kComparedBytes ? log_space(from.bytes) : std::nullopt;
   Plane source = from;

@@ -23,7 +23,7 @@ std::optional<uint64_t> CopyLog::take(uint32_t ordinal, uint64_t bytes, uint64_t
       space.granule = space.empty.back();
       space.empty.pop_back();
     } else {
-      if (space.count >= kMostGranules) return std::nullopt;
+      if (space.count >= space.most) return std::nullopt;
       const std::optional<uint64_t> slot = shadow_.allocate(ordinal, false);
       if (!slot) return std::nullopt;
       ++space.count;

@@ -5,6 +5,7 @@
 // through the host would cost the device a wait for it. Where a record's bytes are, the record says (reply_hash).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -19,6 +20,11 @@ class CopyLog {
  public:
   explicit CopyLog(Shadow& shadow) : shadow_(shadow) {}
 
+  // How much memory a device has: a small share of it may be used before a cut has to make room.
+  void set_device(uint32_t ordinal, uint64_t bytes) {
+    spaces_[ordinal].most = std::max(kLeast, bytes / 64 / journal::kGranule);
+  }
+
   // Space for the bytes of the record at `position`, at most a granule. Nothing: a cut has to make room.
   std::optional<uint64_t> take(uint32_t ordinal, uint64_t bytes, uint64_t position);
   // Recovery: the record at `position` has its bytes there. False: that is no place of ours.
@@ -28,13 +34,14 @@ class CopyLog {
   void release(uint64_t position, bool all);
 
  private:
-  static constexpr size_t kMostGranules = 256;  // of a device
+  static constexpr uint64_t kLeast = 256;
 
   struct Space {
     uint64_t granule = 0;  // that is being filled; 0: none
     uint64_t used = 0;
     std::vector<uint64_t> empty;
     size_t count = 0;
+    size_t most = kLeast;  // granules
   };
   Shadow& shadow_;
   std::array<Space, journal::kMaxDevices> spaces_;

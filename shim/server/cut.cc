@@ -52,6 +52,7 @@ void Executor::consider_cut(bool idle) {
   const uint64_t now = now_ns();
   if (now < stop_->deadline) return;
   policy_.gave_up(now, now - stop_->since);
+  if (cut_now_) cut_blocked_until_ = now + (now - stop_->since);
   stop_.reset();
 }
 
@@ -75,6 +76,7 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
     stop.reason = "asked for";
   } else if (cut_now_ && possible) {
     stop.reason = "the device reads memory of the program";
+    stop.deadline = now + policy_.patience(now);  // its work may wait for what a later record does
   } else if (possible && CutPolicy::needs_room(position_ - trimmed_, gained, job_.journal().ring_bytes(), waiters,
                                                caught_up)) {
     stop.reason = "the journal fills";
@@ -114,6 +116,7 @@ void Executor::drain() {
   }
   waits_.finish_all();
   progress_.idle(sequence_);
+  intake_.drained();
 }
 
 std::vector<uint64_t> Executor::live_granules() const {

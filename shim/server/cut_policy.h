@@ -35,7 +35,7 @@ class CutPolicy {
   void gave_up(uint64_t now, uint64_t waited) { due_ = now + share_of(waited); }
 
   bool due(uint64_t now) const { return now >= due_; }
-  bool overdue(uint64_t now) const { return now >= due_ + std::min(interval_, kGrace); }
+  bool overdue(uint64_t now) const { return now >= due_ + std::min(interval_ / 4, kGrace); }
   uint64_t due_at() const { return due_; }
   // How long the executor may stop for an overdue cut: the longer there has been none, the longer.
   uint64_t patience(uint64_t now) const {

@@ -79,6 +79,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       hosting_(physical_),
       shadow_(physical_),
       copy_log_(shadow_),
+      intake_(driver_),
       images_(physical_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),
@@ -87,6 +88,12 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       policy_(cut_budget),
       hang_timeout_(hang_timeout) {
   faults_.hear(this);
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    size_t bytes = 0;
+    if (driver_.cuDeviceTotalMem_v2(&bytes, static_cast<CUdevice>(ordinal)) == CUDA_SUCCESS) {
+      copy_log_.set_device(ordinal, bytes);
+    }
+  }
   contexts_.use(0);
   register_shared();
 }
@@ -102,6 +109,7 @@ Executor::~Executor() {
   for (const CUstream stream : thread_streams_) {
     if (stream) driver_.cuStreamDestroy_v2(stream);
   }
+  intake_.close([this](uint32_t ordinal) { contexts_.use(ordinal); });
   for (const auto& ours : {publishers_, graph_streams_}) {
     for (const CUstream stream : ours) {
       if (stream) driver_.cuStreamDestroy_v2(stream);
@@ -551,6 +559,7 @@ std::vector<CUstream> Executor::streams_of(uint32_t ordinal) {
     if (thread_streams_[i]) all.push_back(thread_streams_[i]);
   }
   if (publishers_[ordinal]) all.push_back(publishers_[ordinal]);
+  if (const CUstream intake = intake_.existing(ordinal)) all.push_back(intake);
   return all;
 }
 

@@ -29,6 +29,7 @@
 #include "server/hosting.h"
 #include "server/images.h"
 #include "server/injector.h"
+#include "server/intake.h"
 #include "server/job.h"
 #include "server/live_set.h"
 #include "server/objects.h"
@@ -90,7 +91,7 @@ class Executor final : public Witness {
   bool reachable(uint64_t address, uint64_t bytes) {
     if (live(address, bytes)) return true;
     if (!job_.is_pinned(address, bytes)) return false;
-    cut_now_ = true;
+    uses_pinned();
     return true;
   }
 
@@ -215,6 +216,7 @@ class Executor final : public Witness {
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
   CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
   std::optional<uint64_t> log_space(uint64_t bytes);
+  CUresult bring(Record& record, const Plane& kept, const Plane& from, CUstream stream);
   CUresult note_copied(Record& record, uint64_t kept, CUstream stream);
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
 
@@ -234,6 +236,12 @@ class Executor final : public Witness {
   CUresult record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence);
   CUstream publisher_stream();
   void leave_work(CUstream gone);
+
+  // Work of the device reads or writes page-locked memory by itself.
+  void uses_pinned() {
+    cut_now_ = true;
+    intake_.may_write_all();
+  }
 
   // launches.cc
   CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);
@@ -258,6 +266,7 @@ class Executor final : public Witness {
   Hosting hosting_;
   Shadow shadow_;
   CopyLog copy_log_;
+  Intake intake_;
   Images images_;
   std::mutex hosted_mutex_;  // over the four above: announce() reads them while the executor works
   LiveSet live_;

@@ -219,7 +219,7 @@ CUresult Executor::on_xmGraphLaunch(Record& record) {
   GraphExec* const graph = find_graph(args.exec);
   if (!graph || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (args.upload) return driver_.cuGraphUpload(graph->real, stream);
-  if (graph->touches_host) cut_now_ = true;
+  if (graph->touches_host) uses_pinned();
   return driver_.cuGraphLaunch(graph->real, stream);
 }
 

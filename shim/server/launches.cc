@@ -69,7 +69,7 @@ CUresult Executor::on_xmLaunch(Record& record) {
   size_t bytes = args.parameter_bytes;
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
-  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] cut_now_ = true;
+  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] uses_pinned();
   return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
 }
 

@@ -62,6 +62,11 @@ XMIG_KERNEL_LIMITS(reverse, 64, 1024, (uint64_t *, x)) {
 
 XMIG_KERNEL(nothing) {}
 
+/* Until somebody else has written to it. */
+XMIG_KERNEL(wait_for, (const volatile uint64_t *, x)) {
+  while (*x == 0) continue;
+}
+
 /* Eight parameters, no work: what a launch itself costs. */
 XMIG_KERNEL(eight, (uint64_t, a), (uint64_t, b), (uint64_t, c), (uint64_t, d), (uint64_t, e), (uint64_t, f),
             (uint64_t, g), (uint64_t, h)) {}

@@ -16,7 +16,7 @@ set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OU
 add_executable(server_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.cc)
 target_link_libraries(server_jobs PRIVATE xmig_server_core)
 foreach(test
-    undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error pinned sets_pinned
+    undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error pinned pinned_ahead sets_pinned
     pinned_much kernel_reads_pinned order_by_waiting
     host_functions host_function_needs_the_program never_synchronises copies_more_than_the_journal waits_are_apart garbage
     daemon_comes_back memory_is_full zeros pauses globals twins event_on_two_streams idle_uses_no_cpu)

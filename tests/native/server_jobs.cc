@@ -272,6 +272,55 @@ void pinned() {
   CHECK(job.counters().compared > 0);
 }
 
+// A copy from page-locked memory does not wait for the work before it, unless that has yet to write the buffer.
+void pinned_ahead() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t kernel = kernels.kernels.at("wait_for"), copy = kernels.kernels.at("copy_bytes");
+  const uint64_t address = job.memory(2 << 20), gate = job.memory(8), own = job.memory(2 << 20);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(4 << 20));
+  auto* const other = reinterpret_cast<uint64_t*>(job.pinned() + (2 << 20));
+  const auto in_address = reinterpret_cast<uint64_t>(in), other_address = reinterpret_cast<uint64_t>(other);
+  const uint64_t work = job.make_stream(), beside = job.make_stream();
+  constexpr uint64_t kBytes = 64 << 10;
+  const auto bring = [&](uint64_t from) {
+    return job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kBytes, kBytes, 1, work, from, kBytes});
+  };
+  const auto is_copied = [&](uint64_t position) { return (job.record(position)->state.load() & 0xff) == journal::kCopied; };
+  std::vector<uint64_t> got(kBytes / 8);
+  for (uint64_t round = 1; round <= 12; ++round) {
+    // What the device writes before the copy comes from `own`: by a copy, or by a kernel.
+    const uint64_t late = 1000 + round;
+    job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{own, static_cast<uint32_t>(late), kBytes / 4, 0});
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{gate, 0, 8, 0});
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    std::fill_n(in, kBytes / 8, round);
+    std::fill_n(other, kBytes / 8, round);
+    job.launch(kernel, work, gate);
+    const bool by_kernel = round == 12;  // from then on, until a cut, everything takes its turn
+    if (by_kernel) {
+      job.launch(copy, work, other_address, own, kBytes);
+    } else {
+      job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{own, kBytes, kBytes, 1, work, other_address, kBytes});
+    }
+    const uint64_t in_turn = bring(other_address);
+    const uint64_t ahead = bring(in_address);
+    if (!by_kernel) Job::wait([&] { return is_copied(ahead); });
+    if (round % 3 == 2) job.kill_server();
+    CHECK(!is_copied(in_turn));
+    std::fill_n(in, by_kernel ? 0 : kBytes / 8, 0);  // the server has brought it; the program could not know yet
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{gate, 1, 8, beside});
+    CHECK(job.synchronize(work) == CUDA_SUCCESS);
+    CHECK(is_copied(in_turn) && is_copied(ahead));
+    CHECK(job.read(address, got.data(), kBytes) == CUDA_SUCCESS);
+    CHECK(std::all_of(got.begin(), got.end(), [&](uint64_t word) { return word == round; }));
+    bring(other_address);
+    CHECK(job.read(address, got.data(), kBytes, work) == CUDA_SUCCESS);
+    CHECK(std::all_of(got.begin(), got.end(), [&](uint64_t word) { return word == (late << 32 | late); }));
+  }
+  check_resumed(job);
+}
+
 // Page-locked memory is an address like any other to a memset.
 void sets_pinned() {
   Job job;
@@ -583,7 +632,7 @@ void memory_is_full() {
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.send({{"type", "cut"}});
   // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
-  Job::wait([&] { return job.held_bytes("shadow") != 0; });
+  Job::wait([&] { return job.counters().cuts != 0 && job.held_bytes("shadow") != 0; });
   Reply_cuMemGetInfo_v2 memory{};
   CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
   CHECK(job.held_bytes("shadow") == 128 << 20);
@@ -757,6 +806,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"error_among_others", error_among_others},
     {"queued_error", queued_error},
     {"pinned", pinned},
+    {"pinned_ahead", pinned_ahead},
     {"sets_pinned", sets_pinned},
     {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned},

@@ -9,6 +9,7 @@
 
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
+#include "server/intake.h"
 #include "server/live_set.h"
 #include "server/options.h"
 #include "server/progress.h"
@@ -173,6 +174,27 @@ void policy() {
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
 }
 
+void intake() {
+  Intake intake{DriverTable{}};
+  CHECK(!intake.is_written(0, ~0ull));
+  intake.will_write(100, 10);
+  intake.will_write(120, 10);
+  CHECK(intake.is_written(109, 1) && intake.is_written(90, 11) && intake.is_written(0, 1000));
+  CHECK(!intake.is_written(110, 10) && !intake.is_written(90, 10) && !intake.is_written(130, 10));
+  intake.will_write(105, 15);  // closes the gap
+  CHECK(intake.is_written(110, 1) && intake.is_written(115, 100) && !intake.is_written(130, 1));
+  intake.will_write(200, 0);
+  CHECK(!intake.is_written(190, 20));
+  intake.drained();
+  CHECK(!intake.is_written(100, 30));
+  for (uint64_t i = 0; i < 2000; ++i) intake.will_write(i * 10, 1);
+  CHECK(intake.is_written(5, 1));  // too many to tell apart
+  intake.drained();
+  CHECK(!intake.is_written(0, 1));
+  intake.may_write_all();
+  CHECK(intake.is_written(7, 1));
+}
+
 // What a device has done so far is known from its marks alone: they are written when the test says so.
 struct Marks {
   struct Mark {
@@ -289,6 +311,7 @@ int main() {
   requests();
   records();
   policy();
+  intake();
   progress();
   watchdog();
   options();
