@@ -25,10 +25,8 @@ constinit std::atomic<uint64_t> next_id{1};
 constexpr uint32_t kKnownFlags = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
                                  CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
 
-// Those of today's devices.
-bool known(CUlimit limit) {
-  return limit >= 0 && limit <= CU_LIMIT_CIG_ENABLED && limit != CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH;
-}
+// Which of them this device has, its driver says.
+bool known(CUlimit limit) { return limit >= 0 && limit < CU_LIMIT_MAX; }
 
 void forget_limits(Context& context) {
   for (auto& limit : context.limits) limit = kUnknownLimit;

@@ -106,6 +106,7 @@ class Executor final : public Witness {
   CUresult on_cuStreamWaitValue32_v2(Record& record);
   CUresult on_cuStreamWaitValue64_v2(Record& record);
   CUresult on_cuFuncSetAttribute(Record& record);
+  CUresult on_xmLimit(Record& record);
   CUresult on_xmContextReset(Record& record);
   CUresult on_xmGrow(Record& record);
   CUresult on_xmShrink(Record& record);

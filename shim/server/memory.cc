@@ -62,6 +62,30 @@ CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   return result;
 }
 
+CUresult Executor::on_xmLimit(Record& record) {
+  Args_xmLimit args;
+  if (!record.arguments(args) || args.limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
+  const auto limit = static_cast<CUlimit>(args.limit);
+  size_t value = 0;
+  if (const CUresult result = driver_.cuCtxGetLimit(&value, limit); result != CUDA_SUCCESS) return result;
+  if (args.set) {
+    const journal::RecordHeader& header = record.header();
+    const auto [entry, first] = objects_.limits.try_emplace({header.ordinal, args.limit}, Limit{.before = value});
+    const CUresult result = driver_.cuCtxSetLimit(limit, args.value);
+    if (result == CUDA_SUCCESS) {
+      entry->second.owner = {header.context, header.ordinal};
+      entry->second.creation = {record.sequence(), record.stored()};
+      driver_.cuCtxGetLimit(&value, limit);
+    } else {
+      if (first) objects_.limits.erase(entry);
+      return result;
+    }
+  }
+  const uint64_t reply = value;
+  record.set_reply(&reply, sizeof(reply));
+  return CUDA_SUCCESS;
+}
+
 CUresult Executor::on_xmContextReset(Record& record) {
   Args_xmContextReset args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;

@@ -58,6 +58,7 @@ struct Control {
   std::atomic<uint64_t> host_functions_done{0};
   std::atomic<uint64_t> synchronise_notes{0};  // cuEventSynchronize that nobody waits for
   std::atomic<uint64_t> context_resets{0};
+  std::atomic<uint64_t> limits_asked{0};
   std::atomic<uint64_t> image_bytes{0}, image_files{0};
   std::atomic<uint32_t> jobs{0};
   std::atomic<uint32_t> reattached{0};
@@ -230,6 +231,15 @@ class JobServer {
         control_.context_resets.fetch_add(1);
         header.context_error.store(0);
         break;
+      case Op::xmLimit: {
+        const auto args = arguments<Args_xmLimit>(record);
+        control_.limits_asked.fetch_add(1);
+        if (args.set && args.value > 1 << 20) result = CUDA_ERROR_INVALID_VALUE;
+        if (args.set && result == CUDA_SUCCESS) limits_[args.limit % CU_LIMIT_MAX] = (args.value + 15) / 16 * 16;
+        std::memcpy(space, &limits_[args.limit % CU_LIMIT_MAX], sizeof(uint64_t));
+        record.reply_bytes = sizeof(uint64_t);
+        break;
+      }
       case Op::xmTensorMap:
         control_.tensor_map = arguments<Args_xmTensorMap>(record);
         record.reply_bytes = record.reply;
@@ -300,6 +310,7 @@ class JobServer {
   journal::JournalMapping journal_;
   std::vector<std::byte> description_;
   std::vector<uint64_t> held_;
+  uint64_t limits_[CU_LIMIT_MAX] = {};
   uint64_t position_ = 0;
   uint64_t sequence_ = 0;
 };

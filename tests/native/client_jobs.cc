@@ -588,6 +588,20 @@ void contexts() {
   CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
   CU(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
   CHECK(value == 4096);
+  // What the device made of it; it is asked once.
+  CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 5000));
+  CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1 << 21) == CUDA_ERROR_INVALID_VALUE);
+  const uint64_t asked = test.control.limits_asked;
+  for (int i = 0; i < 10; ++i) {
+    CU(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
+    CHECK(value == 5008);
+  }
+  CHECK(test.control.limits_asked == asked);
+  for (int i = 0; i < 10; ++i) CU(cuCtxGetLimit(&value, CU_LIMIT_MALLOC_HEAP_SIZE));
+  CHECK(test.control.limits_asked == asked + 1);
+  CHECK(cuCtxGetLimit(&value, CU_LIMIT_MAX) == CUDA_ERROR_UNSUPPORTED_LIMIT);
+  CHECK(cuCtxSetLimit(CU_LIMIT_MAX, 1) == CUDA_ERROR_UNSUPPORTED_LIMIT);
+  CHECK(cuCtxGetLimit(nullptr, CU_LIMIT_STACK_SIZE) == CUDA_ERROR_INVALID_VALUE);
   // Retained twice, released twice; a thread that still has it current is told.
   CU(cuDevicePrimaryCtxRetain(&current, 0));
   unsigned int flags;

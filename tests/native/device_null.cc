@@ -48,6 +48,29 @@ TEST(refusals) {
   CHECK_RESULT(CUDA_ERROR_NOT_INITIALIZED, first->driver().cuDeviceGetCount(&count));
 }
 
+TEST(context_limits) {
+  for (const char* kind : {"cpu", "null"}) {
+    Rig rig(kind);
+    const DriverTable& d = rig.d();
+    size_t value = 0;
+    const auto limit = [&](CUlimit which) {
+      OK(d.cuCtxGetLimit(&value, which));
+      return value;
+    };
+    CHECK(limit(CU_LIMIT_STACK_SIZE) == 1024 && limit(CU_LIMIT_MALLOC_HEAP_SIZE) == 8 << 20);
+    OK(d.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 5000));
+    CHECK(limit(CU_LIMIT_STACK_SIZE) == 5008);
+    OK(d.cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20));
+    CHECK(limit(CU_LIMIT_PRINTF_FIFO_SIZE) == 1 << 20);
+    CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1 << 20));
+    CHECK_RESULT(CUDA_ERROR_OUT_OF_MEMORY, d.cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 1ull << 50));
+    CHECK_RESULT(CUDA_ERROR_UNSUPPORTED_LIMIT, d.cuCtxSetLimit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2));
+    CHECK_RESULT(CUDA_ERROR_UNSUPPORTED_LIMIT, d.cuCtxGetLimit(&value, CU_LIMIT_MAX));
+    CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuCtxGetLimit(nullptr, CU_LIMIT_STACK_SIZE));
+    CHECK(limit(CU_LIMIT_STACK_SIZE) == 5008 && limit(CU_LIMIT_MALLOC_HEAP_SIZE) == 8 << 20);
+  }
+}
+
 TEST(every_function) {
   for (const char* kind : {"cpu", "null"}) {
     Rig rig(kind);

@@ -755,6 +755,38 @@ void twins() {
   check_resumed(job);
 }
 
+// What a program has set in its context is set again by every server, and gone with the context.
+void limits() {
+  Job job;
+  const auto limit = [&](CUlimit which, std::optional<uint64_t> set = {}) {
+    uint64_t value = 0;
+    const Args_xmLimit args{static_cast<uint32_t>(which), set.has_value(), set.value_or(0)};
+    const CUresult result = job.call(Op::xmLimit, args, &value, sizeof(value));
+    return result == CUDA_SUCCESS ? value : ~uint64_t{static_cast<uint32_t>(result)};
+  };
+  const uint64_t stack = limit(CU_LIMIT_STACK_SIZE), heap = limit(CU_LIMIT_MALLOC_HEAP_SIZE);
+  CHECK(limit(CU_LIMIT_STACK_SIZE, 5000) == 5008);
+  CHECK(limit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 << 20) == 64 << 20);
+  CHECK(limit(CU_LIMIT_STACK_SIZE, 1 << 20) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
+  CHECK(limit(CU_LIMIT_PRINTF_FIFO_SIZE, 1ull << 50) == ~uint64_t{CUDA_ERROR_OUT_OF_MEMORY});
+  CHECK(limit(CU_LIMIT_MAX) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
+  for (const bool cut : {false, true}) {
+    if (cut) {
+      const uint64_t before = job.counters().cuts;
+      job.send({{"type", "cut"}});
+      Job::wait([&] { return job.counters().cuts > before; });
+    }
+    job.kill_server();
+    CHECK(limit(CU_LIMIT_STACK_SIZE) == 5008);
+    CHECK(limit(CU_LIMIT_MALLOC_HEAP_SIZE) == 64 << 20);
+  }
+  CHECK(job.call(Op::xmContextReset, Args_xmContextReset{1, 0, 0}) == CUDA_SUCCESS);
+  CHECK(limit(CU_LIMIT_STACK_SIZE) == stack && limit(CU_LIMIT_MALLOC_HEAP_SIZE) == heap);
+  job.kill_server();
+  CHECK(limit(CU_LIMIT_STACK_SIZE) == stack && limit(CU_LIMIT_MALLOC_HEAP_SIZE) == heap);
+  check_resumed(job);
+}
+
 // One event recorded on a slow stream, then on a fast one: its completion must not go backwards.
 void event_on_two_streams() {
   Job job;
@@ -823,6 +855,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"pauses", pauses},
     {"globals", globals},
     {"twins", twins},
+    {"limits", limits},
     {"event_on_two_streams", event_on_two_streams},
     {"idle_uses_no_cpu", idle_uses_no_cpu},
 };

@@ -15,6 +15,7 @@
 #include "device/cpu/injections.h"
 #include "device/cpu/stream.h"
 #include "device/device.h"
+#include "device/limits.h"
 
 namespace xmig::device::cpu {
 
@@ -29,7 +30,8 @@ struct Shared {
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  Context(int ordinal, std::shared_ptr<Shared> shared) : ordinal_(ordinal), shared_(std::move(shared)) {}
+  Context(int ordinal, size_t memory_bytes, std::shared_ptr<Shared> shared)
+      : limits(memory_bytes), ordinal_(ordinal), shared_(std::move(shared)) {}
 
   int ordinal() const { return ordinal_; }
   Shared& shared() { return *shared_; }
@@ -46,7 +48,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // Work that has not begun is dropped once this is true.
   bool dropping() const { return abandoned() || error_.load() != 0; }
 
-  // The following are called under the device's lock.
+  // The following are called, or used, under the device's lock.
+  Limits limits;
   std::shared_ptr<Stream> create_stream(StreamKind kind, int priority);
   const std::shared_ptr<Stream>& legacy();
   const std::shared_ptr<Stream>& per_thread();

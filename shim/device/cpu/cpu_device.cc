@@ -43,7 +43,8 @@ CpuDevice::CpuDevice(std::span<const int> wanted, uint64_t memory_bytes)
   if (!g_opened.compare_exchange_strong(none, this))
     throw std::runtime_error("this process has opened the cpu device already; close it first");
   for (Ordinal& ordinal : ordinals)
-    ordinal.context = std::make_shared<Context>(static_cast<int>(&ordinal - ordinals.data()), shared_);
+    ordinal.context = std::make_shared<Context>(static_cast<int>(&ordinal - ordinals.data()),
+                                                ordinal.description.total_bytes, shared_);
   install_fault_handlers();
   add_device_functions(table_);
   add_memory_functions(table_);
@@ -93,7 +94,7 @@ void CpuDevice::arm(const Injection& injection, Notify notify, void* user) {
 
 void CpuDevice::reset(Ordinal& ordinal) {
   const std::shared_ptr<Context> old = std::move(ordinal.context);
-  ordinal.context = std::make_shared<Context>(old->ordinal(), shared_);
+  ordinal.context = std::make_shared<Context>(old->ordinal(), ordinal.description.total_bytes, shared_);
   streams.remove_if([&](const std::shared_ptr<Stream>& stream) { return &stream->context() == old.get(); });
   events.remove_if([&](const Event& event) { return event.context == old; });
   functions.remove_if([&](const LoadedFunction& function) { return function.context == old; });

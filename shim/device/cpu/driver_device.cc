@@ -129,6 +129,14 @@ CUresult synchronize() {
   });
 }
 
+CUresult get_limit(size_t* value, CUlimit limit) {
+  return in_context([&](CpuDevice&, Context& context, Lock&) { return context.limits.get(value, limit); });
+}
+
+CUresult set_limit(CUlimit limit, size_t value) {
+  return in_context([&](CpuDevice&, Context& context, Lock&) { return context.limits.set(limit, value); });
+}
+
 }  // namespace
 
 void add_device_functions(DriverTable& table) {
@@ -145,6 +153,8 @@ void add_device_functions(DriverTable& table) {
   table.cuDevicePrimaryCtxReset_v2 = reset;
   table.cuCtxSetCurrent = set_current;
   table.cuCtxSynchronize = synchronize;
+  table.cuCtxGetLimit = get_limit;
+  table.cuCtxSetLimit = set_limit;
 }
 
 }  // namespace xmig::device::cpu

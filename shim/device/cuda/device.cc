@@ -65,12 +65,6 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
                         "the NVIDIA driver is too old: it lacks " + missing +
                             "; xMIG needs one for CUDA 12.4 or newer (550 or newer)");
-    const auto find_own = [&]<typename F>(const char* name, F& function) {
-      void* const found = dlsym(library_, name);
-      std::memcpy(&function, &found, sizeof(function));
-    };
-    find_own("cuCtxGetLimit", get_limit_);
-    find_own("cuCtxSetLimit", set_limit_);
     check(driver_.cuInit(0), "cuInit");
     int count = 0;
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -186,7 +180,7 @@ class CudaDevice final : public Device {
   void wake() override {
     for (Unit& unit : units_) {
       check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
-      check(set_limit_(CU_LIMIT_STACK_SIZE, unit.stack), "cuCtxSetLimit");
+      check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, unit.stack), "cuCtxSetLimit");
     }
   }
 
@@ -266,8 +260,8 @@ class CudaDevice final : public Device {
     check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
     check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
     // For kernels that the program will bring: 277 MB of an H200 that a standby does not need.
-    check(get_limit_(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
-    check(set_limit_(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
+    check(driver_.cuCtxGetLimit(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
+    check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
     load_kernels(unit, xmig_hash_ptx);
     unit.hash = unit.kernels.at("xmig_hash");
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
@@ -285,8 +279,6 @@ class CudaDevice final : public Device {
   }
 
   void* library_ = nullptr;
-  decltype(&::cuCtxGetLimit) get_limit_ = nullptr;
-  decltype(&::cuCtxSetLimit) set_limit_ = nullptr;
   DriverTable driver_{};
   std::deque<Unit> units_;  // by ordinal
   uint64_t own_bytes_ = 0;

@@ -17,6 +17,7 @@
 
 #include "device/description.h"
 #include "device/image.h"
+#include "device/limits.h"
 #include "device/null/host_functions.h"
 #include "device/null/tensor_maps.h"
 #include "ipc/fd.h"
@@ -77,6 +78,7 @@ class NullDevice final : public Device {
   std::map<uint64_t, std::shared_ptr<Physical>> memory;    // by handle
   std::map<uint64_t, std::shared_ptr<Physical>> mappings;  // by address
   std::map<CUmodule, std::unique_ptr<Module>> modules;
+  std::vector<Limits> limits;  // by ordinal
 
  private:
   DriverTable table_{};
@@ -84,6 +86,7 @@ class NullDevice final : public Device {
 
 std::atomic<NullDevice*> g_opened{nullptr};
 std::atomic<uint64_t> g_handles{1ull << 32};
+thread_local int current = -1;  // the ordinal of the calling thread's context
 
 NullDevice& device() { return *g_opened.load(std::memory_order_relaxed); }
 
@@ -141,10 +144,23 @@ void add_device_functions(DriverTable& t) {
   };
   t.cuDevicePrimaryCtxRelease_v2 = [](CUdevice) { return CUDA_SUCCESS; };
   t.cuDevicePrimaryCtxReset_v2 = [](CUdevice) { return CUDA_SUCCESS; };
-  t.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
+  t.cuCtxSetCurrent = [](CUcontext context) {
+    current = context ? static_cast<int>((reinterpret_cast<uint64_t>(context) ^ kContextHandle) - 1) : -1;
+    return CUDA_SUCCESS;
+  };
   t.cuCtxSynchronize = [] {
     device().host_functions.wait();
     return CUDA_SUCCESS;
+  };
+  t.cuCtxGetLimit = [](size_t* value, CUlimit limit) {
+    if (!is_ordinal(current)) return CUDA_ERROR_INVALID_CONTEXT;
+    const std::lock_guard lock(device().mutex);
+    return device().limits[current].get(value, limit);
+  };
+  t.cuCtxSetLimit = [](CUlimit limit, size_t value) {
+    if (!is_ordinal(current)) return CUDA_ERROR_INVALID_CONTEXT;
+    const std::lock_guard lock(device().mutex);
+    return device().limits[current].set(limit, value);
   };
 }
 
@@ -454,6 +470,7 @@ NullDevice::NullDevice(std::span<const int> ordinals, uint64_t memory_bytes) {
   if (descriptions.empty() || descriptions.size() > journal::kMaxDevices)
     throw std::runtime_error("a server drives between 1 and " + std::to_string(journal::kMaxDevices) +
                              " null devices, not " + std::to_string(descriptions.size()));
+  for (const journal::DeviceDescription& description : descriptions) limits.emplace_back(description.total_bytes);
   NullDevice* none = nullptr;
   if (!g_opened.compare_exchange_strong(none, this))
     throw std::runtime_error("this process has opened the null device already; close it first");

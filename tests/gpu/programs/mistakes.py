@@ -37,6 +37,10 @@ def launch(grid: int = 1, block: int = 1, shared: int = 0, stream: int = 0, of: 
     return int(driver.cuLaunchKernel(of, grid, 1, 1, block, 1, 1, shared, ctypes.c_void_p(stream), parameters, None))
 
 
+def set_limit(which: int, value: int) -> int:
+    return int(driver.cuCtxSetLimit(which, ctypes.c_size_t(value)))
+
+
 def packed(size: int) -> int:
     """A launch whose parameters the program has packed."""
     block, length = (ctypes.c_ubyte * 64)(), ctypes.c_size_t(size)
@@ -62,6 +66,9 @@ told = {
     "parameters, packed": packed(12),
     "parameters, packed, too few": packed(8),
     "a limit that there is not": int(driver.cuCtxGetLimit(ctypes.byref(limit), 99)),
+    "a limit": set_limit(0, 5000),
+    "a limit that is too large": set_limit(0, 1 << 40),
+    "a limit to set that there is not": set_limit(99, 1),
     "a device that there is not": int(driver.cuDeviceGet(ctypes.byref(ctypes.c_int()), 99)),
     "memory that nobody has": int(driver.cuMemFree_v2(ctypes.c_uint64(0x7000))),
     "nothing broken": int(driver.cuCtxSynchronize()),
