@@ -143,8 +143,8 @@ local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrima
 synchronous("cuCtxSynchronize", client="custom", server="custom")
 local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
 local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; asked for again, it is answered locally")
-record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the device "
-       "rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
+record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the "
+       "device rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
 record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
        "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
 

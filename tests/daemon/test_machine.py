@@ -84,9 +84,15 @@ class World:
         assert self.machine.state == "running"
         return 0
 
+    def next_server(self) -> int:
+        """The one that has the process or is about to get it, after the pause where there is one."""
+        if self.machine.active is None:
+            self.timer("spawn")
+        assert self.machine.active is not None
+        return self.machine.active
+
     def redo(self, records: int = 10) -> None:
-        server = self.machine.active
-        assert server is not None
+        server = self.next_server()
         if self.machine.servers[server] == "spawning":
             self.tell(e.Hello, server=server)
         for name in ("mapped", "restored"):
@@ -96,8 +102,7 @@ class World:
         assert self.machine.state == "running"
 
     def fault(self, sequence: int, error: int = 700, *, after: int = 0, until: int = 0) -> None:
-        server = self.machine.active
-        assert server is not None
+        server = self.next_server()
         if self.machine.servers[server] == "spawning":
             self.tell(e.Hello, server=server)
         self.tell(
@@ -288,19 +293,16 @@ def test_no_progress_ends_in_lost() -> None:
     world.run()
     world.exit(0)
     for _ in range(4):
-        server = world.machine.active
-        assert server is not None
+        server = world.next_server()
         if world.machine.servers[server] == "spawning":
             world.tell(e.Hello, server=server)
         assert world.assigns[-1].mode == "recover"
         world.exit(server)
-    server = world.machine.active
-    assert server is not None
+    server = world.next_server()
     world.tell(e.Hello, server=server)
     world.exit(server)
     assert world.machine.state == "losing"
-    server = world.machine.active
-    assert server is not None
+    server = world.next_server()
     world.tell(e.Hello, server=server)
     assert world.assigns[-1].mode == "lost"
     assert world.assigns[-1].error == 46
@@ -337,8 +339,7 @@ def test_kills_from_outside_are_not_held_against_the_program() -> None:
     world = World(Limits(max_attempts=2))
     world.run()
     for _ in range(20):
-        server = world.machine.active
-        assert server is not None
+        server = world.next_server()
         world.exit(server, killed=True)
         world.redo(0)
     assert world.machine.attempts == 0
@@ -349,13 +350,66 @@ def test_kills_while_it_recovers_are_not_held_against_the_program_either() -> No
     world.run()
     world.exit(0)
     for _ in range(20):
-        server = world.machine.active
-        assert server is not None
+        server = world.next_server()
         if world.machine.servers[server] == "spawning":
             world.tell(e.Hello, server=server)
         world.exit(server, killed=True)
     world.redo()
     assert (world.recoveries[1].outcome, world.recoveries[1].attempts) == ("resumed", 21)
+
+
+def test_servers_that_die_at_every_redo_get_their_successors_ever_more_slowly() -> None:
+    world = World(Limits(max_attempts=2))
+    world.run()
+    delays = []
+    for _ in range(12):
+        server = world.machine.active
+        assert server is not None
+        if world.machine.servers[server] == "spawning":
+            world.tell(e.Hello, server=server)
+        world.exit(server, killed=True)
+        assert world.machine.state == "recovering"
+        if world.machine.active is None:
+            delays.append(world.timers["spawn"])
+            assert world.machine.standby is None
+            said = [i for i in world.others if isinstance(i, e.SaveState)][-1]
+            assert (said.state, "lost without progress; the next one follows in" in said.why) == ("recovering", True)
+            assert said.why in world.recoveries[1].story
+            world.timer("spawn")
+    assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert (len(delays), max(delays)) == (9, 5.0)
+    # A redo that comes further than any before is progress: the next one is replaced at once.
+    world.redo(10)
+    world.exit(int(world.machine.active or 0), killed=True)
+    assert world.machine.active is not None
+
+
+def test_a_standby_waits_with_the_others() -> None:
+    """Servers that come to the end of their redo, and no further, are no progress either."""
+    world = World()
+    world.run()
+    world.exit(0, killed=True)
+    while world.machine.active is not None:
+        world.redo(10)
+        server, standby = world.machine.active, world.machine.standby
+        assert standby is not None
+        world.tell(e.Hello, server=standby)
+        world.exit(server, killed=True)
+    assert world.machine.standby == standby
+    world.timer("spawn")
+    assert (world.machine.active, world.holder) == (standby, standby)
+
+
+def test_a_program_that_exits_while_its_next_server_waits() -> None:
+    world = World()
+    world.run()
+    while world.machine.active is not None:
+        server = world.machine.active
+        if world.machine.servers[server] == "spawning":
+            world.tell(e.Hello, server=server)
+        world.exit(server, killed=True)
+    world.tell(e.ClientExited, reason="exit code 0")
+    assert (world.machine.state, world.timers) == ("ended", {})
 
 
 def test_a_device_that_cannot_be_used_is_the_first_answer_to_a_program() -> None:

@@ -75,6 +75,27 @@ def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str
     assert sum(r["attempts"] for r in program.recoveries()) > 4
 
 
+def test_killed_at_every_redo(start: Starter, undisturbed: Callable[..., str]) -> None:
+    """Whatever kills each server as it begins to redo: the daemon does not spin, but says that it waits."""
+    deaths = 7
+    program = start("training", STEPS)
+    harness.go(program)
+    for _ in range(deaths):
+        program.inject("kill", point="redo", sequence=1)
+    time.sleep(0.05)
+    began = time.monotonic()
+    harness.kill_server(program)
+    said = "servers in a row were lost without progress; the next one follows in"
+    harness.wait_until(lambda: said in (program.until("recovering")["why"]), "the state tells of the pause")
+    assert harness.output(program) == undisturbed("training", STEPS)
+    # Three are replaced at once, the others after 0.1, 0.2, 0.4, 0.8, 1.6 s.
+    assert time.monotonic() - began >= 3.1
+    check_recovered(program, at_least=1)
+    (recovery,) = [r for r in program.recoveries() if r["attempts"] > 1]
+    assert recovery["attempts"] == deaths + 1
+    assert [said in line for line in recovery["story"]].count(True) == deaths + 1 - 3
+
+
 def test_stopped_then_killed(start: Starter) -> None:
     quiet = start("stepwise")
     harness.go(quiet)

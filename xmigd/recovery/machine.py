@@ -22,7 +22,8 @@ those that were not known to be done; then the redo does these one by one, and i
 that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only
 while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
 After `max_attempts` recoveries without any of these the process is lost. A SIGKILL does not count either: it came from
-outside.
+outside. But whatever killed them, servers that die without progress get their successors ever more slowly: the first
+few at once, the others after a pause that doubles up to `LAST_BACKOFF` and that the process's state tells of.
 
 Running out of something (descriptors, processes, memory) is nobody's fault: starting a server is tried again, ever more
 slowly, for as long as the program lives.
@@ -58,6 +59,7 @@ CUDA_ERROR_SYSTEM_NOT_READY = 802
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 5.0
 LOST_TRIES = 3
+AT_ONCE = 3  # servers that are replaced without a pause, of those lost in a row without progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Machine:
         self._faults = faults
         self._recoveries = recoveries
         self._backoff = FIRST_BACKOFF
+        self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
         self._deaths: dict[int, _Death] = {}
         self._striking: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = None  # struck once; a cut behind it proves that it was not the program's own
@@ -330,7 +333,10 @@ class Machine:
     def _redo_passed(self, records: int) -> None:
         if (self._redo_from, records) > self._best:
             self._best = (self._redo_from, records)
-            self.attempts = 0
+            self._progressed()
+
+    def _progressed(self) -> None:
+        self.attempts = self._lost_in_a_row = 0
 
     def _resumed(self) -> None:
         assert self.recovery is not None
@@ -347,7 +353,7 @@ class Machine:
         if event.server != self.active or event.number <= self._cut[0]:
             return
         self._cut = (event.number, event.sequence)
-        self.attempts = 0
+        self._progressed()
         if self._delivered is not None and event.sequence > self._delivered.sequence:
             self._delivered = None
         if self._suspect is not None and event.sequence > self._suspect.sequence:
@@ -490,7 +496,23 @@ class Machine:
         else:
             if self.state != "recovering":
                 self._go("recovering", cause)
-            self._replace()
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row <= AT_ONCE:
+                self._replace()
+            else:
+                self._pause()
+
+    def _pause(self) -> None:
+        """Something kills every server before it comes further: replacing them at once would only use the machine up.
+        A warm standby waits, too."""
+        assert self.recovery is not None
+        count = self._lost_in_a_row
+        seconds = min(FIRST_BACKOFF * 2 ** (count - AT_ONCE - 1), LAST_BACKOFF)
+        why = f"{count} servers in a row were lost without progress; the next one follows in {seconds:g} s"
+        self.recovery.story.append(why)
+        self._save_recovery()
+        self._save(why)
+        self._timer("spawn", seconds)
 
     def _server_unavailable(self, number: int, reason: str) -> None:
         """It could not be started at all."""
@@ -530,7 +552,7 @@ class Machine:
                     )
             case "spawn":
                 if self.active is None and self.state in ("starting", "recovering", "losing"):
-                    self.active = self._spawn()
+                    self._replace()
                 elif self.state == "running":
                     self._want_standby()
             case "phase":
@@ -541,7 +563,7 @@ class Machine:
                     self._kill(self.active, "it made no progress in time")
             case "stable":
                 if self.state == "running":
-                    self.attempts = 0
+                    self._progressed()
             case "drain":
                 if self.state == "draining":
                     self._end("the program has exited; its server did not finish in time")
