@@ -109,8 +109,9 @@ def test_a_process_without_progress_is_lost(node: Node) -> None:
         process = started(node, program)
         node.behave(go="exit")
         os.kill(process["server_pid"], signal.SIGKILL)
-        until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost")
-        # The kill came from outside and does not count; then come five that are tried again, and the last.
+        until(lambda: node.get(f"/v1/processes/{process['id']}")["state"] == "lost", "lost", 60)
+        # The kill came from outside and does not count; then come five that are tried again, and the last. Each is a
+        # process that has to start, and the later ones follow after a pause.
         assert len([f for f in node.get("/v1/faults") if f["kind"] == "server"]) == 7
         status, _, _, message = program.reattach(process["id"])
         assert status == 46
