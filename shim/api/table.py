@@ -255,12 +255,16 @@ local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFat
 queued("cuFuncSetAttribute", hfunc=function, client="custom", server="custom")
 
 # --- launches --------------------------------------------------------------------------------------------------
+LAUNCH = ("uint64_t function", "uint32_t grid_x", "uint32_t grid_y", "uint32_t grid_z", "uint32_t block_x",
+          "uint32_t block_y", "uint32_t block_z", "uint32_t shared_bytes", "uint32_t attributes",
+          "uint32_t parameter_bytes", "uint32_t cooperative", "uint64_t stream")
 record("xmLaunch", "queued", "Launch a kernel. The payload holds `attributes` CUlaunchAttribute structures, then the "
-       "parameters, packed as the kernel's layout says.", "uint64_t function", "uint32_t grid_x", "uint32_t grid_y",
-       "uint32_t grid_z", "uint32_t block_x", "uint32_t block_y", "uint32_t block_z", "uint32_t shared_bytes",
-       "uint32_t attributes", "uint32_t parameter_bytes", "uint32_t cooperative", "uint64_t stream")
+       "parameters, packed as the kernel's layout says.", *LAUNCH)
+record("xmFirstLaunch", "synchronous", "The same, and whether the device takes it: of each shape of cooperative "
+       "launches and clusters, the first.", *LAUNCH)
 local("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuLaunch", "cuLaunchGrid",
-      note="checked against the kernel's limits, then xmLaunch")
+      note="checked against the kernel's limits, then xmLaunch (cooperative or with clusters, the first time: "
+           "xmFirstLaunch)")
 synchronous("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", numBlocks=Out(), func=function, client="custom")
 record("xmClusters", "synchronous", "How many clusters of a launch fit the device, or how large one can be. Arguments "
        "and payload as in xmLaunch, without parameters; the reply is an int.", "uint64_t function", "uint32_t grid_x",

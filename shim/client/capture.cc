@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -27,11 +28,11 @@ struct Capture {
   uint64_t id = 0;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   const Thread* owner = nullptr;
-  CUstream origin = nullptr;
+  uint64_t origin = 0;
   Graph* graph = nullptr;
   std::unique_ptr<Graph> own;  // unless it captures into a graph of the program's
   bool valid = true;
-  std::unordered_map<uint64_t, Branch> branches;  // by stream
+  std::unordered_map<uint64_t, Branch> branches;  // by stream, as key_of() names it
 };
 
 // Under graphs_mutex(), as is everything here.
@@ -48,8 +49,45 @@ Capture* find_capture(uint64_t id) {
   return found == captures().end() ? nullptr : found->second.get();
 }
 
+// The threads' default streams that take part in a capture. They have no handles of their own.
+std::map<std::pair<const Thread*, const Context*>, Stream>& default_streams() {
+  static auto& all = *new std::map<std::pair<const Thread*, const Context*>, Stream>;
+  return all;
+}
+
+// As find_stream, but it knows those, too.
+Stream* captured_stream(CUstream stream) {
+  if (stream != CU_STREAM_PER_THREAD) return find_stream(stream);
+  const Thread& thread = this_thread();
+  const auto found = default_streams().find({&thread, thread.context});
+  return found == default_streams().end() ? nullptr : &found->second;
+}
+
+// The same for one that is about to take part.
+Stream* joining_stream(CUstream stream) {
+  if (stream != CU_STREAM_PER_THREAD) return find_stream(stream);
+  Thread& thread = this_thread();
+  Stream& own = default_streams()[{&thread, thread.context}];
+  own.context = thread.context;
+  return &own;
+}
+
+// What a stream is called in a capture: its handle, or where a thread's default stream is kept. These never meet.
+uint64_t key_of(CUstream stream) {
+  if (stream != CU_STREAM_PER_THREAD) return number(stream);
+  return reinterpret_cast<uint64_t>(captured_stream(stream));
+}
+
+Stream* stream_of(uint64_t key) {
+  if (Stream* const stream = find_stream(reinterpret_cast<CUstream>(key))) return stream;
+  for (auto& [whose, stream] : default_streams()) {
+    if (reinterpret_cast<uint64_t>(&stream) == key) return &stream;
+  }
+  return nullptr;
+}
+
 Capture* capture_of(CUstream stream) {
-  const Stream* const known = find_stream(stream);
+  const Stream* const known = captured_stream(stream);
   return known ? find_capture(known->capture.load(std::memory_order_relaxed)) : nullptr;
 }
 
@@ -57,8 +95,8 @@ Capture* capture_of(CUstream stream) {
 CUresult check_legacy(const Thread& thread) {
   bool broken = false;
   for (const auto& [id, capture] : captures()) {
-    for (const auto& [handle, branch] : capture->branches) {
-      const Stream* const stream = find_stream(reinterpret_cast<CUstream>(handle));
+    for (const auto& [key, branch] : capture->branches) {
+      const Stream* const stream = stream_of(key);
       if (!stream || stream->context != thread.context || (stream->flags & CU_STREAM_NON_BLOCKING)) continue;
       capture->valid = false;
       broken = true;
@@ -75,7 +113,7 @@ void add_once(std::vector<Dependency>& to, const std::vector<Dependency>& more) 
 }
 
 Node& continue_branch(Capture& capture, CUstream stream, CUgraphNodeType type) {
-  Branch& branch = capture.branches[number(stream)];
+  Branch& branch = capture.branches[key_of(stream)];
   Node& node = capture.graph->add(type, std::move(branch.after));
   branch.after = {{&node, {}}};
   return node;
@@ -143,31 +181,30 @@ std::unordered_set<const Node*> before(const std::vector<Dependency>& nodes) {
 }
 
 void finish(Capture& capture) {
-  for (const auto& [handle, branch] : capture.branches) {
-    if (Stream* const stream = find_stream(reinterpret_cast<CUstream>(handle))) stream->capture.store(0);
+  for (const auto& [key, branch] : capture.branches) {
+    if (Stream* const stream = stream_of(key)) stream->capture.store(0);
   }
+  std::erase_if(default_streams(), [](const auto& entry) { return entry.second.capture.load() == 0; });
   diversions.fetch_sub(1);
   captures().erase(capture.id);
 }
 
 CUresult begin(CUstream hStream, Graph* into, std::vector<Dependency> after, CUstreamCaptureMode mode) {
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
-  if (hStream == CU_STREAM_PER_THREAD) {
-    say("the per-thread default stream cannot be captured under xMIG: use a stream of your own");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (special(hStream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  Stream* const stream = find_stream(hStream);
+  const bool own = hStream == CU_STREAM_PER_THREAD;
+  if (special(hStream) && !own) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (own && !this_thread().context) return CUDA_ERROR_INVALID_CONTEXT;
+  Stream* const stream = joining_stream(hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture.load()) return CUDA_ERROR_ILLEGAL_STATE;
   auto capture = std::make_unique<Capture>();
   capture->id = next_capture++;
   capture->mode = mode;
   capture->owner = &this_thread();
-  capture->origin = hStream;
+  capture->origin = key_of(hStream);
   if (!into) capture->own = std::make_unique<Graph>(true);
   capture->graph = into ? into : capture->own.get();
-  capture->branches[number(hStream)].after = std::move(after);
+  capture->branches[key_of(hStream)].after = std::move(after);
   stream->capture.store(capture->id);
   diversions.fetch_add(1);
   captures().emplace(capture->id, std::move(capture));
@@ -247,7 +284,7 @@ CUresult check_waiting_for_context(const Context& context) {
   const std::lock_guard lock(graphs_mutex());
   bool broken = false;
   for (const auto& [id, capture] : captures()) {
-    const Stream* const origin = find_stream(capture->origin);
+    const Stream* const origin = stream_of(capture->origin);
     if (!origin || origin->context != &context) continue;
     capture->valid = false;
     broken = true;
@@ -270,7 +307,7 @@ bool capture_event_record(CUstream stream, CUevent event, unsigned int flags, Ca
   } else if (flags & CU_EVENT_RECORD_EXTERNAL) {
     continue_branch(*capture, stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD).event = event;
   } else {
-    place = {capture->id, capture->branches[number(stream)].after};
+    place = {capture->id, capture->branches[key_of(stream)].after};
   }
   return true;
 }
@@ -301,10 +338,10 @@ bool capture_event_wait(CUstream hStream, CUevent event, unsigned int flags, con
     mine->valid = theirs->valid = false;
     result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
   } else if (mine) {
-    add_once(mine->branches[number(hStream)].after, place.after);
-  } else if (Stream* const stream = find_stream(hStream)) {
+    add_once(mine->branches[key_of(hStream)].after, place.after);
+  } else if (Stream* const stream = joining_stream(hStream)) {
     stream->capture.store(theirs->id);
-    theirs->branches[number(hStream)].after = place.after;
+    theirs->branches[key_of(hStream)].after = place.after;
   } else {
     theirs->valid = false;
     result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
@@ -363,7 +400,31 @@ void capture_stream_destroyed(CUstream stream) {
   Capture* const capture = capture_of(stream);
   if (!capture) return;
   capture->valid = false;
-  if (capture->origin == stream) finish(*capture);
+  if (capture->origin == number(stream)) finish(*capture);
+}
+
+void capture_thread_ended(const Thread& thread) {
+  if (!diverting()) return;
+  const std::lock_guard lock(graphs_mutex());
+  for (auto it = default_streams().begin(); it != default_streams().end();) {
+    auto& [whose, stream] = *it;
+    if (whose.first != &thread) {
+      ++it;
+      continue;
+    }
+    Capture* const capture = find_capture(stream.capture.exchange(0));
+    const auto key = reinterpret_cast<uint64_t>(&stream);
+    if (capture) {
+      capture->valid = false;
+      if (capture->origin == key) {
+        finish(*capture);  // takes this stream, and others, out of the map
+        it = default_streams().begin();
+        continue;
+      }
+      capture->branches.erase(key);
+    }
+    it = default_streams().erase(it);
+  }
 }
 
 // --- the driver's functions -------------------------------------------------------------------------------------
@@ -402,7 +463,7 @@ CUresult cuStreamEndCapture(CUstream hStream, CUgraph* phGraph) {
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
   Capture* const capture = capture_of(hStream);
   if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
-  if (capture->origin != hStream) {
+  if (capture->origin != key_of(hStream)) {
     capture->valid = false;
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
@@ -411,7 +472,7 @@ CUresult cuStreamEndCapture(CUstream hStream, CUgraph* phGraph) {
   }
   CUresult result = capture->valid ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (result == CUDA_SUCCESS && capture->branches.size() > 1) {
-    const auto joined = before(capture->branches[number(hStream)].after);
+    const auto joined = before(capture->branches[key_of(hStream)].after);
     for (const auto& [stream, branch] : capture->branches) {
       for (const Dependency& d : branch.after) {
         if (!joined.contains(d.on)) result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
@@ -462,7 +523,7 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* capt
   }
   *captureStatus_out = capture->valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   if (!capture->valid) return CUDA_SUCCESS;
-  Branch& branch = capture->branches[number(hStream)];
+  Branch& branch = capture->branches[key_of(hStream)];
   branch.shown.clear();
   branch.edges.clear();
   for (const Dependency& d : branch.after) {
@@ -493,7 +554,7 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode* dep
     if (!node || node->graph != capture->graph) return CUDA_ERROR_INVALID_VALUE;
     after.push_back({node, dependencyData ? dependencyData[i] : CUgraphEdgeData{}});
   }
-  std::vector<Dependency>& now = capture->branches[number(hStream)].after;
+  std::vector<Dependency>& now = capture->branches[key_of(hStream)].after;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) now.clear();
   add_once(now, after);
   return CUDA_SUCCESS;

@@ -66,5 +66,7 @@ std::optional<CUresult> capture_graph_launch(CUstream stream, const Graph& graph
 
 // The stream is about to be destroyed.
 void capture_stream_destroyed(CUstream stream);
+// A thread is at its end, and its default streams with it.
+void capture_thread_ended(const Thread& thread);
 
 }  // namespace xmig::client

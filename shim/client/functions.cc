@@ -1,6 +1,7 @@
 // What a program can ask and set about a kernel.
 #include "client/append.h"
 #include "client/modules.h"
+#include "client/launch_checks.h"
 #include "client/occupancy.h"
 #include "client/ring_writer.h"
 #include "local.h"
@@ -48,6 +49,7 @@ CUresult set_attribute(Function& function, CUfunction_attribute attribute, int v
   if (result != CUDA_SUCCESS) return result;
   function.attributes[attribute].store(value);
   forget_occupancy(function);
+  forget_launches(function);
   return CUDA_SUCCESS;
 }
 

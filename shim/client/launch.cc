@@ -8,6 +8,7 @@
 
 #include "client/capture.h"
 #include "client/events.h"
+#include "client/launch_checks.h"
 #include "client/message.h"
 #include "client/modules.h"
 #include "client/ring_writer.h"
@@ -117,6 +118,12 @@ CUresult take_events(const CUlaunchAttribute* from, unsigned int count, CUlaunch
   return CUDA_SUCCESS;
 }
 
+void complain_of(const Function& function, const Grid& grid, CUresult error) {
+  complain("kernel %s cannot be launched with %u x %u x %u blocks of %u x %u x %u threads and %u bytes of dynamic shared "
+           "memory: CUDA error %d", function.name.c_str(), grid.grid[0], grid.grid[1], grid.grid[2], grid.block[0],
+           grid.block[1], grid.block[2], grid.shared_bytes, error);
+}
+
 // The parameters as one block that the program has packed itself.
 struct Packed {
   const void* data = nullptr;
@@ -165,14 +172,15 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
   if (!here.function) [[unlikely]] return here.error;
   const Function& function = *here.function;
   if (const CUresult error = check_grid(function, now.context->ordinal, grid); error != CUDA_SUCCESS) [[unlikely]] {
-    complain("kernel %s cannot be launched with %u x %u x %u blocks of %u x %u x %u threads and %u bytes of dynamic shared "
-             "memory: CUDA error %d", function.name.c_str(), grid.grid[0], grid.grid[1], grid.grid[2], grid.block[0],
-             grid.block[1], grid.block[2], grid.shared_bytes, error);
+    complain_of(function, grid, error);
     return error;
   }
   if (cooperative || attribute_count) [[unlikely]] {
     const CUresult error = check_attributes(now.context->ordinal, attributes, attribute_count, cooperative);
-    if (error != CUDA_SUCCESS) return error;
+    if (error != CUDA_SUCCESS) {
+      complain_of(function, grid, error);
+      return error;
+    }
   }
   if (!special(stream)) {
     const Stream* const known = find_stream(stream);
@@ -219,6 +227,26 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
     const Slice slice{payload.data(), payload.size()};
     const auto diverted = divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), std::span(&slice, 1));
     if (diverted) return *diverted;
+  } else if (cooperative || attribute_count || function.clustered()) [[unlikely]] {
+    LaunchShape asked{.function = function.handle,
+                      .grid = std::to_array(grid.grid),
+                      .block = std::to_array(grid.block),
+                      .shared_bytes = grid.shared_bytes,
+                      .cooperative = cooperative};
+    if (device_must_judge(function, {attributes, attribute_count}, asked) && !accepted_before(asked)) {
+      std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
+      std::vector<std::byte> payload(shape.payload);
+      fill(arguments.data(), payload.data());
+      const Slice slice{payload.data(), payload.size()};
+      Pending pending = start(Op::xmFirstLaunch, arguments.data(), arguments.size(), {&slice, 1}, 0);
+      const CUresult error = finish(pending, nullptr, 0);
+      if (error == CUDA_SUCCESS) {
+        accepted(asked);
+      } else {
+        complain_of(function, grid, error);
+      }
+      return error;
+    }
   }
   return write_record(thread, now.context, shape, fill).error;
 }

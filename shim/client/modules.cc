@@ -9,6 +9,7 @@
 #include "client/image.h"
 #include "client/memory.h"
 #include "client/message.h"
+#include "client/launch_checks.h"
 #include "client/occupancy.h"
 #include "client/ring_writer.h"
 #include "local.h"
@@ -105,7 +106,10 @@ CUresult place_globals(Module& module) {
 }
 
 void forget(Module* module) {
-  for (const Function& function : module->functions) forget_occupancy(function);  // the numbers will be used again
+  for (const Function& function : module->functions) {  // the numbers will be used again
+    forget_occupancy(function);
+    forget_launches(function);
+  }
   Slot& slot = modules.place(journal::handle_index(module->handle));
   slot.alive.store(false, std::memory_order_release);
   slot.module.store(nullptr, std::memory_order_release);

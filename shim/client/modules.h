@@ -40,6 +40,11 @@ struct Function {
   uint32_t parameter_bytes = 0;
   std::vector<journal::ParameterInfo> parameters;
   std::array<std::atomic<int32_t>, journal::kFunctionAttributes> attributes{};
+  // Compiled, or set, to run in clusters of blocks?
+  bool clustered() const {
+    const auto value = [&](CUfunction_attribute which) { return attributes[which].load(std::memory_order_relaxed); };
+    return (value(CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET) | value(CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)) != 0;
+  }
 };
 
 struct Global {

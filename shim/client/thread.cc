@@ -8,6 +8,7 @@
 #include <bitset>
 #include <mutex>
 
+#include "client/capture.h"
 #include "client/message.h"
 #include "client/process.h"
 
@@ -31,6 +32,7 @@ void free_slot(uint32_t slot) {
 
 void end_of_thread(void* data) {
   auto* const thread = static_cast<Thread*>(data);
+  capture_thread_ended(*thread);
   if (thread->slot != Thread::kNoSlot) free_slot(thread->slot);
   current_thread = nullptr;
   delete thread;

@@ -40,8 +40,9 @@ inline constexpr uint64_t kPinnedBytes = 1ull << 34;
 inline constexpr uint64_t kShadowSpan = kDeviceSpan;
 #else
 inline constexpr uint64_t kDeviceBase = 0x200000000000;
-// PyTorch's expandable segments reserve more than a device's memory each, and keep two for each time that memory runs
-// out. Programs are loaded at 85 TiB.
+// PyTorch's expandable segments reserve 9/8 of a device's memory each. It keeps one for each kind of block and stream, and
+// of a request that no segment is long enough for, two more each time, for ever: of an H200's there is room for 26.
+// Programs are loaded at 85 TiB.
 inline constexpr uint64_t kDeviceSpan = 4ull << 40;
 inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;

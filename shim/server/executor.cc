@@ -337,7 +337,8 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
     return std::pair(point, stream);
   };
   switch (op_of(record_)) {
-    case Op::xmLaunch: return in(InjectPoint::kKernel, Args_xmLaunch{});
+    case Op::xmLaunch:
+    case Op::xmFirstLaunch: return in(InjectPoint::kKernel, Args_xmLaunch{});
     case Op::xmGraphLaunch: return in(InjectPoint::kKernel, Args_xmGraphLaunch{});
     case Op::xmCopyFromHost: return in(InjectPoint::kCopy, Args_xmCopyFromHost{});
     case Op::xmCopyFromPinned: return in(InjectPoint::kCopy, Args_xmCopyFromPinned{});

@@ -132,6 +132,7 @@ class Executor final : public Witness {
   CUresult on_xmBindGlobal(Record& record);
   CUresult on_cuModuleUnload(Record& record);
   CUresult on_xmLaunch(Record& record);
+  CUresult on_xmFirstLaunch(Record& record);
   CUresult on_xmGraph(Record& record);
   CUresult on_xmGraphLaunch(Record& record);
   CUresult on_xmGraphDestroy(Record& record);
@@ -245,6 +246,7 @@ class Executor final : public Witness {
   }
 
   // launches.cc
+  CUresult launch(Record& record, const Args_xmLaunch& args);
   CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);
 
   // host_functions.cc

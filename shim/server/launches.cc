@@ -36,7 +36,17 @@ CUlaunchConfig shape_of(const Args& args) {
 
 CUresult Executor::on_xmLaunch(Record& record) {
   Args_xmLaunch args;
-  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
+}
+
+// What the driver says at once is the answer; nothing waits for the kernel.
+CUresult Executor::on_xmFirstLaunch(Record& record) {
+  static_assert(sizeof(Args_xmFirstLaunch) == sizeof(Args_xmLaunch));
+  Args_xmLaunch args;
+  return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
   const std::span<std::byte> payload = record.payload();
   if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
   Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));

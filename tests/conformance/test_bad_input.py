@@ -36,6 +36,22 @@ assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"small") == 0
 driver.launch = launch
 """
 
+COOPERATIVE = PTX + r"""
+driver.launch = lambda grid: driver.cuLaunchCooperativeKernel(function, grid, 1, 1, 64, 1, 1, 0, None, None)
+assert driver.launch(132 * 32) == driver.launch(132 * 32) == 0
+"""
+CLUSTER = PTX + r"""
+class Config(ctypes.Structure):
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+                ("count", ctypes.c_uint)]
+def launch(grid, cluster):
+    attribute = (ctypes.c_uint * 18)(4, 0, cluster, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    config = Config((ctypes.c_uint * 7)(grid, 1, 1, 64, 1, 1, 0), None, ctypes.addressof(attribute), 1)
+    return driver.cuLaunchKernelEx(ctypes.byref(config), function, None, None)
+driver.launch = launch
+assert launch(8, 4) == launch(8, 4) == 0
+"""
+
 MISTAKES = [
     ("memory", "", "cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 38))", 2,
      "no device memory for 274877906944 bytes: CUDA error 2"),
@@ -56,6 +72,12 @@ MISTAKES = [
     ("shared memory", PTX, "launch(1, 1, 1 << 20)", 1,
      "kernel small cannot be launched with 1 x 1 x 1 blocks of 1 x 1 x 1 threads and 1048576 bytes of dynamic shared "
      "memory: CUDA error 1"),
+    ("blocks that do not run at a time", COOPERATIVE, "launch(132 * 32 + 1)", 720,
+     "kernel small cannot be launched with 4225 x 1 x 1 blocks of 64 x 1 x 1 threads and 0 bytes of dynamic shared "
+     "memory: CUDA error 720"),
+    ("clusters that do not fill the grid", CLUSTER, "launch(9, 4)", 912,
+     "kernel small cannot be launched with 9 x 1 x 1 blocks of 64 x 1 x 1 threads and 0 bytes of dynamic shared "
+     "memory: CUDA error 912"),
 ]  # fmt: skip
 
 

@@ -53,6 +53,7 @@ struct Control {
   std::atomic<int> refuse{0};             // a handshake: this status
   std::atomic<int> refuse_reattach{0};
   std::atomic<uint32_t> fault{0};         // of ordinal 0, from the next record on
+  std::atomic<uint32_t> refuse_launch{0};  // a first launch: this result
   // What it saw.
   std::atomic<uint64_t> records{0};
   std::atomic<uint64_t> host_functions_done{0};
@@ -67,6 +68,7 @@ struct Control {
   Args_xmTensorMap tensor_map{};
   unsigned char parameters[36 << 10]{};
   std::atomic<uint64_t> launches{0};
+  std::atomic<uint64_t> first_launches{0};  // those whose answer the program waits for
 };
 
 // The kernel that every module has: eight parameters, one of them a structure.
@@ -212,6 +214,10 @@ class JobServer {
     control_.records.fetch_add(1);
     CUresult result = CUDA_SUCCESS;
     switch (static_cast<Op>(record.op)) {
+      case Op::xmFirstLaunch:
+        control_.first_launches.fetch_add(1);
+        result = static_cast<CUresult>(control_.refuse_launch.load());
+        [[fallthrough]];
       case Op::xmLaunch:
         control_.launch = arguments<Args_xmLaunch>(record);
         std::memcpy(control_.parameters, payload, std::min<size_t>(record.payload, sizeof(control_.parameters)));

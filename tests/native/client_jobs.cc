@@ -183,6 +183,56 @@ void launch_record() {
   CHECK(test.control.bad == 0);
 }
 
+// Whether a cooperative launch, or a cluster, fits the device only the device can say: it is asked once for each shape,
+// and says it at the call.
+void first_launches() {
+  Fixture test;
+  test.start();
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  CU(cuModuleLoadData(&module, ".version 8.0"));
+  CU(cuModuleGetFunction(&function, module, ("kernel number 1" + std::string(100, '.')).c_str()));
+  auto& asked = test.control.first_launches;
+  const auto launch = [&](unsigned blocks) {
+    return cuLaunchCooperativeKernel(function, blocks, 1, 1, 32, 1, 1, 0, nullptr, nullptr);
+  };
+  CU(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, nullptr, nullptr, nullptr));
+  CHECK(asked == 0);
+  for (int i = 0; i < 5; ++i) CU(launch(4));
+  CU(cuCtxSynchronize());
+  CHECK(asked == 1 && test.control.launches == 6);
+  test.control.refuse_launch = CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  CU(launch(4));
+  for (int i = 0; i < 3; ++i) CHECK(launch(5) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+  CHECK(asked == 4);
+  CU(cuCtxSynchronize());  // and nothing else is harmed
+  // The same as an attribute; one that is not set asks nothing.
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  CUlaunchConfig config{4, 1, 1, 32, 1, 1, 0, nullptr, &attribute, 1};
+  CU(cuLaunchKernelEx(&config, function, nullptr, nullptr));
+  attribute.value.cooperative = 1;
+  CU(cuLaunchKernelEx(&config, function, nullptr, nullptr));
+  CHECK(asked == 4);
+  config.blockDimX = 64;
+  CHECK(cuLaunchKernelEx(&config, function, nullptr, nullptr) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+  // What is set on the function may change the answer, and a number that is used again is another kernel's.
+  CU(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 50));
+  CHECK(launch(4) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+  test.control.refuse_launch = 0;
+  CU(launch(4));
+  // Into a graph it goes unasked: there the instantiation tells.
+  const uint64_t before = asked;
+  CUstream stream;
+  CUgraph graph;
+  CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU(cuLaunchCooperativeKernel(function, 7, 1, 1, 32, 1, 1, 0, stream, nullptr));
+  CU(cuStreamEndCapture(stream, &graph));
+  CHECK(asked == before);
+  CHECK(test.control.bad == 0);
+}
+
 // Parameters of every size, from anywhere, as many bytes as there may be; and packed by the program, in each form.
 void launch_parameters() {
   Fixture test;
@@ -981,6 +1031,7 @@ int main(int argc, char** argv) {
       {"handshake", handshake},
       {"refusals", refusals},
       {"launch_record", launch_record},
+      {"first_launches", first_launches},
       {"launch_parameters", launch_parameters},
       {"launch_errors", launch_errors},
       {"many_threads", many_threads},

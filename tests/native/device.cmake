@@ -20,7 +20,7 @@ set(device_tests
     modules module_without_length globals limits launch_attributes foreign_images hostile_images crashing_initialiser
     fault_address fault_kinds fault_stack fault_copy fault_drops_work crash_elsewhere
     inject_fault_in_kernel inject_fault_in_copy inject_kill inject_hang
-    descriptions refusals context_limits every_function null_device null_memory_runs_out null_tensor_maps null_exports ptx fat_binaries
+    descriptions refusals context_limits every_function null_device null_launches_that_do_not_fit null_memory_runs_out null_tensor_maps null_exports ptx fat_binaries
     cubin_parameters cubin_kernels_and_variables ptx_parameters)
 # ThreadSanitizer does not survive these: a stack that overflows, its own look at memory that is not there, and a thread
 # that comes back from two faults.

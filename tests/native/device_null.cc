@@ -71,6 +71,27 @@ TEST(context_limits) {
   }
 }
 
+TEST(null_launches_that_do_not_fit) {
+  Rig rig("null");
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  attribute.value.cooperative = 1;
+  CUlaunchConfig config{132 * 2, 1, 1, 1024, 1, 1, 0, nullptr, &attribute, 1};
+  const auto launch = [&] { return rig.d().cuLaunchKernelEx(&config, nullptr, nullptr, nullptr); };
+  OK(launch());
+  config.gridDimX += 1;
+  CHECK_RESULT(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, launch());
+  attribute.value.cooperative = 0;
+  OK(launch());
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim = {2, 1, 1};
+  CHECK_RESULT(CUDA_ERROR_INVALID_CLUSTER_SIZE, launch());
+  config.gridDimX = 66;
+  OK(launch());
+  attribute.value.clusterDim = {33, 1, 1};
+  CHECK_RESULT(CUDA_ERROR_INVALID_CLUSTER_SIZE, launch());
+}
+
 TEST(every_function) {
   for (const char* kind : {"cpu", "null"}) {
     Rig rig(kind);

@@ -2,12 +2,14 @@
 #include <fcntl.h>
 #include <sys/un.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "journal/tensor_map.h"
 #include "server_harness.h"
 
 namespace {
@@ -236,6 +238,86 @@ void queued_error() {
   CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
   // The harness hears of it on its own thread.
   Job::wait([&] { return job.counters().program_errors == 1; });
+}
+
+// What gives something back has nothing left that could be harmed: that it was not there is said in the log, and the
+// program's next call is not told of it.
+void failed_frees() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t address = job.memory(kWords * 8);
+  const auto handle = [](journal::Kind kind) { return journal::make_handle(kind, 4711); };
+  const auto free_all = [&] {
+    job.append(Op::xmUnpin, Args_xmUnpin{journal::kPinnedBase + (1 << 20)});
+    job.append(Op::xmGraphDestroy, Args_xmGraphDestroy{handle(journal::Kind::kGraphExec)});
+    job.append(Op::cuStreamDestroy_v2, Args_cuStreamDestroy_v2{handle(journal::Kind::kStream)});
+    job.append(Op::cuEventDestroy_v2, Args_cuEventDestroy_v2{handle(journal::Kind::kEvent)});
+    job.append(Op::cuModuleUnload, Args_cuModuleUnload{handle(journal::Kind::kModule)});
+  };
+  std::vector<uint64_t> x(kWords), got(kWords);
+  for (int round = 0; round < 3; ++round) {
+    free_all();
+    job.write(address, x.data(), kWords * 8);
+    job.launch(kernels.kernels.at("mix"), 0, address, 2, kWords);
+    free_all();
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    if (round == 1) job.kill_server();  // a redo meets them again
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+    mix(x, 2);
+    CHECK(got == x);
+  }
+  check_resumed(job);
+  CHECK(job.counters().program_errors == 0 && job.counters().faults == 0);
+}
+
+// Each form of tensor map, asked of the device's driver; after a recovery the same bytes.
+void tensor_maps() {
+  Job job({.device = "null:0"});
+  const uint64_t address = job.memory(4 << 20);
+  const auto args = [&](journal::TensorMapForm form) {
+    Args_xmTensorMap args{};
+    args.form = static_cast<uint32_t>(form);
+    args.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    args.rank = 4;
+    args.address = address;
+    const uint64_t sizes[] = {64, 16, 16, 8}, strides[] = {128, 2048, 32768};
+    std::copy(std::begin(sizes), std::end(sizes), args.sizes);
+    std::copy(std::begin(strides), std::end(strides), args.strides);
+    std::fill_n(args.box, 4, 8);
+    std::fill_n(args.steps, 4, 1);
+    args.channels = 8;
+    args.pixels = 16;
+    return args;
+  };
+  using Map = std::array<uint64_t, 16>;
+  const auto made = [&](const Args_xmTensorMap& args) {
+    Map map{};
+    CHECK(job.call(Op::xmTensorMap, args, map.data(), sizeof(map)) == CUDA_SUCCESS);
+    return map;
+  };
+  using enum journal::TensorMapForm;
+  std::vector<Map> all;
+  for (const auto form : {kTiled, kIm2col}) all.push_back(made(args(form)));
+  auto replace = args(kReplace);
+  std::copy(all[0].begin(), all[0].end(), replace.map);
+  replace.address = address + 4096;
+  all.push_back(made(replace));
+  CHECK(all[2] != all[0]);
+  // What the driver refuses is refused at the call, and nothing else is harmed.
+  auto wrong = args(kTiled);
+  wrong.address += 1;
+  Map none{};
+  CHECK(job.call(Op::xmTensorMap, wrong, none.data(), sizeof(none)) == CUDA_ERROR_INVALID_VALUE);
+  wrong = args(kTiled);
+  wrong.rank = 6;
+  CHECK(job.call(Op::xmTensorMap, wrong, none.data(), sizeof(none)) == CUDA_ERROR_INVALID_VALUE);
+  wrong = args(static_cast<journal::TensorMapForm>(77));
+  CHECK(job.call(Op::xmTensorMap, wrong, none.data(), sizeof(none)) == CUDA_ERROR_INVALID_VALUE);
+  // Of a later compute capability.
+  CHECK(job.call(Op::xmTensorMap, args(kIm2colWide), none.data(), sizeof(none)) == CUDA_ERROR_NOT_SUPPORTED);
+  job.kill_server();
+  CHECK(made(args(kTiled)) == all[0] && made(args(kIm2col)) == all[1] && made(replace) == all[2]);
+  check_resumed(job);
 }
 
 // The program uses its page-locked buffers again at once: a redo must neither read nor write them.
@@ -856,6 +938,8 @@ const std::map<std::string, void (*)()> kTests = {
     {"globals", globals},
     {"twins", twins},
     {"limits", limits},
+    {"failed_frees", failed_frees},
+    {"tensor_maps", tensor_maps},
     {"event_on_two_streams", event_on_two_streams},
     {"idle_uses_no_cpu", idle_uses_no_cpu},
 };

@@ -357,6 +357,36 @@ CUresult load_data(CUmodule* out, const void* image) {
   return device().load_image(out, {bytes, extent});
 }
 
+constexpr unsigned kMultiprocessors = 132;
+constexpr unsigned kMostBlocksOfCluster = 16;
+
+int resident_blocks(int threads) { return std::min(32, 2048 / ((threads + 31) / 32 * 32)); }
+
+// What a launch is refused for that no attribute of the kernel tells.
+CUresult check_fit(const CUlaunchConfig& config) {
+  const unsigned grid[] = {config.gridDimX, config.gridDimY, config.gridDimZ};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const auto& value = config.attrs[i].value;
+    if (config.attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && value.cooperative != 0) {
+      const uint64_t threads = uint64_t{config.blockDimX} * config.blockDimY * config.blockDimZ;
+      const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
+      if (blocks > uint64_t{kMultiprocessors} * resident_blocks(static_cast<int>(threads))) {
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+      }
+    }
+    if (config.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      const unsigned cluster[] = {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
+      uint64_t blocks = 1;
+      for (int axis = 0; axis < 3; ++axis) {
+        if (cluster[axis] == 0 || grid[axis] % cluster[axis] != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        blocks *= cluster[axis];
+      }
+      if (blocks > kMostBlocksOfCluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 void add_module_functions(DriverTable& t) {
   t.cuModuleLoadData = load_data;
   t.cuModuleUnload = [](CUmodule module) {
@@ -414,7 +444,7 @@ void add_module_functions(DriverTable& t) {
   };
   t.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags = [](int* blocks, CUfunction, int threads, size_t, unsigned) {
     if (threads <= 0) return CUDA_ERROR_INVALID_VALUE;
-    *blocks = std::min(32, 2048 / ((threads + 31) / 32 * 32));
+    *blocks = resident_blocks(threads);
     return CUDA_SUCCESS;
   };
   t.cuOccupancyMaxActiveClusters = [](int* clusters, CUfunction, const CUlaunchConfig* config) {
@@ -423,8 +453,8 @@ void add_module_functions(DriverTable& t) {
       const auto& dimension = config->attrs[i].value.clusterDim;
       if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) size = dimension.x * dimension.y * dimension.z;
     }
-    if (size == 0 || size > 16) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-    *clusters = static_cast<int>(132 / size);
+    if (size == 0 || size > kMostBlocksOfCluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    *clusters = static_cast<int>(kMultiprocessors / size);
     return CUDA_SUCCESS;
   };
   t.cuOccupancyMaxPotentialClusterSize = [](int* size, CUfunction, const CUlaunchConfig*) {
@@ -460,7 +490,7 @@ void add_module_functions(DriverTable& t) {
   t.cuGraphUpload = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
   t.cuGraphLaunch = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
   t.cuGraphExecDestroy = [](CUgraphExec) { return CUDA_SUCCESS; };
-  t.cuLaunchKernelEx = [](const CUlaunchConfig*, CUfunction, void**, void**) { return CUDA_SUCCESS; };
+  t.cuLaunchKernelEx = [](const CUlaunchConfig* config, CUfunction, void**, void**) { return check_fit(*config); };
 }
 
 // --- the device ----------------------------------------------------------------------------------------------------

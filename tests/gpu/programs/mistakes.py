@@ -41,6 +41,11 @@ def set_limit(which: int, value: int) -> int:
     return int(driver.cuCtxSetLimit(which, ctypes.c_size_t(value)))
 
 
+def cooperative(grid: int) -> int:
+    stream = ctypes.c_void_p()
+    return int(driver.cuLaunchCooperativeKernel(function, grid, 1, 1, 64, 1, 1, 0, stream, parameters))
+
+
 def packed(size: int) -> int:
     """A launch whose parameters the program has packed."""
     block, length = (ctypes.c_ubyte * 64)(), ctypes.c_size_t(size)
@@ -62,6 +67,8 @@ told = {
     "more threads than the kernel allows": launch(block=65),
     "more shared memory than there is": launch(shared=1 << 20),
     "more shared memory than was asked for": launch(shared=100 << 10),
+    "more blocks than run at a time": cooperative(1 << 20),
+    "blocks that do": cooperative(1),
     "no kernel": launch(of=ctypes.c_void_p()),
     "parameters, packed": packed(12),
     "parameters, packed, too few": packed(8),
