@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 
 
-def until(check: Callable[[], T | None], what: str, patience: float = 20.0) -> T:
+def until(check: Callable[[], T | None], what: str, patience: float = 60.0) -> T:
     """The first true value of `check`."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -180,7 +180,7 @@ class Program:
         )  # fmt: skip
         self.pid = self._child.pid
 
-    def welcome(self, patience: float = 20.0) -> tuple[int, int, str, str]:
+    def welcome(self, patience: float = 60.0) -> tuple[int, int, str, str]:
         """status, descriptors, job, message"""
         assert self._child.stdout is not None
         ready, _, _ = select.select([self._child.stdout], [], [], patience)
@@ -201,7 +201,7 @@ class Program:
         self._child.kill()
         self._child.communicate()
 
-    def wait(self, patience: float = 20.0) -> int:
+    def wait(self, patience: float = 60.0) -> int:
         return self._child.wait(patience)
 
     def __enter__(self) -> Program:

@@ -113,7 +113,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
     recovery.resumed, recovery.outcome, recovery.differing, recovery.compared = 51_000_000, "resumed", 1, 5
     records.recovery("p", recovery)
     configure = writer.submit(lambda s: configure_devices(s, ["cpu:0", "cpu:1"], 0))
-    configure.result(10)
+    configure.result(60)
     writer.submit(lambda s: configure_devices(s, ["cpu:1"], 5)).result(10)
     with Session(reading) as session:
         live = live_processes(session)

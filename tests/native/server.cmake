@@ -19,7 +19,7 @@ foreach(test
     undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error pinned pinned_ahead sets_pinned
     pinned_much kernel_reads_pinned order_by_waiting
     host_functions host_function_needs_the_program never_synchronises copies_more_than_the_journal waits_are_apart garbage
-    daemon_comes_back memory_is_full zeros pauses globals twins limits failed_frees tensor_maps event_on_two_streams idle_uses_no_cpu)
+    daemon_comes_back memory_is_full zeros pauses globals twins limits first_launches failed_frees tensor_maps event_on_two_streams idle_uses_no_cpu)
   add_test(NAME server.${test} COMMAND server_jobs $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
 

@@ -240,6 +240,31 @@ void queued_error() {
   Job::wait([&] { return job.counters().program_errors == 1; });
 }
 
+// A launch whose answer is waited for: executed once, refused at the call without harm to anything, and redone.
+void first_launches() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t address = job.memory(kWords * 8);
+  const auto launch = [&](uint64_t function, uint32_t cooperative) {
+    const uint64_t packed[] = {address, 2, kWords};
+    const Args_xmFirstLaunch args{function, 1, 1, 1, 1, 1, 1, 0, 0, sizeof(packed), cooperative, 0};
+    return job.finish(job.append(Op::xmFirstLaunch, args, std::as_bytes(std::span(packed))));
+  };
+  std::vector<uint64_t> x(kWords), got(kWords);
+  job.write(address, x.data(), kWords * 8);
+  for (int round = 0; round < 4; ++round) {
+    CHECK(launch(kernels.kernels.at("mix"), 0) == CUDA_SUCCESS);
+    CHECK(launch(kernels.kernels.at("mix"), 1) == CUDA_ERROR_NOT_SUPPORTED);  // the cpu device says so
+    CHECK(launch(journal::make_handle(journal::Kind::kFunction, 4711), 0) == CUDA_ERROR_INVALID_HANDLE);
+    mix(x, 2);
+    if (round % 2) job.kill_server();
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+    CHECK(got == x);
+  }
+  check_resumed(job);
+  CHECK(job.counters().program_errors == 0);
+}
+
 // What gives something back has nothing left that could be harmed: that it was not there is said in the log, and the
 // program's next call is not told of it.
 void failed_frees() {
@@ -938,6 +963,7 @@ const std::map<std::string, void (*)()> kTests = {
     {"globals", globals},
     {"twins", twins},
     {"limits", limits},
+    {"first_launches", first_launches},
     {"failed_frees", failed_frees},
     {"tensor_maps", tensor_maps},
     {"event_on_two_streams", event_on_two_streams},
