@@ -44,7 +44,9 @@ inline constexpr uint64_t kDeviceBase = 0x200000000000;
 // of a request that no segment is long enough for, two more each time, for ever: of an H200's there is room for 26.
 // Programs are loaded at 85 TiB.
 inline constexpr uint64_t kDeviceSpan = 4ull << 40;
-inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan;
+// A server tells addresses of page-locked memory among a kernel's parameters by their value alone, and two numbers side
+// by side must not look like one: right behind the devices that would be any number before 16384, a frequent size.
+inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan + 0x1b75c000000;
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;
 inline constexpr uint64_t kShadowSpan = 1ull << 40;  // it holds no more than a device's memory
 #endif

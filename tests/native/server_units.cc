@@ -303,6 +303,17 @@ void options() {
   CHECK(!parse_all({"--device", "cpu:0,0,0,0,0,0,0,0,0", "--control-fd", "3"}));
 }
 
+// Two numbers side by side among a kernel's parameters do not look like an address of page-locked memory.
+void numbers_are_no_addresses() {
+  const auto looks_pinned = [](uint64_t high, uint64_t low) {
+    return (high << 32 | low) - journal::kPinnedBase < journal::kPinnedBytes;
+  };
+  for (const uint64_t step : {128, 1000, 1024}) {
+    for (uint64_t high = 0; high <= 1 << 17; high += step) CHECK(!looks_pinned(high, 0) && !looks_pinned(high, 8192));
+  }
+  CHECK(looks_pinned(journal::kPinnedBase >> 32, journal::kPinnedBase & 0xffffffff));
+}
+
 }  // namespace
 
 int main() {
@@ -312,6 +323,7 @@ int main() {
   records();
   policy();
   intake();
+  numbers_are_no_addresses();
   progress();
   watchdog();
   options();
