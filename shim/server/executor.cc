@@ -352,13 +352,12 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
 
 void Executor::execute() {
   const uint64_t sequence = record_.sequence();
-  if (redoing_) {
-    if (position_ < redo_until_) injector_.at_redo(++redone_, sequence);
-    if (deliver_ && sequence >= deliver_->sequence) {
-      const Delivery delivery = *deliver_;
-      deliver_.reset();
-      fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(delivery.error));
-    }
+  if (redoing_ && position_ < redo_until_) injector_.at_redo(++redone_, sequence);
+  // In a redo, or right behind it: a server that dies may not have said of the record that it has executed it.
+  if (deliver_ && sequence >= deliver_->sequence) [[unlikely]] {
+    const Delivery delivery = *deliver_;
+    deliver_.reset();
+    fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(delivery.error));
   }
   const uint32_t ordinal = record_.header().ordinal;
   const bool careful = careful_ && sequence > careful_->after && sequence <= careful_->until;
