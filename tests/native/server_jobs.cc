@@ -417,7 +417,7 @@ void pinned_ahead() {
     CHECK(!is_copied(in_turn));
     std::fill_n(in, by_kernel ? 0 : kBytes / 8, 0);  // the server has brought it; the program could not know yet
     job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{gate, 1, 8, beside});
-    CHECK(job.synchronize(work) == CUDA_SUCCESS);
+    CHECK(job.synchronize(beside) == CUDA_SUCCESS && job.synchronize(work) == CUDA_SUCCESS);
     CHECK(is_copied(in_turn) && is_copied(ahead));
     CHECK(job.read(address, got.data(), kBytes) == CUDA_SUCCESS);
     CHECK(std::all_of(got.begin(), got.end(), [&](uint64_t word) { return word == round; }));
