@@ -95,12 +95,14 @@ def run(node: Node, program: Path, *arguments: object, **options: Any) -> str:
     return output(started)
 
 
-def kill_server(program: Program) -> None:
-    """SIGKILL to the server that has the program now, if there is one."""
+def kill_server(program: Program) -> int | None:
+    """SIGKILL to the server that has the program now, if there is one. Returns its pid."""
     info = program.info()
-    if info is not None and info["server_pid"] is not None:
+    server: int | None = None if info is None else info["server_pid"]
+    if server is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(info["server_pid"], signal.SIGKILL)
+            os.kill(server, signal.SIGKILL)
+    return server
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:

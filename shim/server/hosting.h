@@ -11,11 +11,6 @@
 
 namespace xmig::server {
 
-struct Extent {
-  uint64_t address;
-  uint64_t bytes;
-};
-
 class Hosting {
  public:
   explicit Hosting(Physical& physical) : physical_(physical) {}

@@ -29,11 +29,12 @@ bool out_of_descriptors() {
 
 CUresult Physical::reserve(uint32_t devices) {
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
-    for (const uint64_t wanted : {device_base(ordinal), shadow_base(ordinal)}) {
+    const Extent ranges[] = {{device_base(ordinal), journal::kDeviceSpan}, {shadow_base(ordinal), kShadowSpan}};
+    for (const auto& [wanted, bytes] : ranges) {
       CUdeviceptr got = 0;
-      const CUresult result = driver_.cuMemAddressReserve(&got, journal::kDeviceSpan, journal::kGranule, wanted, 0);
+      const CUresult result = driver_.cuMemAddressReserve(&got, bytes, journal::kGranule, wanted, 0);
       if (result != CUDA_SUCCESS) return result;
-      reserved_.push_back(got);
+      reserved_.push_back({got, bytes});
       if (got != wanted) {
         log_(Level::kError, "the device's address range is taken by something else in this process");
         return CUDA_ERROR_INVALID_ADDRESS_SPACE;

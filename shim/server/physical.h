@@ -34,11 +34,16 @@ constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
   return bytes != 0 && address % journal::kGranule == 0 && bytes % journal::kGranule == 0;
 }
 
+struct Extent {
+  uint64_t address;
+  uint64_t bytes;
+};
+
 class Physical {
  public:
   Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
   ~Physical() {
-    for (const uint64_t range : reserved_) driver_.cuMemAddressFree(range, journal::kDeviceSpan);
+    for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
   }
   Physical(const Physical&) = delete;
 
@@ -67,7 +72,7 @@ class Physical {
   Daemon& daemon_;
   Log& log_;
   uint64_t next_id_ = 1;
-  std::vector<uint64_t> reserved_;
+  std::vector<Extent> reserved_;
 };
 
 }  // namespace xmig::server
