@@ -25,7 +25,7 @@ constinit std::atomic<uint64_t> next_id{1};
 constexpr uint32_t kKnownFlags = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
                                  CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
 
-// Which of them this device has, its driver says.
+// Those that the driver interface names. Which of them this device has, and what it says of others, its driver knows.
 bool known(CUlimit limit) { return limit >= 0 && limit < CU_LIMIT_MAX; }
 
 void forget_limits(Context& context) {
@@ -304,14 +304,13 @@ CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
   if (!pvalue) return CUDA_ERROR_INVALID_VALUE;
-  if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  uint64_t value = now.context->limits[limit].load();
+  uint64_t value = known(limit) ? now.context->limits[limit].load() : kUnknownLimit;
   if (value == kUnknownLimit) {
     const Args_xmLimit args{.limit = static_cast<uint32_t>(limit)};
     if (const CUresult error = call(Op::xmLimit, &args, sizeof(args), &value, sizeof(value)); error != CUDA_SUCCESS) {
       return error;
     }
-    now.context->limits[limit].store(value);
+    if (known(limit)) now.context->limits[limit].store(value);
   }
   *pvalue = value;
   return CUDA_SUCCESS;
@@ -320,11 +319,10 @@ CUresult cuCtxGetLimit(size_t* pvalue, CUlimit limit) {
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
-  if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   const Args_xmLimit args{.limit = static_cast<uint32_t>(limit), .set = 1, .value = value};
   uint64_t is = 0;
   const CUresult result = call(Op::xmLimit, &args, sizeof(args), &is, sizeof(is));
-  if (result == CUDA_SUCCESS) now.context->limits[limit].store(is);
+  if (result == CUDA_SUCCESS && known(limit)) now.context->limits[limit].store(is);
   return result;
 }
 

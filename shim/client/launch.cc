@@ -2,6 +2,7 @@
 //
 // What a program can get wrong is found here, so that the error comes from the launch that caused it. Then the record
 // is written where it stays: the parameters are copied once, from where they are into the ring.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -127,21 +128,24 @@ void complain_of(const Function& function, const Grid& grid, CUresult error) {
 // The parameters as one block that the program has packed itself.
 struct Packed {
   const void* data = nullptr;
+  size_t bytes = 0;
   CUresult error = CUDA_SUCCESS;
 };
-Packed unpack_extra(void** extra, uint32_t needed) {
+constexpr size_t kMaxPackedBytes = 32 << 10;  // more than any kernel takes
+
+Packed unpack_extra(void** extra) {
   Packed packed;
-  size_t bytes = 0;
   for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
     if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
       packed.data = extra[1];
     } else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-      bytes = *static_cast<const size_t*>(extra[1]);
+      packed.bytes = *static_cast<const size_t*>(extra[1]);
     } else {
-      return {nullptr, CUDA_ERROR_INVALID_VALUE};
+      return {.error = CUDA_ERROR_INVALID_VALUE};
     }
   }
-  if (bytes < needed || (needed && !packed.data)) return {nullptr, CUDA_ERROR_INVALID_VALUE};
+  if (packed.bytes && !packed.data) return {.error = CUDA_ERROR_INVALID_VALUE};
+  packed.bytes = std::min(packed.bytes, kMaxPackedBytes);  // a driver that is shown too much need not see all of it
   return packed;
 }
 
@@ -187,16 +191,22 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
     if (!known || known->context != now.context) [[unlikely]] return CUDA_ERROR_INVALID_HANDLE;
   }
   Packed packed;
+  uint32_t parameter_bytes = function.parameter_bytes;
   if (extra) [[unlikely]] {
     if (parameters) return CUDA_ERROR_INVALID_VALUE;
-    packed = unpack_extra(extra, function.parameter_bytes);
+    packed = unpack_extra(extra);
     if (packed.error != CUDA_SUCCESS) return packed.error;
+    if (diverting()) {
+      if (packed.bytes < parameter_bytes) return CUDA_ERROR_INVALID_VALUE;
+    } else {
+      parameter_bytes = static_cast<uint32_t>(packed.bytes);
+    }
   } else if (!parameters && !function.parameters.empty()) [[unlikely]] {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const size_t attribute_bytes = attribute_count * sizeof(CUlaunchAttribute);
   const Shape shape{Op::xmLaunch, 0, sizeof(Args_xmLaunch),
-                    static_cast<uint32_t>(attribute_bytes + function.parameter_bytes), 0};
+                    static_cast<uint32_t>(attribute_bytes + parameter_bytes), 0};
   const auto fill = [&](std::byte* arguments, std::byte* payload) {
     new (arguments) Args_xmLaunch{
         .function = function.handle,
@@ -208,14 +218,14 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
         .block_z = grid.block[2],
         .shared_bytes = grid.shared_bytes,
         .attributes = attribute_count,
-        .parameter_bytes = function.parameter_bytes,
+        .parameter_bytes = parameter_bytes,
         .cooperative = cooperative,
         .stream = reinterpret_cast<uint64_t>(stream),
     };
     if (attribute_bytes) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes);
     std::byte* const to = payload + attribute_bytes;
-    if (packed.data) [[unlikely]] {
-      std::memcpy(to, packed.data, function.parameter_bytes);
+    if (extra) [[unlikely]] {
+      if (parameter_bytes) std::memcpy(to, packed.data, parameter_bytes);
     } else {
       copy_parameters(function, parameters, to);
     }
@@ -227,13 +237,16 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
     const Slice slice{payload.data(), payload.size()};
     const auto diverted = divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), std::span(&slice, 1));
     if (diverted) return *diverted;
-  } else if (cooperative || attribute_count || function.clustered()) [[unlikely]] {
+  } else if (cooperative || attribute_count || function.clustered() || parameter_bytes != function.parameter_bytes)
+      [[unlikely]] {
     LaunchShape asked{.function = function.handle,
                       .grid = std::to_array(grid.grid),
                       .block = std::to_array(grid.block),
                       .shared_bytes = grid.shared_bytes,
                       .cooperative = cooperative};
-    if (device_must_judge(function, {attributes, attribute_count}, asked) && !accepted_before(asked)) {
+    // What a driver says of another number of bytes than the kernel takes is known to the driver only.
+    const bool odd = parameter_bytes != function.parameter_bytes;
+    if (odd || (device_must_judge(function, {attributes, attribute_count}, asked) && !accepted_before(asked))) {
       std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
       std::vector<std::byte> payload(shape.payload);
       fill(arguments.data(), payload.data());
@@ -241,7 +254,7 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
       Pending pending = start(Op::xmFirstLaunch, arguments.data(), arguments.size(), {&slice, 1}, 0);
       const CUresult error = finish(pending, nullptr, 0);
       if (error == CUDA_SUCCESS) {
-        accepted(asked);
+        if (!odd) accepted(asked);
       } else {
         complain_of(function, grid, error);
       }

@@ -27,14 +27,14 @@ struct Global {
   uint64_t address;  // where the device put it, or 0: the server places it with bind_global
 };
 
-// Where an injected fault strikes (tests, `xmigctl faults inject`).
-enum class InjectPoint { kRecord, kKernel, kCopy, kCut, kRedo };
+// Where an injected fault strikes (tests, `xmigctl fault inject`).
+enum class InjectPoint { kRecord, kKernel, kCopy, kCut, kRedo, kImport };
 enum class InjectKind { kKill, kFault, kHang };  // SIGKILL of the server; a sticky device fault; a kernel without end
 struct Injection {
   uint64_t id;        // the daemon's
   InjectPoint point;
   InjectKind kind;
-  uint64_t sequence;  // first record it applies to; for kCut and kRedo: how many chunks or records in
+  uint64_t sequence;  // first record it applies to; for kCut, kRedo and kImport: how many chunks, records, imports in
   int error;          // CUresult of a kFault
 };
 

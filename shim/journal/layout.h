@@ -79,6 +79,7 @@ enum class ServerState : uint32_t {
   kRunning = 1,
   kRecovering = 2,  // a new server is redoing; waiting calls go on waiting
   kLost = 3,        // cannot be recovered: every call returns context_error
+  kSuspended = 4,   // no server has it, on purpose: calls wait until one gets it again
 };
 
 // Per client thread. `waiting` is the position of the synchronous record whose reply the thread has not read yet, or
@@ -132,6 +133,9 @@ struct JournalHeader {
   // Not 0 while a cut is being taken at this position + 1: the device was drained there, nothing executes, and the
   // device memory itself is the state at that position. A recovery that finds it set redoes the cut, not the work.
   std::atomic<uint64_t> cutting;
+  // Changes of what a server holds for the job: memory added, memory dropped, another server. Who kept copies of all of
+  // it (the daemon's service manager) tells by this whether they are all that there was.
+  std::atomic<uint64_t> memory_changes;
 
   // Host functions: the server posts positions of xmHostFunc records, the client's callback thread takes them.
   // A lost server may post one twice; the record's state decides (see CallbackState).

@@ -158,6 +158,7 @@ CUresult Executor::bring(Record& record, const Plane& kept, const Plane& from, C
                        !intake_.is_written(from.address, from.extent);
   const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
   const CUstream way = ahead ? ahead : stream;
+  if (ahead) working_.add(ahead, ordinal);
   CUresult result = to_device(kept, from, way);
   if (result == CUDA_SUCCESS) result = note_copied(record, kept.address, way);
   return result == CUDA_SUCCESS && ahead ? intake_.join(ordinal, stream) : result;

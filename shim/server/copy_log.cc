@@ -24,7 +24,7 @@ std::optional<uint64_t> CopyLog::take(uint32_t ordinal, uint64_t bytes, uint64_t
       space.empty.pop_back();
     } else {
       if (space.count >= space.most) return std::nullopt;
-      const std::optional<uint64_t> slot = shadow_.allocate(ordinal, false);
+      const std::optional<uint64_t> slot = shadow_.allocate(ordinal, Place::kDevice);
       if (!slot) return std::nullopt;
       ++space.count;
       space.granule = *slot;
@@ -63,7 +63,12 @@ void CopyLog::release(uint64_t position, bool all) {
     }
     Space& space = spaces_[ordinal_of(it->first)];
     if (space.granule == it->first) space.granule = 0;
-    space.empty.push_back(it->first);
+    if (shadow_.is_foreign(it->first)) {
+      shadow_.free(it->first);
+      --space.count;
+    } else {
+      space.empty.push_back(it->first);
+    }
     it = last_.erase(it);
   }
   for (Space& space : spaces_) {

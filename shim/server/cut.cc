@@ -18,6 +18,8 @@ namespace {
 // After a cut that was not possible: hashing everything again at once would not make it possible.
 constexpr uint64_t kFirstRetry = 50'000'000;
 constexpr uint64_t kLastRetry = 2'000'000'000;
+// How long a job may stand still, or wait for the program, so that it can be given to another server.
+constexpr uint64_t kHandoverPatience = 10'000'000'000;
 
 }  // namespace
 
@@ -42,8 +44,12 @@ void Executor::consider_cut(bool idle) {
   }
   if (device_idle()) {
     const Stop stop = *std::exchange(stop_, std::nullopt);
-    if (stop.pause) {
+    if (stop.request == kPause) {
       wait_paused();
+    } else if (stop.request == kHandover) {
+      hand_over(stop.since);
+    } else if (stop.request == kSuspend) {
+      suspend(stop.since);
     } else {
       take_cut(stop.reason);
     }
@@ -51,6 +57,12 @@ void Executor::consider_cut(bool idle) {
   }
   const uint64_t now = now_ns();
   if (now < stop_->deadline) return;
+  if (stop_->request == kHandover || stop_->request == kSuspend) {
+    constexpr const char* kWhy = "the device does not come to an end with what it has";
+    const bool suspending = stop_->request == kSuspend;
+    stop_.reset();
+    return suspending ? fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
+  }
   policy_.gave_up(now, now - stop_->since);
   if (cut_now_) cut_blocked_until_ = now + (now - stop_->since);
   stop_.reset();
@@ -60,8 +72,15 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
   const uint64_t gained = position_ - cut_position_;
   if (gained == 0) cut_now_ = false;
   const uint32_t asked = requests_.load(std::memory_order_relaxed);
-  if (gained == 0 && !(asked & kPause)) {
-    requests_.fetch_and(~kCut);
+  if (gained == 0 && !(asked & (kPause | kHandover | kSuspend)) && !(asked & kCut && must_settle_)) {
+    if (asked & (kCut | kAnswer)) {
+      const uint32_t answered = requests_.fetch_and(~(kCut | kAnswer)) & (kCut | kAnswer);
+      if (must_settle_) {
+        requests_.fetch_or(answered);  // since the look at `asked` there is something to cut after all
+      } else if (answered & kAnswer) {
+        daemon_.cut_stands(cut_number_);
+      }
+    }
     return std::nullopt;
   }
   const uint64_t now = now_ns();
@@ -69,9 +88,14 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
   const journal::JournalHeader& header = job_.header();
   const bool caught_up = header.tail.load(std::memory_order_relaxed) == position_;
   const bool waiters = header.trimmed_waiters.load(std::memory_order_relaxed) != 0;
-  Stop stop{nullptr, now, ~0ull, false};
+  Stop stop{nullptr, now, ~0ull, kCut};
   if (asked & kPause) {
-    stop.pause = true;
+    stop.request = kPause;
+  } else if (asked & (kHandover | kSuspend)) {
+    stop.request = asked & kHandover ? kHandover : kSuspend;
+    if (handover_by_ == 0) handover_by_ = now + kHandoverPatience;
+    stop.deadline = handover_by_;
+    if (redoing_ && now < stop.deadline) return std::nullopt;  // the journal is the lost server's as long as that takes
   } else if (asked & kCut) {
     stop.reason = "asked for";
   } else if (cut_now_ && possible) {
@@ -91,19 +115,18 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
     return std::nullopt;
   }
   // Asked last, for it may ask the device.
-  if (external_waits()) return std::nullopt;
-  requests_.fetch_and(stop.pause ? ~kPause : ~kCut);
+  const bool outside = external_waits();
+  const bool for_another = stop.request == kHandover || stop.request == kSuspend;
+  if (outside && (!for_another || now < stop.deadline)) return std::nullopt;
+  requests_.fetch_and(~stop.request);
+  if (for_another) handover_by_ = 0;
   return stop;
 }
 
 bool Executor::device_idle() {
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     contexts_.use(ordinal);
-    for (const CUstream stream : streams_of(ordinal)) {
-      const CUresult result = driver_.cuStreamQuery(stream);
-      faults_.check(result);
-      if (result != CUDA_SUCCESS) return false;
-    }
+    if (!busy_streams(ordinal).empty()) return false;
   }
   return true;
 }
@@ -115,6 +138,7 @@ void Executor::drain() {
     faults_.check(driver_.cuCtxSynchronize());
   }
   waits_.finish_all();
+  working_.clear();
   progress_.idle(sequence_);
   intake_.drained();
 }
@@ -146,7 +170,26 @@ bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<ui
   return true;
 }
 
-bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count) {
+void Executor::add_move(Moves& moves, uint64_t to, uint64_t from) const {
+  const auto in_file = [this](uint64_t at) { return at >= kShadowBase && shadow_.place(at) == Place::kFile; };
+  if (in_file(to)) {
+    moves.to_file.push_back({from, reinterpret_cast<std::byte*>(to), ordinal_of_address(from)});
+  } else if (in_file(from)) {
+    moves.from_file.push_back({to, reinterpret_cast<std::byte*>(from), ordinal_of_address(to)});
+  } else {
+    moves.direct.emplace_back(to, from);
+  }
+}
+
+bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& all, bool count) {
+  Moves moves;
+  for (const auto& [to, from] : all) add_move(moves, to, from);
+  return copy(moves, count);
+}
+
+bool Executor::copy(const Moves& sorted, bool count) {
+  if (!bounce_.to_plain(sorted.to_file) || !bounce_.to_device(sorted.from_file)) return false;
+  const auto& moves = sorted.direct;
   std::vector<device::Move> batch;  // of one device
   uint32_t batch_ordinal = 0;
   const auto flush = [&] {
@@ -156,7 +199,7 @@ bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& mov
   };
   for (size_t i = 0; i < moves.size(); ++i) {
     const auto [to, from] = moves[i];
-    const uint32_t ordinal = ordinal_of_device_address(std::min(to, from));  // the device's range lies below the shadow's
+    const uint32_t ordinal = ordinal_of_address(std::min(to, from));  // the device's range lies below the shadow's
     const bool struck = count && injector_.cut_due(i + 1);
     if ((ordinal != batch_ordinal || struck) && !flush()) return false;
     if (struck) injector_.at_cut(i + 1, sequence_);
@@ -178,6 +221,8 @@ bool Executor::take_cut(const char* reason) {
   const uint64_t start = now_ns();
   header.cutting.store(position_ + 1, std::memory_order_seq_cst);
 
+  const std::unique_lock still = keep_staging_still();
+  place_ = wanted_place_;
   CutReport report;
   report.reason = reason;
   const std::string trouble = attempt_cut(report);
@@ -199,6 +244,8 @@ bool Executor::take_cut(const char* reason) {
   cut_now_ = false;
   policy_.taken(end, end - start);
   report.ms = static_cast<double>(end - start) / 1e6;
+  report.off_device = place_ != Place::kDevice;
+  requests_.fetch_and(~kAnswer);
   daemon_.cut(report);
   return true;
 }
@@ -206,7 +253,7 @@ bool Executor::take_cut(const char* reason) {
 // What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
 std::optional<uint64_t> Executor::zeros_hash() {
   if (zeros_hash_) return zeros_hash_;
-  const auto slot = shadow_.allocate(0, false);
+  const auto slot = shadow_.allocate(0, Place::kDevice, 1, true);  // where kernels reach it in any case
   if (!slot) return std::nullopt;
   contexts_.use(0);
   faults_.check(driver_.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
@@ -218,6 +265,17 @@ std::optional<uint64_t> Executor::zeros_hash() {
   return zeros_hash_;
 }
 
+// May content not stay in this slot?
+bool Executor::must_leave(uint64_t slot) const {
+  return (evict_shadow_ && shadow_.on_device(slot)) || shadow_.is_foreign(slot) ||
+         (place_ != Place::kDevice && shadow_.place(slot) != place_);
+}
+
+// May it go back to the device?
+bool Executor::may_return(uint64_t slot) const {
+  return shadow_returns_ && cut_place() == Place::kDevice && !shadow_.on_device(slot);
+}
+
 // How many of these need a place in the shadow and have none, by device.
 std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vector<uint64_t>& granules,
                                                                   const std::vector<uint64_t>& hashes) const {
@@ -226,8 +284,10 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
   for (size_t i = 0; i < granules.size(); ++i) {
     while (old != chunks_.cend() && old->address < granules[i]) ++old;
     const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
-    const bool stays = known && !(evict_shadow_ && shadow_.on_device(old->slot));
-    wanted[ordinal_of_device_address(granules[i])] += !stays && hashes[i] != zeros_hash_;
+    const bool stays = known && !must_leave(old->slot) && !may_return(old->slot);
+    bool differs = false;
+    const bool has_one = known && must_leave(old->slot) && staged(granules[i], hashes[i], differs);
+    wanted[ordinal_of_device_address(granules[i])] += !stays && !has_one && hashes[i] != zeros_hash_;
   }
   return wanted;
 }
@@ -260,8 +320,13 @@ std::string Executor::attempt_cut(CutReport& report) {
     std::optional<uint64_t> slot;
     bool changed = true;
     if (old != chunks_.cend() && old->address == address) {
-      if (zeros || old->slot == 0 || (evict_shadow_ && shadow_.on_device(old->slot))) {
+      if (zeros || old->slot == 0 || must_leave(old->slot)) {
         give_back(*old);
+        if (!zeros) slot = staged(address, hashes[i], changed);
+      } else if (const auto nearer = returned(*old, ordinal, wanted[ordinal])) {
+        give_back(*old);
+        taken.push_back(*nearer);
+        slot = nearer;
       } else {
         slot = old->slot;
         changed = old->hash != hashes[i];
@@ -273,11 +338,15 @@ std::string Executor::attempt_cut(CutReport& report) {
       continue;
     }
     if (!slot) {
-      slot = shadow_.allocate(ordinal, evict_shadow_, wanted[ordinal]--);
+      // While the shadow returns, what is new does not go where the rest is leaving.
+      if (shadow_returns_) slot = shadow_.allocate(ordinal, cut_place(), wanted[ordinal], true);
+      if (!slot) slot = shadow_.allocate(ordinal, cut_place(), wanted[ordinal]);
+      --wanted[ordinal];
       if (!slot) {
         for (const uint64_t mine : taken) shadow_.free(mine);
         shadow_.trim();
-        return "there is no memory for the shadow, neither on the device nor on the host";
+        return cut_place() == Place::kFile ? "the directory has no room for the shadow"
+                                           : "there is no memory for the shadow, neither on the device nor on the host";
       }
       taken.push_back(*slot);
     }
@@ -325,7 +394,10 @@ std::string Executor::attempt_cut(CutReport& report) {
   cut_position_ = position_;
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
-  copy_log_.release(position_, evict_shadow_);
+  for (const ChunkState& chunk : chunks_) consume_staged(chunk);
+  shadow_returns_ = false;
+  must_settle_ = false;
+  copy_log_.release(position_, evict_shadow_ || place_ != Place::kDevice);
   hosting_.release_dead();
   images_.release_unneeded(images);
   shadow_.trim();

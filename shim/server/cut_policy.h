@@ -1,7 +1,10 @@
 // When to take a cut.
 //
 // Cuts cost time in which nothing is executed; the budget is a share of time. What a cut costs is learnt from the last
-// one. Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
+// one. What they gain is a short redo, which is as long as the work since the last cut: a redo that is short enough for
+// nobody to notice is worth twice the budget, and no more than that.
+//
+// Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
 // executor stops for a while and lets the device finish: not for longer than the budget allows, so that work that takes
 // long holds nobody up. Only a journal that fills has to wait as long as it takes.
 #pragma once
@@ -26,6 +29,7 @@ class CutPolicy {
   }
   void taken(uint64_t now, uint64_t cost) {
     interval_ = std::clamp(share_of(cost), kShortest, kLongest);
+    if (interval_ > kGoodRedo && share_of(cost) / 2 <= kGoodRedo) interval_ = kGoodRedo;
     last_ = now;
     due_ = now + interval_;
   }
@@ -53,6 +57,8 @@ class CutPolicy {
   static constexpr uint64_t kFirstInRedo = 200'000'000;
   // Shorter would make a redo shorter that is short already, and cost a program that never lets the device idle.
   static constexpr uint64_t kShortest = 150'000'000;
+  // With the grace, a quarter of it, and a cut's own time: at most 250 ms of work to be done again.
+  static constexpr uint64_t kGoodRedo = 200'000'000;
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLongest = 60'000'000'000;
   // A device that works through what it has been given loses nothing meanwhile.

@@ -77,20 +77,43 @@ void Daemon::ready(uint32_t generation) {
   send(dump({{"type", "ready"}, {"generation", generation}, {"t", now_ns()}}));
 }
 
-void Daemon::memory_add(const Hosted& memory) {
-  const int fd = memory.fd.get();
-  send(dump({{"type", "memory"},
-             {"op", "add"},
-             {"id", memory.id},
-             {"kind", kind_name(memory.kind)},
-             {"ordinal", memory.ordinal},
-             {"address", memory.address},
-             {"bytes", memory.bytes},
-             {"name", memory.name}}),
-       std::span(&fd, 1));
+void Daemon::count_changes(std::atomic<uint64_t>& changes) {
+  const std::lock_guard lock(mutex_);
+  changes_ = &changes;
 }
 
-void Daemon::memory_drop(uint64_t id) { send(dump({{"type", "memory"}, {"op", "drop"}, {"id", id}})); }
+void Daemon::preloaded(const PreloadReport& report) {
+  send(dump({{"type", "preloaded"},
+             {"modules", report.modules},
+             {"kernels", report.kernels},
+             {"device_bytes", report.device_bytes}}));
+}
+
+void Daemon::memory_add(const Hosted& memory) {
+  const std::lock_guard lock(mutex_);  // an announcement says how many changes there were before it
+  if (changes_) changes_->fetch_add(1);
+  memory_again(memory);
+}
+
+void Daemon::memory_again(const Hosted& memory) {
+  const int fd = memory.fd.get();
+  Json message = {{"type", "memory"},
+                  {"op", "add"},
+                  {"id", memory.id},
+                  {"kind", kind_name(memory.kind)},
+                  {"ordinal", memory.ordinal},
+                  {"address", memory.address},
+                  {"bytes", memory.bytes},
+                  {"name", memory.name}};
+  if (memory.foreign) message["foreign"] = true;
+  send(dump(message), std::span(&fd, 1));
+}
+
+void Daemon::memory_drop(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  if (changes_) changes_->fetch_add(1);
+  send(dump({{"type", "memory"}, {"op", "drop"}, {"id", id}}));
+}
 
 void Daemon::cut(const CutReport& report) {
   send(dump({{"type", "cut"},
@@ -103,8 +126,11 @@ void Daemon::cut(const CutReport& report) {
              {"live_bytes", report.live_bytes},
              {"journal_bytes", report.journal_bytes},
              {"objects", report.objects},
+             {"off_device", report.off_device},
              {"reason", report.reason}}));
 }
+
+void Daemon::cut_stands(uint64_t number) { send(dump({{"type", "cut_stands"}, {"number", number}})); }
 
 void Daemon::fault(const Culprit& culprit, std::string_view op, int error, std::string_view text) {
   send(dump({{"type", "fault"},
@@ -143,12 +169,14 @@ void Daemon::garbage(uint64_t position, std::string_view text) {
 
 void Daemon::announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
                       std::span<const int> fds) {
+  const std::lock_guard lock(mutex_);
   send(dump({{"type", "announce"},
              {"job", job},
              {"pid", ::getpid()},
              {"device", device},
              {"client_pid", client_pid},
-             {"generation", generation}}),
+             {"generation", generation},
+             {"changes", changes_ ? changes_->load() : 0}}),
        fds);
 }
 
@@ -161,6 +189,71 @@ void Daemon::continued(uint64_t position) {
 }
 
 void Daemon::bye(std::string_view reason) { send(dump({{"type", "bye"}, {"reason", reason}})); }
+
+// A socket that is closed with unread messages in it resets the connection, and the daemon hears of that before it reads
+// what was said last. So nothing more may come, and what has come is taken.
+void Daemon::hang_up() {
+  const std::lock_guard lock(mutex_);
+  if (!socket_) return;
+  ::shutdown(socket_.get(), SHUT_RD);
+  std::byte cut_off[1];
+  while (true) {
+    const ipc::Received unread = ipc::receive_message(socket_.get(), cut_off);
+    if (unread.error != 0 ? unread.error != EMSGSIZE : unread.bytes == 0) return;
+  }
+}
+
+void Daemon::round(const RoundReport& report) {
+  send(dump({{"type", "round"},
+             {"number", report.number},
+             {"cut", report.cut},
+             {"total_bytes", report.total_bytes},
+             {"copied_bytes", report.copied_bytes},
+             {"settled_bytes", report.settled_bytes},
+             {"differing_bytes", report.differing_bytes},
+             {"ms", report.ms}}));
+}
+
+void Daemon::round_progress(uint64_t number, uint64_t copied_bytes) {
+  send(dump({{"type", "round_progress"}, {"number", number}, {"copied_bytes", copied_bytes}}));
+}
+
+void Daemon::move_failed(std::string_view code, std::string_view text) {
+  send(dump({{"type", "move_failed"}, {"code", code}, {"text", text}}));
+}
+
+void Daemon::handed_over(uint64_t cut, uint64_t position, uint64_t stopped, uint64_t drained, double cut_ms) {
+  send(dump({{"type", "handed_over"},
+             {"cut", cut},
+             {"position", position},
+             {"t", now_ns()},
+             {"stopped_t", stopped},
+             {"drained_t", drained},
+             {"cut_ms", cut_ms}}));
+}
+
+void Daemon::handover_failed(std::string_view text) { send(dump({{"type", "handover_failed"}, {"text", text}})); }
+
+void Daemon::suspend_progress(uint64_t done_bytes, uint64_t total_bytes) {
+  send(dump({{"type", "suspend_progress"}, {"done_bytes", done_bytes}, {"total_bytes", total_bytes}}));
+}
+
+void Daemon::prepared(double ms) { send(dump({{"type", "prepared"}, {"ms", ms}})); }
+
+void Daemon::suspended(uint64_t cut, uint64_t position, uint64_t bytes, double ms) {
+  send(dump({{"type", "suspended"},
+             {"cut", cut},
+             {"position", position},
+             {"bytes", bytes},
+             {"t", now_ns()},
+             {"ms", ms}}));
+}
+
+void Daemon::suspend_failed(std::string_view text) { send(dump({{"type", "suspend_failed"}, {"text", text}})); }
+
+void Daemon::resume_failed(std::string_view code, std::string_view text) {
+  send(dump({{"type", "resume_failed"}, {"code", code}, {"text", text}}));
+}
 
 void Log::operator()(Level level, std::string_view text) {
   constexpr const char* kNames[] = {"info", "warning", "error"};

@@ -4,6 +4,7 @@
 // still matters by announce().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@ struct CutReport {
   uint64_t number = 0, position = 0, sequence = 0;
   double ms = 0;
   uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
+  bool off_device = false;  // the whole of its shadow
   std::string reason;
 };
 
@@ -31,9 +33,23 @@ struct Culprit {
   uint64_t until = 0;
 };
 
+// What a round of a move has done. Of the bytes that the cut holds, `settled` are here and are right, `differing` are not
+// (yet), `copied` were copied now.
+struct RoundReport {
+  uint64_t number = 0, cut = 0;
+  uint64_t total_bytes = 0, copied_bytes = 0, settled_bytes = 0, differing_bytes = 0;
+  double ms = 0;
+};
+
 struct RedoReport {
   uint64_t records = 0, compared = 0, differing = 0;
   std::optional<uint64_t> first_difference;
+};
+
+// What a standby has loaded ahead, all in all.
+struct PreloadReport {
+  uint64_t modules = 0, kernels = 0;
+  uint64_t device_bytes = 0;  // taken by that, about
 };
 
 class Daemon {
@@ -42,13 +58,18 @@ class Daemon {
   std::unique_lock<std::recursive_mutex> attach(ipc::UniqueFd socket);
   void detach();
   bool attached() const;
+  // From now on memory that comes and goes is counted there, heard or not.
+  void count_changes(std::atomic<uint64_t>& changes);
 
   void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
   void unavailable(int error, std::string_view text);
   void ready(uint32_t generation);
+  void preloaded(const PreloadReport& report);
   void memory_add(const Hosted& memory);
+  void memory_again(const Hosted& memory);  // in an announcement: it is nothing new
   void memory_drop(uint64_t id);
   void cut(const CutReport& report);
+  void cut_stands(uint64_t number);
   void fault(const Culprit& culprit, std::string_view op, int error, std::string_view text);
   void phase(std::string_view name);
   void redone(const RedoReport& report);
@@ -61,6 +82,19 @@ class Daemon {
   void paused(uint64_t position);
   void continued(uint64_t position);
   void bye(std::string_view reason);
+  // Nothing more is said: the process ends. To be called before it does, so that the last words arrive.
+  void hang_up();
+
+  void round(const RoundReport& report);
+  void round_progress(uint64_t number, uint64_t copied_bytes);
+  void move_failed(std::string_view code, std::string_view text);
+  void handed_over(uint64_t cut, uint64_t position, uint64_t stopped, uint64_t drained, double cut_ms);
+  void handover_failed(std::string_view text);
+  void suspend_progress(uint64_t done_bytes, uint64_t total_bytes);
+  void prepared(double ms);
+  void suspended(uint64_t cut, uint64_t position, uint64_t bytes, double ms);
+  void suspend_failed(std::string_view text);
+  void resume_failed(std::string_view code, std::string_view text);
 
  private:
   friend class Log;
@@ -68,6 +102,7 @@ class Daemon {
 
   mutable std::recursive_mutex mutex_;
   ipc::UniqueFd socket_;  // guarded by mutex_
+  std::atomic<uint64_t>* changes_ = nullptr;  // guarded by mutex_
   bool broken_ = false;   // guarded by mutex_: the daemon does not read; the control thread will notice
 };
 

@@ -15,7 +15,7 @@ CUresult Executor::on_cuStreamSynchronize(Record& record) {
 
 CUresult Executor::on_cuCtxSynchronize(Record& record) {
   auto wait = std::make_unique<Wait>();
-  wait->streams = streams_of(record.header().ordinal);
+  wait->streams = busy_streams(record.header().ordinal);
   return await(record, std::move(wait));
 }
 
@@ -148,6 +148,7 @@ CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, u
 CUstream Executor::publisher_stream() {
   CUstream& stream = publishers_[record_.header().ordinal];
   if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+  working_.add(stream, record_.header().ordinal);
   return stream;
 }
 
@@ -155,6 +156,7 @@ CUstream Executor::publisher_stream() {
 // context waits for it as well; events whose completion it still has to publish are handed to that one.
 void Executor::leave_work(CUstream gone) {
   progress_.destroyed(gone);
+  working_.forget(gone);
   if (last_stream_ == gone) last_stream_ = nullptr;
   used_stream_.reset();
   std::optional<CUstream> heir;

@@ -66,7 +66,7 @@ bool Executor::keeps_books(Op op) {
 }
 
 Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Job& job, double cut_budget, double hang_timeout)
+                   Injector& injector, Preload& preload, Job& job, double cut_budget, double hang_timeout)
     : device_(device),
       driver_(device.driver()),
       contexts_(contexts),
@@ -74,6 +74,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       log_(log),
       faults_(faults),
       injector_(injector),
+      preload_(preload),
       job_(job),
       physical_(driver_, daemon, log),
       hosting_(physical_),
@@ -83,6 +84,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       images_(physical_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),
+      bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       progress_(driver_),
       policy_(cut_budget),
@@ -101,6 +103,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 // The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
   watchdog_.reset();
+  evacuation_.reset();
   drain();
   objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { driver_.cuGraphExecDestroy(graph.real); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
@@ -136,6 +139,7 @@ bool Executor::start_fresh(std::string& why) {
     why = "the journal of a fresh job is not empty";
     return false;
   }
+  generation_ = header.generation.load();
   header.magic = journal::kMagic;
   header.version = journal::kLayoutVersion;
   header.device_count = contexts_.count();
@@ -173,6 +177,7 @@ bool Executor::run(std::string& why) {
   const uint64_t longest = longest_spin(), watch = longest_watch();
   uint64_t spin = longest;
   uint32_t looks = 0;
+  check_finished_redo();  // who takes a job over tells so before it executes anything
   while (!broken_) {
     if (requests_.load(std::memory_order_relaxed) & kStop) return true;
     bool worked = !stop_ && execute_batch();
@@ -208,12 +213,21 @@ void Executor::wait_paused() {
   waits_.finish_all();
   progress_.idle(sequence_);
   publish_executed();
-  std::unique_lock lock(pause_mutex_);
-  paused_ = true;
-  daemon_.paused(position_);
-  pause_changed_.notify_all();
-  pause_changed_.wait(lock, [&] { return !paused_; });
+  park([this] { daemon_.paused(position_); });
   daemon_.continued(position_);
+}
+
+// Execute nothing until resume(). The daemon is told why, and so is one that comes back.
+void Executor::park(const std::function<void()>& tell) {
+  {
+    const std::lock_guard lock(pause_mutex_);
+    paused_ = true;
+    parked_ = tell;
+  }
+  tell();  // not under the lock, which announce() takes while it keeps others from speaking
+  std::unique_lock lock(pause_mutex_);
+  pause_changed_.wait(lock, [&] { return !paused_; });
+  parked_ = nullptr;
 }
 
 bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
@@ -234,6 +248,7 @@ bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
       return false;
     }
     job_.header().client_pid = static_cast<uint32_t>(job_.client_pid());
+    daemon_.count_changes(job_.header().memory_changes);
   }
   paused_ = false;
   pause_changed_.notify_all();
@@ -245,12 +260,14 @@ void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   const auto only_this_thread = daemon_.attach(std::move(socket));
   const JobFds& fds = job_.fds();
   const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.cut[0].get(), fds.cut[1].get()};
-  daemon_.announce(job_.name(), device, job_.client_pid(), job_.header().generation.load(), all);
-  const auto add = [&](const Hosted& memory) { daemon_.memory_add(memory); };
+  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, all);
+  const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
   hosting_.for_each(add);
   shadow_.for_each(add);
   images_.for_each(add);
   daemon_.announced();
+  const std::lock_guard still(pause_mutex_);
+  if (parked_) parked_();
 }
 
 // A device that reads and writes host memory on its own has to know of it.
@@ -317,6 +334,7 @@ void Executor::execute_one() {
 void Executor::execute_struck() {
   const uint64_t sequence = record_.sequence();
   contexts_.use(last_ordinal_);
+  working_.add(last_stream_, last_ordinal_);
   injector_.at_record(sequence, {last_stream_, last_ordinal_});
   contexts_.use(record_.header().ordinal);
   std::optional<Injector::Beside> beside;
@@ -528,7 +546,15 @@ bool Executor::check_finished_redo() {
   job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
   journal::futex_wake(job_.header().state);
   daemon_.phase("resumed");
+  preload_.clear();
   policy_.start(now_ns());
+  known_.clear();
+  if (!comes_without_memory_ && !shadow_.has_foreign()) return true;
+  // Soon, but not while the program waits: its shadow goes to this device.
+  shadow_returns_ = true;
+  must_settle_ = true;
+  comes_without_memory_ = false;
+  requests_.fetch_or(kCut);
   return true;
 }
 
@@ -550,17 +576,13 @@ std::string Executor::operation(uint64_t sequence) const {
   return "";
 }
 
-std::vector<CUstream> Executor::streams_of(uint32_t ordinal) {
-  std::vector<CUstream> all{nullptr};
-  objects_.streams.for_each([&](uint32_t, const Stream& stream) {
-    if (stream.owner.ordinal == ordinal) all.push_back(stream.real);
+// The ordinal's context is current.
+const std::vector<CUstream>& Executor::busy_streams(uint32_t ordinal) {
+  return working_.ask(ordinal, [this](CUstream stream) {
+    const CUresult result = driver_.cuStreamQuery(stream);
+    faults_.check(result);
+    return result != CUDA_SUCCESS;
   });
-  for (size_t i = ordinal; i < thread_streams_.size(); i += contexts_.count()) {
-    if (thread_streams_[i]) all.push_back(thread_streams_[i]);
-  }
-  if (publishers_[ordinal]) all.push_back(publishers_[ordinal]);
-  if (const CUstream intake = intake_.existing(ordinal)) all.push_back(intake);
-  return all;
 }
 
 CUstream Executor::thread_stream() {
@@ -575,6 +597,7 @@ bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
     *real = *capture_stream_;
     return true;
   }
+  uint32_t ordinal = record_.header().ordinal;
   if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
     *real = nullptr;
   } else if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
@@ -585,8 +608,10 @@ bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
     const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
     if (!stream) return false;
     *real = stream->real;
+    ordinal = stream->owner.ordinal;
   }
   used_stream_ = *real;
+  working_.add(*real, ordinal);
   return true;
 }
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@
 
 #include "device/device.h"
 #include "journal/module_info.h"
+#include "server/bounce.h"
 #include "server/contexts.h"
 #include "server/copy_log.h"
 #include "server/cut_file.h"
@@ -33,15 +35,23 @@
 #include "server/job.h"
 #include "server/live_set.h"
 #include "server/objects.h"
+#include "server/preload.h"
 #include "server/progress.h"
 #include "server/record.h"
 #include "server/replies.h"
+#include "server/requests.h"
 #include "server/scratch.h"
 #include "server/shadow.h"
 #include "server/waits.h"
 #include "server/watchdog.h"
+#include "server/working.h"
 
 namespace xmig::server {
+
+// Why a move or a resumption cannot be, in the words of the protocol.
+struct Trouble {
+  std::string code, text;
+};
 
 class Executor;
 using Handler = CUresult (*)(Executor&, Record&);
@@ -51,7 +61,7 @@ class Executor final : public Witness {
  public:
   // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never.
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Job& job, double cut_budget, double hang_timeout = 0);
+           Preload& preload, Job& job, double cut_budget, double hang_timeout = 0);
   ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
@@ -59,6 +69,17 @@ class Executor final : public Witness {
   bool start_fresh(std::string& why);
   bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
                std::string& why);
+  // The target of a move (move.cc), in this order, all on one thread. False, and `trouble`: it cannot be; the job is as it
+  // was. `first_id`: of the memory that is made here.
+  bool begin_move(uint64_t first_id, Trouble& trouble);
+  bool import(Hosted memory, Trouble& trouble);
+  void forget(uint64_t id);
+  bool round(uint64_t number, uint64_t cut, Trouble& trouble);
+  bool take(uint64_t cut, Trouble& trouble);
+
+  // A job that no server has, whose memory is all in its shadow.
+  bool resume_suspended(std::vector<Hosted> given, Trouble& trouble);
+
   // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
   bool run(std::string& why);
   // Only what the journal holds now, for tests without a thread.
@@ -66,8 +87,15 @@ class Executor final : public Witness {
 
   // From other threads.
   void stop() { request(kStop); }
-  void ask_for_cut() { request(kCut); }
+  void ask_for_cut() { request(kCut | kAnswer); }
   void pause() { request(kPause); }
+  // Stop at a cut: another server takes the job, unless resume() comes first.
+  void hand_over() { request(kHandover); }
+  // suspend.cc. From now on, is the whole shadow kept in host memory?
+  void keep_on_host(bool host);
+  void prepare_suspend(PrepareSuspend prepare);
+  void suspend() { request(kSuspend); }
+  void abort_suspend();
   // Continue, with the job's new files if there are any. The executor is paused.
   bool resume(std::optional<Rebind> rebind, std::string& why);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
@@ -138,7 +166,8 @@ class Executor final : public Witness {
   CUresult on_xmGraphDestroy(Record& record);
 
  private:
-  enum Requests : uint32_t { kStop = 1, kCut = 2, kPause = 4 };
+  // kAnswer: if there is nothing to cut, the daemon is told so.
+  enum Requests : uint32_t { kStop = 1, kCut = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
   enum class Mode {
     kRun,      // from the ring
     kRestore,  // object records of a cut
@@ -149,7 +178,7 @@ class Executor final : public Witness {
     const char* reason;
     uint64_t since;
     uint64_t deadline;  // then it goes on without
-    bool pause;
+    Requests request;   // that it is for
   };
   struct HostCall;     // host_functions.cc
   class GraphBuilder;  // graphs.cc
@@ -177,9 +206,10 @@ class Executor final : public Witness {
   void sleep();
   void garbage(std::string text);
   void wait_paused();
+  void park(const std::function<void()>& tell);
   void register_shared();
   void unregister_shared();
-  std::vector<CUstream> streams_of(uint32_t ordinal);
+  const std::vector<CUstream>& busy_streams(uint32_t ordinal);
   CUstream thread_stream();
   bool check_finished_redo();
 
@@ -192,15 +222,25 @@ class Executor final : public Witness {
   bool take_cut(const char* reason);
   std::string attempt_cut(CutReport& report);
   std::optional<uint64_t> zeros_hash();
+  bool must_leave(uint64_t slot) const;
+  bool may_return(uint64_t slot) const;
   std::vector<uint64_t> live_granules() const;
   std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
                                                           const std::vector<uint64_t>& hashes) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
+  // Copies of granules, `to` and `from`, by how they have to be made: what is in a file the device cannot reach.
+  struct Moves {
+    std::vector<std::pair<uint64_t, uint64_t>> direct;
+    std::vector<Bounce::Piece> to_file, from_file;
+  };
+  void add_move(Moves& moves, uint64_t to, uint64_t from) const;
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
+  bool copy(const Moves& moves, bool count);
   void trim();
 
   // redo.cc
   bool adopt(std::vector<Hosted> given, std::string& why);
+  CUresult adopt_one(Hosted memory, std::string& why);
   CUresult add_twin(uint32_t module, uint64_t address, std::string name);
   Variable* twin_at(uint64_t address);
   void to_variable(Variable& variable);
@@ -211,6 +251,29 @@ class Executor final : public Witness {
   void restore_memory(const std::vector<Extent>& fresh);
   bool keep_copies(uint64_t from, uint64_t until, std::string& why);
   bool replay_objects(uint64_t until, std::string& why);
+
+  // move.cc
+  std::optional<CutContent> read_cut(uint64_t at_least);
+  bool copy_and_hash(const std::vector<std::pair<uint64_t, uint64_t>>& moves, std::vector<uint64_t>& hashes);
+  void hand_over(uint64_t stopped);
+  void go_on();
+  bool make_missing(const CutContent& content, std::string& why);
+  void clear(const std::vector<uint64_t>& granules);
+  bool fill(std::string& why);
+
+  // suspend.cc
+  class Evacuation;
+  std::unique_lock<std::mutex> keep_staging_still();
+  std::optional<uint64_t> staged(uint64_t address, uint64_t hash, bool& changed) const;
+  std::optional<uint64_t> returned(const ChunkState& old, uint32_t ordinal, uint64_t& wanted);
+  void consume_staged(const ChunkState& chunk);
+  Place cut_place() const;
+  void back_to_device();
+  void start_evacuation(Place to, uint64_t bytes_hint, bool to_suspend);
+  void end_evacuation(bool drop);
+  void drop_staged();
+  void suspend(uint64_t stopped);
+  void fail_suspend(const std::string& why);
 
   // copies.cc
   struct Plane;
@@ -228,8 +291,6 @@ class Executor final : public Witness {
   // modules.cc
   CUresult unload(uint32_t index);
   void note_image(uint64_t number, CUresult result);
-  CUresult describe(Module& module);
-  std::vector<journal::ParameterInfo> describe_parameters(Kernel& kernel);
 
   // events.cc
   template <typename Args, typename Call>
@@ -263,6 +324,7 @@ class Executor final : public Witness {
   Log& log_;
   Faults& faults_;
   Injector& injector_;
+  Preload& preload_;
   Job& job_;
 
   Physical physical_;
@@ -279,10 +341,12 @@ class Executor final : public Witness {
   std::array<CUstream, journal::kMaxDevices> graph_streams_{};  // graphs are captured from these
   std::optional<CUstream> capture_stream_;                       // while one is
   ScratchPool scratch_;
+  Bounce bounce_;
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address
   Waits waits_;
   Progress progress_;
+  Working working_;
 
   Record record_;
   Mode mode_ = Mode::kRun;
@@ -319,6 +383,31 @@ class Executor final : public Witness {
   std::atomic<bool> value_waits_{false};    // a stream waits for a value that a later record may write
 
   uint64_t barrier_since_ = 0;
+
+  // A job that comes without its device memory (a move, a resumption). What is known of this device's memory then:
+  bool comes_without_memory_ = false;
+  std::map<uint64_t, uint64_t> known_;  // hashes, by granule
+  Trouble trouble_;
+  uint64_t imports_ = 0;  // of another device's memory
+  uint64_t handover_by_ = 0;
+
+  // Where cuts put content; changed between them only.
+  Place place_ = Place::kDevice;
+  std::atomic<Place> wanted_place_{Place::kDevice};
+  std::atomic<bool> shadow_returns_{false};  // what is not on the device may go there with the next cut
+  std::atomic<bool> must_settle_{false};     // a cut that is asked for is taken although nothing was executed
+  // What is being brought to where it can stay without a server, behind the executor. A cut keeps it still.
+  struct Staged {
+    uint64_t hash = 0, slot = 0;
+  };
+  std::mutex staging_mutex_;
+  std::atomic<bool> cut_wants_staging_{false};
+  std::map<uint64_t, Staged> staged_;  // by granule; changed under staging_mutex_
+  std::atomic<Place> suspend_to_{Place::kHost};
+  std::mutex evacuation_mutex_;
+  std::shared_ptr<Evacuation> evacuation_;  // guarded by evacuation_mutex_
+  std::function<void()> parked_;  // guarded by pause_mutex_: tells the daemon once more why nothing is executed
+  uint32_t generation_ = 0;
 
   bool redoing_ = false;
   uint64_t redo_until_ = 0;

@@ -41,6 +41,7 @@ void Faults::strike(device::Fault fault) {
     if (culprit.sequence != 0) op = witness->operation(culprit.sequence);
   }
   daemon_.fault(culprit, op, fault.error, fault.text);
+  daemon_.hang_up();
   ::_exit(kFaultExit);
 }
 

@@ -14,6 +14,9 @@ enum class HostedKind : uint8_t {
   kImage,   // a module image
 };
 
+// Where a shadow is. What is not on a device can stay without a server.
+enum class Place : uint8_t { kDevice, kHost, kFile };
+
 struct Hosted {
   uint64_t id = 0;
   HostedKind kind = HostedKind::kDevice;
@@ -22,6 +25,10 @@ struct Hosted {
   uint64_t bytes = 0;
   std::string name;
   ipc::UniqueFd fd;
+  bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own cut
+
+  // The daemon gives it back by name: `host`, or `file:` and the file's name.
+  Place place() const { return name.empty() ? Place::kDevice : name == "host" ? Place::kHost : Place::kFile; }
 };
 
 }  // namespace xmig::server

@@ -106,7 +106,8 @@ std::vector<Extent> Hosting::extents() const {
     for (size_t granule = 0; granule < backing.dead.size(); ++granule) {
       if (backing.dead[granule]) continue;
       const uint64_t address = start + granule * kGranule;
-      if (!alive.empty() && alive.back().address + alive.back().bytes == address) {
+      const bool goes_on = granule != 0 && !backing.dead[granule - 1];
+      if (goes_on) {
         alive.back().bytes += kGranule;
       } else {
         alive.push_back({address, kGranule});
@@ -148,6 +149,22 @@ CUresult Hosting::adopt(Hosted memory) {
   const uint64_t address = memory.address;
   backing.memory = std::move(memory);
   backings_.emplace(address, std::move(backing));
+  return CUDA_SUCCESS;
+}
+
+CUresult Hosting::become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal) {
+  for (const auto& [start, backing] : backings_) mark(start, backing.memory.bytes, true);
+  for (const Extent& extent : alive) {
+    if (!whole_granules(extent.address, extent.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    mark(extent.address, extent.bytes, false);
+  }
+  release_dead();  // first: what follows may need the room
+  for (const Extent& extent : alive) {
+    const uint32_t ordinal = ordinal_of_device_address(extent.address);
+    if (ordinal >= journal::kMaxDevices) return CUDA_ERROR_INVALID_VALUE;
+    use_ordinal(ordinal);
+    if (const CUresult result = grow(ordinal, extent.address, extent.bytes); result != CUDA_SUCCESS) return result;
+  }
   return CUDA_SUCCESS;
 }
 

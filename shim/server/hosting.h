@@ -4,6 +4,7 @@
 // dead at once for the program, but stays until the next cut: a redo may pass through the time when it was in use.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -30,13 +31,17 @@ class Hosting {
   // A cut was committed: nothing needs the dead any more.
   void release_dead();
 
-  // The granules that are alive, for the cut.
+  // The granules that are alive, for the cut. Each extent lies in one piece of memory: whoever makes the memory again makes
+  // it in such pieces that it can be given back as here.
   std::vector<Extent> extents() const;
   uint64_t bytes() const;
 
   // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
   // since the cut, and is returned: the redo must find it as new.
   CUresult adopt(Hosted memory);
+  // For a job that comes without its memory: back exactly these granules, with memory of this server's devices; what is
+  // backed already keeps its content.
+  CUresult become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal);
   bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
 
   template <typename F>

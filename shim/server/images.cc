@@ -14,17 +14,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
-// The daemon hands an image back by name: its number, and whether it lies in a file of the program's.
 std::string make_name(const char* kind, uint64_t number) { return kind + std::to_string(number); }
-
-bool parse_name(std::string_view name, uint64_t& number, bool& file) {
-  const size_t colon = name.find(':');
-  if (colon == std::string_view::npos) return false;
-  const std::string_view digits = name.substr(colon + 1);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  file = name.substr(0, colon) == "file";
-  return error == std::errc{} && end == digits.data() + digits.size() && (file || name.substr(0, colon) == "image");
-}
 
 bool write_all(int fd, std::span<const std::byte> data, uint64_t offset) {
   while (!data.empty()) {
@@ -38,6 +28,16 @@ bool write_all(int fd, std::span<const std::byte> data, uint64_t offset) {
 }
 
 }  // namespace
+
+std::optional<Images::Name> Images::parse_name(std::string_view name) {
+  const size_t colon = name.find(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  const std::string_view digits = name.substr(colon + 1);
+  Name parsed{0, name.substr(0, colon) == "file"};
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), parsed.number);
+  const bool known = parsed.file || name.substr(0, colon) == "image";
+  return known && error == std::errc{} && end == digits.data() + digits.size() ? std::optional(parsed) : std::nullopt;
+}
 
 void Images::hold(uint64_t number, uint64_t total, uint64_t offset, ipc::UniqueFd fd, const char* kind,
                   Image& image) {
@@ -113,17 +113,16 @@ void Images::release_unneeded(const std::vector<uint64_t>& needed) {
 }
 
 CUresult Images::adopt(Hosted memory) {
-  uint64_t number = 0;
-  bool file = false;
+  const auto name = parse_name(memory.name);
   struct stat status {};
-  if (!parse_name(memory.name, number, file) || memory.bytes == 0 || memory.bytes > kMaxImageBytes ||
+  if (!name || memory.bytes == 0 || memory.bytes > kMaxImageBytes ||
       ::fstat(memory.fd.get(), &status) != 0 || memory.address + memory.bytes < memory.address ||
       memory.address + memory.bytes > static_cast<uint64_t>(status.st_size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   physical_.taken(memory.id);
-  Image& image = images_.try_emplace(number).first->second;
-  image.received = file ? memory.bytes : 0;
+  Image& image = images_.try_emplace(name->number).first->second;
+  image.received = name->file ? memory.bytes : 0;
   image.memory = std::move(memory);
   image.tried = true;  // unless the cut or the redo says otherwise
   return CUDA_SUCCESS;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "journal/mapping.h"
@@ -32,6 +33,21 @@ class Images {
   void release_unneeded(const std::vector<uint64_t>& needed);
 
   CUresult adopt(Hosted memory);
+  // A move: the server that holds this memory gives it up. False if it is none of these.
+  bool forget(uint64_t id) {
+    return std::erase_if(images_, [&](const auto& entry) { return entry.second.memory.id == id; }) != 0;
+  }
+  // The daemon hands an image back by name: its number, and whether it lies in a file of the program's.
+  struct Name {
+    uint64_t number;
+    bool file;
+  };
+  static std::optional<Name> parse_name(std::string_view name);
+  // Where it lies; null if it is not here.
+  const Hosted* memory(uint64_t number) const {
+    const auto found = images_.find(number);
+    return found == images_.end() ? nullptr : &found->second.memory;
+  }
 
   struct State {
     uint64_t number, received;

@@ -21,6 +21,7 @@ void Injector::arm(const device::Injection& injection) {
     case device::InjectPoint::kRecord: break;
     case device::InjectPoint::kRedo: place = kRedo; break;
     case device::InjectPoint::kCut: place = kCut; break;
+    case device::InjectPoint::kImport: place = kImport; break;
     case device::InjectPoint::kKernel:
     case device::InjectPoint::kCopy:
       if (device_.spoils()) break;
@@ -55,6 +56,15 @@ void Injector::at_record(uint64_t sequence, Stream stream) {
 void Injector::strike_at(Place place, uint64_t count, uint64_t sequence) {
   const auto point = place == kRedo ? device::InjectPoint::kRedo : device::InjectPoint::kCut;
   if (const auto injection = take(place, point, count)) hit(*injection, sequence, {});
+}
+
+CUresult Injector::at_import(uint64_t imports) {
+  if (imports < next_[kImport].load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  const auto injection = take(kImport, device::InjectPoint::kImport, imports);
+  if (!injection) return CUDA_SUCCESS;
+  if (injection->kind == device::InjectKind::kKill) die();
+  if (injection->kind == device::InjectKind::kFault) return static_cast<CUresult>(injection->error);
+  for (;;) ::pause();
 }
 
 void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream stream) {

@@ -1,4 +1,4 @@
-// Faults on purpose. The server strikes at records, in cuts and in redos itself. What strikes in kernels and copies is,
+// Faults on purpose. The server strikes at records, in cuts, in redos and at imports itself. What strikes in kernels and copies is,
 // on a device that can be spoiled, real work that faults, hangs or is killed beside them; other devices do it themselves.
 #pragma once
 
@@ -44,9 +44,11 @@ class Injector {
   void at_redo(uint64_t records, uint64_t sequence) { at(kRedo, records, sequence); }
   bool cut_due(uint64_t chunks) const { return chunks >= next_[kCut].load(std::memory_order_relaxed); }
   void at_cut(uint64_t chunks, uint64_t sequence) { at(kCut, chunks, sequence); }
+  // What the driver is to answer to this import of another device's memory.
+  CUresult at_import(uint64_t imports);
 
  private:
-  enum Place { kWork, kRedo, kCut, kPlaces };
+  enum Place { kWork, kRedo, kCut, kImport, kPlaces };
   void at(Place place, uint64_t count, uint64_t sequence) {
     if (count >= next_[place].load(std::memory_order_relaxed)) [[unlikely]] strike_at(place, count, sequence);
   }
@@ -61,7 +63,7 @@ class Injector {
   Faults& faults_;
   std::mutex mutex_;
   std::vector<device::Injection> armed_[kPlaces];  // guarded by mutex_
-  std::atomic<uint64_t> next_[kPlaces] = {~0ull, ~0ull, ~0ull};
+  std::atomic<uint64_t> next_[kPlaces] = {~0ull, ~0ull, ~0ull, ~0ull};
 };
 
 }  // namespace xmig::server

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "server/executor.h"
+#include "server/loading.h"
 
 namespace xmig::server {
 namespace {
@@ -52,9 +53,10 @@ CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
   Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
   CUstream stream = nullptr;
   if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(*kernel);  // after a recovery nobody asks again
+  if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(driver_, *kernel);  // after a recovery nobody asks again
   const size_t attribute_bytes = size_t{args.attributes} * sizeof(CUlaunchAttribute);
-  if (args.attributes > kMaxLaunchAttributes || args.parameter_bytes != *kernel->parameter_bytes ||
+  const bool odd = args.parameter_bytes != *kernel->parameter_bytes;  // for the driver to judge, if it is waited for
+  if (args.attributes > kMaxLaunchAttributes || (odd && !record.synchronous()) ||
       attribute_bytes + args.parameter_bytes > payload.size()) {
     return CUDA_ERROR_INVALID_VALUE;
   }

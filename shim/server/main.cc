@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -32,8 +33,10 @@ void forbid_core_dumps() {
 // For the daemon, which makes the files that a job shares.
 int print_layout() {
   using namespace xmig::journal;
-  std::printf("{\"layout_version\": %u, \"header_bytes\": %lu, \"staging_bytes\": %lu, \"pinned_bytes\": %lu}\n",
-              kLayoutVersion, kHeaderBytes, kStagingBytes, kPinnedBytes);
+  std::printf("{\"layout_version\": %u, \"header_bytes\": %lu, \"staging_bytes\": %lu, \"pinned_bytes\": %lu, "
+              "\"tail_offset\": %zu, \"memory_changes_at\": %zu, \"server_pid_at\": %zu}\n",
+              kLayoutVersion, kHeaderBytes, kStagingBytes, kPinnedBytes, offsetof(JournalHeader, tail),
+              offsetof(JournalHeader, memory_changes), offsetof(JournalHeader, server_pid));
   return 0;
 }
 
@@ -51,6 +54,7 @@ int main(int argc, char** argv) {
   raise_descriptor_limit();
   forbid_core_dumps();
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not be so large is an error of that call
   ::signal(SIGINT, SIG_IGN);  // of the terminal that the program runs in; the program's end ends the server
   ::signal(SIGHUP, SIG_IGN);
   try {
@@ -64,6 +68,7 @@ int main(int argc, char** argv) {
     xmig::server::Daemon daemon;
     { const auto attached = daemon.attach(xmig::ipc::UniqueFd(options->control_fd)); }
     daemon.unavailable(error.error(), error.what());
+    daemon.hang_up();
     return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "xmig-server: %s\n", error.what());

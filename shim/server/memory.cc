@@ -64,10 +64,14 @@ CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
 
 CUresult Executor::on_xmLimit(Record& record) {
   Args_xmLimit args;
-  if (!record.arguments(args) || args.limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const auto limit = static_cast<CUlimit>(args.limit);
   size_t value = 0;
-  if (const CUresult result = driver_.cuCtxGetLimit(&value, limit); result != CUDA_SUCCESS) return result;
+  if (const CUresult unread = driver_.cuCtxGetLimit(&value, limit); unread != CUDA_SUCCESS) {
+    // One that does not exist: the driver may answer differently to who sets it.
+    const CUresult unset = args.set ? driver_.cuCtxSetLimit(limit, args.value) : unread;
+    return unset != CUDA_SUCCESS ? unset : unread;
+  }
   if (args.set) {
     const journal::RecordHeader& header = record.header();
     const auto [entry, first] = objects_.limits.try_emplace({header.ordinal, args.limit}, Limit{.before = value});

@@ -4,6 +4,7 @@
 
 #include "journal/module_info.h"
 #include "server/executor.h"
+#include "server/loading.h"
 
 namespace xmig::server {
 namespace {
@@ -13,13 +14,6 @@ void append(std::vector<std::byte>& to, const T& value) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
   to.insert(to.end(), bytes, bytes + sizeof(T));
 }
-
-void append_text(std::vector<std::byte>& to, std::string_view text) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  to.insert(to.end(), bytes, bytes + text.size());
-}
-
-void pad(std::vector<std::byte>& to) { to.resize(journal::align8(to.size())); }
 
 // What of a module is remembered by which key: see Module::settings.
 constexpr uint64_t kGlobalSetting = 1ull << 63;
@@ -68,67 +62,17 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   mark_work();
   contexts_.use(record.header().ordinal);
   Module module;
-  if (const CUresult result = device_.load_image(&module.real, image); result != CUDA_SUCCESS) {
+  if (auto loaded = preload_.take(index, record.header().ordinal, *images_.memory(args.image))) {
+    module = std::move(*loaded);
+  } else if (const CUresult result = load_module(device_, log_, image, module); result != CUDA_SUCCESS) {
     return result;
   }
   module.owner = {record.header().context, record.header().ordinal};
   module.image = args.image;
-  module.globals = device_.globals(module.real);
   module.creation = {record.sequence(), record.stored()};
-  if (const CUresult result = describe(module); result != CUDA_SUCCESS) {
-    driver_.cuModuleUnload(module.real);
-    return result;
-  }
   *slot = std::move(module);
   record.set_reply(slot->description.data(), slot->description.size(), slot->description.size());
   return CUDA_SUCCESS;
-}
-
-CUresult Executor::describe(Module& module) {
-  unsigned int count = 0;
-  CUresult result = driver_.cuModuleGetFunctionCount(&count, module.real);
-  if (result != CUDA_SUCCESS) return result;
-  if (count > kMaxKernels) {
-    log_(Level::kWarning, "a module has " + std::to_string(count) + " kernels; only the first " +
-                              std::to_string(kMaxKernels) + " can be used");
-    count = kMaxKernels;
-  }
-  std::vector<CUfunction> functions(count);
-  if (count != 0) result = driver_.cuModuleEnumerateFunctions(functions.data(), count, module.real);
-  if (result != CUDA_SUCCESS) return result;
-
-  std::vector<std::byte>& out = module.description;
-  journal::ModuleInfo info{0, count, static_cast<uint32_t>(module.globals.size()), 0};
-  append(out, info);
-  for (const CUfunction function : functions) {
-    const char* name = nullptr;
-    if ((result = driver_.cuFuncGetName(&name, function)) != CUDA_SUCCESS) return result;
-    append(out, journal::KernelName{static_cast<uint32_t>(std::strlen(name))});
-    append_text(out, name);
-    pad(out);
-    module.kernels.push_back({function, {}});
-  }
-  for (const device::Global& global : module.globals) {
-    append(out, journal::GlobalInfo{global.address, global.bytes, static_cast<uint32_t>(global.name.size()), 0});
-    append_text(out, global.name);
-    pad(out);
-  }
-  info.bytes = static_cast<uint32_t>(out.size());
-  std::memcpy(out.data(), &info, sizeof(info));
-  return CUDA_SUCCESS;
-}
-
-std::vector<journal::ParameterInfo> Executor::describe_parameters(Kernel& kernel) {
-  std::vector<journal::ParameterInfo> parameters;
-  uint32_t bytes = 0;
-  size_t offset = 0, size = 0;
-  while (parameters.size() < journal::kMaxParameters &&
-         driver_.cuFuncGetParamInfo(kernel.real, parameters.size(), &offset, &size) == CUDA_SUCCESS) {
-    parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
-    bytes = std::max(bytes, static_cast<uint32_t>(offset + size));
-  }
-  kernel.parameter_bytes = bytes;
-  return parameters;
 }
 
 CUresult Executor::on_xmKernel(Record& record) {
@@ -139,18 +83,17 @@ CUresult Executor::on_xmKernel(Record& record) {
   if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
   mark_work();  // as in a module's load
   contexts_.use(record.header().ordinal);
-  // Measured: of a kernel that is not loaded yet the driver says that it can have 0 threads.
-  if (const CUresult result = driver_.cuFuncLoad(kernel->real); result != CUDA_SUCCESS) return result;
-  const std::vector<journal::ParameterInfo> parameters = describe_parameters(*kernel);
+  if (const CUresult result = load_kernel(driver_, *kernel); result != CUDA_SUCCESS) return result;
+  Module* const module = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits);
+  module->settings.try_emplace({args.function, kLoaded}, StoredRecord{record.sequence(), record.stored()});
+  if (mode_ == Mode::kRestore) return CUDA_SUCCESS;  // nobody asks
+  const std::vector<journal::ParameterInfo> parameters = describe_parameters(driver_, *kernel);
   journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}};
   for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
     int value = 0;
     const auto attribute = static_cast<CUfunction_attribute>(i);
     if (driver_.cuFuncGetAttribute(&value, attribute, kernel->real) == CUDA_SUCCESS) info.attributes[i] = value;
   }
-  // A recovery loads them in the same order: where the driver puts a module's variables depends on what came before.
-  Module* const module = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits);
-  module->settings.try_emplace({args.function, kLoaded}, StoredRecord{record.sequence(), record.stored()});
   std::vector<std::byte> out;
   append(out, info);
   for (const journal::ParameterInfo& parameter : parameters) append(out, parameter);

@@ -53,6 +53,7 @@ struct Event {
 struct Kernel {
   CUfunction real;
   std::optional<uint32_t> parameter_bytes;  // once somebody has asked
+  bool loaded = false;
 };
 
 // A module's variable that the device has placed, and its twin in the program's memory, whose address the program knows.

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,9 +29,16 @@ bool out_of_descriptors() {
 
 }  // namespace
 
+Physical::~Physical() {
+  for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
+  for (const Extent& range : reserved_host_) ::munmap(reinterpret_cast<void*>(range.address), range.bytes);
+}
+
 CUresult Physical::reserve(uint32_t devices) {
+  if (!reserved_.empty()) return CUDA_SUCCESS;
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
-    const Extent ranges[] = {{device_base(ordinal), journal::kDeviceSpan}, {shadow_base(ordinal), kShadowSpan}};
+    const Extent ranges[] = {{device_base(ordinal), journal::kDeviceSpan},
+                             {shadow_base(ordinal), journal::kHostShadowAt}};
     for (const auto& [wanted, bytes] : ranges) {
       CUdeviceptr got = 0;
       const CUresult result = driver_.cuMemAddressReserve(&got, bytes, journal::kGranule, wanted, 0);
@@ -40,6 +49,14 @@ CUresult Physical::reserve(uint32_t devices) {
         return CUDA_ERROR_INVALID_ADDRESS_SPACE;
       }
     }
+    void* const host = reinterpret_cast<void*>(host_shadow_base(ordinal));
+    constexpr int kReserve = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    constexpr uint64_t kBytes = kShadowSpan - journal::kHostShadowAt;
+    if (::mmap(host, kBytes, PROT_NONE, kReserve, -1, 0) != host) {
+      log_(Level::kError, "the address range of host memory is taken by something else in this process");
+      return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+    }
+    reserved_host_.push_back({host_shadow_base(ordinal), kBytes});
   }
   return CUDA_SUCCESS;
 }
@@ -88,6 +105,10 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
 }
 
 CUresult Physical::map_host(const Hosted& memory) {
+  struct stat status {};  // a file that is too short would kill whoever reads it
+  if (::fstat(memory.fd.get(), &status) != 0 || static_cast<uint64_t>(status.st_size) < memory.bytes) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   void* const at = reinterpret_cast<void*>(memory.address);
   if (::mmap(at, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd.get(), 0) == MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -95,28 +116,71 @@ CUresult Physical::map_host(const Hosted& memory) {
   return CUDA_SUCCESS;
 }
 
-CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+// Copies work without, too, but slowly.
+void Physical::lock_pages(const Hosted& memory) {
+  constexpr unsigned int kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  const CUresult result =
+      driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, kFlags);
+  if (result == CUDA_SUCCESS) return;
+  log_(Level::kWarning, "a shadow in host memory cannot be page-locked (CUDA error " + std::to_string(result) +
+                            "): cuts and recoveries take longer");
+}
+
+CUresult Physical::no_pages(const char* where, uint64_t bytes, std::string* why) {
+  const std::string text = std::string(where) + " has no room for a shadow of " + std::to_string(bytes >> 20) +
+                           " MiB: " + std::strerror(errno);
+  if (why) {
+    *why = text;
+  } else {
+    log_(Level::kWarning, text);
+  }
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// With `why` it is made beforehand: the caller tells the daemon, when nobody else can be telling it of everything.
+CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                               std::string* why) {
   ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
   // Pages are taken now: later there is nobody to tell that there are none.
-  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
-    log_(Level::kWarning, std::string("no host memory for a shadow of ") + std::to_string(bytes >> 20) +
-                              " MiB: " + std::strerror(errno));
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, why);
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kHostName, std::move(fd)};
   if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) return result;
-  driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, CU_MEMHOSTREGISTER_PORTABLE);
-  daemon_.memory_add(memory);
+  lock_pages(memory);
+  if (!why) daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                               std::string* why) {
+  const uint64_t id = next_id();
+  const std::string name = "shadow-" + std::to_string(::getpid()) + "-" + std::to_string(id);
+  constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  ipc::UniqueFd fd(::openat(directory_.get(), name.c_str(), kFlags, 0600));
+  // posix_fallocate() also where the file system itself has no such call.
+  errno = fd ? ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)) : errno;
+  if (!fd || errno != 0) {
+    const CUresult result = no_pages("the directory", bytes, why);
+    if (fd) ::unlinkat(directory_.get(), name.c_str(), 0);
+    return result;
+  }
+  Hosted memory{id, kind, static_cast<int>(ordinal), address, bytes, "file:" + name, std::move(fd)};
+  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) {
+    ::unlinkat(directory_.get(), name.c_str(), 0);
+    return result;
+  }
+  if (!why) daemon_.memory_add(memory);
   out = std::move(memory);
   return CUDA_SUCCESS;
 }
 
 CUresult Physical::adopt(const Hosted& memory) {
   taken(memory.id);
-  if (memory.name == kHostName) {
+  if (memory.place() != Place::kDevice) {
     const CUresult result = map_host(memory);
-    if (result == CUDA_SUCCESS) {
-      driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    // Files cannot be page-locked: Bounce copies to and from them.
+    if (result == CUDA_SUCCESS && memory.place() == Place::kHost) {
+      lock_pages(memory);
     }
     return result;
   }
@@ -131,16 +195,20 @@ CUresult Physical::adopt(const Hosted& memory) {
 }
 
 void Physical::release(Hosted& memory) {
-  if (memory.name == kHostName) {
+  let_go(memory);
+  daemon_.memory_drop(memory.id);
+}
+
+void Physical::let_go(Hosted& memory) {
+  if (memory.place() != Place::kDevice) {
     void* const at = reinterpret_cast<void*>(memory.address);
-    driver_.cuMemHostUnregister(at);
+    if (memory.place() == Place::kHost) driver_.cuMemHostUnregister(at);
     // Back to a reservation, so that nothing else comes to lie there.
     ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   } else {
     driver_.cuMemUnmap(memory.address, memory.bytes);
   }
   memory.fd.reset();
-  daemon_.memory_drop(memory.id);
 }
 
 }  // namespace xmig::server

@@ -4,11 +4,13 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "driver_table.h"
 #include "journal/layout.h"
+#include "journal/shadow_layout.h"
 #include "server/daemon.h"
 #include "server/hosted.h"
 
@@ -19,6 +21,8 @@ using journal::kShadowSpan;
 
 constexpr uint64_t device_base(uint32_t ordinal) { return journal::kDeviceBase + ordinal * journal::kDeviceSpan; }
 constexpr uint64_t shadow_base(uint32_t ordinal) { return kShadowBase + ordinal * kShadowSpan; }
+// Of what it keeps in host memory.
+constexpr uint64_t host_shadow_base(uint32_t ordinal) { return shadow_base(ordinal) + journal::kHostShadowAt; }
 // Is [address, address + bytes) inside the device range of this ordinal?
 constexpr bool in_device_range(uint32_t ordinal, uint64_t address, uint64_t bytes) {
   return address >= device_base(ordinal) && address - device_base(ordinal) <= journal::kDeviceSpan &&
@@ -29,6 +33,11 @@ constexpr uint32_t ordinal_of_device_address(uint64_t address) {
   const uint64_t ordinal = (address - journal::kDeviceBase) / journal::kDeviceSpan;
   return address < journal::kDeviceBase || ordinal >= journal::kMaxDevices ? journal::kMaxDevices
                                                                           : static_cast<uint32_t>(ordinal);
+}
+// The same of an address that may be in a shadow as well.
+constexpr uint32_t ordinal_of_address(uint64_t address) {
+  return address < kShadowBase ? ordinal_of_device_address(address)
+                               : static_cast<uint32_t>((address - kShadowBase) / kShadowSpan);
 }
 constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
   return bytes != 0 && address % journal::kGranule == 0 && bytes % journal::kGranule == 0;
@@ -42,37 +51,46 @@ struct Extent {
 class Physical {
  public:
   Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
-  ~Physical() {
-    for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
-  }
+  ~Physical();
   Physical(const Physical&) = delete;
 
-  // Keep the device and shadow ranges of `devices` ordinals free of anything else.
+  // Keep the device and shadow ranges of `devices` ordinals free of anything else. Once is enough.
   CUresult reserve(uint32_t devices);
 
   // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
   CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
-  // The same from host memory, for shadows that the device has no room for.
-  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // The same from host memory, for shadows that the device has no room for, or from a file in the directory that
+  // keep_files_in() named. `why`, if given, gets the reason of a failure instead of the log.
+  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                       std::string* why = nullptr);
+  CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                       std::string* why = nullptr);
+  void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
   // Map what an earlier server made.
   CUresult adopt(const Hosted& memory);
   // Unmap, tell the daemon, forget.
   void release(Hosted& memory);
+  // Unmap what belongs to another server.
+  void let_go(Hosted& memory);
 
   uint64_t next_id() { return next_id_++; }
-  void taken(uint64_t id) { next_id_ = std::max(next_id_, id + 1); }
+  void taken(uint64_t id) { next_id_ = std::max(next_id_.load(), id + 1); }
   Daemon& daemon() { return daemon_; }
 
  private:
   CUresult map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
   CUresult map_host(const Hosted& memory);
+  void lock_pages(const Hosted& memory);
   void explain(CUresult result, uint64_t bytes);
+  CUresult no_pages(const char* where, uint64_t bytes, std::string* why);
 
   const DriverTable& driver_;
   Daemon& daemon_;
   Log& log_;
-  uint64_t next_id_ = 1;
-  std::vector<Extent> reserved_;
+  std::atomic<uint64_t> next_id_{1};
+  std::vector<Extent> reserved_;       // with the driver
+  std::vector<Extent> reserved_host_;  // with the kernel
+  ipc::UniqueFd directory_;
 };
 
 }  // namespace xmig::server

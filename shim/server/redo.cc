@@ -60,6 +60,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     return false;
   }
   header.state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
+  generation_ = header.generation.load();
 
   CutContent content;
   if (const uint64_t cut = header.cut.load(); cut != 0) {
@@ -70,7 +71,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     }
     content = std::move(*read);
   }
-  const uint64_t cutting = header.cutting.load();
+  const uint64_t cutting = comes_without_memory_ ? 0 : header.cutting.load();
   const bool cut_again = cutting != 0 && cutting - 1 > content.position;
   const bool memory_is_state = cutting != 0 && cutting - 1 >= content.position;
   if (content.position > tail || tail - content.position > job_.journal().ring_bytes() ||
@@ -84,6 +85,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     return false;
   }
   if (!adopt(std::move(given), why)) return false;
+  if (comes_without_memory_ && !make_missing(content, why)) return false;
   std::vector<Extent> fresh;
   if (!hosting_.restore(content.memory, fresh)) {
     why = "physical memory of the last cut is missing";
@@ -100,7 +102,11 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
   if (!restore_objects(content, why)) return false;
-  if (!memory_is_state) restore_memory(fresh);
+  if (comes_without_memory_) {
+    if (!fill(why)) return false;
+  } else if (!memory_is_state) {
+    restore_memory(fresh);
+  }
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
 
@@ -132,25 +138,32 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
 bool Executor::adopt(std::vector<Hosted> given, std::string& why) {
   const std::lock_guard lock(hosted_mutex_);
   for (Hosted& memory : given) {
-    const uint64_t id = memory.id;
-    if (static_cast<uint32_t>(memory.ordinal) >= contexts_.count()) {
-      why = "memory of a device that this server does not have";
-      return false;
-    }
-    contexts_.use(static_cast<uint32_t>(memory.ordinal));
-    CUresult result = CUDA_SUCCESS;
+    if (adopt_one(std::move(memory), why) != CUDA_SUCCESS) return false;
+  }
+  return true;
+}
+
+// hosted_mutex_ is held.
+CUresult Executor::adopt_one(Hosted memory, std::string& why) {
+  const uint64_t id = memory.id;
+  if (static_cast<uint32_t>(memory.ordinal) >= contexts_.count()) {
+    why = "memory of a device that this server does not have";
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  contexts_.use(static_cast<uint32_t>(memory.ordinal));
+  CUresult result = memory.foreign ? injector_.at_import(++imports_) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) {
     switch (memory.kind) {
       case HostedKind::kDevice: result = hosting_.adopt(std::move(memory)); break;
       case HostedKind::kShadow: result = shadow_.adopt(std::move(memory)); break;
       case HostedKind::kImage: result = images_.adopt(std::move(memory)); break;
     }
-    faults_.check(result);
-    if (result != CUDA_SUCCESS) {
-      why = "memory " + std::to_string(id) + " cannot be mapped (CUDA error " + std::to_string(result) + ")";
-      return false;
-    }
   }
-  return true;
+  faults_.check(result);
+  if (result != CUDA_SUCCESS) {
+    why = "memory " + std::to_string(id) + " cannot be mapped (CUDA error " + std::to_string(result) + ")";
+  }
+  return result;
 }
 
 bool Executor::restore_objects(const CutContent& content, std::string& why) {

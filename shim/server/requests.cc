@@ -33,6 +33,12 @@ class Fields {
     if (number > static_cast<uint32_t>(std::numeric_limits<int>::max())) return fail(std::string(name) + " is too large");
     value = static_cast<int>(number);
   }
+  void boolean(const char* name, bool& value) {
+    const Json* field = find(name);
+    if (!field) return;
+    if (!field->is_boolean()) return fail(std::string(name) + " is neither true nor false");
+    value = field->get<bool>();
+  }
   void real(const char* name, double& value) {
     const Json* field = find(name);
     if (!field) return;
@@ -104,7 +110,8 @@ void read_injection(Fields& fields, device::Injection& injection) {
                  {"kernel", InjectPoint::kKernel},
                  {"copy", InjectPoint::kCopy},
                  {"cut", InjectPoint::kCut},
-                 {"redo", InjectPoint::kRedo}});
+                 {"redo", InjectPoint::kRedo},
+                 {"import", InjectPoint::kImport}});
   fields.choice("kind", injection.kind,
                 {{"kill", InjectKind::kKill}, {"fault", InjectKind::kFault}, {"hang", InjectKind::kHang}});
   fields.unsigned_number("sequence", injection.sequence);
@@ -125,7 +132,11 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   fields.string("job", assign.job, 63);
   fields.choice(
       "mode", assign.mode,
-      {{"fresh", AssignMode::kFresh}, {"recover", AssignMode::kRecover}, {"lost", AssignMode::kLost}});
+      {{"fresh", AssignMode::kFresh},
+       {"recover", AssignMode::kRecover},
+       {"lost", AssignMode::kLost},
+       {"move", AssignMode::kMove},
+       {"resume", AssignMode::kResume}});
   fields.integer("client_pid", assign.client_pid);
   fields.real("cut_budget", assign.cut_budget);
   if (!(assign.cut_budget > 0 && assign.cut_budget <= 1)) fields.fail("cut_budget is not in (0, 1]");
@@ -161,6 +172,8 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   }
   if (fields.has("error")) fields.integer("error", assign.error);
   if (fields.has("text")) fields.string("text", assign.text, 4096);
+  if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
+  if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
   if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
   if (!fields.finished()) return std::nullopt;
   assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}};
@@ -172,6 +185,11 @@ std::optional<Request> read_memory(Fields& fields, std::vector<ipc::UniqueFd>& f
   MemoryAdd add;
   std::string op;
   fields.string("op", op, 8);
+  if (op == "drop") {
+    MemoryDrop drop;
+    fields.unsigned_number("id", drop.id);
+    return fields.finished() ? std::optional<Request>(drop) : std::nullopt;
+  }
   fields.unsigned_number("id", add.memory.id);
   fields.choice(
       "kind", add.memory.kind,
@@ -180,7 +198,8 @@ std::optional<Request> read_memory(Fields& fields, std::vector<ipc::UniqueFd>& f
   fields.unsigned_number("address", add.memory.address);
   fields.unsigned_number("bytes", add.memory.bytes);
   if (fields.has("name")) fields.string("name", add.memory.name, 255);
-  if (op != "add") fields.fail("op is not add");
+  if (fields.has("foreign")) fields.boolean("foreign", add.memory.foreign);
+  if (op != "add") fields.fail("op is neither add nor drop");
   if (add.memory.ordinal >= static_cast<int>(journal::kMaxDevices)) fields.fail("ordinal is too large");
   if (fds.size() != 1) fields.fail("memory comes with 1 descriptor");
   if (!fields.finished()) return std::nullopt;
@@ -199,6 +218,18 @@ std::optional<Request> read_rebind(Fields& fields, std::vector<ipc::UniqueFd>& f
   rebind.pinned = std::move(fds[2]);
   fds.clear();
   return rebind;
+}
+
+std::optional<Request> read_prepare_suspend(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  PrepareSuspend prepare;
+  fields.choice("to", prepare.to, {{"host", SuspendTo::kHost}, {"file", SuspendTo::kFile}});
+  if (fields.has("bytes_hint")) fields.unsigned_number("bytes_hint", prepare.bytes_hint);
+  const bool file = prepare.to == SuspendTo::kFile;
+  if (fds.size() != (file ? 1 : 0)) fields.fail("prepare_suspend comes with 1 descriptor if it is to a file, else none");
+  if (!fields.finished()) return std::nullopt;
+  if (file) prepare.directory = std::move(fds[0]);
+  fds.clear();
+  return prepare;
 }
 
 }  // namespace
@@ -232,7 +263,30 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
   } else if (type == "go") {
     if (fields.finished()) request = Go{};
   } else if (type == "cut") {
-    if (fields.finished()) request = TakeCut{};
+    TakeCut cut;
+    if (fields.has("host")) fields.boolean("host", cut.host.emplace());
+    if (fields.finished()) request = cut;
+  } else if (type == "round") {
+    Round round;
+    fields.unsigned_number("number", round.number);
+    fields.unsigned_number("cut", round.cut);
+    if (fields.finished()) request = round;
+  } else if (type == "handover") {
+    if (fields.finished()) request = Handover{};
+  } else if (type == "take") {
+    Take take;
+    fields.unsigned_number("cut", take.cut);
+    if (fields.finished()) request = take;
+  } else if (type == "prepare_suspend") {
+    request = read_prepare_suspend(fields, fds);
+  } else if (type == "suspend") {
+    if (fields.finished()) request = Suspend{};
+  } else if (type == "preload") {
+    if (fds.size() != 2) fields.fail("preload comes with 2 descriptors");
+    if (fields.finished()) request = LoadAhead{{std::move(fds[0]), std::move(fds[1])}};
+    fds.clear();
+  } else if (type == "abort_suspend") {
+    if (fields.finished()) request = AbortSuspend{};
   } else if (type == "pause") {
     if (fields.finished()) request = Pause{};
   } else if (type == "continue") {

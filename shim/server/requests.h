@@ -15,7 +15,9 @@
 
 namespace xmig::server {
 
-enum class AssignMode { kFresh, kRecover, kLost };
+// kMove: copy another server's memory in rounds, take its job over later. kResume: a suspended one, whose device memory is
+// gone.
+enum class AssignMode { kFresh, kRecover, kLost, kMove, kResume };
 
 // A fault that belongs to the program: redo up to this record, then hand it over.
 struct Delivery {
@@ -44,16 +46,47 @@ struct Assign {
   std::vector<device::Injection> injections;
   int error = 0;  // kLost
   std::string text;
+  uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };
 struct MemoryAdd {
   Hosted memory;
 };
+// kMove: the source holds it no longer.
+struct MemoryDrop {
+  uint64_t id = 0;
+};
 struct Go {};
 struct Inject {
   device::Injection injection;
 };
-struct TakeCut {};
+struct TakeCut {
+  std::optional<bool> host;  // from now on, is the whole shadow kept in host memory?
+};
+// kMove: copy what this cut holds and is not here yet.
+struct Round {
+  uint64_t number = 0;
+  uint64_t cut = 0;
+};
+// Stop for good, at a cut: another server goes on from there.
+struct Handover {};
+// kMove: that cut of the source is its last one. The job is this server's.
+struct Take {
+  uint64_t cut = 0;
+};
+enum class SuspendTo { kHost, kFile };
+// Bring the shadow to where it can stay without a server, while the program runs.
+struct PrepareSuspend {
+  SuspendTo to = SuspendTo::kHost;
+  uint64_t bytes_hint = 0;
+  ipc::UniqueFd directory;  // kFile
+};
+struct Suspend {};
+// To a standby: load what these cuts of the process have that it may get.
+struct LoadAhead {
+  ipc::UniqueFd cut[2];
+};
+struct AbortSuspend {};
 struct Pause {};
 struct Rebind {
   ipc::UniqueFd journal, staging, pinned;
@@ -64,7 +97,8 @@ struct Stop {
   std::string reason;
 };
 
-using Request = std::variant<Assign, MemoryAdd, Go, Inject, TakeCut, Pause, Rebind, Continue, Stop>;
+using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, PrepareSuspend,
+                             Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 5;

@@ -50,7 +50,8 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       device_(std::move(device)),
       contexts_(device_->driver()),
       faults_(*device_, daemon_),
-      injector_(*device_, daemon_, faults_) {}
+      injector_(*device_, daemon_, faults_),
+      preload_(*device_, contexts_, log_) {}
 
 Server::~Server() {
   if (executor_) executor_->stop();
@@ -58,6 +59,12 @@ Server::~Server() {
 }
 
 int Server::run(uint64_t started) {
+  const int status = live(started);
+  daemon_.hang_up();
+  return status;
+}
+
+int Server::live(uint64_t started) {
   socket_ = options_.control_fd;
   { const auto attached = daemon_.attach(ipc::UniqueFd(options_.control_fd)); }
   if (const CUresult result = device_->driver().cuInit(0); result != CUDA_SUCCESS) {
@@ -79,7 +86,13 @@ int Server::run(uint64_t started) {
 // One round: a message of the daemon, or the end of the program.
 std::optional<int> Server::listen() {
   pollfd watched[] = {{socket_, POLLIN, 0}, {pausing_ ? -1 : client_.get(), POLLIN, 0}};
-  if (::poll(watched, 2, -1) < 0) return errno == EINTR ? std::nullopt : std::optional(kLostExit);
+  const bool loading = !assignment_ && preload_.pending();  // between two messages: who has a job does not wait
+  const int ready = ::poll(watched, 2, loading ? 0 : -1);
+  if (ready < 0) return errno == EINTR ? std::nullopt : std::optional(kLostExit);
+  if (ready == 0) {
+    load_further();
+    return std::nullopt;
+  }
   if (watched[1].revents != 0) {
     daemon_.bye("the program has exited");
     return 0;
@@ -138,12 +151,24 @@ std::optional<int> Server::operator()(Assign& request) {
     daemon_.bye("the program has exited");
     return 0;
   }
+  for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
+  if (assignment_->mode == AssignMode::kMove) {
+    begin_move();
+    return std::nullopt;
+  }
   header.daemon_pid.store(peer_pid(socket_));
+  enter_job();
+  if (assignment_->mode == AssignMode::kFresh) begin();
+  return std::nullopt;
+}
+
+// From now on the journal says that the job is this server's.
+void Server::enter_job() {
+  journal::JournalHeader& header = job_->header();
   header.server_pid.store(static_cast<uint32_t>(::getpid()));
   header.generation.fetch_add(1);
-  for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
-  if (assignment_->mode == AssignMode::kFresh) begin(false);
-  return std::nullopt;
+  header.memory_changes.fetch_add(1);
+  daemon_.count_changes(header.memory_changes);
 }
 
 bool Server::watch_client() {
@@ -152,34 +177,81 @@ bool Server::watch_client() {
   return static_cast<bool>(client_);
 }
 
-void Server::begin(bool recover) {
-  begun_ = true;
+void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, *job_,
+  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, preload_, *job_,
                                          assignment_->cut_budget, assignment_->hang_timeout);
-  thread_ = std::thread([this, recover, given = std::move(given_)]() mutable { serve(recover, std::move(given)); });
+}
+
+void Server::begin() {
+  begun_ = true;
+  make_executor();
+  thread_ = std::thread([this, given = std::move(given_)]() mutable { serve(std::move(given)); });
 }
 
 // The executor's thread.
-void Server::serve(bool recover, std::vector<Hosted> given) {
+void Server::serve(std::vector<Hosted> given) {
   std::string why;
-  const bool started =
-      recover ? executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, why) : executor_->start_fresh(why);
-  if (!started) lose(why);
-  if (!recover) daemon_.ready(job_->header().generation.load());
+  if (!start(std::move(given), why)) lose(why);
   serving_ = true;
   if (!executor_->run(why)) lose(why);
+}
+
+bool Server::start(std::vector<Hosted> given, std::string& why) {
+  switch (assignment_->mode) {
+    case AssignMode::kFresh:
+      if (!executor_->start_fresh(why)) return false;
+      daemon_.ready(job_->header().generation.load());
+      return true;
+    case AssignMode::kResume: {
+      Trouble trouble;
+      if (executor_->resume_suspended(std::move(given), trouble)) return true;
+      // Nothing has changed: the process is where it was.
+      job_->header().server_pid.store(0);
+      daemon_.resume_failed(trouble.code, trouble.text);
+      daemon_.hang_up();
+      ::_exit(kLostExit);
+    }
+    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, why);
+  }
 }
 
 void Server::lose(const std::string& why) {
   mark_lost(*job_, CUDA_ERROR_UNKNOWN);
   daemon_.garbage(job_->header().executed.load(), why);
+  daemon_.hang_up();
   ::_exit(kLostExit);
 }
 
+// The cuts are written by the process's server all the time: of the two, one is whole.
+std::optional<int> Server::operator()(LoadAhead& request) {
+  if (assignment_) return std::nullopt;
+  std::optional<CutContent> newest;
+  for (const ipc::UniqueFd& fd : request.cut) {
+    std::string why;
+    auto content = read_cut_file(fd.get(), why);
+    if (content && (!newest || content->number > newest->number)) newest = std::move(content);
+  }
+  if (newest) preload_.want(*newest);
+  if (!preload_.pending()) daemon_.preloaded(preload_.report());
+  return std::nullopt;
+}
+
+void Server::load_further() {
+  preload_.step();
+  if (!preload_.pending()) daemon_.preloaded(preload_.report());
+}
+
 std::optional<int> Server::operator()(MemoryAdd& request) {
-  if (!assignment_ || assignment_->mode != AssignMode::kRecover || begun_) {
+  if (!assignment_ && request.memory.kind == HostedKind::kImage) {
+    preload_.add(request.memory);
+    return std::nullopt;
+  }
+  if (assignment_ && assignment_->mode == AssignMode::kMove) return add_step(std::move(request));
+  const bool waits_for_it =
+      assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
+  if (!waits_for_it || begun_) {
     log_(Level::kError, "the daemon hands over memory that nobody needs");
     return std::nullopt;
   }
@@ -188,7 +260,9 @@ std::optional<int> Server::operator()(MemoryAdd& request) {
 }
 
 std::optional<int> Server::operator()(Go&) {
-  if (assignment_ && assignment_->mode == AssignMode::kRecover && !begun_) begin(true);
+  const bool waits_for_it =
+      assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
+  if (waits_for_it && !begun_) begin();
   return std::nullopt;
 }
 
@@ -197,13 +271,18 @@ std::optional<int> Server::operator()(Inject& request) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(TakeCut&) {
-  if (executor_) executor_->ask_for_cut();
+std::optional<int> Server::operator()(TakeCut& request) {
+  if (!begun_) return std::nullopt;
+  if (request.host && serving_) {
+    executor_->keep_on_host(*request.host);
+  } else {
+    executor_->ask_for_cut();
+  }
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(Pause&) {
-  if (!executor_) return std::nullopt;
+  if (!begun_) return std::nullopt;
   pausing_ = true;
   executor_->pause();
   return std::nullopt;
@@ -215,7 +294,7 @@ std::optional<int> Server::operator()(Continue&) { return resume(std::nullopt); 
 
 std::optional<int> Server::resume(std::optional<Rebind> rebind) {
   std::string why = "there is no job";
-  if (!executor_ || !executor_->resume(std::move(rebind), why)) {
+  if (!begun_ || !executor_->resume(std::move(rebind), why)) {
     log_(Level::kError, "cannot continue: " + why);
     return std::nullopt;
   }

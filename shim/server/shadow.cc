@@ -12,7 +12,6 @@ constexpr uint64_t kSmallestSlab = 8 * kGranule;
 constexpr uint64_t kLargestSlab = 512 * kGranule;
 
 uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
-bool is_host(const Hosted& memory) { return !memory.name.empty(); }
 
 }  // namespace
 
@@ -23,25 +22,36 @@ Shadow::Map::iterator Shadow::containing(uint64_t slot) {
   return slot - it->first < it->second.memory.bytes ? it : slabs_.end();
 }
 
-std::optional<uint64_t> Shadow::gap(uint32_t ordinal, uint64_t bytes) const {
-  uint64_t address = shadow_base(ordinal);
-  const uint64_t end = address + kShadowSpan;
-  for (auto it = slabs_.lower_bound(address); it != slabs_.end() && it->first < end; ++it) {
-    if (it->first - address >= bytes) return address;
-    address = it->first + it->second.memory.bytes;
+std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t bytes) const {
+  const bool device = place == Place::kDevice;
+  uint64_t address = device ? shadow_base(ordinal) : host_shadow_base(ordinal);
+  const uint64_t end = device ? host_shadow_base(ordinal) : shadow_base(ordinal) + kShadowSpan;
+  auto slab = slabs_.lower_bound(address);
+  auto aside = set_aside_.lower_bound(address);
+  while (true) {
+    const uint64_t next_slab = slab == slabs_.end() ? end : slab->first;
+    const uint64_t next_aside = aside == set_aside_.end() ? end : aside->first;
+    const uint64_t next = std::min({next_slab, next_aside, end});
+    if (next == end) break;
+    if (next - address >= bytes) return address;
+    address = next == next_slab ? next + (slab++)->second.memory.bytes : next + (aside++)->second;
   }
   if (end - address < bytes) return std::nullopt;
   return address;
 }
 
-Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host, uint64_t wanted) {
+Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted) {
   const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, kLargestSlab);
   for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
-    const auto address = gap(ordinal, bytes);
+    const auto address = gap(ordinal, place, bytes);
     if (!address) continue;
     Slab slab;
-    const CUresult result = host ? physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory)
-                                 : physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory);
+    CUresult result = CUDA_SUCCESS;
+    switch (place) {
+      case Place::kDevice: result = physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+      case Place::kHost: result = physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+      case Place::kFile: result = physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+    }
     if (result != CUDA_SUCCESS) continue;
     slab.used.assign(bytes / kGranule, false);
     return &slabs_.emplace(*address, std::move(slab)).first->second;
@@ -49,14 +59,17 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, bool host, uint64_t wanted) {
   return nullptr;
 }
 
-std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, bool host, uint64_t wanted) {
+std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
   const auto first = slabs_.lower_bound(shadow_base(ordinal));
   Slab* chosen = nullptr;
   for (auto it = first; it != slabs_.end() && ordinal_of(it->first) == ordinal && !chosen; ++it) {
-    if (it->second.used_count < it->second.used.size() && (!host || is_host(it->second.memory))) chosen = &it->second;
+    const Slab& slab = it->second;
+    const Place its = slab.memory.place();
+    const bool fits = its == place || (place == Place::kDevice && !strictly && its == Place::kHost && !slab.held);
+    if (!slab.memory.foreign && fits && slab.used_count < slab.used.size()) chosen = &it->second;
   }
-  if (!chosen && !host) chosen = add_slab(ordinal, false, wanted);
-  if (!chosen) chosen = add_slab(ordinal, true, wanted);
+  if (!chosen) chosen = add_slab(ordinal, place, wanted);
+  if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted);
   if (!chosen) return std::nullopt;
   const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
   *free = true;
@@ -73,20 +86,46 @@ void Shadow::free(uint64_t slot) {
 
 bool Shadow::on_device(uint64_t slot) const {
   const auto it = containing(slot);
-  return it != slabs_.end() && !is_host(it->second.memory);
+  return it != slabs_.end() && it->second.memory.place() == Place::kDevice;
+}
+
+Place Shadow::place(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it == slabs_.end() ? Place::kDevice : it->second.memory.place();
+}
+
+std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, uint64_t bytes) {
+  const auto address = gap(ordinal, Place::kHost, bytes);
+  if (address) set_aside_.emplace(*address, bytes);
+  return address;
+}
+
+void Shadow::add_held(Hosted memory) {
+  const uint64_t address = memory.address;
+  set_aside_.erase(address);
+  Slab slab;
+  slab.used.assign(memory.bytes / kGranule, false);
+  slab.held = true;
+  slab.memory = std::move(memory);
+  slabs_.emplace(address, std::move(slab));
+}
+
+void Shadow::unhold() {
+  for (auto& [address, slab] : slabs_) slab.held = false;
 }
 
 uint64_t Shadow::device_bytes(uint32_t ordinal) const {
   uint64_t sum = 0;
   for (const auto& [address, slab] : slabs_) {
-    if (ordinal_of(address) == ordinal && !is_host(slab.memory)) sum += slab.memory.bytes;
+    const bool ours = slab.memory.place() == Place::kDevice && !slab.memory.foreign;
+    if (ours && ordinal_of(address) == ordinal) sum += slab.memory.bytes;
   }
   return sum;
 }
 
 void Shadow::trim() {
   for (auto it = slabs_.begin(); it != slabs_.end();) {
-    if (it->second.used_count == 0) {
+    if (it->second.used_count == 0 && !it->second.held) {
       physical_.release(it->second.memory);
       it = slabs_.erase(it);
     } else {
@@ -112,6 +151,25 @@ CUresult Shadow::adopt(Hosted memory) {
   slab.memory = std::move(memory);
   slabs_.emplace(address, std::move(slab));
   return CUDA_SUCCESS;
+}
+
+bool Shadow::forget(uint64_t id) {
+  for (auto it = slabs_.begin(); it != slabs_.end(); ++it) {
+    if (it->second.memory.id != id) continue;
+    physical_.let_go(it->second.memory);
+    slabs_.erase(it);
+    return true;
+  }
+  return false;
+}
+
+bool Shadow::is_foreign(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it != slabs_.end() && it->second.memory.foreign;
+}
+
+bool Shadow::has_foreign() const {
+  return std::any_of(slabs_.begin(), slabs_.end(), [](const auto& entry) { return entry.second.memory.foreign; });
 }
 
 bool Shadow::take(uint64_t slot) {

@@ -17,18 +17,32 @@ class Shadow {
   }
   Shadow(const Shadow&) = delete;
 
-  // A slot near the device `ordinal`, as an address of this process. From host memory where the device has no room, or
-  // where `host` says that it needs the room itself. `wanted`: how many will be asked for now, this one included.
-  // Nothing: there is no memory at all.
-  std::optional<uint64_t> allocate(uint32_t ordinal, bool host, uint64_t wanted = 1);
+  // A slot for the device `ordinal`, as an address of this process. Without `strictly` it is from host memory where the
+  // device has no room. `wanted`: how many will be asked for now, this one included. Nothing: there is no memory.
+  std::optional<uint64_t> allocate(uint32_t ordinal, Place place, uint64_t wanted = 1, bool strictly = false);
   void free(uint64_t slot);
-  bool on_device(uint64_t slot) const;
+  Place place(uint64_t slot) const;
+
+  // Room is made beforehand, while others work: addresses are set aside; then the slab is made, which takes long; then it
+  // is added, or the addresses are given up. What was made so is kept for slots off the device, until unhold().
+  std::optional<uint64_t> set_aside(uint32_t ordinal, uint64_t bytes);
+  void add_held(Hosted memory);
+  void give_up(uint64_t address) { set_aside_.erase(address); }
+  void unhold();
+  bool on_device(uint64_t slot) const;  // this server's, or the one that the job was on before
   bool has_device_slabs(uint32_t ordinal) const { return device_bytes(ordinal) != 0; }
   uint64_t device_bytes(uint32_t ordinal) const;
   // Give empty slabs back.
   void trim();
 
   CUresult adopt(Hosted memory);
+  // A move: the server that holds this memory gives it up. False if it is none of these.
+  bool forget(uint64_t id);
+  // Is the slot in a slab that is mapped here?
+  bool maps(uint64_t slot) const { return slot % journal::kGranule == 0 && containing(slot) != slabs_.end(); }
+  // Is it memory of the device that the job was on before?
+  bool is_foreign(uint64_t slot) const;
+  bool has_foreign() const;
   // Recovery: this slot holds content. False if it is in no slab.
   bool take(uint64_t slot);
 
@@ -40,6 +54,7 @@ class Shadow {
  private:
   struct Slab {
     Hosted memory;
+    bool held = false;  // also while it is empty
     std::vector<bool> used;
     size_t used_count = 0;
   };
@@ -47,11 +62,12 @@ class Shadow {
 
   Map::iterator containing(uint64_t slot);
   Map::const_iterator containing(uint64_t slot) const { return const_cast<Shadow*>(this)->containing(slot); }
-  std::optional<uint64_t> gap(uint32_t ordinal, uint64_t bytes) const;
-  Slab* add_slab(uint32_t ordinal, bool host, uint64_t wanted);
+  std::optional<uint64_t> gap(uint32_t ordinal, Place place, uint64_t bytes) const;
+  Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted);
 
   Physical& physical_;
   Map slabs_;
+  std::map<uint64_t, uint64_t> set_aside_;  // bytes, by address
 };
 
 }  // namespace xmig::server

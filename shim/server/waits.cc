@@ -46,8 +46,9 @@ void Waits::arm() {
       faults_.check(driver_.cuEventRecordWithFlags(event, stream, 0));
       wait.marks.push_back(event);
     };
-    for (const CUstream stream : wait.streams) mark(stream);
+    for (; wait.done < wait.streams.size(); ++wait.done) mark(wait.streams[wait.done]);
     wait.streams.clear();
+    wait.done = 0;
     if (!wait.event) continue;
     // The program may record or destroy its event while this goes on: a stream of ours waits for what it means now.
     {
@@ -67,14 +68,16 @@ void Waits::arm() {
   }
 }
 
-CUresult Waits::query(const Wait& wait) const {
-  CUresult result = CUDA_SUCCESS;
-  for (const CUstream stream : wait.streams) {
-    if ((result = driver_.cuStreamQuery(stream)) != CUDA_SUCCESS) return result;
+// One question at a look: what was found done stays done, since nothing else is executed before the wait is armed.
+CUresult Waits::query(Wait& wait) const {
+  for (; wait.done < wait.streams.size(); ++wait.done) {
+    if (const CUresult result = driver_.cuStreamQuery(wait.streams[wait.done]); result != CUDA_SUCCESS) return result;
   }
-  if (wait.event && (result = driver_.cuEventQuery(wait.event)) != CUDA_SUCCESS) return result;
-  for (const CUevent event : wait.marks) {
-    if ((result = driver_.cuEventQuery(event)) != CUDA_SUCCESS) return result;
+  if (wait.event) {
+    if (const CUresult result = driver_.cuEventQuery(wait.event); result != CUDA_SUCCESS) return result;
+  }
+  for (; wait.done < wait.marks.size(); ++wait.done) {  // of one that is armed
+    if (const CUresult result = driver_.cuEventQuery(wait.marks[wait.done]); result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
 }

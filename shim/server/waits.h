@@ -34,6 +34,7 @@ struct Wait {
   std::vector<CUstream> streams;  // all that it waits for; empty once armed
   CUevent event = nullptr;        // the program's, likewise
   std::vector<CUevent> marks;
+  size_t done = 0;                // so many of the streams, or of the marks, have been found done
   CUstream helper = nullptr;  // waits for the program's event
   // The bytes that the copy before it brings.
   const std::byte* data = nullptr;
@@ -66,7 +67,7 @@ class Waits {
     std::vector<CUevent> marks;
     std::vector<CUstream> helpers;
   };
-  CUresult query(const Wait& wait) const;
+  CUresult query(Wait& wait) const;
   void complete(Wait& wait, CUresult result);
   void run_waiter();
 

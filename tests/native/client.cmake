@@ -8,10 +8,15 @@ foreach(test md2 integrity entry_points export_tables context_storage asked numb
   add_test(NAME client.${test} COMMAND client_units ${test})
 endforeach()
 
-add_executable(client_jobs ${CMAKE_CURRENT_LIST_DIR}/client_jobs.cc)
-target_link_libraries(client_jobs PRIVATE xmig_client)
-foreach(test
-    handshake refusals launch_record launch_parameters first_launches launch_errors many_threads thread_slots full_ring full_ring_and_unanswered
-    sticky_error host_functions posted_twice forks events contexts modules unpublished integrity_slot storage tensor_maps lost everybody_gone launch_cost)
-  add_test(NAME client.${test} COMMAND client_jobs ${test})
-endforeach()
+# Arguments: an executable, its tests.
+function(xmig_client_jobs name)
+  add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
+  target_link_libraries(${name} PRIVATE xmig_client)
+  foreach(test ${ARGN})
+    add_test(NAME client.${test} COMMAND ${name} ${test})
+  endforeach()
+endfunction()
+xmig_client_jobs(client_jobs handshake refusals many_threads thread_slots full_ring full_ring_and_unanswered sticky_error
+                 host_functions posted_twice forks lost everybody_gone)
+xmig_client_jobs(client_launches launch_record first_launches launch_parameters launch_errors launch_cost)
+xmig_client_jobs(client_objects events contexts modules unpublished integrity_slot storage tensor_maps)

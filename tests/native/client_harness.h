@@ -197,6 +197,12 @@ class JobServer {
     return args;
   }
 
+  static uint32_t number_of(uint64_t function) { return journal::handle_index(function) & (journal::kMaxKernels - 1); }
+  static uint32_t parameter_bytes(uint64_t function) {
+    const uint32_t number = number_of(function);
+    return number == 0 ? kKernelBytes : number == 1 ? kOddBytes : 0;
+  }
+
   void execute() {
     journal::JournalHeader& header = journal_.header();
     journal::RecordHeader& record = at(position_);
@@ -217,6 +223,11 @@ class JobServer {
       case Op::xmFirstLaunch:
         control_.first_launches.fetch_add(1);
         result = static_cast<CUresult>(control_.refuse_launch.load());
+        // The driver's word on packed parameters that are too few.
+        if (const auto args = arguments<Args_xmLaunch>(record); args.parameter_bytes < parameter_bytes(args.function)) {
+          result = CUDA_ERROR_INVALID_VALUE;
+        }
+        if (result != CUDA_SUCCESS) break;
         [[fallthrough]];
       case Op::xmLaunch:
         control_.launch = arguments<Args_xmLaunch>(record);
@@ -240,6 +251,10 @@ class JobServer {
       case Op::xmLimit: {
         const auto args = arguments<Args_xmLimit>(record);
         control_.limits_asked.fetch_add(1);
+        if (args.limit >= CU_LIMIT_MAX) {
+          result = CUDA_ERROR_UNSUPPORTED_LIMIT;
+          break;
+        }
         if (args.set && args.value > 1 << 20) result = CUDA_ERROR_INVALID_VALUE;
         if (args.set && result == CUDA_SUCCESS) limits_[args.limit % CU_LIMIT_MAX] = (args.value + 15) / 16 * 16;
         std::memcpy(space, &limits_[args.limit % CU_LIMIT_MAX], sizeof(uint64_t));
@@ -268,7 +283,7 @@ class JobServer {
       }
       case Op::xmKernel: {
         const uint64_t function = arguments<Args_xmKernel>(record).function;
-        const auto text = kernel_description(journal::handle_index(function) & (journal::kMaxKernels - 1));
+        const auto text = kernel_description(number_of(function));
         record.reply_bytes = static_cast<uint32_t>(text.size());
         std::memcpy(space, text.data(), std::min<size_t>(record.reply, text.size()));
         break;

@@ -13,15 +13,33 @@ add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_L
 target_link_libraries(blind_server PRIVATE xmig_server_core)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
-add_executable(server_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.cc)
-target_link_libraries(server_jobs PRIVATE xmig_server_core)
-foreach(test
-    undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error pinned pinned_ahead sets_pinned
-    pinned_much kernel_reads_pinned order_by_waiting
-    host_functions host_function_needs_the_program never_synchronises copies_more_than_the_journal waits_are_apart garbage
-    daemon_comes_back memory_is_full zeros pauses globals twins limits first_launches failed_frees tensor_maps event_on_two_streams idle_uses_no_cpu)
-  add_test(NAME server.${test} COMMAND server_jobs $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
-endforeach()
+# Arguments: an executable, what its tests' names begin with, its tests.
+function(xmig_server_jobs name prefix)
+  add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
+  target_link_libraries(${name} PRIVATE xmig_server_core)
+  foreach(test ${ARGN})
+    add_test(NAME server.${prefix}${test} COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
+  endforeach()
+endfunction()
+xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error
+                 host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
+                 pauses idle_uses_no_cpu)
+xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
+                 copies_more_than_the_journal memory_is_full zeros)
+xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins preloaded limits
+                 event_on_two_streams)
+xmig_server_jobs(server_move_test move_ moves aborts source_dies both_die unprepared young smaller)
+xmig_server_jobs(server_suspend_test suspend_ host files aborts dies no_room full shadow_on_host)
+
+# Where they kill the server, the job moves to another device instead.
+function(xmig_moved_jobs name)
+  foreach(test ${ARGN})
+    add_test(NAME server.moved_${test}
+             COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test} moved)
+  endforeach()
+endfunction()
+xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros)
+xmig_moved_jobs(server_object_jobs globals twins limits first_launches)
 
 foreach(test injections lost_again_in_redo program_error error_among_others)
   add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})

@@ -103,6 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Faults faults(*device, daemon);
   static Injector injector(*device, daemon, faults);
   static Contexts contexts(device->driver());
+  static Preload preload(*device, contexts, log);
   static const bool opened = device->driver().cuInit(0) == CUDA_SUCCESS && contexts.open(1) == CUDA_SUCCESS;
   if (!opened) std::abort();
 
@@ -110,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};
   auto job = Job::map("fuzz", ::getpid(), std::move(fds), why);
   if (!job) std::abort();
-  Executor executor(*device, contexts, daemon, log, faults, injector, *job, 1.0);
+  Executor executor(*device, contexts, daemon, log, faults, injector, preload, *job, 1.0);
   if (!executor.start_fresh(why)) std::abort();
   write_records(Input(data, size), job->journal());
   executor.run_to_tail();

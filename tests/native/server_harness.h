@@ -47,14 +47,53 @@ using Json = nlohmann::json;
 struct Setup {
   std::string server;  // path of xmig-server
   std::string kernels;  // path of the kernels' shared object
+  bool preload = false;  // who takes a lost server's place has loaded its modules beforehand
 };
 inline Setup setup;
+inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
 
 struct Counters {
   std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
   std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
-  std::atomic<uint64_t> cut_bytes{0};  // copied by the last cut
+  std::atomic<uint64_t> cut_bytes{0}, cut_number{0};  // copied by the last cut that was told of; which it is
 };
+
+struct Held {
+  Json fields;
+  ipc::UniqueFd fd;
+};
+using HeldMap = std::map<uint64_t, Held>;
+
+// A process of xmig-server, and our end of its control socket.
+inline std::pair<pid_t, ipc::UniqueFd> spawn_server(const std::string& device, uint64_t memory_bytes,
+                                                    const std::string& runtime_dir = "") {
+  int pair[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+  const std::string fd = std::to_string(pair[1]);
+  const std::string memory = std::to_string(memory_bytes);
+  const pid_t pid = ::fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    ::fcntl(pair[1], F_SETFD, 0);
+    std::vector<const char*> arguments = {setup.server.c_str(), "--device", device.c_str(), "--memory",
+                                          memory.c_str(),       "--control-fd", fd.c_str()};
+    if (!runtime_dir.empty()) arguments.insert(arguments.end(), {"--runtime-dir", runtime_dir.c_str()});
+    arguments.push_back(nullptr);
+    ::execv(setup.server.c_str(), const_cast<char**>(arguments.data()));
+    std::_Exit(127);
+  }
+  ::close(pair[1]);
+  return {pid, ipc::UniqueFd(pair[0])};
+}
+
+inline void send_to(int socket, const Json& message, std::span<const int> fds = {}) {
+  const std::string text = message.dump();
+  ipc::send_message(socket, std::as_bytes(std::span(text)), fds);
+}
+
+class Job;
+// What happens where a test kills the server, if it can. Otherwise false: then it is killed.
+inline std::function<bool(Job&)> instead_of_kill;
 
 class Job {
  public:
@@ -107,7 +146,12 @@ class Job {
     return pinned();
   }
   Counters& counters() { return counters_; }
+  const Options& options() const { return options_; }
   void kill_server() {
+    if (instead_of_kill && !ending_ && instead_of_kill(*this)) return;
+    really_kill();
+  }
+  void really_kill() {
     const std::lock_guard lock(mutex_);
     if (server_ > 0) ::kill(server_, SIGKILL);
   }
@@ -149,10 +193,57 @@ class Job {
     retired_ = std::exchange(control_, std::move(socket));  // the supervisor may still be looking at it
     detached_ = false;
   }
+  // The job is suspended: its server is killed, nobody takes its place, and device memory goes.
+  void leave_suspended() {
+    parked_ = true;
+    kill_server();
+    wait([&] { return server_ == -1; });
+    const std::lock_guard lock(mutex_);
+    std::erase_if(memory_, [](const auto& entry) { return entry.second.fields.at("kind") == "device"; });
+  }
+  // True when the job has been resumed; false if the server that was to do it could not.
+  bool resume(const std::string& device, uint64_t memory_bytes = 1ull << 30) {
+    {
+      const std::lock_guard lock(mutex_);
+      options_.device = device;
+      options_.memory = memory_bytes;
+      resuming_ = true;
+      resume_error_ = "";
+    }
+    const uint64_t before = counters_.resumed;
+    parked_ = false;
+    wait([&] { return counters_.resumed != before || parked_; });
+    return !parked_;
+  }
+  std::string resume_error() {
+    const std::lock_guard lock(mutex_);
+    return resume_error_;
+  }
+
   // Called by the supervisor's thread for every message from now on.
   void on_message(std::function<void(const Json&)> function) {
     const std::lock_guard lock(mutex_);
     on_message_ = std::move(function);
+  }
+  // What is held for the job, under the lock.
+  template <typename F>
+  void with_held(F&& f) {
+    const std::lock_guard lock(mutex_);
+    f(memory_);
+  }
+  std::vector<int> files() const {
+    return {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
+  }
+  // The job is another server's, on another device: what is held of it is this. The server that has had it is killed.
+  void switch_to(const std::string& device, pid_t server, ipc::UniqueFd control, HeldMap memory) {
+    {
+      const std::lock_guard lock(mutex_);
+      options_.device = device;
+      next_ = Next{server, std::move(control), std::move(memory)};
+    }
+    const uint64_t before = switches_;
+    really_kill();
+    wait([&] { return switches_ != before; });
   }
 
   template <typename F>
@@ -365,9 +456,10 @@ class Job {
   }
 
  private:
-  struct Held {
-    Json fields;
-    ipc::UniqueFd fd;
+  struct Next {
+    pid_t server;
+    ipc::UniqueFd control;
+    HeldMap memory;
   };
 
   static ipc::UniqueFd memfd(const char* name, uint64_t bytes) {
@@ -377,29 +469,14 @@ class Job {
   }
 
   void send_locked(const Json& message, std::span<const int> fds) {
-    const std::string text = message.dump();
-    ipc::send_message(control_.get(), std::as_bytes(std::span(text)), fds);
+    send_to(control_.get(), message, fds);
   }
 
   void start_server() {
-    int pair[2];
-    CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
-    const std::string fd = std::to_string(pair[1]);
-    const std::string memory = std::to_string(options_.memory);
-    const pid_t pid = ::fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-      ::fcntl(pair[1], F_SETFD, 0);
-      std::vector<const char*> arguments = {setup.server.c_str(), "--device", options_.device.c_str(), "--memory",
-                                            memory.c_str(),       "--control-fd", fd.c_str()};
-      if (!runtime_dir.empty()) arguments.insert(arguments.end(), {"--runtime-dir", runtime_dir.c_str()});
-      arguments.push_back(nullptr);
-      ::execv(setup.server.c_str(), const_cast<char**>(arguments.data()));
-      std::_Exit(127);
-    }
-    ::close(pair[1]);
+    auto [pid, control] = spawn_server(options_.device, options_.memory, runtime_dir);
+    if (setup.preload && started_) preload(control.get());
     const std::lock_guard lock(mutex_);
-    control_.reset(pair[0]);
+    control_ = std::move(control);
     server_ = pid;
     if (ending_) ::kill(pid, SIGKILL);  // the destructor has found the one before it
     const bool fresh = !started_;
@@ -411,7 +488,7 @@ class Job {
     const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
     send_locked({{"type", "assign"},
                  {"job", "test"},
-                 {"mode", fresh ? "fresh" : "recover"},
+                 {"mode", fresh ? "fresh" : resuming_ ? "resume" : "recover"},
                  {"client_pid", ::getpid()},
                  {"cut_budget", options_.cut_budget},
                  {"deliver", deliver},
@@ -419,13 +496,38 @@ class Job {
                  {"injections", injections}},
                 fds);
     if (fresh) return;
-    ++counters_.recoveries;
+    if (!resuming_) ++counters_.recoveries;
     for (const auto& [id, held] : memory_) {
       Json message = held.fields;
       const int one = held.fd.get();
       send_locked(message, std::span(&one, 1));
     }
     send_locked({{"type", "go"}}, {});
+  }
+
+  // As a warm standby is told. Its last word before the job is what it has loaded.
+  void preload(int control) {
+    const auto tell = [&](const Json& message, std::span<const int> fds) {
+      const std::string text = message.dump();
+      CHECK(ipc::send_message(control, std::as_bytes(std::span(text)), fds) == 0);
+    };
+    for (const auto& [id, held] : memory_) {
+      const int one = held.fd.get();
+      if (held.fields["kind"] == "image") tell(held.fields, std::span(&one, 1));
+    }
+    const int cuts[] = {cut_fd_[0].get(), cut_fd_[1].get()};
+    tell({{"type", "preload"}}, cuts);
+    std::vector<std::byte> buffer(64 << 10);
+    while (true) {
+      const ipc::Received received = ipc::receive_message(control, buffer, 5);
+      if (received.bytes == 0) return;  // it was killed
+      const auto* const text = reinterpret_cast<const char*>(buffer.data());
+      const Json message = Json::parse(text, text + received.bytes);
+      if (message.at("type") != "preloaded") continue;
+      preloaded_modules += message.at("modules").get<uint64_t>();
+      preloaded_kernels += message.at("kernels").get<uint64_t>();
+      return;
+    }
   }
 
   void supervise() {
@@ -457,9 +559,25 @@ class Job {
         server_ = -1;
       }
       ::waitpid(pid, &status, 0);
+      if (take_next()) continue;
+      wait([&] { return !parked_ || ending_; });
       if (ending_ || !options_.recover || over_) break;
       start_server();
     }
+  }
+
+  // Somebody else has the job already.
+  bool take_next() {
+    const std::lock_guard lock(mutex_);
+    if (!next_) return false;
+    retired_ = std::exchange(control_, std::move(next_->control));
+    memory_ = std::move(next_->memory);
+    last_fault_ = 0;
+    server_ = next_->server;
+    next_.reset();
+    ++switches_;
+    if (ending_) ::kill(server_, SIGKILL);
+    return true;
   }
 
   void note(const Json& message, std::vector<ipc::UniqueFd> fds) {
@@ -477,6 +595,7 @@ class Job {
       ready_ = true;
     } else if (type == "cut") {
       counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
+      counters_.cut_number = message.at("number").get<uint64_t>();
       ++counters_.cuts;
     } else if (type == "fault") {
       ++counters_.faults;
@@ -513,7 +632,15 @@ class Job {
       counters_.differing += message.at("differing").get<uint64_t>();
       counters_.redone += message.at("records").get<uint64_t>();
     } else if (type == "phase" && message.at("name") == "resumed") {
+      {
+        const std::lock_guard lock(mutex_);
+        resuming_ = false;
+      }
       ++counters_.resumed;
+    } else if (type == "resume_failed") {
+      const std::lock_guard lock(mutex_);
+      resume_error_ = message.at("code");
+      parked_ = true;
     }
     if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "%s\n", message.dump().c_str());
     std::function<void(const Json&)> tell;
@@ -548,7 +675,12 @@ class Job {
   std::atomic<pid_t> server_{-1};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
   bool started_ = false;
-  std::map<uint64_t, Held> memory_;
+  HeldMap memory_;
+  std::optional<Next> next_;
+  std::atomic<bool> parked_{false};
+  bool resuming_ = false;
+  std::string resume_error_;
+  std::atomic<uint64_t> switches_{0};
   std::optional<std::pair<uint64_t, int>> deliver_;
   uint64_t last_fault_ = 0;
   Json careful_;

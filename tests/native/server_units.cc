@@ -16,6 +16,7 @@
 #include "server/record.h"
 #include "server/requests.h"
 #include "server/watchdog.h"
+#include "server/working.h"
 
 #define CHECK(condition)                                                                  \
   do {                                                                                    \
@@ -166,9 +167,14 @@ void policy() {
   CutPolicy policy(0.01);
   policy.start(1000);
   CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
-  policy.taken(0, 5'000'000);  // 5 ms at 1 %: every 500 ms
+  policy.taken(0, 5'000'000);  // 5 ms at 1 %: every 500 ms, and at 2 % still too dear for 200 ms
   CHECK(!policy.due(499'000'000) && policy.due(500'000'000) && !policy.overdue(599'000'000));
   CHECK(policy.overdue(600'000'000));
+  policy.taken(0, 4'000'000);  // every 400 ms, or for twice the budget every 200 ms: taken after 250 ms at the latest
+  CHECK(!policy.due(199'000'000) && policy.due(200'000'000) && !policy.overdue(249'000'000));
+  CHECK(policy.overdue(250'000'000));
+  policy.taken(0, 100'000);  // never more often than this
+  CHECK(!policy.due(149'000'000) && policy.due(150'000'000));
   CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
   CHECK(CutPolicy::needs_room(50, 25, 100, true, false) && CutPolicy::needs_room(50, 1, 100, true, true));
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
@@ -314,6 +320,32 @@ void numbers_are_no_addresses() {
   CHECK(looks_pinned(journal::kPinnedBase >> 32, journal::kPinnedBase & 0xffffffff));
 }
 
+void only_streams_with_work_are_asked() {
+  Working working;
+  const auto stream = [](uintptr_t number) { return reinterpret_cast<CUstream>(number); };
+  std::vector<CUstream> asked;
+  const auto ask = [&](auto&& busy) {
+    asked.clear();
+    return working.ask(1, [&](CUstream one) {
+      asked.push_back(one);
+      return busy(one);
+    });
+  };
+  for (uintptr_t i = 1; i <= 33; ++i) working.add(stream(i), 1);
+  working.add(stream(99), 0);
+  CHECK(ask([&](CUstream one) { return one == stream(7); }) == std::vector{stream(7)});
+  CHECK(asked.size() == 34 && std::count(asked.begin(), asked.end(), nullptr) == 1);
+  working.add(stream(3), 1);
+  working.add(stream(7), 1);
+  CHECK(ask([&](CUstream one) { return one != nullptr; }).size() == 2 && asked.size() == 3);
+  working.forget(stream(7));
+  CHECK(ask([](CUstream) { return false; }).empty() && asked.size() == 2);
+  CHECK(ask([](CUstream) { return true; }) == std::vector{stream(0)} && asked.size() == 1);
+  working.add(stream(5), 1);
+  working.clear();
+  CHECK(ask([](CUstream) { return false; }).empty() && asked.size() == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -325,6 +357,7 @@ int main() {
   intake();
   numbers_are_no_addresses();
   progress();
+  only_streams_with_work_are_asked();
   watchdog();
   options();
   return 0;

@@ -35,7 +35,7 @@ thread_local int t_ordinal = -1;
 CpuDevice* CpuDevice::opened() { return g_opened.load(); }
 
 CpuDevice::CpuDevice(std::span<const int> wanted, uint64_t memory_bytes)
-    : ordinals(describe_all(wanted, memory_bytes)), memory(capacities(ordinals)) {
+    : ordinals(describe_all(wanted, memory_bytes)), memory(capacities(ordinals), wanted) {
   if (ordinals.empty() || ordinals.size() > journal::kMaxDevices)
     throw std::runtime_error("a server drives between 1 and " + std::to_string(journal::kMaxDevices) + " cpu devices, not " +
                              std::to_string(ordinals.size()));

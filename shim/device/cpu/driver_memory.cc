@@ -91,7 +91,7 @@ CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* de
           return CUDA_ERROR_INVALID_VALUE;
       }
     }
-    return device.memory.set_access(address, bytes, descriptions[0].location.id, protection);
+    return device.memory.set_access(address, bytes, protection);
   });
 }
 

@@ -1,4 +1,4 @@
-// Faults that tests and `xmigctl faults inject` ask for, waiting for their moment.
+// Faults that tests and `xmigctl fault inject` ask for, waiting for their moment.
 #pragma once
 
 #include <atomic>

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <cerrno>
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "device/cpu/log.h"
 #include "journal/layout.h"
@@ -26,8 +29,12 @@ bool clear(uint64_t address, uint64_t bytes) {
          MAP_FAILED;
 }
 
-ipc::UniqueFd create_memfd() {
-  int fd = memfd_create("xmig-device-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+// Memory says in its name where it is: a GPU's is of that GPU, whoever maps it.
+constexpr const char* kName = "xmig-device-memory-of-cpu:";
+
+ipc::UniqueFd create_memfd(int node_ordinal) {
+  const std::string name = kName + std::to_string(node_ordinal);
+  int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) {
     const bool limit = errno == EMFILE || errno == ENFILE;
     XMIG_CPU_LOG("no memory object: %s%s", std::strerror(errno),
@@ -38,7 +45,8 @@ ipc::UniqueFd create_memfd() {
 
 }  // namespace
 
-Memory::Memory(std::vector<uint64_t> capacities) {
+Memory::Memory(std::vector<uint64_t> capacities, std::span<const int> node_ordinals)
+    : node_ordinals_(node_ordinals.begin(), node_ordinals.end()) {
   for (const uint64_t bytes : capacities) {
     capacities_.push_back(std::make_unique<Capacity>());
     capacities_.back()->total = bytes;
@@ -100,7 +108,7 @@ CUresult Memory::create(uint64_t* handle, uint64_t bytes, int ordinal) {
   Capacity& capacity = *capacities_[ordinal];
   const uint64_t used = capacity.used;
   if (used > capacity.total || bytes > capacity.total - used) return CUDA_ERROR_OUT_OF_MEMORY;
-  ipc::UniqueFd fd = create_memfd();
+  ipc::UniqueFd fd = create_memfd(node_ordinals_[static_cast<size_t>(ordinal)]);
   if (!fd) return CUDA_ERROR_OUT_OF_MEMORY;
   int result;
   do {
@@ -116,6 +124,18 @@ CUresult Memory::create(uint64_t* handle, uint64_t bytes, int ordinal) {
   return CUDA_SUCCESS;
 }
 
+// The device whose memory this is, if it is one of this process's.
+Capacity& Memory::home_of(int fd) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  char target[256] = "";
+  if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0) return *capacities_[0];
+  const char* const at = std::strstr(target, kName);
+  if (!at) return *capacities_[0];
+  const int home = std::atoi(at + std::strlen(kName));
+  const auto found = std::find(node_ordinals_.begin(), node_ordinals_.end(), home);
+  return found == node_ordinals_.end() ? elsewhere_ : *capacities_[static_cast<size_t>(found - node_ordinals_.begin())];
+}
+
 CUresult Memory::import(uint64_t* handle, int fd) {
   ipc::UniqueFd own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) {
@@ -129,9 +149,8 @@ CUresult Memory::import(uint64_t* handle, int fd) {
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(own.get(), &status) != 0 || status.st_size <= 0 ||
       !granular(static_cast<uint64_t>(status.st_size)))
     return CUDA_ERROR_INVALID_VALUE;
-  // A memory object does not know its ordinal: it counts as the first device's until a device is given access.
-  auto physical =
-      std::make_shared<Physical>(*capacities_[0], std::move(own), static_cast<uint64_t>(status.st_size));
+  Capacity& home = home_of(own.get());
+  auto physical = std::make_shared<Physical>(home, std::move(own), static_cast<uint64_t>(status.st_size));
   physical->imported = true;
   *handle = handles_.add(std::move(physical));
   return CUDA_SUCCESS;
@@ -188,14 +207,12 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::set_access(uint64_t address, uint64_t bytes, int ordinal, int protection) {
+CUresult Memory::set_access(uint64_t address, uint64_t bytes, int protection) {
   uint64_t end = address;
   const auto first = mappings_.find(address);
   auto last = first;
   for (; last != mappings_.end() && last->first == end && end < address + bytes; ++last) end += last->second.bytes;
   if (bytes == 0 || end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  for (auto it = first; it != last; ++it)
-    if (it->second.physical->imported) it->second.physical->move_to(*capacities_[ordinal]);
   if (mprotect(pointer(address), bytes, protection) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
   // The pages exist: entering all of them now is several times cheaper than one fault for each. Not those of a lost
   // server, whose program waits: most are only read before it goes on, and shadows not even that.

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "device/cpu/handles.h"
@@ -31,12 +32,6 @@ struct Physical {
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
-  void move_to(Capacity& other) {
-    capacity->used -= bytes;
-    capacity = &other;
-    capacity->used += bytes;
-  }
-
   Capacity* capacity;
   ipc::UniqueFd fd;  // closed at release: what is mapped stays
   const uint64_t bytes;
@@ -45,7 +40,8 @@ struct Physical {
 
 class Memory {
  public:
-  explicit Memory(std::vector<uint64_t> capacities);
+  // By ordinal: how much memory each device has, and which of the node's it is.
+  Memory(std::vector<uint64_t> capacities, std::span<const int> node_ordinals);
   ~Memory();
 
   CUresult reserve(uint64_t* address, uint64_t bytes, uint64_t alignment, uint64_t hint);
@@ -56,7 +52,7 @@ class Memory {
   CUresult release(uint64_t handle);
   CUresult map(uint64_t address, uint64_t bytes, uint64_t offset, uint64_t handle);
   CUresult unmap(uint64_t address, uint64_t bytes);
-  CUresult set_access(uint64_t address, uint64_t bytes, int ordinal, int protection);
+  CUresult set_access(uint64_t address, uint64_t bytes, int protection);
 
   CUresult register_host(uint64_t address, uint64_t bytes);
   CUresult unregister_host(uint64_t address);
@@ -76,7 +72,11 @@ class Memory {
   // The range that holds all of [address, address + bytes).
   static Ranges::const_iterator around(const Ranges& ranges, uint64_t address, uint64_t bytes);
 
+  Capacity& home_of(int fd);
+
   std::vector<std::unique_ptr<Capacity>> capacities_;
+  std::vector<int> node_ordinals_;
+  Capacity elsewhere_;  // what other devices of the node have lent us
   Handles<std::shared_ptr<Physical>, 0x4d> handles_;
   Ranges reservations_;
   Ranges mappings_;

@@ -14,6 +14,7 @@
 
 #include "device/cuda/open_cuda.h"
 #include "device/cuda/used_memory.h"
+#include "journal/shadow_layout.h"
 
 // hash.ptx and faults.ptx, as text.
 asm(".pushsection .rodata\n.balign 8\nxmig_hash_ptx:\n.incbin \"" XMIG_PTX "/hash.ptx\"\n.byte 0\n"
@@ -156,7 +157,13 @@ class CudaDevice final : public Device {
     const std::lock_guard lock(unit.mutex);
     if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
     for (const Move& move : moves) {
-      if (driver_.cuMemcpyDtoDAsync_v2(move.to, move.from, move.bytes, unit.stream) != CUDA_SUCCESS) return false;
+      const bool host = journal::in_host_shadow(move.to) || journal::in_host_shadow(move.from);
+      // Neighbours in host memory may be two pieces that were page-locked one by one: no copy may touch both.
+      const uint64_t piece = host ? journal::kGranule : move.bytes;
+      for (uint64_t done = 0; done < move.bytes; done += piece) {
+        const Move part{move.to + done, move.from + done, std::min(piece, move.bytes - done)};
+        if (copy_part(part, unit.stream) != CUDA_SUCCESS) return false;
+      }
     }
     return driver_.cuStreamSynchronize(unit.stream) == CUDA_SUCCESS;
   }
@@ -267,6 +274,14 @@ class CudaDevice final : public Device {
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
     check(driver_.cuMemHostRegister_v2(unit.shared.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
           "cuMemHostRegister");
+  }
+
+  CUresult copy_part(const Move& part, CUstream stream) {
+    if (journal::in_host_shadow(part.to))
+      return driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(part.to), part.from, part.bytes, stream);
+    if (journal::in_host_shadow(part.from))
+      return driver_.cuMemcpyHtoDAsync_v2(part.to, reinterpret_cast<const void*>(part.from), part.bytes, stream);
+    return driver_.cuMemcpyDtoDAsync_v2(part.to, part.from, part.bytes, stream);
   }
 
   CUresult launch(CUfunction kernel, unsigned blocks, unsigned threads, CUstream stream, void** parameters) {

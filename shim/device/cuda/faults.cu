@@ -1,7 +1,7 @@
 // Kernels that fault, for injections. Apart from the other one, because a module with an assertion in it costs every
 // context 96 MB of the device (measured on an H200): it is loaded when there is something to inject.
 //
-// Built to faults.ptx by hand: build.sh
+// Built to faults.ptx by hand: build.sh; tests/test_kernels.py compares.
 
 #include <cassert>
 

@@ -362,6 +362,13 @@ constexpr unsigned kMostBlocksOfCluster = 16;
 
 int resident_blocks(int threads) { return std::min(32, 2048 / ((threads + 31) / 32 * 32)); }
 
+size_t packed_bytes(void* const* extra) {
+  for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) return *static_cast<const size_t*>(extra[1]);
+  }
+  return 0;
+}
+
 // What a launch is refused for that no attribute of the kernel tells.
 CUresult check_fit(const CUlaunchConfig& config) {
   const unsigned grid[] = {config.gridDimX, config.gridDimY, config.gridDimZ};
@@ -490,7 +497,10 @@ void add_module_functions(DriverTable& t) {
   t.cuGraphUpload = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
   t.cuGraphLaunch = [](CUgraphExec, CUstream) { return CUDA_SUCCESS; };
   t.cuGraphExecDestroy = [](CUgraphExec) { return CUDA_SUCCESS; };
-  t.cuLaunchKernelEx = [](const CUlaunchConfig* config, CUfunction, void**, void**) { return check_fit(*config); };
+  t.cuLaunchKernelEx = [](const CUlaunchConfig* config, CUfunction f, void**, void** extra) {
+    if (extra && packed_bytes(extra) < function(f).kernel->parameter_bytes) return CUDA_ERROR_INVALID_VALUE;
+    return check_fit(*config);
+  };
 }
 
 // --- the device ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,289 @@
+// Whole jobs against the real xmig-server: page-locked memory, copies, and memory that runs out or holds nothing.
+#include <cstring>
+
+#include "server_jobs.h"
+
+namespace {
+
+using namespace harness;
+
+// The program uses its page-locked buffers again at once: a redo must neither read nor write them.
+void pinned() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t mix_kernel = kernels.kernels.at("mix");
+  const uint64_t address = job.memory(kWords * 8);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(2 << 20));
+  auto* const out = reinterpret_cast<uint64_t*>(job.pinned() + (1 << 20));
+  const auto in_address = reinterpret_cast<uint64_t>(in), out_address = reinterpret_cast<uint64_t>(out);
+  const uint64_t event = job.make_event();
+  for (int step = 0; step < 150; ++step) {
+    auto x = numbers(static_cast<uint64_t>(step));
+    std::memcpy(in, x.data(), kWords * 8);
+    job.append(Op::xmCopyFromPinned,
+               Args_xmCopyFromPinned{address, kWords * 8, kWords * 8, 1, 0, in_address, kWords * 8});
+    job.launch(mix_kernel, 0, address, 5, kWords);
+    job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{address, 512, 512, kWords / 64, 0, out_address, 1024});
+    const uint64_t sequence = job.record_event(event, 0);
+    if (step % 10 == 3) job.kill_server();
+    Job::wait([&] { return job.event_done(event, sequence); });
+    mix(x, 5);
+    for (uint64_t row = 0; row < kWords / 64; ++row) CHECK(std::memcmp(out + row * 128, x.data() + row * 64, 512) == 0);
+    std::memset(in, 0xee, kWords * 8);
+    std::memset(out, 0xdd, kWords * 16);
+    if (step % 10 == 7) {
+      job.kill_server();
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      for (uint64_t i = 0; i < kWords * 2; ++i) CHECK(out[i] == 0xddddddddddddddddu);
+    }
+  }
+  check_resumed(job);
+  CHECK(job.counters().compared > 0);
+}
+
+// A copy from page-locked memory does not wait for the work before it, unless that has yet to write the buffer.
+void pinned_ahead() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t kernel = kernels.kernels.at("wait_for"), copy = kernels.kernels.at("copy_bytes");
+  const uint64_t address = job.memory(2 << 20), gate = job.memory(8), own = job.memory(2 << 20);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(4 << 20));
+  auto* const other = reinterpret_cast<uint64_t*>(job.pinned() + (2 << 20));
+  const auto in_address = reinterpret_cast<uint64_t>(in), other_address = reinterpret_cast<uint64_t>(other);
+  const uint64_t work = job.make_stream(), beside = job.make_stream();
+  constexpr uint64_t kBytes = 64 << 10;
+  const auto bring = [&](uint64_t from) {
+    return job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kBytes, kBytes, 1, work, from, kBytes});
+  };
+  const auto is_copied = [&](uint64_t position) { return (job.record(position)->state.load() & 0xff) == journal::kCopied; };
+  std::vector<uint64_t> got(kBytes / 8);
+  for (uint64_t round = 1; round <= 12; ++round) {
+    // What the device writes before the copy comes from `own`: by a copy, or by a kernel.
+    const uint64_t late = 1000 + round;
+    job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{own, static_cast<uint32_t>(late), kBytes / 4, 0});
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{gate, 0, 8, 0});
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    std::fill_n(in, kBytes / 8, round);
+    std::fill_n(other, kBytes / 8, round);
+    job.launch(kernel, work, gate);
+    const bool by_kernel = round == 12;  // from then on, until a cut, everything takes its turn
+    if (by_kernel) {
+      job.launch(copy, work, other_address, own, kBytes);
+    } else {
+      job.append(Op::xmCopyToPinned, Args_xmCopyToPinned{own, kBytes, kBytes, 1, work, other_address, kBytes});
+    }
+    const uint64_t in_turn = bring(other_address);
+    const uint64_t ahead = bring(in_address);
+    if (!by_kernel) Job::wait([&] { return is_copied(ahead); });
+    if (round % 3 == 2) job.kill_server();
+    CHECK(!is_copied(in_turn));
+    std::fill_n(in, by_kernel ? 0 : kBytes / 8, 0);  // the server has brought it; the program could not know yet
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{gate, 1, 8, beside});
+    CHECK(job.synchronize(beside) == CUDA_SUCCESS && job.synchronize(work) == CUDA_SUCCESS);
+    CHECK(is_copied(in_turn) && is_copied(ahead));
+    CHECK(job.read(address, got.data(), kBytes) == CUDA_SUCCESS);
+    CHECK(std::all_of(got.begin(), got.end(), [&](uint64_t word) { return word == round; }));
+    bring(other_address);
+    CHECK(job.read(address, got.data(), kBytes, work) == CUDA_SUCCESS);
+    CHECK(std::all_of(got.begin(), got.end(), [&](uint64_t word) { return word == (late << 32 | late); }));
+  }
+  check_resumed(job);
+}
+
+// Page-locked memory is an address like any other to a memset.
+void sets_pinned() {
+  Job job;
+  auto* const words = reinterpret_cast<uint32_t*>(job.pin(4096));
+  const auto address = reinterpret_cast<uint64_t>(words);
+  for (uint32_t step = 1; step <= 20; ++step) {
+    std::fill_n(words, 8, 0xdddddddd);
+    job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{address, step, 4, 0});
+    if (step % 4 == 1) job.kill_server();
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    for (int i = 0; i < 8; ++i) CHECK(words[i] == (i < 4 ? step : 0xdddddddd));
+  }
+  check_resumed(job);
+  job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{journal::kPinnedBase + journal::kPinnedBytes - 8, 1, 4, 0});
+  CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+}
+
+// More is copied from page-locked memory than the server can keep: a cut makes room, and none is lost.
+void pinned_much() {
+  Job job;
+  constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
+  const uint64_t address = job.memory(2 * kBytes);
+  auto* const in = reinterpret_cast<uint64_t*>(job.pin(kBytes));
+  const auto in_address = reinterpret_cast<uint64_t>(in);
+  const uint64_t event = job.make_event();
+  std::vector<uint64_t> got(1);
+  for (uint64_t copy = 1; copy <= kCopies; ++copy) {
+    in[0] = copy;
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address, kBytes, kBytes, 1, 0, in_address, kBytes});
+    job.append(Op::xmCopyFromPinned, Args_xmCopyFromPinned{address + kBytes, kBytes, kBytes, 1, 0, in_address, kBytes});
+    const uint64_t sequence = job.record_event(event, 0);
+    Job::wait([&] { return job.event_done(event, sequence); });
+    in[0] = 0;
+    if (copy % 100 != 60) continue;
+    job.kill_server();
+    CHECK(job.read(address + kBytes, got.data(), 8) == CUDA_SUCCESS);
+    CHECK(got[0] == copy);
+  }
+  check_resumed(job);
+}
+
+// A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
+void kernel_reads_pinned() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  job.pin(kWords * 8);
+  const uint64_t address = job.memory(kWords * 8);
+  for (int step = 0; step < 20; ++step) {
+    auto x = numbers(static_cast<uint64_t>(step));
+    std::memcpy(job.pinned(), x.data(), kWords * 8);
+    job.launch(kernels.kernels.at("copy_bytes"), 0, address, reinterpret_cast<uint64_t>(job.pinned()), kWords * 8);
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    std::memset(job.pinned(), 0, kWords * 8);
+    if (step % 4 == 1) job.kill_server();
+    std::vector<uint64_t> got(kWords);
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+    CHECK(got == x);
+  }
+  check_resumed(job);
+}
+
+// The program orders two streams by waiting itself. So must a redo, although nothing on the device says so.
+void order_by_waiting() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t mix_kernel = kernels.kernels.at("mix");
+  const uint64_t first = job.make_stream(), second = job.make_stream();
+  const uint64_t event = job.make_event();
+  const uint64_t address = job.memory(kWords * 8);
+  auto x = numbers(1);
+  job.write(address, x.data(), kWords * 8, first);
+  CHECK(job.synchronize(first) == CUDA_SUCCESS);
+  for (int step = 0; step < 40; ++step) {
+    job.launch(mix_kernel, first, address, 40, kWords);
+    mix(x, 40);
+    if (step % 3 == 0) {
+      CHECK(job.synchronize(first) == CUDA_SUCCESS);
+    } else {
+      // Seen in shared memory; the client library says so in the journal.
+      const uint64_t sequence = job.record_event(event, first);
+      Job::wait([&] { return job.event_done(event, sequence); });
+      const uint64_t position = job.append(Op::cuEventSynchronize, Args_cuEventSynchronize{event});
+      if (step % 3 == 1) job.kill_server();
+      job.header().threads[0].waiting.store(journal::kNotWaiting);
+      (void)position;
+    }
+    job.launch(mix_kernel, second, address, 1, kWords);
+    mix(x, 1);
+    if (step % 4 == 2) job.kill_server();
+    CHECK(job.synchronize(second) == CUDA_SUCCESS);
+  }
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8, second) == CUDA_SUCCESS);
+  CHECK(got == x);
+  check_resumed(job);
+}
+
+void copies_more_than_the_journal() {
+  Job::Options options;
+  options.ring_bytes = 4 << 20;
+  Job job(options);
+  std::vector<uint64_t> x((40 << 20) / 8), got(x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = i * 0x9e3779b97f4a7c15u;
+  const uint64_t address = job.memory(40 << 20);
+  std::thread killer([&] {
+    for (int i = 0; i < 4; ++i) {
+      ::usleep(30'000);
+      job.kill_server();
+    }
+  });
+  job.write(address, x.data(), 40 << 20);
+  killer.join();
+  CHECK(job.read(address, got.data(), 40 << 20) == CUDA_SUCCESS);
+  CHECK(got == x);
+  check_resumed(job);
+}
+
+void memory_is_full() {
+  Job::Options options;
+  options.memory = 256 << 20;
+  Job job(options);
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, 128 << 20) == CUDA_SUCCESS);
+  job.alloc(base, 128 << 20);
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  job.send({{"type", "cut"}});
+  // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
+  Job::wait([&] { return job.counters().cuts != 0 && job.held_bytes("shadow") != 0; });
+  Reply_cuMemGetInfo_v2 memory{};
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(job.held_bytes("shadow") == 128 << 20);
+  CHECK(memory.free == 128 << 20);
+  CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
+  CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
+  job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
+  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  CHECK(memory.free == 128 << 20);
+  CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
+  job.kill_server();
+  std::vector<uint8_t> got(1 << 20);
+  CHECK(job.read(base + (100 << 20), got.data(), got.size()) == CUDA_SUCCESS);
+  for (const uint8_t byte : got) CHECK(byte == 3);
+  check_resumed(job);
+}
+
+// Programs take most of a device before they use it. A cut keeps nothing of zeros, and a recovery makes them again.
+void zeros() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  constexpr uint64_t kBytes = 512 << 20, kUsed = 3 * journal::kGranule;
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, kBytes) == CUDA_SUCCESS);
+  job.alloc(base, kBytes);
+  const auto cut = [&] {
+    // The first one after a move copies everything: not that one.
+    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+    const uint64_t before = job.counters().cuts;
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.send({{"type", "cut"}});
+    Job::wait([&] { return job.counters().cuts != before; });
+    return job.counters().cut_bytes.load();
+  };
+  std::vector<uint64_t> got(kWords), expected(kWords);
+  for (int round = 0; round < 3; ++round) {
+    const uint64_t used = base + round * kUsed;
+    // Zeros, something, zeros: at each, a kernel that depends on what it finds is done again after a kill.
+    for (int content = 0; content < 3; ++content) {
+      std::fill(expected.begin(), expected.end(), 0);
+      if (content == 1) expected = numbers(7);
+      // Also at first: what nobody has written is undefined, and a redo need not find it again.
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
+      if (content == 1) job.write(used, expected.data(), kWords * 8);
+      const uint64_t copied = cut();
+      CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
+      job.launch(kernels.kernels.at("mix"), 0, used, 5, kWords);
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      job.kill_server();
+      CHECK(job.read(used, got.data(), kWords * 8) == CUDA_SUCCESS);
+      mix(expected, 5);
+      CHECK(got == expected);
+      CHECK(job.read(base + kBytes - kWords * 8, got.data(), kWords * 8) == CUDA_SUCCESS);
+      CHECK(got == std::vector<uint64_t>(kWords));
+    }
+  }
+  check_resumed(job);
+}
+
+const Tests kTests = {
+    {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
+    {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
+    {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"zeros", zeros},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

@@ -1,0 +1,196 @@
+// Moves between two devices of the real xmig-server, on cpu devices: what the daemon does, in one process.
+#include "server_mover.h"
+#include "server_program.h"
+
+namespace {
+
+using namespace harness;
+
+// Back and forth; the foreign shadow goes soon after each, and what is killed afterwards recovers on the new device.
+void moves() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  for (int i = 0; i < 6; ++i) {
+    Move move(job, i % 2 == 0 ? "cpu:1" : "cpu:0");
+    const Json first = move.round();
+    CHECK(first.at("type") == "round");
+    CHECK(first.at("copied_bytes").get<uint64_t>() >= 16 << 20);
+    CHECK(first.at("total_bytes").get<uint64_t>() ==
+          first.at("settled_bytes").get<uint64_t>() + first.at("differing_bytes").get<uint64_t>());
+    const Json second = move.round();
+    CHECK(second.at("copied_bytes").get<uint64_t>() < 16 << 20);  // what has not changed is not copied again
+    program.let_run();
+    const Json handed = move.handover();
+    CHECK(handed.at("type") == "handed_over");
+    CHECK(handed.at("stopped_t").get<uint64_t>() <= handed.at("drained_t").get<uint64_t>());
+    const uint64_t steps = program.steps();
+    move.take();
+    move.target().expect_phase("resumed");
+    CHECK(program.steps() <= steps + 1);
+    move.finish();
+    program.let_run();
+    if (i % 2 == 1) job.kill_server();
+    program.let_run();
+    Job::wait([&] { return !holds_foreign(job); });
+    if (i % 2 == 0) job.kill_server();
+    program.let_run();
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 6);
+  check_whole(job);
+}
+
+// At each point the target dies: before it has resumed the source goes on, afterwards the job is recovered where it went.
+void aborts() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  for (int point = 0; point < 8; ++point) {
+    Move move(job, point == 7 ? "cpu:0" : "cpu:1");
+    if (point >= 1) CHECK(move.round().at("type") == "round");
+    if (point == 2) {
+      job.send({{"type", "cut"}});
+      move.kill_target();
+    }
+    if (point >= 3) {
+      CHECK(move.handover().at("type") == "handed_over");
+      if (point >= 4) move.take();
+      if (point == 5) move.target().expect_phase("mapped");
+      if (point == 6) move.target().expect_phase("restored");
+      if (point == 7) move.target().expect_phase("resumed");
+      move.kill_target();
+      CHECK(point > 3 || !move.target().passed("resumed"));
+      CHECK(point < 7 || move.target().passed("resumed"));
+      move.settle();
+    }
+    program.let_run();
+    Job::wait([&] { return is_running(job); });
+    CHECK(job.header().server_pid.load() == static_cast<uint32_t>(job.server()));
+  }
+  program.end();
+  CHECK(job.counters().recoveries >= 1);
+  check_whole(job);
+}
+
+// The source dies: before the handover it is recovered, after it the target goes on.
+void source_dies() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  {
+    Move move(job, "cpu:1");
+    CHECK(move.round().at("type") == "round");
+    job.kill_server();
+    Job::wait([&] { return job.counters().resumed == 1; });
+    program.let_run();
+  }
+  {
+    Move move(job, "cpu:1");
+    CHECK(move.round().at("type") == "round");
+    CHECK(move.handover().at("type") == "handed_over");
+    const pid_t source = job.server();
+    ::kill(source, SIGSTOP);  // dead for all that it does; its end is the switch's
+    move.take();
+    move.target().expect_phase("resumed");
+    move.finish();
+    program.let_run();
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 1);
+  check_whole(job);
+}
+
+// Both die between the handover and `resumed`: the source's memory is what is left.
+void both_die() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  {
+    Move move(job, "cpu:1");
+    CHECK(move.round().at("type") == "round");
+    CHECK(move.handover().at("type") == "handed_over");
+    move.take();
+    move.kill_target();
+    if (move.target().passed("resumed")) {
+      move.finish();
+    } else {
+      job.kill_server();
+    }
+    Job::wait([&] { return job.counters().resumed == 1; });
+  }
+  program.let_run();
+  program.end();
+  check_whole(job);
+}
+
+// Without any round, and with rounds that race with the source's cuts.
+void unprepared() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  {
+    Move move(job, "cpu:1");
+    move.run(0);
+    program.let_run();
+  }
+  {
+    Move move(job, "cpu:0");
+    CHECK(move.cut_source().at("type") == "cut");
+    for (int i = 0; i < 5; ++i) {
+      job.send({{"type", "cut"}});
+      CHECK(move.round(false).at("type") == "round");
+    }
+    move.run(1);
+    program.let_run();
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 0);
+  check_whole(job);
+}
+
+// A job that has not executed anything, and one that has only just begun.
+void young() {
+  Job job;
+  {
+    Move move(job, "cpu:1");
+    move.run(0);
+  }
+  Program program(job);
+  program.let_run();
+  program.end();
+  check_whole(job);
+}
+
+// A target that is too small says so, and nothing has happened; one that is smaller, but large enough, will do.
+void smaller() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  {
+    Move move(job, "cpu:1", 16 << 20);
+    const Json answer = move.round();
+    CHECK(answer.at("type") == "move_failed");
+    CHECK(answer.at("code") == "no_room");
+    move.target().expect({"closed"});
+    program.let_run();
+  }
+  {
+    Move move(job, "cpu:1", 64 << 20);
+    move.run();
+    program.let_run();
+    job.kill_server();
+    program.let_run();
+  }
+  program.end();
+  check_whole(job);
+}
+
+const Tests kTests = {
+    {"moves", moves}, {"aborts", aborts}, {"source_dies", source_dies}, {"both_die", both_die}, {"unprepared", unprepared},
+    {"young", young}, {"smaller", smaller},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

@@ -1,0 +1,265 @@
+// Suspension and resumption with the real xmig-server, on cpu devices: what the daemon does, in one process.
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+
+#include "server_program.h"
+
+namespace {
+
+using namespace harness;
+
+// The daemon's part of suspensions of one job.
+class Suspension {
+ public:
+  explicit Suspension(Job& job) : job_(job) {
+    job_.on_message([this](const Json& message) { heard_.note(message); });
+  }
+  ~Suspension() { job_.on_message({}); }
+
+  // `directory`: to files there, else to host memory.
+  Json prepare(const std::string& directory = "", uint64_t bytes_hint = 0) {
+    const ipc::UniqueFd fd(directory.empty() ? -1 : ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const int one = fd.get();
+    job_.send({{"type", "prepare_suspend"}, {"to", directory.empty() ? "host" : "file"}, {"bytes_hint", bytes_hint}},
+              directory.empty() ? std::span<const int>() : std::span(&one, 1));
+    return heard_.expect({"prepared", "suspend_failed"});
+  }
+  Json suspend() {
+    job_.send({{"type", "suspend"}});
+    return heard_.expect({"suspended", "suspend_failed"});
+  }
+  void go_on() {
+    job_.send({{"type", "continue"}});
+    heard_.expect({"continued"});
+  }
+  Heard& heard() { return heard_; }
+
+ private:
+  Job& job_;
+  Heard heard_;
+};
+
+uint64_t held(Job& job, const std::string& kind, const std::string& name) {
+  uint64_t bytes = 0;
+  job.with_held([&](const HeldMap& all) {
+    for (const auto& [id, one] : all) {
+      const bool so = one.fields.at("kind") == kind && one.fields.at("name").get<std::string>().starts_with(name) &&
+                      (name != "" || one.fields.at("name") == "");
+      if (so) bytes += one.fields.at("bytes").get<uint64_t>();
+    }
+  });
+  return bytes;
+}
+
+bool is_suspended(Job& job) {
+  return job.header().state.load() == static_cast<uint32_t>(journal::ServerState::kSuspended) &&
+         job.header().server_pid.load() == 0;
+}
+
+// Nothing happens while the process is suspended, and nothing is of the device.
+void check_suspended(Job& job, Program& program) {
+  CHECK(is_suspended(job));
+  job.leave_suspended();
+  CHECK(held(job, "shadow", "") == 0);
+  const uint64_t steps = program.steps();
+  ::usleep(20'000);
+  CHECK(program.steps() <= steps + 1);
+}
+
+// To host memory and back, with and without preparation, on the same and another device; later deaths are recovered.
+void host() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  for (int i = 0; i < 4; ++i) {
+    {
+      Suspension suspension(job);
+      if (i != 1) {
+        CHECK(suspension.prepare().at("type") == "prepared");
+        program.let_run(i == 2 ? 30 : 1);
+      }
+      const Json suspended = suspension.suspend();
+      CHECK(suspended.at("type") == "suspended");
+      CHECK(suspended.at("bytes").get<uint64_t>() >= 16 << 20);
+      check_suspended(job, program);
+    }
+    CHECK(job.resume(i % 2 == 0 ? "cpu:1" : "cpu:0"));
+    program.let_run();
+    Job::wait([&] { return held(job, "shadow", "host") == 0; });  // back on the device
+    if (i % 2 == 1) job.kill_server();
+    program.let_run();
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 2);
+  check_whole(job);
+}
+
+void files() {
+  const auto directory = std::filesystem::temp_directory_path() / ("xmig-suspend-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(directory);
+  {
+    Job job;
+    Program program(job);
+    program.let_run();
+    {
+      Suspension suspension(job);
+      CHECK(suspension.prepare(directory.string()).at("type") == "prepared");
+      program.let_run();
+      CHECK(suspension.suspend().at("type") == "suspended");
+      check_suspended(job, program);
+      CHECK(held(job, "shadow", "host") == 0);
+      CHECK(held(job, "shadow", "file:") >= 16 << 20);
+    }
+    CHECK(job.resume("cpu:1"));
+    program.let_run();
+    Job::wait([&] { return held(job, "shadow", "file:") == 0; });
+    job.kill_server();
+    program.let_run();
+    // From files to host memory: what has not come back to the device yet goes there, too.
+    Suspension suspension(job);
+    CHECK(suspension.prepare(directory.string()).at("type") == "prepared");
+    CHECK(suspension.suspend().at("type") == "suspended");
+    check_suspended(job, program);
+    CHECK(job.resume("cpu:0"));
+    CHECK(suspension.suspend().at("type") == "suspended");
+    CHECK(held(job, "shadow", "file:") == 0);
+    check_suspended(job, program);
+    CHECK(job.resume("cpu:0"));
+    program.let_run();
+    program.end();
+    check_whole(job);
+  }
+  std::filesystem::remove_all(directory);
+}
+
+// Called off at each point: the program runs on, its shadow returns to the device, and nothing stays behind.
+void aborts() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  Suspension suspension(job);
+  for (int point = 0; point < 4; ++point) {
+    if (point == 0) {
+      job.send({{"type", "prepare_suspend"}, {"to", "host"}, {"bytes_hint", 0}});
+    } else {
+      CHECK(suspension.prepare().at("type") == "prepared");
+    }
+    if (point < 2) {
+      job.send({{"type", "abort_suspend"}});
+    } else {
+      CHECK(suspension.suspend().at("type") == "suspended");
+      CHECK(is_suspended(job));
+      suspension.go_on();
+      CHECK(job.header().server_pid.load() == static_cast<uint32_t>(job.server()));
+    }
+    program.let_run();
+    CHECK(is_running(job));
+    Job::wait([&] { return held(job, "shadow", "host") == 0; });
+    if (point == 3) job.kill_server();
+    program.let_run();
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 1);
+  check_whole(job);
+}
+
+// The server dies while it prepares, and while it suspends: recovered where it was.
+void dies() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  {
+    Suspension suspension(job);
+    CHECK(suspension.prepare().at("type") == "prepared");
+    job.kill_server();
+    Job::wait([&] { return job.counters().resumed == 1; });
+    program.let_run();
+    CHECK(suspension.prepare().at("type") == "prepared");
+    job.inject("cut", "kill", 1);
+    job.send({{"type", "suspend"}});
+    Job::wait([&] { return job.counters().resumed == 2; });
+    program.let_run();
+  }
+  program.end();
+  check_whole(job);
+}
+
+// No room to suspend to, no room to resume in: said, and nothing has changed.
+void no_room() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  Suspension suspension(job);
+  const Json failed = suspension.prepare("", 1ull << 50);
+  CHECK(failed.at("type") == "suspend_failed");
+  program.let_run();
+  CHECK(suspension.prepare().at("type") == "prepared");
+  CHECK(suspension.suspend().at("type") == "suspended");
+  check_suspended(job, program);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(!job.resume("cpu:1", 16 << 20));
+    CHECK(job.resume_error() == "no_room");
+    Job::wait([&] { return job.server() == -1; });
+    CHECK(is_suspended(job));
+  }
+  CHECK(job.resume("cpu:1", 64 << 20));
+  program.let_run();
+  program.end();
+  check_whole(job);
+}
+
+// A file system that is too small. It takes a mount of one's own: without that right, a limit on the size of files.
+void full() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  const auto directory = std::filesystem::temp_directory_path() / ("xmig-full-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(directory);
+  const bool mounted = ::mount("tmpfs", directory.c_str(), "tmpfs", 0, "size=8m") == 0;
+  if (!mounted) {
+    const rlimit limit{8 << 20, 8 << 20};
+    CHECK(::prlimit(job.server(), RLIMIT_FSIZE, &limit, nullptr) == 0);
+  }
+  Suspension suspension(job);
+  const Json failed = suspension.prepare(directory.string());
+  CHECK(failed.at("type") == "suspend_failed");
+  CHECK(failed.at("text").get<std::string>().find("no room") != std::string::npos);
+  program.let_run();
+  Job::wait([&] { return held(job, "shadow", "file:") == 0; });
+  CHECK(suspension.suspend().at("type") == "suspend_failed");  // not prepared: it has nowhere to go
+  program.let_run();
+  if (mounted) ::umount2(directory.c_str(), MNT_DETACH);
+  program.end();
+  check_whole(job);
+  std::filesystem::remove_all(directory);
+}
+
+// For a target that cannot reach the device: shadows on the host until told otherwise.
+void shadow_on_host() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  Suspension suspension(job);
+  job.send({{"type", "cut"}, {"host", true}});
+  Job::wait([&] { return held(job, "shadow", "") == 0 && held(job, "shadow", "host") != 0; });
+  program.let_run();
+  job.kill_server();
+  program.let_run();
+  job.send({{"type", "cut"}, {"host", true}});
+  Job::wait([&] { return held(job, "shadow", "") == 0; });
+  job.send({{"type", "cut"}, {"host", false}});
+  Job::wait([&] { return held(job, "shadow", "host") == 0; });
+  program.end();
+  check_whole(job);
+}
+
+const Tests kTests = {
+    {"host", host}, {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
+    {"shadow_on_host", shadow_on_host},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_test(argc, argv, kTests); }
