@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from xmigd.migration.events import MigrationRecord
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.messages import Cut
 
@@ -44,6 +46,7 @@ class LiveProcess:
     server_start_time: int | None
     faults: int
     recoveries: int
+    migration: MigrationRecord | None = None  # one that was under way
 
 
 class Records(Protocol):
@@ -57,3 +60,8 @@ class Records(Protocol):
     def cut(self, process: str, cut: Cut) -> None: ...
     def fault(self, process: str, fault: FaultRecord) -> None: ...
     def recovery(self, process: str, recovery: RecoveryRecord) -> None: ...
+    def migration(self, record: MigrationRecord) -> None:
+        """With where the process lives, in one transaction."""
+
+    def migration_intent(self, record: MigrationRecord, done: Callable[[str | None], None]) -> None:
+        """The same; `done` is called once it is on the disk, with None, or cannot be written, with the reason."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING = {
@@ -29,6 +31,11 @@ class Device(Base):
     configured: Mapped[bool]  # False: an earlier configuration had it
     memory_bytes: Mapped[int | None]
     seen_at: Mapped[float]
+    uuid: Mapped[str | None] = mapped_column(String(64))  # as its programs see it; null: nobody has used it yet
+    name: Mapped[str | None] = mapped_column(String(128))
+    cordoned: Mapped[bool] = mapped_column(default=False, server_default=false())  # it gets no new process
+    cordon_reason: Mapped[str] = mapped_column(Text, default="", server_default="")
+    version: Mapped[int] = mapped_column(default=1, server_default="1")  # of what PATCH changes: its ETag
 
 
 class Job(Base):
@@ -66,6 +73,7 @@ class Process(Base):
     why: Mapped[str] = mapped_column(Text)
     server_pid: Mapped[int | None]
     server_start_time: Mapped[int | None]
+    location: Mapped[str] = mapped_column(String(16), default="device")
     generation: Mapped[int] = mapped_column(default=0)
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
@@ -92,6 +100,37 @@ class JournalSegment(Base):
     at: Mapped[float]
 
 
+class KeptCut(Base):
+    """A cut that is in the store, with the journal before it; xmigd.store."""
+
+    __tablename__ = "kept_cuts"
+    __table_args__ = (UniqueConstraint("process_id", "number"), Index(None, "at"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    process_id: Mapped[str] = mapped_column(ForeignKey("processes.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    position: Mapped[int]
+    sequence: Mapped[int]
+    journal_from: Mapped[int | None]  # position at which the kept journal begins; null: none of it was there any more
+    manifest: Mapped[str] = mapped_column(String(64))  # SHA-256 of the manifest's file
+    at: Mapped[float]
+
+
+class KeptPart(Base):
+    """An object of the store that a kept cut needs. Objects that no row names are removed."""
+
+    __tablename__ = "kept_parts"
+    __table_args__ = (Index(None, "kept_id"), Index(None, "hash"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kept_id: Mapped[int] = mapped_column(ForeignKey("kept_cuts.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))  # cut, journal, image
+    name: Mapped[str] = mapped_column(String(255))
+    hash: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int]
+    stored_bytes: Mapped[int]
+
+
 class Fault(Base):
     __tablename__ = "faults"
     __table_args__ = (UniqueConstraint("process_id", "number"),)
@@ -106,6 +145,8 @@ class Fault(Base):
     error: Mapped[int | None]
     injection: Mapped[int | None]
     at: Mapped[float] = mapped_column(index=True)
+    acknowledged_at: Mapped[float | None]  # somebody has seen to it
+    acknowledged_by: Mapped[str | None] = mapped_column(String(255))
 
 
 class Recovery(Base):
@@ -137,3 +178,158 @@ class Recovery(Base):
     delivered_error: Mapped[int | None]
     story: Mapped[str] = mapped_column(Text)  # why each attempt was made, a line each
     at: Mapped[float] = mapped_column(index=True)
+
+
+class Migration(Base):
+    """A move, a suspension or a resumption. Changed in one transaction with where its process lives."""
+
+    __tablename__ = "migrations"
+
+    number: Mapped[int] = mapped_column(primary_key=True)  # the order in which they began
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    operation_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    process_id: Mapped[str] = mapped_column(ForeignKey("processes.id", ondelete="CASCADE"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    engine: Mapped[str] = mapped_column(String(16))
+    source: Mapped[str] = mapped_column(String(64))  # a device, or host or file
+    target: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    phase: Mapped[str] = mapped_column(String(32))
+    phases: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    iterations: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    total_bytes: Mapped[int | None]
+    processed_bytes: Mapped[int | None]
+    bytes_per_s: Mapped[float | None]
+    dirty_bytes_per_s: Mapped[float | None]
+    max_downtime_ms: Mapped[float | None]
+    expected_downtime_ms: Mapped[float | None]
+    expected_downtime_basis: Mapped[str | None] = mapped_column(Text)
+    downtime_ms: Mapped[float | None]
+    setup_ms: Mapped[float | None]
+    path: Mapped[str | None] = mapped_column(String(8))  # of a move: peer, or host
+    code: Mapped[str | None] = mapped_column(String(64))
+    error: Mapped[str | None] = mapped_column(Text)
+    process_location: Mapped[str] = mapped_column(String(16))
+    target_pid: Mapped[int | None]
+    target_start_time: Mapped[int | None]
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class Operation(Base):
+    """Long work. The row is on the disk before the work begins; what is unknown is null."""
+
+    __tablename__ = "operations"
+    __table_args__ = (Index(None, "subject_type", "subject_id"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)  # the order in which they were asked for
+    id: Mapped[str] = mapped_column(String(32), unique=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    phase: Mapped[str] = mapped_column(String(64))
+    subject_type: Mapped[str] = mapped_column(String(32))
+    subject_id: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    owner: Mapped[int | None]  # the user whose job it concerns; null: the node's
+    requestor: Mapped[str] = mapped_column(String(255))
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)  # what was asked, for whoever resolves it after a restart
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    may_cancel: Mapped[bool]
+    may_cancel_why: Mapped[str] = mapped_column(Text)
+    progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class Event(Base):
+    """What happened, in the order of `id`. Ids are never used twice, not even after the rows have been trimmed."""
+
+    __tablename__ = "events"
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    type: Mapped[str] = mapped_column(String(32))
+    subject_type: Mapped[str] = mapped_column(String(32))
+    subject_id: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    owner: Mapped[int | None]  # the user whose job it concerns; null: the node's
+    at: Mapped[float]
+    data: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class AuditEntry(Base):
+    """Who asked for what, before its effect, and how it went, after it: two rows. The database itself (triggers)
+    refuses to change or delete them."""
+
+    __tablename__ = "audit"
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    entry: Mapped[str] = mapped_column(String(8))  # intent, outcome
+    intent_id: Mapped[int | None]  # of an outcome
+    request_id: Mapped[str] = mapped_column(String(64))
+    requestor: Mapped[str] = mapped_column(String(255))
+    uid: Mapped[int | None]
+    via: Mapped[str] = mapped_column(String(16))  # unix, network, xmigd
+    action: Mapped[str] = mapped_column(String(255))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    outcome: Mapped[str | None] = mapped_column(String(64))  # done, or the error's code; null: an intent
+    status: Mapped[int | None]  # HTTP's
+
+
+class Token(Base):
+    """A bearer token. What its holder has is not kept, only its hash."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scope: Mapped[str] = mapped_column(String(16))
+    uid: Mapped[int | None]  # whose jobs it is for; null: the node's
+    created_by: Mapped[str] = mapped_column(String(255))
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
+class IdempotencyKey(Base):
+    """A request that is done once, and its answer."""
+
+    __tablename__ = "idempotency_keys"
+
+    caller: Mapped[str] = mapped_column(String(255), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    request: Mapped[str] = mapped_column(String(64))  # hash of method, path and body
+    status: Mapped[int | None]  # null: it has not been answered
+    headers: Mapped[dict[str, str]] = mapped_column(JSON)
+    body: Mapped[str | None] = mapped_column(Text)  # null: it held a secret
+    operation_id: Mapped[str | None] = mapped_column(String(32))  # that it began, written in the intent's transaction
+    at: Mapped[float] = mapped_column(index=True)
+
+
+class Policy(Base):
+    """What operators have set; what is missing has its default."""
+
+    __tablename__ = "policies"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int]
+    settings: Mapped[dict[str, Any]] = mapped_column(JSON)
+    updated_at: Mapped[float]
+    updated_by: Mapped[str] = mapped_column(String(255))
+
+
+class Breaker(Base):
+    """The circuit breaker of automatic actions. It stays open across restarts."""
+
+    __tablename__ = "breaker"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(String(8))  # closed, open
+    why: Mapped[str] = mapped_column(Text)
+    changed_at: Mapped[float | None]
+    actions: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # those of its window

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, ScalarSelect, func, select
+from sqlalchemy import ColumnElement, ScalarSelect, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from xmigd.database.models import Device, Fault, Job, JournalSegment, Process, Recovery
+from xmigd.database.models import Device, Fault, Job, JournalSegment, Migration, Process, Recovery
 
-LIVE = ("starting", "running", "recovering", "losing", "draining")
+MigrationSort = Literal["newest", "oldest", "downtime", "copied"]
+_SORTS: dict[MigrationSort, tuple[ColumnElement[Any], ...]] = {
+    "newest": (Migration.number.expression,),
+    "oldest": (Migration.number.expression,),
+    "downtime": (func.coalesce(Migration.downtime_ms, -1), Migration.number.expression),
+    "copied": (func.coalesce(Migration.processed_bytes, -1), Migration.number.expression),
+}
+LIVE = ("starting", "running", "recovering", "suspended", "losing", "draining")
 
 
 def _count(model: type[Fault] | type[Recovery]) -> ScalarSelect[int]:
@@ -25,23 +32,41 @@ def job(session: Session, job_id: str) -> Job | None:
     return session.get(Job, job_id)
 
 
-def jobs(session: Session, *, job_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """Jobs, newest first, each with what its processes make of it."""
-    query = select(Job).order_by(Job.created_at.desc()).limit(limit)
+def jobs(
+    session: Session, *, job_id: str | None = None, owner: int | None = None, before: str | None = None,
+    limit: int = 100,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Jobs, newest first, each with what its processes make of it. `owner`: this user's; `before`: older than this."""
+    query = select(Job).order_by(Job.created_at.desc(), Job.id).limit(limit)
+    if owner is not None:
+        query = query.where(Job.uid == owner)
+    if before is not None:
+        query = query.where(Job.created_at < select(Job.created_at).where(Job.id == before).scalar_subquery())
     if job_id is not None:
         query = query.where(Job.id == job_id)
-    return [_job(session, row) for row in session.scalars(query)]
+    rows = session.scalars(query).all()
+    ids = [row.id for row in rows]
+    states: dict[str, dict[str, int]] = {}
+    of_jobs = select(Process.job_id, Process.state, func.count()).where(Process.job_id.in_(ids))
+    for its_job, state, count in session.execute(of_jobs.group_by(Process.job_id, Process.state)):
+        states.setdefault(its_job, {})[state] = count
+    faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
+    return [
+        _job(row, states.get(row.id, {})) | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
+        for row in rows
+    ]
 
 
-def _job(session: Session, row: Job) -> dict[str, Any]:
-    of_job = Process.job_id == row.id
-    states = session.scalars(select(Process.state).where(of_job)).all()
+def _totals(session: Session, model: type[Fault] | type[Recovery], jobs: list[str]) -> dict[str, int]:
+    query = select(Process.job_id, func.count()).join(model, model.process_id == Process.id)
+    found = session.execute(query.where(Process.job_id.in_(jobs)).group_by(Process.job_id))
+    return {row[0]: row[1] for row in found}
 
-    def total(model: type[Fault] | type[Recovery]) -> int:
-        query = select(func.count()).select_from(model).join(Process, model.process_id == Process.id).where(of_job)
-        return session.scalar(query) or 0
 
-    if any(state in LIVE for state in states):
+def _job(row: Job, states: dict[str, int]) -> dict[str, Any]:
+    """`states`: how many of its processes are in each."""
+    live = sum(count for state, count in states.items() if state in LIVE)
+    if live:
         state = "running"
     elif "lost" in states:
         state = "lost"
@@ -52,13 +77,14 @@ def _job(session: Session, row: Job) -> dict[str, Any]:
     return {
         "id": row.id, "name": row.name, "command": row.command, "uid": row.uid, "device": row.device,
         "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
-        "processes": sum(state in LIVE for state in states), "faults": total(Fault), "recoveries": total(Recovery),
+        "processes": live,
     }  # fmt: skip
 
 
 def processes(
-    session: Session, *, process_id: str | None = None, job_id: str | None = None, live: bool = False, limit: int = 100
-) -> list[dict[str, Any]]:
+    session: Session, *, process_id: str | None = None, job_id: str | None = None, owner: int | None = None,
+    live: bool = False, before: str | None = None, limit: int = 100,
+) -> list[dict[str, Any]]:  # fmt: skip
     query = (
         select(Process, Job.name, _count(Fault), _count(Recovery))
         .join(Job, Process.job_id == Job.id)
@@ -69,12 +95,45 @@ def processes(
         query = query.where(Process.id == process_id)
     if job_id is not None:
         query = query.where(Process.job_id == job_id)
+    if owner is not None:
+        query = query.where(Job.uid == owner)
+    if before is not None:
+        started = select(Process.started_at).where(Process.id == before).correlate(None).scalar_subquery()
+        query = query.where(Process.started_at < started)
     if live:
         query = query.where(Process.state.in_(LIVE))
     return [
-        _columns(process) | {"job_name": name, "faults": faults, "recoveries": recoveries}
+        columns(process) | {"job_name": name, "faults": faults, "recoveries": recoveries}
         for process, name, faults, recoveries in session.execute(query)
     ]
+
+
+def migrations(
+    session: Session, *, migration_id: str | None = None, process_id: str | None = None, job_id: str | None = None,
+    state: str | None = None, kind: str | None = None, owner: int | None = None, before: str | None = None,
+    sort: MigrationSort = "newest", limit: int = 100,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Moves, suspensions and resumptions; the longest downtime or the most bytes first, if so sorted. `before`: what
+    comes after this one in that order."""
+    by = _SORTS[sort]
+    rising = sort == "oldest"
+    query = (
+        select(Migration, Process.job_id, Job.uid)
+        .join(Process, Migration.process_id == Process.id)
+        .join(Job, Process.job_id == Job.id)
+        .order_by(*(column.asc() if rising else column.desc() for column in by))
+        .limit(limit)
+    )
+    for column, value in (
+        (Migration.id, migration_id), (Migration.process_id, process_id), (Process.job_id, job_id),
+        (Migration.state, state), (Migration.kind, kind), (Job.uid, owner),
+    ):  # fmt: skip
+        if value is not None:
+            query = query.where(column == value)
+    if before is not None:
+        its = tuple_(*(select(column).where(Migration.id == before).scalar_subquery() for column in by))
+        query = query.where(tuple_(*by) > its if rising else tuple_(*by) < its)
+    return [columns(row) | {"job_id": job, "owner": uid} for row, job, uid in session.execute(query)]
 
 
 def segments(session: Session, process_id: str, limit: int = 100) -> Sequence[JournalSegment]:
@@ -83,29 +142,36 @@ def segments(session: Session, process_id: str, limit: int = 100) -> Sequence[Jo
 
 
 def faults(
-    session: Session, *, job_id: str | None, process_id: str | None, before: int | None, limit: int
-) -> list[dict[str, Any]]:
-    return [
-        _columns(fault) | {"job_id": its_job}
-        for fault, its_job in session.execute(_history(Fault, job_id, process_id, before, limit))
-    ]
+    session: Session, *, job_id: str | None = None, process_id: str | None = None, before: int | None = None,
+    limit: int = 100, owner: int | None = None, fault: int | None = None, acknowledged: bool | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    query = _history(Fault, job_id, process_id, owner, before, limit)
+    if fault is not None:
+        query = query.where(Fault.id == fault)
+    if acknowledged is not None:
+        query = query.where(Fault.acknowledged_at.is_not(None) == acknowledged)
+    return [columns(row) | {"job_id": its_job} for row, its_job in session.execute(query)]
 
 
 def recoveries(
-    session: Session, *, job_id: str | None, process_id: str | None, before: int | None, limit: int
-) -> list[dict[str, Any]]:
+    session: Session, *, job_id: str | None, process_id: str | None, before: int | None, limit: int,
+    owner: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     found = []
-    for row, its_job in session.execute(_history(Recovery, job_id, process_id, before, limit)):
+    for row, its_job in session.execute(_history(Recovery, job_id, process_id, owner, before, limit)):
         exact = None if row.differing is None else row.differing == 0
         story = row.story.split("\n") if row.story else []
-        found.append(_columns(row) | {"job_id": its_job, "exact": exact, "story": story})
+        found.append(columns(row) | {"job_id": its_job, "exact": exact, "story": story})
     return found
 
 
 def _history(
-    model: type[Fault] | type[Recovery], job_id: str | None, process_id: str | None, before: int | None, limit: int
-) -> Any:
+    model: type[Fault] | type[Recovery], job_id: str | None, process_id: str | None, owner: int | None,
+    before: int | None, limit: int,
+) -> Any:  # fmt: skip
     conditions: list[ColumnElement[bool]] = []
+    if owner is not None:
+        conditions.append(Process.job_id.in_(select(Job.id).where(Job.uid == owner)))
     if job_id is not None:
         conditions.append(Process.job_id == job_id)
     if process_id is not None:
@@ -121,5 +187,5 @@ def _history(
     )
 
 
-def _columns(row: Any) -> dict[str, Any]:
+def columns(row: Any) -> dict[str, Any]:
     return {column.key: getattr(row, column.key) for column in row.__table__.columns}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
+from typing import Any, cast
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.sqlite import insert
@@ -11,9 +16,13 @@ from sqlalchemy.orm import Session
 
 from xmigd.database import models
 from xmigd.database.writer import Writer
+from xmigd.devices.header import Description, descriptions
+from xmigd.devices.inventory import devices_of
+from xmigd.migration.events import Kind, Location, MigrationRecord, Path, Phase
 from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.messages import Cut
+from xmigd.supervisor.process import Process
 
 FINAL = ("lost", "ended")
 SEGMENTS_KEPT = 1000
@@ -35,18 +44,18 @@ class DatabaseRecords:
 
     def job_made(self, job: JobRow) -> None:
         model = job_model(job)
-        self._writer.record(lambda session: session.merge(model))
+        self._writer.record("jobs.made", lambda session: session.merge(model))
 
     def process_started(self, process: ProcessRow) -> None:
         values = {
             **asdict(process), "state": "starting", "why": "a program has connected", "started_at": time.time(),
         }  # fmt: skip
         values["job_id"] = values.pop("job")
-        self._writer.record(lambda session: session.execute(insert(models.Process).values(**values)))
+        self._writer.record("processes.start", lambda session: session.execute(insert(models.Process).values(**values)))
 
     def process_moved(self, process: str, pid: int, start_time: int) -> None:
         statement = update(models.Process).where(models.Process.id == process).values(pid=pid, start_time=start_time)
-        self._writer.record(lambda session: session.execute(statement))
+        self._writer.record("processes.rebind", lambda session: session.execute(statement))
 
     def process_state(self, process: str, state: str, why: str) -> None:
         at = time.time()
@@ -61,7 +70,7 @@ class DatabaseRecords:
                 .values(state=state, why=why)
             )
 
-        self._writer.record(write)
+        self._writer.record("processes.state", write)
 
     def server_assigned(self, process: str, pid: int, start_time: int, generation: int) -> None:
         statement = (
@@ -69,10 +78,10 @@ class DatabaseRecords:
             .where(models.Process.id == process)
             .values(server_pid=pid, server_start_time=start_time, generation=generation)
         )
-        self._writer.record(lambda session: session.execute(statement))
+        self._writer.record("processes.assign", lambda session: session.execute(statement))
 
     def cut(self, process: str, cut: Cut) -> None:
-        values = cut.model_dump(exclude={"type"}) | {"process_id": process, "at": time.time()}
+        values = cut.model_dump(exclude={"type", "off_device"}) | {"process_id": process, "at": time.time()}
 
         def write(session: Session) -> None:
             row = insert(models.JournalSegment).values(**values)
@@ -81,13 +90,13 @@ class DatabaseRecords:
                 old = models.JournalSegment.number <= cut.number - SEGMENTS_KEPT
                 session.execute(delete(models.JournalSegment).where(models.JournalSegment.process_id == process, old))
 
-        self._writer.record(write)
+        self._writer.record("segments.add", write)
 
     def fault(self, process: str, fault: FaultRecord) -> None:
         values = asdict(fault)
         values["at"] = wall(values.pop("t"))
         statement = insert(models.Fault).values(process_id=process, **values)
-        self._writer.record(lambda session: session.execute(statement))
+        self._writer.record("faults.add", lambda session: session.execute(statement))
 
     def recovery(self, process: str, recovery: RecoveryRecord) -> None:
         values = asdict(recovery)
@@ -101,7 +110,66 @@ class DatabaseRecords:
         values["process_id"] = process
         row = insert(models.Recovery).values(**values)
         statement = row.on_conflict_do_update(index_elements=["process_id", "number"], set_=values)
-        self._writer.record(lambda session: session.execute(statement))
+        self._writer.record("recoveries.save", lambda session: session.execute(statement))
+
+
+    def migration(self, record: MigrationRecord) -> None:
+        work = migration_work(record)
+        self._writer.record("migrations.save", work)
+
+    def migration_intent(self, record: MigrationRecord, done: Callable[[str | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def written(future: Future[Any]) -> None:
+            failure = future.exception()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has left
+                loop.call_soon_threadsafe(done, None if failure is None else str(failure))
+
+        self._writer.submit("migrations.intent", migration_work(record)).add_done_callback(written)
+
+
+def migration_work(record: MigrationRecord) -> Callable[[Session], None]:
+    """Writes the record and where its process lives, in the one transaction that it is called in."""
+    values: dict[str, Any] = {
+        "id": record.id, "operation_id": record.operation, "process_id": record.process, "kind": record.kind,
+        "engine": record.engine, "source": record.source, "target": record.target, "state": record.state,
+        "phase": record.phase,
+        "total_bytes": record.total_bytes, "processed_bytes": record.processed_bytes,
+        "bytes_per_s": record.bytes_per_s, "dirty_bytes_per_s": record.dirty_bytes_per_s,
+        "max_downtime_ms": record.max_downtime_ms, "expected_downtime_ms": record.expected_downtime_ms,
+        "expected_downtime_basis": record.expected_downtime_basis,
+        "downtime_ms": record.downtime_ms, "setup_ms": record.setup_ms, "path": record.path,
+        "code": record.code, "error": record.error,
+        "process_location": record.location, "started_at": wall(record.started),
+        "ended_at": None if record.ended is None else wall(record.ended),
+    }  # fmt: skip
+    if record.phases:  # otherwise an earlier daemon's record is only brought to its end
+        values["phases"] = phases_of(record)
+        values["iterations"] = [
+            {"n": i.number, "copied_bytes": i.copied_bytes, "dirty_bytes": i.dirty_bytes, "ms": round(i.ms, 3)}
+            for i in record.iterations
+        ]
+    if record.target_pid is not None:
+        values |= {"target_pid": record.target_pid, "target_start_time": record.target_start_time}
+    lives: dict[str, Any] = {"location": record.location}
+    if record.location == "device" and record.device:
+        lives["device"] = record.device
+
+    def write(session: Session) -> None:
+        row = insert(models.Migration).values(**{"phases": [], "iterations": []} | values)
+        session.execute(row.on_conflict_do_update(index_elements=["id"], set_=values))
+        session.execute(update(models.Process).where(models.Process.id == record.process).values(**lives))
+
+    return write
+
+
+def phases_of(record: MigrationRecord) -> list[dict[str, Any]]:
+    """Each with its time of day, and how long it took; null while it lasts."""
+    ends = [phase.at for phase in record.phases[1:]] + [record.ended]
+    return [
+        {"name": phase.name, "at": wall(phase.at), "ms": None if end is None else round((end - phase.at) / 1e6, 3)}
+        for phase, end in zip(record.phases, ends, strict=True)
+    ]
 
 
 def live_processes(session: Session) -> list[LiveProcess]:
@@ -110,7 +178,7 @@ def live_processes(session: Session) -> list[LiveProcess]:
     rows = session.execute(
         select(models.Process, models.Job)
         .join(models.Job, models.Process.job_id == models.Job.id)
-        .where(models.Process.state.not_in(FINAL))
+        .where(models.Process.state.not_in((*FINAL, "native")))
     )
     for process, job in rows:
         faults = session.scalars(select(models.Fault.number).where(models.Fault.process_id == process.id)).all()
@@ -125,10 +193,27 @@ def live_processes(session: Session) -> list[LiveProcess]:
                 ),
                 job=job_row(job), state=process.state, server_pid=process.server_pid,
                 server_start_time=process.server_start_time, faults=max(faults, default=0),
-                recoveries=max(recoveries, default=0),
+                recoveries=max(recoveries, default=0), migration=_under_way(session, process.id),
             )
         )  # fmt: skip
     return found
+
+
+def _under_way(session: Session, process: str) -> MigrationRecord | None:
+    query = select(models.Migration).where(models.Migration.process_id == process, models.Migration.state == "running")
+    row = session.scalars(query.order_by(models.Migration.number.desc())).first()
+    if row is None:
+        return None
+    return MigrationRecord(
+        id=row.id, kind=cast(Kind, row.kind), process=process, operation=row.operation_id, source=row.source,
+        target=row.target, engine=row.engine, started=time.monotonic_ns() - int((time.time() - row.started_at) * 1e9),
+        phase=cast(Phase, row.phase), target_pid=row.target_pid, target_start_time=row.target_start_time,
+        total_bytes=row.total_bytes, processed_bytes=row.processed_bytes, bytes_per_s=row.bytes_per_s,
+        dirty_bytes_per_s=row.dirty_bytes_per_s, max_downtime_ms=row.max_downtime_ms,
+        expected_downtime_ms=row.expected_downtime_ms, expected_downtime_basis=row.expected_downtime_basis,
+        setup_ms=row.setup_ms, path=cast(Path | None, row.path),
+        location=cast(Location, row.process_location),
+    )  # fmt: skip
 
 
 def job_row(job: models.Job) -> JobRow:
@@ -148,3 +233,31 @@ def configure_devices(session: Session, names: list[str], memory_bytes: int) -> 
                 seen_at=time.time(),
             )
         )  # fmt: skip
+
+
+def cordoned_devices(session: Session) -> dict[str, str]:
+    """Devices that take no new process, and why."""
+    query = select(models.Device.id, models.Device.cordon_reason).where(models.Device.cordoned)
+    return {row.id: row.cordon_reason for row in session.execute(query)}
+
+
+class DeviceLearner:
+    """What devices are called, as their programs see them; known once a program has had one."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._known: dict[str, Description] = {}
+
+    def __call__(self, process: Process) -> None:
+        if process.memory is None:
+            return
+        described = descriptions(process.memory.journal.fileno())
+        for name, description in zip(devices_of(process.row.device), described, strict=False):
+            if self._known.get(name) != description:
+                self._known[name] = description
+                statement = (
+                    update(models.Device)
+                    .where(models.Device.id == name)
+                    .values(uuid=description.uuid, name=description.name, memory_bytes=description.total_bytes)
+                )
+                self._writer.record("devices.learn", lambda session, statement=statement: session.execute(statement))  # type: ignore[misc]

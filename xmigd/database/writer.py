@@ -1,4 +1,4 @@
-"""The one thread that writes.
+"""The one thread that writes. Each write has a name: xmigd/failpoints.py.
 
 `submit` is for requests: it answers when the change is on the disk, or fails. `record` is for what happened anyway: it
 never fails, and what cannot be written now (full disk) waits in order until it can be. Work that is waiting together is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sqlite3
 import threading
 import time
 from collections import deque
@@ -17,12 +18,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from xmigd import log
+from xmigd import failpoints, log
 from xmigd.errors import Unavailable
+from xmigd.failpoints import Write
 
 logger = log.get("database")
 
@@ -34,6 +36,7 @@ RETRY_AFTER = 1.0
 
 @dataclass(slots=True)
 class _Item:
+    name: Write
     work: Work
     future: Future[Any] | None
 
@@ -44,6 +47,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._backlog: deque[_Item] = deque()
         self._dropped = 0
+        self.commits = 0  # so far; one that has been counted can be read
         self._failure: str | None = None
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
@@ -54,13 +58,13 @@ class Writer:
         """Why nothing can be written at present."""
         return self._failure
 
-    def record(self, work: Work) -> None:
-        self._queue.put(_Item(work, None))
+    def record(self, name: Write, work: Work) -> None:
+        self._queue.put(_Item(name, work, None))
 
-    def submit(self, work: Work) -> Future[Any]:
+    def submit(self, name: Write, work: Work) -> Future[Any]:
         """The future fails with Unavailable when the database takes no writes."""
         future: Future[Any] = Future()
-        self._queue.put(_Item(work, future))
+        self._queue.put(_Item(name, work, future))
         return future
 
     def close(self) -> None:
@@ -81,7 +85,11 @@ class Writer:
                     self._flush()  # what happened before it comes before it
                     self._answer(item)
             if stopping or time.monotonic() >= self._retry_at:
+                if self._failure is not None:
+                    self._shorten_wal()
                 self._flush()
+                if self._failure is not None and not self._backlog and not stopping:
+                    self._probe()
             self._bound_backlog()
         if self._backlog:
             logger.error("records are lost", count=len(self._backlog), why=self._failure)
@@ -89,7 +97,9 @@ class Writer:
     def _next_batch(self) -> tuple[list[_Item], bool]:
         batch: list[_Item] = []
         try:
-            timeout = max(0.0, self._retry_at - time.monotonic()) if self._backlog else None
+            timeout = None
+            if self._backlog or self._failure is not None:
+                timeout = max(0.0, self._retry_at - time.monotonic())
             first = self._queue.get(timeout=timeout)
             while True:
                 if first is None:
@@ -104,26 +114,58 @@ class Writer:
     def _answer(self, item: _Item) -> None:
         assert item.future is not None
         try:
-            with Session(self._engine) as session, session.begin():
-                result = item.work(session)
+            result = self._commit([item])
         except OperationalError as error:
             self._failed(error)
-            item.future.set_exception(
-                Unavailable(f"the database cannot be written: {error.orig}", hint="make room on its disk")
-            )
+            item.future.set_exception(_refusal(error))
         except Exception as error:
             item.future.set_exception(error)
         else:
+            self._works()
             item.future.set_result(result)
+
+    def _commit(self, items: list[_Item]) -> Any:
+        """All of them in one transaction. Returns what the last one did."""
+        names = [item.name for item in items]
+        result: Any = None
+        with Session(self._engine) as session, session.begin():
+            for item in items:
+                result = item.work(session)
+                session.flush()
+            failpoints.hit_write("write.begun", *names)
+        self.commits += 1
+        failpoints.hit_write("write.committed", *names)
+        return result
+
+    def _shorten_wal(self) -> None:
+        """What is in the write-ahead log goes into the database, and the log gives its room back: on a full disk
+        it may be all there is."""
+        with contextlib.suppress(OperationalError), self._engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            with contextlib.suppress(sqlite3.OperationalError):
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _probe(self) -> None:
+        """Nothing waits to be written, so nothing else would find out that there is room again."""
+        try:
+            with Session(self._engine) as session, session.begin():
+                session.execute(text("PRAGMA user_version = 0"))  # writes a page
+        except OperationalError as error:
+            self._failed(error)
+        else:
+            self._works()
+
+    def _works(self) -> None:
+        if self._failure is not None:
+            logger.info("the database takes writes again", waiting=len(self._backlog))
+            self._failure = None
 
     def _flush(self) -> None:
         while self._backlog:
             batch = list(self._backlog)[:BATCH]
             try:
-                with Session(self._engine) as session, session.begin():
-                    for item in batch:
-                        item.work(session)
-                        session.flush()
+                self._commit(batch)
             except OperationalError as error:
                 self._failed(error)
                 return
@@ -132,16 +174,13 @@ class Writer:
             else:
                 for _ in batch:
                     self._backlog.popleft()
-            if self._failure is not None:
-                logger.info("the database takes writes again", waiting=len(self._backlog))
-                self._failure = None
+            self._works()
 
     def _one_by_one(self, count: int) -> None:
         """One of these can never be written: write the others, name that one."""
         for _ in range(count):
             try:
-                with Session(self._engine) as session, session.begin():
-                    self._backlog[0].work(session)
+                self._commit([self._backlog[0]])
             except OperationalError as error:
                 self._failed(error)
                 return
@@ -162,3 +201,13 @@ class Writer:
                 self._dropped += 1
                 if self._dropped % 1000 == 1:
                     logger.error("records are lost", count=self._dropped, why="too many wait to be written")
+
+
+def _refusal(error: OperationalError) -> Unavailable:
+    """What somebody is told whose change cannot be written."""
+    if getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or "full" in str(error.orig):
+        return Unavailable(
+            "the disk of the database is full: nothing was changed, and what runs goes on", code="disk_full",
+            hint="make room on it; then ask again",
+        )  # fmt: skip
+    return Unavailable(f"the database cannot be written: {error.orig}", hint="look at its disk and its permissions")

@@ -1,0 +1,1 @@
+"""What happened, for whoever listens: a durable sequence, live and replayed."""

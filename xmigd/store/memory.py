@@ -1,0 +1,146 @@
+"""Reading a process's cuts and journal out of its memfds.
+
+Server and program go on writing while we read, and either may write anything there: everything is read with pread (no
+mapping that somebody could shrink under us), every length is checked, and what was overwritten meanwhile is told apart
+from what was not. The formats are those of shim/server/cut_file.cc and shim/journal/layout.h.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from xmigd.native import Layout
+
+CUT_MAGIC = 0x3254554347494D58
+CUT_HEADER = struct.Struct("<13Q")  # magic, bytes, checksum, number, position, sequence, seven counts
+FAILURES = 8 * 16  # follow it
+CHECKSUMMED_FROM = 24
+EXTENT, LIVE_RANGE, CHUNK, IMAGE = 16, 24, 24, 16  # bytes of an entry, in the order of the file
+MAX_CUT = 64 << 20  # hashes of 5 TiB of device memory
+PIECE = 1 << 20
+
+RECORD = struct.Struct("<IHHQIHHIIIIIIQ")  # RecordHeader, up to its end: 56 bytes
+RECORD_HEADER = 56
+# The longest record, which the client may be writing behind the tail that it has published.
+MAX_RECORD = (1 << 20) + (1 << 17)
+
+
+class Unreadable(Exception):
+    """A cut or a piece of journal that cannot be kept, and why. The job does not notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutFile:
+    number: int
+    position: int
+    sequence: int
+    images: tuple[tuple[int, int], ...]  # number, bytes of it that were there
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The header of a record of the journal."""
+
+    size: int
+    op: int
+    flags: int
+    sequence: int
+    thread: int
+    result: int
+
+
+def read_cut(files: tuple[int, int], number: int) -> CutFile:
+    """The cut `number`, from the one of the two memfds that has it. Raises Unreadable: a later cut is in its place."""
+    fd = files[number & 1]
+    size = os.fstat(fd).st_size
+    if size > MAX_CUT:
+        raise Unreadable(f"its file has {size} bytes")
+    content = b"".join(_pieces(fd, 0, size))
+    cut = parse_cut(content)
+    if cut.number != number:
+        raise Unreadable(f"cut {cut.number} has taken its place")
+    return cut
+
+
+def parse_cut(content: bytes) -> CutFile:
+    """Raises Unreadable with the reason if these bytes are not a cut."""
+    if len(content) < CUT_HEADER.size + FAILURES:
+        raise Unreadable("it is cut off")
+    magic, size, checksum, number, position, sequence, memory, live, chunks, images, *_ = CUT_HEADER.unpack_from(
+        content
+    )
+    if magic != CUT_MAGIC or size != len(content):
+        raise Unreadable("it is not a whole cut")
+    if xxhash.xxh3_64_intdigest(memoryview(content)[CHECKSUMMED_FROM:]) != checksum:
+        raise Unreadable("its checksum is wrong")
+    start = CUT_HEADER.size + FAILURES + memory * EXTENT + live * LIVE_RANGE + chunks * CHUNK
+    if images > len(content) // IMAGE or start + images * IMAGE > len(content):
+        raise Unreadable("its parts are longer than the whole")
+    found = tuple(struct.unpack_from("<2Q", content, start + i * IMAGE) for i in range(images))
+    return CutFile(number, position, sequence, found, content)
+
+
+class Journal:
+    """The ring of one process."""
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self._fd = fd
+        self._layout = layout
+        self.ring_bytes = os.fstat(fd).st_size - layout.header_bytes
+        if self.ring_bytes <= 0:
+            raise Unreadable("its journal has no room for records")
+
+    def tail(self) -> int:
+        """The end of what the program has written; as it says."""
+        return int.from_bytes(os.pread(self._fd, 8, self._layout.tail_offset), "little")
+
+    def has(self, start: int) -> bool:
+        """Are the bytes from `start` on still those of that position?"""
+        return self.tail() + MAX_RECORD <= start + self.ring_bytes
+
+    def pieces(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes between two positions. Raises Unreadable when the program has written over them meanwhile."""
+        if not 0 <= end - start <= self.ring_bytes:
+            raise Unreadable(f"{end - start} bytes are more than its journal has")
+        at = start
+        while at < end:
+            offset = at % self.ring_bytes
+            length = min(end - at, self.ring_bytes - offset, PIECE)
+            yield from _pieces(self._fd, self._layout.header_bytes + offset, length)
+            at += length
+        if not self.has(start):
+            raise Unreadable("the program has written over its journal meanwhile")
+
+
+def records(journal: bytes) -> Iterator[Record]:
+    """The headers of the records of a kept piece of journal. Raises Unreadable where it does not decode."""
+    at = 0
+    while at < len(journal):
+        if len(journal) - at < RECORD_HEADER:
+            raise Unreadable(f"a record is cut off at byte {at}")
+        size, op, flags, sequence, thread, _, _, _, _, _, _, result, _, _ = RECORD.unpack_from(journal, at)
+        if size < RECORD_HEADER or size % 8 != 0 or size > len(journal) - at:
+            raise Unreadable(f"a record of {size} bytes at byte {at}")
+        yield Record(size, op, flags, sequence, thread, result)
+        at += size
+
+
+def _pieces(fd: int, offset: int, length: int) -> Iterator[bytes]:
+    while length > 0:
+        piece = os.pread(fd, min(length, PIECE), offset)
+        if not piece:
+            raise Unreadable("a file is shorter than it was")
+        yield piece
+        offset += len(piece)
+        length -= len(piece)
+
+
+def image_pieces(fd: int, offset: int, length: int) -> Iterator[bytes]:
+    """A module image, or as much of it as has come. Raises Unreadable."""
+    return _pieces(fd, offset, length)
