@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
+import os
 import signal
+import socket
 import sys
 import time
 from contextlib import ExitStack
@@ -16,18 +17,47 @@ from sqlalchemy.orm import Session
 from xmigd import __version__, log, native, runtime_dir
 from xmigd.api.app import make_app
 from xmigd.api.context import Node
-from xmigd.api.server import bind_api, bind_tcp, make_server
-from xmigd.database import migrate
+from xmigd.api.front import Front
+from xmigd.api.gate import Gate
+from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
+from xmigd.automation import Automation
+from xmigd.breaker import Breaker
+from xmigd.database import migrate, retention
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Job
-from xmigd.database.recorder import DatabaseRecords, configure_devices, job_row, live_processes
+from xmigd.database.recorder import (
+    DatabaseRecords,
+    DeviceLearner,
+    configure_devices,
+    cordoned_devices,
+    job_row,
+    live_processes,
+)
 from xmigd.database.writer import Writer
+from xmigd.devices.inventory import Inventory
+from xmigd.driver_checkpoint.service import DriverMoves, knowledge
 from xmigd.errors import StartError
+from xmigd.events import repository as events
+from xmigd.events.bus import Bus
+from xmigd.events.records import PublishingRecords
+from xmigd.metrics.counts import Counts
+from xmigd.metrics.series import Sampler, sample_devices
+from xmigd.migration.places import Places
+from xmigd.migration.service import Moves
+from xmigd.operations.service import Operations
+from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
 from xmigd.records import JobRow
+from xmigd.security.audit import Audit
+from xmigd.security.callers import operators_group
+from xmigd.security.tokens import Tokens
 from xmigd.settings import Settings
+from xmigd.store.keeper import Keeper
+from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import raise_descriptor_limit
+from xmigd.supervisor.scopes import ManagerScopes, Scopes
 from xmigd.supervisor.server import ServerProgram
 from xmigd.supervisor.supervisor import Supervisor
+from xmigd.systemd import ServiceManager
 
 logger = log.get("daemon")
 
@@ -38,56 +68,101 @@ SWITCH_INTERVAL = 0.0005
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError if it cannot begin."""
     sys.setswitchinterval(SWITCH_INTERVAL)
+    manager = ServiceManager(os.environ)
     with ExitStack() as stack:
+        stack.callback(manager.close)
         native_dir = native.find_native_dir(settings.native_dir)
         layout = native.read_layout(native_dir)
         lock = runtime_dir.prepare(settings.runtime_dir, settings.lock_file)
         stack.callback(lock.release)
         descriptors = raise_descriptor_limit()
 
+        front = Front()
+        servers, address = listen(settings, front, stack)
+        loop = asyncio.get_running_loop()
+        serving = [loop.create_task(server.serve(sockets=[bound])) for server, bound in servers]
+        for task in serving:
+            stack.callback(task.cancel)
+
         database = settings.database
         prepare_folder(database)
+        await migrate.upgrade_apart(database, lambda: setattr(front, "waits_for", "its database is being upgraded"))
         writing = make_engine(database, writer=True)
         stack.callback(writing.dispose)
-        migrate.upgrade(database, writing)
         reading = make_engine(database)
         stack.callback(reading.dispose)
         writer = Writer(writing)
         stack.callback(writer.close)
+        names, memory_bytes = settings.device_names, settings.device_memory
         await asyncio.wrap_future(
-            writer.submit(lambda s: configure_devices(s, settings.device_names, settings.device_memory))
+            writer.submit("devices.configure", lambda session: configure_devices(session, names, memory_bytes))
         )
         with Session(reading) as session:
             live = live_processes(session)
+            newest_event = events.newest(session)
+        bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
+        operations = Operations(writer, reading, bus)
 
         def find_job(job: str) -> JobRow | None:
             with Session(reading) as session:
                 row = session.get(Job, job)
                 return None if row is None else job_row(row)
 
-        api_socket = bind_api(settings.api_socket)
-        stack.callback(api_socket.close)
-        sockets = [api_socket]
-        address: str | None = None
-        if settings.port >= 0:
-            tcp = bind_tcp(settings.host, settings.port)
-            stack.callback(tcp.close)
-            sockets.append(tcp)
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            address = f"http://{host}:{tcp.getsockname()[1]}"
-
-        program = ServerProgram(native_dir, settings.runtime_dir.resolve(), settings.device_memory)
-        supervisor = Supervisor(settings, layout, program, DatabaseRecords(writer), find_job, live)
+        scopes = ManagerScopes() if manager.present else Scopes()
+        program = ServerProgram(native_dir, settings.runtime_dir.resolve(), settings.device_memory, scopes)
+        keeper = Keeper(settings, layout, writer, reading) if settings.store else None
+        if keeper is not None:
+            stack.callback(keeper.close)
+        policies = Policies(settings, writer, reading)
+        breaker = Breaker(writer, reading, bus, lambda: policies.group("circuit-breaker", BreakerPolicy))
+        counts = Counts()
+        records = PublishingRecords(DatabaseRecords(writer), bus, live, counts=counts, breaker=breaker)
+        fd_store = FdStore(manager, layout)
+        supervisor = Supervisor(settings, layout, program, records, find_job, live, fd_store, keeper)
+        with Session(reading) as session:
+            supervisor.cordoned.update(cordoned_devices(session))
+        supervisor.learn = DeviceLearner(writer)
+        policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
+        policies.applied_by("retention", lambda policy: setattr(bus, "keep", policy.events))
+        inventory = Inventory(settings.device_memory)
+        sampler = Sampler(supervisor.processes, lambda: sample_devices(reading, supervisor.processes, inventory))
+        places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
+        native_moves = DriverMoves(
+            operations=operations, writer=writer, readers=reading, folder=settings.runtime_dir,
+            known=knowledge(places, supervisor),
+        )  # fmt: skip
+        await native_moves.forget_the_dead()
+        moves = Moves(
+            supervisor=supervisor, operations=operations, readers=reading, folder=database.parent / "suspended",
+            places=places, native=native_moves,
+        )  # fmt: skip
         stopping = asyncio.Event()
         node = Node(
-            settings=settings, supervisor=supervisor, writer=writer, readers=reading, shims=shim_paths(native_dir),
-            started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
+            settings=settings, supervisor=supervisor, writer=writer, readers=reading, bus=bus, operations=operations,
+            tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
+            inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
+            sampler=sampler, operators=operators_group(settings.operators_group),
+            shims=shim_paths(native_dir), started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
         )  # fmt: skip
-        server = make_server(make_app(node))
-        loop = asyncio.get_running_loop()
+        automation = Automation(
+            breaker=breaker, audit=node.audit, moves=moves, places=places,
+            policy=lambda: policies.group("devices", DevicePolicy),
+        )  # fmt: skip
+
+        def device_faulted(process: str) -> None:
+            found = supervisor.processes.get(process)
+            if found is not None and "," not in found.row.device:  # of several nobody knows which it was
+                automation.device_faulted(found.row.device)
+
+        records.device_faulted = device_faulted
+        await operations.resolve_interrupted()
+        sampler.start()
+        gate = Gate(make_app(node), node)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        serving = loop.create_task(server.serve(sockets=sockets))
+        status = f"{settings.devices}; programs come to {settings.client_socket}"
+        loop.add_signal_handler(signal.SIGHUP, reload, settings, manager, status)
+        tidying = loop.create_task(retention.keep_tidy(writer, settings))
         # What was made until now lives as long as the process: collections that look at it again and again would only
         # delay recoveries.
         gc.collect()
@@ -96,14 +171,56 @@ async def serve(settings: Settings) -> None:
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
             devices=settings.devices, descriptors=descriptors, expected_processes=len(live),
         )  # fmt: skip
-        await asyncio.wait({serving, loop.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        front.open(gate)
+        manager.ready(status)
+        await asyncio.wait({*serving, loop.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
         stopping.set()
+        tidying.cancel()
+        manager.stopping("programs and servers go on")
         logger.info("stopping", why="a signal asked for it")
+        await operations.stop()
+        await sampler.stop()
         await supervisor.stop()
-        server.should_exit = True
-        await serving
-        with contextlib.suppress(OSError):
-            settings.api_socket.unlink()
+        await scopes.close()
+        native_moves.leave()
+        await bus.close()
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving)
+
+
+def listen(
+    settings: Settings, front: Front, stack: ExitStack
+) -> tuple[list[tuple[ApiServer, socket.socket]], str | None]:
+    """The API's servers, each with its socket, and the address of that on the network. Raises StartError."""
+    if settings.port >= 0:
+        check_tcp(settings)
+    api_socket = bind_api(settings.api_socket)
+    stack.callback(settings.api_socket.unlink, missing_ok=True)
+    stack.callback(api_socket.close)
+    servers = [(make_server(front), api_socket)]
+    if settings.port < 0:
+        return servers, None
+    tcp = bind_tcp(settings.host, settings.port)
+    stack.callback(tcp.close)
+    servers.append((make_server(front, settings), tcp))
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return servers, f"{'http' if settings.tls_cert is None else 'https'}://{host}:{tcp.getsockname()[1]}"
+
+
+def reload(settings: Settings, manager: ServiceManager, status: str) -> None:
+    """SIGHUP: take over what the configuration file says now, as far as that is possible without a restart."""
+    manager.reloading()
+    try:
+        changed, fixed = settings.reload()
+    except ValueError as error:  # of pydantic, or of the TOML parser
+        logger.error("the settings are not taken over", why=str(error))
+    else:
+        log.configure(settings.log_level, json=settings.log_json)
+        logger.info("settings read again", changed=", ".join(changed) or None, why="SIGHUP")
+        if fixed:
+            logger.warning("settings that need a restart", changed=", ".join(fixed))
+    manager.ready(status)
 
 
 def shim_paths(native_dir: Path) -> list[Path]:

@@ -25,6 +25,9 @@ class Layout(BaseModel):
     header_bytes: int = Field(default=2 << 20, gt=0, le=1 << 30)
     staging_bytes: int = Field(default=4 * (4 << 20), gt=0, le=1 << 34)
     pinned_bytes: int = Field(default=1 << 38, gt=0, le=1 << 46)
+    tail_offset: int = Field(default=6464, ge=0, le=1 << 20)  # of JournalHeader::tail
+    memory_changes_at: int = Field(default=6808, ge=0, lt=1 << 30)  # where in the journal's header; 0: not known
+    server_pid_at: int = Field(default=6724, ge=0, lt=1 << 30)
 
 
 def find_native_dir(configured: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""Settings: built-in defaults, then the configuration file (TOML), then the environment (XMIG_*)."""
+"""Settings of the daemon."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsConfigDict
+
+from xmigd.configuration import Configuration
 
 MIB = 1 << 20
+SYSTEM_RUNTIME_DIR = Path("/run/xmig")  # of a daemon that is root
+# What `systemctl reload` takes over, for what happens or begins from then on. What is a policy, too, is changed through
+# the API, and by a restart.
+RELOADED = frozenset({
+    "journal_mib", "log_json", "log_level", "recovery_timeout", "stable_after", "standby", "start_timeout",
+    "stop_grace",
+})  # fmt: skip
 
 
 def default_runtime_dir() -> Path:
     """/run/xmig for root; for others a folder in $XDG_RUNTIME_DIR, or in /tmp named after the user."""
     if os.geteuid() == 0:
-        return Path("/run/xmig")
+        return SYSTEM_RUNTIME_DIR
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "xmig" if base else Path(f"/tmp/xmig-{os.geteuid()}")
 
@@ -39,10 +48,13 @@ def _device_names(value: str) -> str:
     return ",".join(names)
 
 
-class Settings(BaseSettings):
+class Settings(Configuration):
     """Every setting is also an environment variable: XMIG_ and its name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix="XMIG_", extra="ignore")
+    program = "xmigd"
+    file = "/etc/xmig/xmigd.toml"
+    file_variable = "XMIG_CONFIG"
 
     runtime_dir: Path = Field(default_factory=default_runtime_dir, description="sockets and the lock file")
     database: Path = Field(
@@ -57,13 +69,29 @@ class Settings(BaseSettings):
     device_memory: int = Field(default=0, ge=0, description="bytes of each cpu or null device; 0: the device's default")
     journal_mib: int = Field(default=64, ge=4, le=4096, description="size of a process's journal")
     cut_budget: float = Field(default=0.01, gt=0, le=0.5, description="share of a process's time that cuts may cost")
-    host: str = Field(default="127.0.0.1", description="address of the read-only TCP API")
+    host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
+    tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")
+    tls_key: Path | None = Field(default=None, description="PEM file: its key; default: it is in tls_cert")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file: who has to have signed the certificates of callers on TCP"
+    )
+    plain_tcp: bool = Field(
+        default=False, description="let the TCP API listen without TLS elsewhere than on this machine's loopback"
+    )
+    open_reading: bool = Field(
+        default=False, description="let everybody on this machine read everything over TCP, without a token"
+    )
+    operators_group: str = Field(default="", description="group whose members see and control everything")
+    request_rate: float = Field(
+        default=2000.0, ge=0, description="requests a second that one caller may make, twice that at once; 0: any"
+    )
     hang_timeout: float = Field(
         default=300.0, ge=0, le=1e9,
         description="seconds without progress after which a device's work counts as hung; 0: never",
     )  # fmt: skip
     standby: bool = Field(default=True, description="keep one warm standby server per process")
+    preload: bool = Field(default=True, description="let standbys load the modules and kernels of their process")
     start_timeout: float = Field(default=30.0, gt=0, description="seconds a new process waits for its server")
     recovery_timeout: float = Field(default=300.0, gt=0, description="seconds a recovery may stay in one phase")
     max_attempts: int = Field(
@@ -78,8 +106,41 @@ class Settings(BaseSettings):
     stop_grace: float = Field(
         default=10.0, ge=0, description="seconds between SIGTERM and SIGKILL when a job is stopped"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_json: bool = False
+    job_scopes: bool = Field(
+        default=True, description="let `xmigctl run` make a program that begins in a login a systemd unit of its own"
+    )
+    events_kept: int = Field(default=20_000, ge=100, le=1_000_000, description="events that can be replayed")
+    store: bool = Field(default=True, description="keep cuts, journals and module images on disk, beside the database")
+    store_dir: Path | None = Field(default=None, description="folder for them; default: store, beside the database")
+    store_budget: float = Field(default=0.01, gt=0, le=1, description="share of a core that keeping may cost")
+    store_cuts: int = Field(default=8, ge=1, le=1000, description="kept cuts per process; older ones are removed")
+    store_days: float = Field(default=7.0, gt=0, description="days after which a kept cut is removed")
+    store_mib: int = Field(default=4096, ge=1, description="size of the store; the oldest kept cuts are removed first")
+    store_free_mib: int = Field(default=256, ge=0, description="room on the store's disk below which nothing is kept")
+    store_image_mib: int = Field(default=1024, ge=0, description="module images longer than this are not kept")
+    history_days: float = Field(
+        default=90.0, gt=0, description="days after which jobs that are over, and what happened to them, are forgotten"
+    )
+    history_records: int = Field(
+        default=20_000, ge=100, description="of each: jobs, faults, recoveries, migrations, operations"
+    )
+    audit_days: float = Field(
+        default=365.0, gt=0, description="days after which audit entries go into a file beside the database"
+    )
+    audit_records: int = Field(default=200_000, ge=1000, description="audit entries in the database")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least important messages that are logged"
+    )
+    log_json: bool = Field(default=False, description="log a JSON object per line")
+
+    def reload(self) -> tuple[list[str], list[str]]:
+        """Read file and environment again. Returns the settings that have changed and apply from now on, and those that
+        would take a restart. Raises ValueError: nothing is changed."""
+        read = type(self)()
+        differing = [name for name in type(self).model_fields if getattr(read, name) != getattr(self, name)]
+        for name in RELOADED.intersection(differing):
+            setattr(self, name, getattr(read, name))
+        return sorted(RELOADED.intersection(differing)), sorted(set(differing) - RELOADED)
 
     @property
     def device_names(self) -> list[str]:
@@ -98,17 +159,9 @@ class Settings(BaseSettings):
         return self.runtime_dir / "api.sock"
 
     @property
+    def store_folder(self) -> Path:
+        return self.store_dir or self.database.parent / "store"
+
+    @property
     def lock_file(self) -> Path:
         return self.runtime_dir / "xmigd.lock"
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = os.environ.get("XMIG_CONFIG", "/etc/xmig/xmigd.toml")
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)

@@ -1,4 +1,4 @@
-"""`xmigctl demo`: the same training twice, once in peace and once with its GPU server killed again and again."""
+"""`xmigctl demo`: the same training in peace, with its GPU server killed again and again, and moved between devices."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from xmigd.demo import moving
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 from xmigd.native import find_native_dir
@@ -181,15 +182,28 @@ def compare(
     return True
 
 
+def moved(console: Console, node: Node, quiet: Training, epochs: int) -> bool:
+    """The training once more, moved to the other device in the middle of it. Does it agree in every bit?"""
+    program = start(node, "moved", epochs)
+    migration = moving.move(node, program, node.folder / "moved.out", epochs // 3)
+    training = finish(node, program, "moved")
+    console.print(f"\nThe same, moved from {migration['source']} to {migration['target']} while it ran:\n")
+    moving.show(console, migration)
+    console.print()
+    if training.losses != quiet.losses or training.result["weights"] != quiet.result["weights"]:
+        console.print("[bold red]Not identical[/bold red] after the move.")
+        return False
+    console.print(f"[bold green]Identical:[/bold green] every one of {len(quiet.losses)} losses and the final weights, "
+                  "to the last bit, across a live migration.")  # fmt: skip
+    return True
+
+
 def serve(console: Console, node: Node) -> None:
     """Leave the daemon running and say how to look at it."""
-    address = node.client.get("/v1/node")["tcp_address"]
     assert node.process is not None
     folder = shlex.quote(str(node.folder))
     console.print()
     console.print("The daemon keeps running. To look at it:", style="bold")
-    if address:
-        console.print(escape(f"  curl http://{address}/v1/recoveries"), highlight=False)
     console.print(escape(f"  curl --unix-socket {folder}/api.sock http://localhost/v1/processes"), highlight=False)
     console.print(escape(f"  XMIG_RUNTIME_DIR={folder} {sys.executable} -m xmigd.cli ps --all"), highlight=False)
     console.print(escape(f"To end it:  kill {node.process.pid} && rm -r {folder}"), highlight=False)
@@ -220,6 +234,7 @@ def run(arguments: Sequence[str] = ()) -> int:
                       "time since the strike:\n")  # fmt: skip
         struck, recoveries = disturbed(console, node, random.Random(seed), options.strikes, quiet, options.epochs)
         identical = compare(console, quiet, struck, recoveries, options.strikes)
+        identical = moved(console, node, quiet, options.epochs) and identical
         if options.serve:
             keep = True
             serve(console, node)

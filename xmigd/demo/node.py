@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from xmigd.client import Client
 from xmigd.errors import StartError
@@ -49,20 +49,29 @@ class Node:
 
     def start(self) -> None:
         """Start it and wait until it takes programs. Raises StartError with the end of its log."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
+        self.launch()
+        assert self.process is not None
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             if self._listens():
-                self.client.get("/readyz")
+                self.client.get("/v1/node")
                 return
             time.sleep(0.01)
         last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         self.stop()
         raise StartError("xmigd did not start: " + " | ".join(last), hint=f"its log is {self.log}")
+
+    def launch(self) -> None:
+        """Start it and do not wait."""
+        with self.log.open("ab") as log:
+            self.process = self.popen(log)
+
+    def popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The daemon's process."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=log, start_new_session=True,
+        )  # fmt: skip
 
     def _listens(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

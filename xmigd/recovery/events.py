@@ -22,6 +22,22 @@ class ClientArrived(Event):
 class Adopted(Event):
     """A server that outlived an earlier daemon has announced itself, with everything it has. It is server 0."""
 
+    detour: bool = False  # a move had asked for its shadow in host memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperAdopted(Event):
+    """Likewise, the keeper of a suspended process. It is server 0."""
+
+    where: str  # host or file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphaned(Event):
+    """Its server ended while no daemon was there, and everything that the server had was kept."""
+
+    reason: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientExited(Event):
@@ -87,6 +103,8 @@ class PhaseReached(ServerEvent):
 class CutCommitted(ServerEvent):
     number: int
     sequence: int
+    ms: float = 0.0
+    off_device: bool = False  # its whole shadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +162,7 @@ class Exited(ServerEvent):
 
 # --- what is injected, recorded ----------------------------------------------------------------------------------
 
-InjectPoint = Literal["record", "kernel", "copy", "cut", "redo"]
+InjectPoint = Literal["record", "kernel", "copy", "cut", "redo", "import"]
 InjectKind = Literal["kill", "fault", "hang"]
 
 
@@ -219,6 +237,7 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Spawn(Instruction):
     server: int
+    device: str | None = None  # another one than the process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +263,10 @@ class Careful:
 
 @dataclass(frozen=True, slots=True)
 class Assign(Instruction):
-    """Give the process to a server. `recover`: with every memory handle, then `go`."""
+    """Give the process to a server. `recover` and `resume`: with every memory handle, then `go`."""
 
     server: int
-    mode: Literal["fresh", "recover", "lost"]
+    mode: Literal["fresh", "recover", "lost", "move", "resume"]
     deliver: Deliver | None = None
     careful: Careful | None = None
     injections: tuple[Injection, ...] = ()

@@ -7,12 +7,15 @@ running     a server has the process
 recovering  the server is gone; another gets, or has got, the process and redoes
 losing      it cannot be recovered; a server is being told to mark the journal lost, which wakes the program
 lost        marked; the program lives and gets errors
+suspended   no server has it: its state is in host memory or in files, and the program waits in its next call
 draining    the program has exited; its server has a moment to finish
 ended       nothing is left
 
-Servers are numbered per process, from 0, and never used twice. At most two exist at a time: `active`, which has the
-process or is about to get it, and `standby`, warm or warming. A server that was told to die is `dying` until its exit
-is seen; the process is never given to another before that, since both would write the same memory.
+Servers are numbered per process, from 0, and never used twice. Two exist as a rule: `active`, which has the process or
+is about to get it, and `standby`, warm or warming. While the process moves there is a third, the target of `move`;
+while it is suspended there is only its `keeper`, which holds descriptors for a daemon that may come later. A server
+that was told to die is `dying` until its exit is seen; the process is never given to another before that, since both
+would write the same memory. The one exception is a source that stands still because it has handed over.
 
 Whose fault?
 ------------
@@ -32,54 +35,21 @@ slowly, for as long as the program lives.
 from __future__ import annotations
 
 import signal
-from collections import deque
 from copy import copy
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from xmigd.migration import events as v
 from xmigd.recovery import events as e
-
-State = Literal["starting", "running", "recovering", "losing", "lost", "draining", "ended"]
-ServerState = Literal["spawning", "warm", "assigned", "dying"]
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    "starting": frozenset({"running", "ended"}),
-    "running": frozenset({"recovering", "losing", "draining", "ended"}),
-    "recovering": frozenset({"running", "losing", "draining", "ended"}),
-    "losing": frozenset({"lost", "ended"}),
-    "lost": frozenset({"ended"}),
-    "draining": frozenset({"ended"}),
-    "ended": frozenset(),
-}
+from xmigd.recovery.core import FIRST_BACKOFF, LAST_BACKOFF, Death, Limits, ServerState, State
+from xmigd.recovery.moves import MovingCore
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_DEVICE_UNAVAILABLE = 46
 CUDA_ERROR_SYSTEM_NOT_READY = 802
 
-FIRST_BACKOFF = 0.1
-LAST_BACKOFF = 5.0
 LOST_TRIES = 3
 AT_ONCE = 3  # servers that are replaced without a pause, of those lost in a row without progress
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    max_attempts: int = 5
-    start_timeout: float = 30.0
-    phase_timeout: float = 300.0
-    stable_after: float = 1.0
-    stop_grace: float = 10.0
-    standby: bool = True
-    hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    t: int
-    source: State
-    target: State
-    cause: e.Event | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,50 +61,26 @@ class _Window:
     error: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Death:
-    """Why a server is dying or dead, as far as it is known before its exit is seen."""
-
-    record: e.FaultRecord | None
-    occurred: int | None = None
-    innocent: bool = False  # injected, or from outside: says nothing about the program
-
-
-class Machine:
+class Machine(MovingCore):
     """See the module's docstring. `handle` is the only entry; everything else may be read."""
 
     def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
-        self.limits = limits or Limits()
-        self.state: State = "starting"
-        self.servers: dict[int, ServerState] = {}
-        self.active: int | None = None
-        self.standby: int | None = None
-        self.armed: dict[int, e.Injection] = {}
-        self.unrecoverable: str | None = None
+        super().__init__(limits)
         self.doom: tuple[int, str] | None = None  # CUresult and sentence of a process that is being lost
         self.attempts = 0  # recoveries (or first starts) since the last progress
         self.recovery: e.RecoveryRecord | None = None
-        self.story: deque[Transition] = deque(maxlen=64)
-        self._timers: set[str] = set()
-        self._next_server = 0
         self._faults = faults
         self._recoveries = recoveries
-        self._backoff = FIRST_BACKOFF
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
-        self._deaths: dict[int, _Death] = {}
+        self._deaths: dict[int, Death] = {}
         self._striking: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = None  # struck once; a cut behind it proves that it was not the program's own
         self._window: _Window | None = None  # likewise, of a record that is not known
         self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
-        self._cut = (0, 0)  # number, sequence
         self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
-        self._alone = False  # the device takes one server only
         self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
-        self._cause: e.Event | None = None
-        self._out: list[e.Instruction] = []
-        self._t = 0
 
     # --- the entry ---------------------------------------------------------------------------------------------
 
@@ -149,7 +95,11 @@ class Machine:
             case e.ClientArrived():
                 self._client_arrived()
             case e.Adopted():
-                self._adopted()
+                self._adopted(event)
+            case e.KeeperAdopted():
+                self._keeper_adopted(event)
+            case e.Orphaned():
+                self._orphaned(event)
             case e.ClientExited():
                 self._client_exited(event)
             case e.StopRequested():
@@ -158,6 +108,15 @@ class Machine:
                 self.unrecoverable = event.reason
             case e.InjectRequested():
                 self._inject(event)
+            case v.MoveRequested():
+                self._move_requested(event)
+            case v.Kept():
+                self._kept(event)
+            case v.HandedOver() | v.Suspended() if self.move is None:
+                if event.server == self.active and self.servers[event.server] == "assigned":
+                    self._out.append(v.GoOn(event.server))  # an earlier daemon asked for it, and nobody took
+            case v.MoveEvent() | v.MoveServerEvent():
+                self._steer(event)
             case e.TimerFired():
                 if event.name in self._timers:
                     self._timers.discard(event.name)
@@ -193,20 +152,38 @@ class Machine:
     def validate_state(self) -> None:
         """Raise AssertionError if an invariant does not hold. For tests."""
         assert self.state in get_args(State)
+        move = self.move
         living = [n for n, s in self.servers.items() if s != "dying"]
-        assert all(n in (self.active, self.standby) for n in living), (living, self.active, self.standby)
-        assert len(self.servers) <= 2 or "dying" in self.servers.values()
+        target = None if move is None else move.target
+        assert all(n in (self.active, self.standby, target, self.keeper) for n in living), (living, self.active)
+        assert len(living) <= 3 + (self.keeper is not None)
         assert self.active is None or self.active in self.servers
         assert self.standby is None or self.standby in self.servers
-        assert self.active is None or self.active != self.standby
-        assert list(self.servers.values()).count("assigned") <= 1
-        if "assigned" in self.servers.values():
-            assert self.active is not None
-            assert self.servers[self.active] == "assigned"
+        assert self.keeper is None or self.keeper in self.servers
+        assert self.active is None or self.active not in (self.standby, target, self.keeper)
+        assigned = [n for n, s in self.servers.items() if s == "assigned"]
+        assert len(assigned) <= 1, "two servers execute"
+        assert not assigned or assigned[0] == self.active or (move is not None and move.target_took)
+        if move is not None:
+            move.validate_state()
+            assert not move.over
+            assert self.state in ("running", "suspended", "draining")
+            assert move.kind == "resume" or move.source == self.active
+            assert target is None or target in self.servers
+        elif "stopped" in self.servers.values():
+            raise AssertionError("a server stands still and nobody will tell it to go on")
         if self.state == "running":
-            assert self.active is not None
-            assert self.servers[self.active] in ("assigned", "dying")
+            if self.active is None:
+                assert move is not None
+                assert move.phase in ("taking", "keeping", "rolling_back")
+            else:
+                assert self.servers[self.active] in ("assigned", "stopped", "dying")
             assert self.recovery is None
+        if self.state == "suspended":
+            assert self.active is None
+            assert self.standby is None
+            assert self.where
+            assert self.keeper is not None or "keeper" in self._timers
         if self.state == "recovering":
             assert self.recovery is not None
             assert self.recovery.outcome == "running"
@@ -217,6 +194,7 @@ class Machine:
         if self.state in ("lost", "ended"):
             assert not living
             assert self.recovery is None
+            assert move is None
         assert self.attempts <= self.limits.max_attempts + 1
 
     # --- beginnings --------------------------------------------------------------------------------------------
@@ -228,12 +206,26 @@ class Machine:
         self._save("a program has connected")
         self.active = self._spawn()
 
-    def _adopted(self) -> None:
+    def _adopted(self, event: e.Adopted) -> None:
         number = self._new_number()
         self.servers[number] = "assigned"
         self.active = number
         self._go("running", "its server outlived the daemon and has announced itself")
+        if event.detour:
+            self._out.append(v.AskCut(number, host=False))
         self._want_standby()
+
+    def _orphaned(self, event: e.Orphaned) -> None:
+        if self.state != "starting" or self.servers:
+            return
+        record = self._fault("server", event.reason)
+        self._recoveries += 1
+        self.recovery = e.RecoveryRecord(
+            number=self._recoveries, cause=event.reason, fault=record.number, occurred=self._t, detected=self._t
+        )
+        self.recovery.story.append(event.reason)
+        self._go("recovering", event.reason)
+        self._replace()
 
     def _hello(self, event: e.Hello) -> None:
         if self.servers[event.server] != "spawning":
@@ -242,6 +234,10 @@ class Machine:
         self._backoff = FIRST_BACKOFF
         if event.server == self.active:
             self._assign()
+        elif event.server == self.keeper:
+            self._give_keeper()
+        elif self.move is not None and event.server == self.move.target:
+            self._steer(v.TargetReady(t=event.t))
 
     def _unavailable(self, event: e.Unavailable) -> None:
         """A program that only begins is told at once, as it would be natively. One that runs goes on: what its device
@@ -311,6 +307,9 @@ class Machine:
             self.active = self._spawn()
 
     def _phase(self, event: e.PhaseReached) -> None:
+        if self.move is not None and event.server == self.move.target:
+            self._steer(v.TargetPhase(t=event.t, name=event.name, at=event.at))
+            return
         if event.server != self.active or self.state != "recovering" or self.servers[event.server] != "assigned":
             return
         record = self.recovery
@@ -350,7 +349,13 @@ class Machine:
         self._want_standby()
 
     def _cut_committed(self, event: e.CutCommitted) -> None:
-        if event.server != self.active or event.number <= self._cut[0]:
+        if event.server != self.active:
+            return
+        self._cut_passed(event)
+        self._steer(v.SourceCut(t=event.t, number=event.number, ms=event.ms, off_device=event.off_device))
+
+    def _cut_passed(self, event: e.CutCommitted) -> None:
+        if event.number <= self._cut[0]:
             return
         self._cut = (event.number, event.sequence)
         self._progressed()
@@ -365,6 +370,7 @@ class Machine:
 
     def _faulted(self, event: e.Faulted) -> None:
         """A sticky fault. The server would exit by itself; killing it is quicker and cannot be refused."""
+        self._target_failed(event.server, code="target_fault", text=event.text or f"CUDA error {event.error}")
         if event.server != self.active or event.server in self._deaths:
             return
         injection = self._striking.pop(event.server, None)
@@ -381,7 +387,7 @@ class Machine:
             error=event.error,
             injection=injection,
         )
-        self._deaths[event.server] = _Death(record, min(event.at, event.t), innocent=injection is not None)
+        self._deaths[event.server] = Death(record, min(event.at, event.t), innocent=injection is not None)
         self._kill(event.server, "it reported a sticky fault")
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
@@ -415,10 +421,11 @@ class Machine:
             self._striking[event.server] = event.id
 
     def _garbage(self, event: e.GarbageFound) -> None:
+        self._target_failed(event.server, code="target_fault", text=event.text)
         if event.server != self.active or event.server in self._deaths:
             return
         text = f"the server gave the process up at journal position {event.position}: {event.text}"
-        self._deaths[event.server] = _Death(self._fault("garbage", text))
+        self._deaths[event.server] = Death(self._fault("garbage", text))
         self.unrecoverable = text
         self._kill(event.server, "it gave its process up")
 
@@ -430,13 +437,19 @@ class Machine:
             self.standby = None
             self._retry_later(f"the standby misbehaved: {event.reason}")
         elif event.server == self.active and event.server not in self._deaths and self.state != "draining":
-            self._deaths[event.server] = _Death(self._fault("protocol", event.reason))
+            self._deaths[event.server] = Death(self._fault("protocol", event.reason))
 
     def _exited(self, event: e.Exited) -> None:
         state = self.servers.pop(event.server)
         death = self._deaths.pop(event.server, None)
         striking = self._striking.pop(event.server, None)
         status = self._said.pop(event.server, event.status)
+        if self.move is not None and event.server == self.move.target:
+            self._steer(v.TargetGone(t=event.t, code="target_lost", text=f"the target's server was lost: {status}"))
+            return
+        if event.server == self.keeper:
+            self._keeper_gone(status)
+            return
         if event.server == self.standby:
             self.standby = None
             if self._alone:
@@ -447,7 +460,9 @@ class Machine:
         if event.server != self.active:
             return
         self.active = None
-        if self.state == "draining":
+        if self.move is not None and self.move.phase in ("keeping", "releasing"):
+            self._steer(v.SourceGone(t=event.t, text=status))
+        elif self.state == "draining":
             self._end("the program has exited")
         elif self.state == "losing":
             self._losing_server_exited(event, state)
@@ -459,10 +474,14 @@ class Machine:
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
                 record = self._fault("injected" if injected else "server", text, injection=striking)
                 innocent = injected or event.killed
-                death = _Death(record, min(event.since or event.t, event.t), innocent)
-            self._server_lost(death)
+                death = Death(record, min(event.since or event.t, event.t), innocent)
+            if self.move is None:
+                self._server_lost(death)
+                return
+            self._source_death = death
+            self._source_gone(status)
 
-    def _server_lost(self, death: _Death) -> None:
+    def _server_lost(self, death: Death) -> None:
         record = death.record
         cause = record.text if record is not None else "the server was lost"
         if not death.innocent:
@@ -520,6 +539,10 @@ class Machine:
         if number == self.standby:
             self.standby = None
             self._retry_later(f"no standby: {reason}")
+        elif number == self.keeper:
+            self._keeper_gone(reason)
+        elif self.move is not None and number == self.move.target:
+            self._steer(v.TargetGone(t=self._t, code="target_lost", text=f"no server could be started: {reason}"))
         elif number == self.active:
             self.active = None
             self._server_gone_before_work(f"no server could be started: {reason}")
@@ -559,7 +582,7 @@ class Machine:
                 if self.active is not None and self.servers[self.active] == "assigned":
                     if self.active not in self._deaths:
                         text = "the server made no progress in time"
-                        self._deaths[self.active] = _Death(self._fault("timeout", text))
+                        self._deaths[self.active] = Death(self._fault("timeout", text))
                     self._kill(self.active, "it made no progress in time")
             case "stable":
                 if self.state == "running":
@@ -567,6 +590,11 @@ class Machine:
             case "drain":
                 if self.state == "draining":
                     self._end("the program has exited; its server did not finish in time")
+            case "move":
+                self._steer(v.TimeIsUp(t=event.t))
+            case "keeper":
+                if self.state == "suspended" and self.keeper is None:
+                    self._want_keeper()
             case "stop":
                 self._out.append(e.SignalClient(signal.SIGKILL, "it did not exit after SIGTERM"))
 
@@ -581,6 +609,7 @@ class Machine:
     def _client_exited(self, event: e.ClientExited) -> None:
         if self.state == "running" and self.active is not None and self.servers[self.active] == "assigned":
             self._drop_standby()
+            self._steer(v.ProgramGone(t=event.t))
             self._go("draining", event.reason)
             self._timer("drain", self.limits.stop_grace)
         elif self.state == "draining":
@@ -623,10 +652,13 @@ class Machine:
             record.outcome = "abandoned"
             record.story.append(why)
             self._out.append(e.SaveRecovery(record))
+        if self.move is not None:
+            move, self.move = self.move, None
+            self._out += [i for i in move.abandon(self._t, why) if not isinstance(i, v.Over)]
         for number, state in list(self.servers.items()):
             if state != "dying":
                 self._kill(number, why)
-        self.active = self.standby = None
+        self.active = self.standby = self.keeper = None
         for timer in sorted(self._timers):
             self._clear(timer)
         released = self.state == "lost"
@@ -641,34 +673,6 @@ class Machine:
         self.armed[event.injection.id] = event.injection
         if self.active is not None and self.servers[self.active] == "assigned" and self.state != "losing":
             self._out.append(e.Arm(self.active, event.injection))
-
-    def _new_number(self) -> int:
-        number = self._next_server
-        self._next_server += 1
-        return number
-
-    def _spawn(self) -> int:
-        number = self._new_number()
-        self.servers[number] = "spawning"
-        self._out.append(e.Spawn(number))
-        return number
-
-    def _want_standby(self) -> None:
-        if self._standby_wanted and self.standby is None and "spawn" not in self._timers:
-            self.standby = self._spawn()
-
-    @property
-    def _standby_wanted(self) -> bool:
-        return self.limits.standby and not self._alone
-
-    def _drop_standby(self) -> None:
-        if self.standby is not None:
-            number, self.standby = self.standby, None
-            self._kill(number, "its process needs no standby any more")
-
-    def _kill(self, number: int, why: str) -> None:
-        self.servers[number] = "dying"
-        self._out.append(e.Kill(number, why))
 
     def _fault(
         self,
@@ -699,21 +703,3 @@ class Machine:
         record = copy(self.recovery)
         record.story = list(record.story)
         self._out.append(e.SaveRecovery(record))
-
-    def _timer(self, name: str, seconds: float) -> None:
-        self._timers.add(name)
-        self._out.append(e.SetTimer(name, seconds))
-
-    def _clear(self, name: str) -> None:
-        if name in self._timers:
-            self._timers.discard(name)
-            self._out.append(e.ClearTimer(name))
-
-    def _go(self, target: State, why: str) -> None:
-        assert target in TRANSITIONS[self.state]
-        self.story.append(Transition(self._t, self.state, target, self._cause, why))
-        self.state = target
-        self._save(why)
-
-    def _save(self, why: str) -> None:
-        self._out.append(e.SaveState(self.state, self.active, why))

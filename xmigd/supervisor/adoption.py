@@ -3,6 +3,10 @@
 A process of the database is *expected* until its server has announced itself, or is known to be gone. A server that is
 not expected (the database was lost or behind) is taken too, if its program is alive and belongs to the same user: no
 record is worth a running program.
+
+A process that was moving may have two servers: a source that stands still (or a keeper) and a target that was told to
+take. The target is the one if it lives. So whoever else announces the process is kept waiting until the target has
+announced itself, and is killed then, or is taken once the target's exit was seen.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,26 +32,43 @@ from xmigd.supervisor.server import Ending, Server, ServerHooks
 logger = log.get("adoption")
 
 ANNOUNCE_PATIENCE = 60.0
+ENDED_ALONE = "its server ended while no daemon was there"
 
 
 @dataclass(slots=True)
 class Expected:
     live: LiveProcess
     pidfd: Fd | None = None  # of the server that the database names, while it lives
+    rival: Fd | None = None  # of the target to which the process was moving, while it lives
     waiting: list[Callable[[bool, str], None]] = field(default_factory=list)  # programs that ask about themselves
 
 
 class Expectations:
     """The processes of the database whose fate is open."""
 
-    def __init__(self, live: list[LiveProcess], grace: float, lost: Callable[[LiveProcess, str], None]) -> None:
+    def __init__(
+        self,
+        live: list[LiveProcess],
+        grace: float,
+        *,
+        rescue: Callable[[LiveProcess, str], str],
+        lost: Callable[[LiveProcess, str], None],
+        rival_gone: Callable[[str], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """`rescue` goes on without the server, or returns why that cannot be; `settled`: nobody's fate is open."""
         self._loop = asyncio.get_running_loop()
+        self._rival_gone = rival_gone
+        self._rescue = rescue
         self._lost = lost
+        self._settled = settled
         self._open: dict[str, Expected] = {}
         self._gone: dict[str, tuple[LiveProcess, str]] = {}  # with why; their programs may still ask
         for process in live:
             self._expect(process)
         self._timer = self._loop.call_later(grace, self._grace_is_over)
+        if not live:
+            self._loop.call_soon(settled)
 
     def __contains__(self, process: str) -> bool:
         return process in self._open
@@ -72,44 +94,90 @@ class Expectations:
         expected = self._open.get(process)
         return None if expected is None else expected.live
 
+    def rival(self, process: str) -> LiveProcess | None:
+        """Does the target live to which the process was moving?"""
+        expected = self._open.get(process)
+        return None if expected is None or expected.rival is None else expected.live
+
     def settle(self, process: str, *, alive: bool, why: str) -> None:
         expected = self._open.pop(process, None)
         if expected is None:
             return
-        if expected.pidfd is not None:
-            self._loop.remove_reader(expected.pidfd.fileno())
-            expected.pidfd.close()
+        self._forget(expected)
         if not alive:
-            self._gone[process] = (expected.live, why)
-            self._lost(expected.live, why)
+            why_not = self._rescue(expected.live, why)
+            alive = not why_not
+            if why_not:
+                why = f"{why}, and {why_not}"
+                self._gone[process] = (expected.live, why)
+                self._lost(expected.live, why)
         for callback in expected.waiting:
             callback(alive, why)
+        if not self._open:
+            self._settled()
 
     def close(self) -> None:
         self._timer.cancel()
         for expected in self._open.values():
-            if expected.pidfd is not None:
-                self._loop.remove_reader(expected.pidfd.fileno())
-                expected.pidfd.close()
+            self._forget(expected)
         self._open.clear()
+
+    def _forget(self, expected: Expected) -> None:
+        for pidfd in (expected.pidfd, expected.rival):
+            if pidfd is not None:
+                self._loop.remove_reader(pidfd.fileno())
+                pidfd.close()
 
     def _expect(self, live: LiveProcess) -> None:
         expected = Expected(live)
         self._open[live.row.id] = expected
+        self._watch_rival(expected)
         pid = live.server_pid or 0
         if not pidfds.same_process(pid, live.server_start_time or 0):
-            return  # a newer server, that the database does not know, may still come: until the grace is over
+            # A newer server, that the database does not know, may still come: until the grace is over. Unless the
+            # process's own journal, if that was kept, says that there is none.
+            self._loop.call_soon(self._rescue_early, live.row.id)
+            return
         with contextlib.suppress(OSError):
             expected.pidfd = Fd(os.pidfd_open(pid))
             self._loop.add_reader(expected.pidfd.fileno(), self._server_gone, live.row.id)
 
+    def _rescue_early(self, process: str) -> None:
+        expected = self._open.get(process)
+        if expected is not None and expected.rival is None and not self._rescue(expected.live, ENDED_ALONE):
+            self.settle(process, alive=True, why="")
+
+    def _watch_rival(self, expected: Expected) -> None:
+        move = expected.live.migration
+        if move is None or not pidfds.same_process(move.target_pid or 0, move.target_start_time or 0):
+            return
+        with contextlib.suppress(OSError):
+            expected.rival = Fd(os.pidfd_open(move.target_pid or 0))
+            self._loop.add_reader(expected.rival.fileno(), self._target_gone, expected)
+
+    def _target_gone(self, expected: Expected) -> None:
+        assert expected.rival is not None
+        self._loop.remove_reader(expected.rival.fileno())
+        expected.rival.close()
+        expected.rival = None
+        self._rival_gone(expected.live.row.id)
+        live = expected.live
+        if expected.pidfd is None and not pidfds.same_process(live.server_pid or 0, live.server_start_time or 0):
+            self.settle(live.row.id, alive=False, why="its servers ended while no daemon was there")
+
     def _server_gone(self, process: str) -> None:
-        self.settle(process, alive=False, why="its server ended while no daemon was there")
+        expected = self._open[process]
+        if expected.rival is not None and expected.pidfd is not None:  # its target has the process, or had it
+            self._loop.remove_reader(expected.pidfd.fileno())
+            expected.pidfd.close()
+            expected.pidfd = None
+            return
+        self.settle(process, alive=False, why=ENDED_ALONE)
 
     def _grace_is_over(self) -> None:
         for name, expected in list(self._open.items()):
-            if expected.pidfd is None:
-                self.settle(name, alive=False, why="its server ended while no daemon was there")
+            if expected.pidfd is None and expected.rival is None:
+                self.settle(name, alive=False, why=ENDED_ALONE)
             else:
                 logger.warning("still waiting for a server", process=name[:12], server_pid=expected.live.server_pid)
 
@@ -131,6 +199,8 @@ class Adoptee:
     client: Fd
     process: Process | None = None
     finished: bool = False
+    said: list[m.ServerMessage] = field(default_factory=list)  # after its announcement, while it was parked
+    parked: bool = False  # it has announced itself, and waits for what becomes of a target
 
 
 class Adopter:
@@ -142,13 +212,17 @@ class Adopter:
         serving: Callable[[str], bool],
         owner: Callable[[str], int | None],
         make: Callable[[m.Announce, Peer, Fd, JobMemory], Process],
-        done: Callable[[Process, Server, int], None],
+        rival: Callable[[str], LiveProcess | None],
+        left_over: Callable[[str, int], bool],
+        done: Callable[[Process, Server, m.Announce], None],
         failed: Callable[[str, str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._serving = serving
         self._owner = owner
         self._make = make
+        self._rival = rival
+        self._left_over = left_over
         self._done = done
         self._failed = failed
         self._open: dict[str, Adoptee] = {}
@@ -162,6 +236,12 @@ class Adopter:
             logger.warning("server refused", server_pid=peer.pid, uid=peer.uid, why=why)
             close_all(received.fds)
             sock.close()
+
+    def rival_gone(self, process: str) -> None:
+        """The target has ended. Whoever waited for that has the process."""
+        adoptee = self._open.get(process)
+        if adoptee is not None and adoptee.parked:
+            self._take(adoptee)
 
     def close(self) -> None:
         for adoptee in self._open.values():
@@ -180,8 +260,7 @@ class Adopter:
             raise ProtocolError(f"an announcement with {len(received.fds)} descriptors instead of 5")
         if message.pid != peer.pid:
             raise ProtocolError("it announces another process's pid")
-        if self._serving(message.job) or message.job in self._open:
-            raise ProtocolError("this process has a server")
+        self._make_way(sock, peer, message)
         owner = self._owner(message.job)
         if owner is not None and peer.uid not in (0, owner):
             raise ProtocolError("the process belongs to another user")
@@ -204,8 +283,47 @@ class Adopter:
         server.adopt(peer.pid, pidfd, sock)
         self._loop.call_later(ANNOUNCE_PATIENCE, self._too_slow, adoptee)
 
+    def _make_way(self, sock: socket.socket, peer: Peer, message: m.Announce) -> None:
+        """One process has one server. Of a source and its target the target is it, whoever comes first."""
+        other = self._open.get(message.job)
+        if other is not None and other.peer.pid != peer.pid and self._is_rival(message.job, peer.pid):
+            del self._open[message.job]
+            other.finished = True  # or not even begun: whoever it is, it stands still, or keeps what nobody needs now
+            self._kill(other.server, "its target has the process")
+            assert other.process is not None
+            other.process.leave()
+            return
+        if other is None and not self._serving(message.job):
+            return
+        if self._left_over(message.job, peer.pid):  # nobody will ever tell it to go on
+            with contextlib.suppress(OSError):
+                pidfds.send_signal(peer_pidfd(sock, peer.pid), signal.SIGKILL)
+        raise ProtocolError("this process has a server")
+
+    def _is_rival(self, process: str, pid: int) -> bool:
+        live = self._rival(process)
+        return live is not None and live.migration is not None and live.migration.target_pid == pid
+
+    def _kill(self, server: Server, why: str) -> None:
+        logger.info("killing a server", server_pid=server.pid, why=why)
+        server.hand_over(
+            ServerHooks(
+                started=lambda _: None, failed=lambda _, __: None, misbehaved=lambda _, __: None,
+                message=lambda _, __, fds, ___: close_all(fds), exited=lambda _, __, ___: None,
+            )
+        )  # fmt: skip
+        server.kill()
+
     def _find(self, server: Server) -> Adoptee:
         return next(adoptee for adoptee in self._open.values() if adoptee.server is server)
+
+    def _take(self, adoptee: Adoptee) -> None:
+        assert adoptee.process is not None
+        del self._open[adoptee.announce.job]
+        adoptee.server.hand_over(adoptee.process.hooks)
+        self._done(adoptee.process, adoptee.server, adoptee.announce)
+        for message in adoptee.said:
+            adoptee.process.hooks.message(adoptee.server, message, [], False)
 
     def _said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
         adoptee = self._find(server)
@@ -216,10 +334,15 @@ class Adopter:
                 if why is not None:
                     server.refuse(why)
             case m.Announced():
-                del self._open[adoptee.announce.job]
                 adoptee.finished = True
-                server.hand_over(adoptee.process.hooks)
-                self._done(adoptee.process, server, adoptee.announce.generation)
+                process = adoptee.announce.job
+                if self._rival(process) is not None and not self._is_rival(process, server.pid):
+                    adoptee.parked = True
+                    logger.info("waiting for the target of a move", process=process[:12], server_pid=server.pid)
+                else:
+                    self._take(adoptee)
+            case _ if adoptee.parked and not fds:
+                adoptee.said.append(message)
             case m.MemoryDrop():
                 if (handle := adoptee.process.handles.pop(message.id, None)) is not None:
                     handle.fd.close()

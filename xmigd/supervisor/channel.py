@@ -19,6 +19,7 @@ from xmigd.supervisor.messages import MAX_FDS, MAX_MESSAGE
 SEND_BUFFER = 4 << 20
 MESSAGES_PER_TURN = 64  # one peer that never stops talking must not keep the others waiting
 MAX_QUEUE = 1 << 17
+SO_PEERGROUPS = 59  # not in Python's socket module
 SO_PEERPIDFD = 77  # Linux 6.5; not in Python 3.11's socket module
 RETRY_AFTER = 0.002
 
@@ -37,6 +38,15 @@ def peer_of(sock: socket.socket) -> Peer:
     """Who connected: the kernel's word (SO_PEERCRED), not the peer's."""
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return Peer(pid, uid, gid)
+
+
+def peer_groups(sock: socket.socket) -> frozenset[int]:
+    """The supplementary groups that the peer had when it connected (SO_PEERGROUPS); none if it has more than 256."""
+    try:
+        data = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * 256)
+    except OSError:
+        return frozenset()
+    return frozenset(struct.unpack(f"{len(data) // 4}I", data))
 
 
 def peer_pidfd(sock: socket.socket, pid: int) -> Fd:
@@ -142,6 +152,8 @@ class Channel:
             received = receive(self._sock)
         except BlockingIOError:
             return False
+        except ConnectionResetError:
+            return True  # it ended with messages unread; what it said before that comes next, and then its end
         except OSError as error:
             self._end(f"its connection failed: {error.strerror}", by_peer=True)
             return False

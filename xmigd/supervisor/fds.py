@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xmigd.native import Layout
 
+LIBC = ctypes.CDLL(None)
+SYS_KCMP, KCMP_FILE = 312, 0  # of x86-64; Python does not know the call
 F_ADD_SEALS = 1033
+MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 class Fd:
     """A file descriptor that is closed once: by `close`, or with its last reference."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("__weakref__", "_number")
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -40,6 +45,17 @@ class Fd:
 
     def __del__(self) -> None:
         self.close()
+
+
+def same_file(a: int, b: int) -> bool:
+    """Do both mean the same open file, as after dup() or a passage through a socket?"""
+    pid = os.getpid()
+    answer: int = LIBC.syscall(SYS_KCMP, pid, pid, KCMP_FILE, a, b)
+    if answer >= 0:
+        return answer == 0
+    # A kernel or a sandbox without kcmp(2). The service manager looks at the same, then.
+    first, second = os.fstat(a), os.fstat(b)
+    return os.path.samestat(first, second) and not stat.S_ISCHR(first.st_mode)
 
 
 def close_all(fds: Iterable[Fd]) -> None:
@@ -101,7 +117,13 @@ class Handle:
     size: int
     fd: Fd
     message: bytes
-    on_host: bool = False
+    name: str = ""
+    ordinal: int = 0  # of the job's devices
+
+    @property
+    def on_host(self) -> bool:
+        """Of a shadow: is it in host memory, or in a file?"""
+        return self.name != ""
 
 
 def raise_descriptor_limit() -> int:

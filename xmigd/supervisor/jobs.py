@@ -7,7 +7,7 @@ import hmac
 import secrets
 import uuid
 
-from xmigd.errors import Forbidden, XmigError
+from xmigd.errors import Forbidden, Unavailable, XmigError
 from xmigd.records import JobRow
 
 
@@ -58,3 +58,25 @@ def resolve_device(wanted: str, devices: list[str]) -> str:
 def least_used(devices: list[str], in_use: list[str]) -> str:
     """The device with the fewest processes; the first of them."""
     return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))
+
+
+def choose_device(wanted: str | None, devices: list[str], in_use: list[str], cordoned: dict[str, str]) -> str:
+    """Where a new process goes: where its job wants to be, otherwise to the device with the fewest processes. Raises
+    XmigError: there is none, or it takes no new processes."""
+    if wanted is None:
+        free = [device for device in devices if device not in cordoned]
+        if not free:
+            raise Unavailable(
+                "every device of this node is cordoned", code="device_cordoned", hint="xmigctl device uncordon"
+            )
+        return least_used(free, in_use)
+    resolve_device(wanted, devices)
+    kind, _, ordinals = wanted.partition(":")
+    for device in (f"{kind}:{ordinal}" for ordinal in ordinals.split(",")):
+        if device in cordoned:
+            why = f": {cordoned[device]}" if cordoned[device] else ""
+            raise Unavailable(
+                f"{device} is cordoned and takes no new process{why}", code="device_cordoned",
+                hint=f"choose another device, or xmigctl device uncordon {device}",
+            )  # fmt: skip
+    return wanted

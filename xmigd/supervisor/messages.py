@@ -58,6 +58,8 @@ class MemoryAdd(Message):
     address: Number
     bytes: Number
     name: Annotated[str, Field(max_length=255)] = ""
+    foreign: bool = False
+    """Shadow on the device that the job was on before. It stays until the server has dropped it."""
 
 
 class MemoryDrop(Message):
@@ -77,7 +79,14 @@ class Cut(Message):
     live_bytes: Number
     journal_bytes: Number
     objects: Number
+    off_device: bool = False
+    """Its whole shadow. A server of an earlier version does not say."""
     reason: Text
+
+
+class CutStands(Message):
+    type: Literal["cut_stands"]
+    number: Number
 
 
 class Fault(Message):
@@ -125,10 +134,19 @@ class Announce(Message):
     device: Annotated[str, Field(max_length=64)]
     client_pid: Small
     generation: Number
+    keeps: Literal["host", "file"] | None = None
+    """Of a keeper: where the state of its suspended process is."""
+    changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
 
 
 class Announced(Message):
     type: Literal["announced"]
+
+
+class Kept(Message):
+    """A keeper has everything that it was given."""
+
+    type: Literal["kept"]
 
 
 class Paused(Message):
@@ -154,15 +172,100 @@ class Bye(Message):
     reason: Text
 
 
+class Round(Message):
+    type: Literal["round"]
+    number: Number
+    cut: Number
+    """That was looked at: the one that was asked for, or a later one."""
+    total_bytes: Number
+    copied_bytes: Number
+    settled_bytes: Number
+    differing_bytes: Number
+    ms: Millis
+
+
+class RoundProgress(Message):
+    type: Literal["round_progress"]
+    number: Number
+    copied_bytes: Number
+
+
+class MoveFailed(Message):
+    type: Literal["move_failed"]
+    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    text: Text
+
+
+class HandedOver(Message):
+    type: Literal["handed_over"]
+    cut: Number
+    position: Number
+    t: Number
+    stopped_t: Number = 0
+    """When the last record before the handover had been given to the device. 0: a server that does not say."""
+    drained_t: Number
+    """When the device had nothing left to do: the hash and the copy of the last cut began."""
+    cut_ms: Millis
+
+
+class HandoverFailed(Message):
+    type: Literal["handover_failed"]
+    text: Text
+
+
+class SuspendProgress(Message):
+    type: Literal["suspend_progress"]
+    done_bytes: Number
+    total_bytes: Number
+
+
+class Prepared(Message):
+    type: Literal["prepared"]
+    ms: Millis
+
+
+class Preloaded(Message):
+    """What a standby has loaded ahead, all in all."""
+
+    type: Literal["preloaded"]
+    modules: Number
+    kernels: Number
+    device_bytes: Number
+
+
+class Suspended(Message):
+    type: Literal["suspended"]
+    cut: Number
+    position: Number
+    bytes: Number
+    t: Number
+    ms: Millis
+
+
+class SuspendFailed(Message):
+    type: Literal["suspend_failed"]
+    text: Text
+
+
+class ResumeFailed(Message):
+    type: Literal["resume_failed"]
+    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    text: Text
+
+
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
 ServerMessage = (
-    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Cut | Fault | Phase | ProgramError | Injected | Garbage
-    | Announce | Announced | Paused | Continued | Log | Bye
+    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Cut | CutStands | Fault | Phase | ProgramError | Injected
+    | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
+    | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
+    | Kept
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
-        Hello | Unavailable | Ready | Memory | Cut | Fault | Phase | ProgramError | Injected | Garbage | Announce
-        | Announced | Paused | Continued | Log | Bye,
+        Hello | Unavailable | Ready | Memory | Cut | CutStands | Fault | Phase | ProgramError | Injected | Garbage
+        | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
+        | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
+        | Kept,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
@@ -197,7 +300,9 @@ def pack_memory(message: MemoryAdd) -> bytes:
     return pack("memory", **message.model_dump(exclude={"type"}))
 
 
-def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float = 0) -> bytes:
+def pack_assign(
+    assign: Assign, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float = 0, first_id: int = 1
+) -> bytes:
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": cut_budget,
@@ -206,6 +311,8 @@ def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float,
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
     }  # fmt: skip
+    if assign.mode == "move":
+        fields["first_id"] = first_id
     if assign.mode == "lost":
         fields |= {"error": assign.error, "text": assign.text[:1000]}
     return pack("assign", **fields)
@@ -213,3 +320,19 @@ def pack_assign(assign: Assign, *, job: str, client_pid: int, cut_budget: float,
 
 def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
     return [pack_injection(injection) for injection in injections[:256]]
+
+
+def pack_target(
+    mode: str, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float, first_id: int,
+    injections: Sequence[Injection] = (),
+) -> bytes:  # fmt: skip
+    """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on."""
+    return pack(
+        "assign", job=job, mode=mode, client_pid=client_pid, cut_budget=cut_budget, hang_timeout=hang_timeout,
+        deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
+    )  # fmt: skip
+
+
+def pack_foreign(message: bytes) -> bytes:
+    """The same memory, for a server on another device than the one that it is on."""
+    return pack(**(json.loads(message) | {"foreign": True}))

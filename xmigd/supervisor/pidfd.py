@@ -53,5 +53,17 @@ def owner(pid: int) -> int | None:
         return None
 
 
+def program(pid: int) -> str:
+    """What the process runs, by the kernel's short name; empty: no such process, or one that has ended already and that
+    nobody has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return ""
+    name, state = stat[stat.index(b"(") + 1 : stat.rindex(b")")], stat[stat.rindex(b")") + 2 :][:1]
+    return "" if state in b"ZX" else name.decode(errors="replace")
+
+
 def same_process(pid: int, started: int) -> bool:
     return pid > 0 and started > 0 and start_time(pid) == started

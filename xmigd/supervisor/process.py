@@ -8,21 +8,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from xmigd import log
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
+from xmigd.migration import events as v
 from xmigd.records import JobRow, ProcessRow, Records
 from xmigd.recovery import events as e
-from xmigd.recovery.machine import Limits, Machine
+from xmigd.recovery.core import Limits
+from xmigd.recovery.machine import Machine
 from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
-from xmigd.supervisor.fds import Fd, Handle, JobMemory, close_all
+from xmigd.supervisor.fd_store import FdStore
+from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, close_all
 from xmigd.supervisor.moved import restored_memory
+from xmigd.supervisor.moving import Moving, make_handle
+from xmigd.supervisor.preload import Preload
 from xmigd.supervisor.server import Ending, Server, ServerHooks, ServerProgram
 
 PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
-MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
 
 
 class Process:
@@ -42,6 +47,9 @@ class Process:
         admit: Callable[[Process], None],
         refuse: Callable[[Process, int, str], None],
         finished: Callable[[Process], None],
+        fd_store: FdStore,
+        suspend_dir: Path,
+        cut_committed: Callable[[Process, m.Cut], None],
         faults: int = 0,
         recoveries: int = 0,
     ) -> None:
@@ -52,22 +60,27 @@ class Process:
         self.handles: dict[int, Handle] = {}
         self.generation = 0
         self.last_cut: m.Cut | None = None
+        self.cut_ms = 0.0  # that its cuts have kept it waiting, all together
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._pidfd: Fd | None = pidfd
-        self._program = program
-        self._cut_budget = cut_budget
-        self._records = records
+        self.program = program
+        self.cut_budget = cut_budget
+        self.records = records
         self._admit = admit
         self._refuse = refuse
         self._finished = finished
-        self._servers: dict[int, Server] = {}
+        self._cut_committed = cut_committed
+        self.fd_store = fd_store
+        self.servers: dict[int, Server] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
         self._busy = False
         self._loop = asyncio.get_running_loop()
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
+        self.moving = Moving(self, suspend_dir / row.id)
+        self._preload = Preload(self)
         self._watch_client()
         self.hooks = ServerHooks(
             started=self._server_started,
@@ -85,13 +98,16 @@ class Process:
 
     @property
     def server_pid(self) -> int | None:
-        server = self._server(self.machine.active)
+        """Of a suspended process: its keeper's, once it has everything."""
+        keeper = self.machine.keeper
+        kept = self.state == "suspended" and keeper is not None and self.machine.servers[keeper] == "keeping"
+        server = self._server(keeper if kept else self.machine.active)
         return server.pid if server is not None and server.pid else None
 
     @property
     def device_bytes(self) -> int:
         """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
-        return sum(server.device_bytes for server in self._servers.values())
+        return sum(server.device_bytes + server.preloaded_bytes for server in self.servers.values())
 
     @property
     def shadow_bytes(self) -> int:
@@ -103,12 +119,46 @@ class Process:
         number = self.machine.standby
         return None if number is None else self.machine.servers[number]
 
-    def adopted(self, server: Server, generation: int) -> None:
+    @property
+    def location(self) -> v.Location:
+        """Where its state is."""
+        if self.state in ("losing", "lost"):
+            return "lost"
+        if self.state == "suspended":
+            return "file" if self.machine.where == "file" else "host"
+        move = self.machine.move
+        return "moving" if move is not None and move.target_took else "device"
+
+    def keeper_adopted(self, server: Server, generation: int, where: str) -> None:
+        """It is suspended, and its keeper has outlived an earlier daemon."""
+        self.generation = generation
+        self.servers[server.number] = server
+        self.fd_store.forget(self.row.id)
+        self.tell(e.KeeperAdopted(t=now(), where=where))
+        self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
+
+    def adopted(self, server: Server, generation: int, changes: int, *, detour: bool = False) -> None:
         """Its server is `server`, which has outlived an earlier daemon; everything that it holds has been taken."""
         self.generation = generation
-        self._servers[server.number] = server
-        self.tell(e.Adopted(t=now()))
-        self._records.server_assigned(self.row.id, server.pid, server.start_time, generation)
+        self.keep_all(changes)
+        self.servers[server.number] = server
+        self.tell(e.Adopted(t=now(), detour=detour))
+        self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
+
+    def orphaned(self, handles: dict[int, Handle], why: str) -> None:
+        """Its server is dead, and `handles` are all that it held: another one recovers it."""
+        self.handles = handles
+        self.tell(e.Orphaned(t=now(), reason=why))
+
+    def keep_all(self, changes: int) -> None:
+        """Let everything that its server holds outlive this daemon, in the place of what was kept before."""
+        if self.memory is not None:
+            self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
+
+    def recount(self) -> None:
+        """Its server stands still, and everything that it has told was heard."""
+        if self.memory is not None:
+            self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)
 
     def tell(self, event: e.Event) -> None:
         """Give the machine an event and do what it says. Events that come of doing so wait their turn."""
@@ -134,18 +184,32 @@ class Process:
         if message.id in self.handles or len(self.handles) >= MAX_HANDLES:
             close_all(fds)
             return "memory that is held already" if message.id in self.handles else "more memory handles than allowed"
-        self.handles[message.id] = Handle(
-            message.id, message.kind, message.bytes, fds[0], m.pack_memory(message), on_host=message.name != ""
-        )
+        handle = make_handle(message, fds[0])
+        self.handles[message.id] = handle
+        self.moving.source_added(handle)
+        self._preload.added(handle)
         return None
+
+    def drop_handle(self, number: int) -> None:
+        """Its server needs it no longer."""
+        if (handle := self.handles.pop(number, None)) is not None:
+            handle.fd.close()
+            self.moving.source_dropped(handle)
+            self._preload.dropped(handle)
 
     async def pause(self) -> int:
         """Let its server stop between two records, drained. Returns the journal's position there. From then on the
         program's exit is not its end, until `resume`."""
+        if self.machine.move is not None:
+            raise Conflict("the process is being moved", code="already_moving")
         if self.state != "running" or self.paused:
             raise Conflict("the process is paused already" if self.paused else f"the process is {self.state}")
         self.paused = True
-        return await self._ask(m.pack("pause"), (), "paused")
+        try:
+            return await self._ask(m.pack("pause"), (), "paused")
+        except Conflict:  # it was not asked
+            self.paused = False
+            raise
 
     async def resume(self, pid: int | None = None) -> int:
         """Go on; with the program in process `pid` if it was restored from a dump. Returns the journal's position."""
@@ -190,12 +254,17 @@ class Process:
         if pidfds.owner(pid) != self.row.uid:
             raise Forbidden(f"process {pid} is not this program: it belongs to another user")
         before, self.memory = self.memory, restored_memory(pid, self.memory)
+        self.keep_all(self.fd_store.next_change(self.memory) - 1)  # its server waits
         close_all(before.shared)
         self._close_client()
         self._pidfd = pidfd
         self.row = replace(self.row, pid=pid, start_time=pidfds.start_time(pid))
-        self._records.process_moved(self.row.id, pid, self.row.start_time)
+        self.records.process_moved(self.row.id, pid, self.row.start_time)
         self._log.info("program restored", pid=pid)
+
+    def moved_to(self, device: str) -> None:
+        """Its server is on that device now."""
+        self.row = replace(self.row, device=device)
 
     def stop(self, why: str) -> None:
         """SIGTERM to the program, SIGKILL after the grace. One that is paused and dumped is given up instead."""
@@ -214,16 +283,20 @@ class Process:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for server in self._servers.values():
+        for server in self.servers.values():
             server.forget()
-        self._servers.clear()
+        self.servers.clear()
         self._close_client()
-        self._release()
+        self._close_handles()
+        self.moving.leave()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
 
     # --- what servers say -------------------------------------------------------------------------------------------
 
     def _server(self, number: int | None) -> Server | None:
-        return None if number is None else self._servers.get(number)
+        return None if number is None else self.servers.get(number)
 
     def _server_started(self, server: Server) -> None:
         self._log.debug("server started", server=server.number, server_pid=server.pid)
@@ -233,7 +306,7 @@ class Process:
         self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
 
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
-        self._servers.pop(server.number, None)
+        self.servers.pop(server.number, None)
         if server.number == self.machine.active:
             self.paused = False
             if self._asked is not None and not self._asked[1].done():
@@ -257,16 +330,29 @@ class Process:
                 else:
                     server.device_bytes = message.device_bytes
                     self.tell(e.Hello(t=t, server=number, warm_ms=message.warm_ms))
+                    self._preload.cut(None if self.last_cut is None else self.last_cut.objects)
+            case m.Preloaded():
+                self._preload.loaded(server, message)
             case m.Unavailable():
                 self.tell(e.Unavailable(t=t, server=number, error=message.error, text=message.text))
             case m.MemoryAdd():
-                why = self.add_handle(message, fds, missing) if has_process else "memory from a server without a job"
+                if has_process:
+                    why = self.add_handle(message, fds, missing)
+                elif self.moving.is_target(number):
+                    why = self.moving.target_added(server, message, fds, missing)
+                else:
+                    why = "memory from a server without a job"
                 if why is not None:
                     close_all(fds)
                     server.refuse(why)
+                elif has_process and (handle := self.handles.get(message.id)) is not None:
+                    self.fd_store.add(self.row.id, handle)
             case m.MemoryDrop():
-                if has_process and (handle := self.handles.pop(message.id, None)) is not None:
-                    handle.fd.close()
+                if has_process:
+                    self.fd_store.drop(self.row.id, message.id)
+                    self.drop_handle(message.id)
+                elif self.moving.is_target(number):
+                    self.moving.target_dropped(server, message.id)
             case m.Ready():
                 self.generation = message.generation
                 self.tell(e.Ready(t=t, server=number, generation=message.generation))
@@ -281,8 +367,16 @@ class Process:
             case m.Cut():
                 if has_process:
                     self.last_cut = message
-                    self._records.cut(self.row.id, message)
-                    self.tell(e.CutCommitted(t=t, server=number, number=message.number, sequence=message.sequence))
+                    self.cut_ms += message.ms
+                    self.records.cut(self.row.id, message)
+                    self._cut_committed(self, message)
+                    self.tell(
+                        e.CutCommitted(
+                            t=t, server=number, number=message.number, sequence=message.sequence, ms=message.ms,
+                            off_device=message.off_device,
+                        )
+                    )  # fmt: skip
+                    self._preload.cut(message.objects)
             case m.Fault():
                 self.tell(
                     e.Faulted(
@@ -304,10 +398,13 @@ class Process:
             case m.Paused() | m.Continued():
                 self._log.info(f"server {message.type}", position=message.position)
                 if has_process:
+                    self.paused = message.type == "paused"  # one that an earlier daemon has paused says so, too
                     self._answered(message.type, message.position)
-            case _:
+            case m.Announce() | m.Announced():
                 close_all(fds)
                 server.refuse(f"{message.type} from a server that is connected already")
+            case _:
+                self.moving.said(server, message)
 
     # --- what the machine says --------------------------------------------------------------------------------------
 
@@ -317,12 +414,12 @@ class Process:
                 self._assign(instruction)
             case e.Kill():
                 self._log.info("killing a server", server=instruction.server, why=instruction.why)
-                if (server := self._servers.get(instruction.server)) is not None:
+                if (server := self.servers.get(instruction.server)) is not None:
                     server.kill()
             case e.Spawn():
-                self._spawn(instruction.server)
+                self._spawn(instruction.server, instruction.device)
             case e.Arm():
-                if (server := self._servers.get(instruction.server)) is not None:
+                if (server := self.servers.get(instruction.server)) is not None:
                     server.send(m.pack("inject", **m.pack_injection(instruction.injection)))
             case e.Admit():
                 self._admit(self)
@@ -342,27 +439,34 @@ class Process:
                 self._clear_timer(instruction.name)
             case e.SaveState():
                 self._log.info(f"process {instruction.state}", why=instruction.why)
-                self._records.process_state(self.row.id, instruction.state, instruction.why)
+                self.records.process_state(self.row.id, instruction.state, instruction.why)
             case e.SaveFault():
-                self._records.fault(self.row.id, instruction.record)
+                self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():
-                self._records.recovery(self.row.id, instruction.record)
+                self.records.recovery(self.row.id, instruction.record)
                 self._log_recovery(instruction.record)
             case e.Release():
+                self.fd_store.forget(self.row.id)
                 self._release()
             case e.Finish():
                 self._close_client()
                 self._finished(self)
+            case _:
+                self.moving.do(instruction)
 
-    def _spawn(self, number: int) -> None:
-        server = Server(number, self.row.device, self.hooks)
-        self._servers[number] = server
-        task = self._loop.create_task(server.spawn(self._program, Peer(self.row.pid, self.row.uid, self.row.gid)))
+    def _spawn(self, number: int, device: str | None) -> None:
+        server = Server(number, device or self.row.device, self.hooks)
+        self.start_server(server, self.program, Peer(self.row.pid, self.row.uid, self.row.gid))
+
+    def start_server(self, server: Server, program: ServerProgram, user: Peer) -> None:
+        self.servers[server.number] = server
+        about = f"{self.job.name}, process {self.row.id[:12]}"
+        task = self._loop.create_task(server.spawn(program, user, about))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _assign(self, instruction: e.Assign) -> None:
-        server = self._servers.get(instruction.server)
+        server = self.servers.get(instruction.server)
         if server is None or self.memory is None:
             return
         if instruction.mode == "fresh":
@@ -370,9 +474,15 @@ class Process:
         if instruction.mode != "lost":
             self.generation += 1  # as the server counts, in the journal
         packed = m.pack_assign(
-            instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self._cut_budget,
+            instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self.cut_budget,
             hang_timeout=self.machine.limits.hang_timeout,
         )  # fmt: skip
+        if instruction.mode == "lost":
+            self.fd_store.forget(self.row.id)
+        elif instruction.mode == "fresh":
+            self.keep_all(self.fd_store.next_change(self.memory))
+        else:
+            self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory))
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():
@@ -380,7 +490,7 @@ class Process:
             server.send(m.pack("go"))
         # Written while the server works. It is no condition for going on: what a later daemon needs to find the
         # process again is what the server itself announces, the record only tells it which servers to wait for.
-        self._records.server_assigned(self.row.id, server.pid, server.start_time, self.generation)
+        self.records.server_assigned(self.row.id, server.pid, server.start_time, self.generation)
 
     def _log_recovery(self, record: e.RecoveryRecord) -> None:
         if record.outcome == "running":
@@ -424,6 +534,7 @@ class Process:
 
     def _release(self) -> None:
         self._close_handles()
+        self.moving.release()
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()

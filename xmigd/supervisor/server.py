@@ -8,17 +8,20 @@ import pwd
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from xmigd.errors import ProtocolError
+from xmigd.migration import keeper
 from xmigd.native import SERVER
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Channel, Peer, Received
 from xmigd.supervisor.fds import Fd, close_all
 from xmigd.supervisor.messages import ServerMessage, expected_fds, parse
+from xmigd.supervisor.scopes import Scopes
 
 # What of the daemon's environment a server may see: where to find programs and the driver, and the sanitizers' options.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS",
@@ -35,12 +38,22 @@ class ServerProgram:
     native_dir: Path
     runtime_dir: Path
     device_memory: int
+    scopes: Scopes = field(default_factory=Scopes)
 
     def command(self, device: str, control_fd: int) -> list[str]:
         command = [str(self.native_dir / SERVER), "--device", device, "--control-fd", str(control_fd)]
         if self.device_memory:
             command += ["--memory", str(self.device_memory)]
         return [*command, "--runtime-dir", str(self.runtime_dir)]
+
+
+class KeeperProgram(ServerProgram):
+    """Likewise, of the keepers of suspended processes. They run as the daemon does: what they hold is the daemon's."""
+
+    def command(self, device: str, control_fd: int) -> list[str]:
+        script = Path(keeper.__file__)
+        return [sys.executable, "-I", str(script), "--control-fd", str(control_fd), "--runtime-dir",
+                str(self.runtime_dir)]  # fmt: skip
 
 
 def groups_of(uid: int, gid: int) -> list[int]:
@@ -98,6 +111,7 @@ class Server:
         self.pid = 0
         self.start_time = 0
         self.device_bytes = 0  # that it takes for itself
+        self.preloaded_bytes = 0  # and for what it has loaded ahead, as a standby
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
@@ -108,8 +122,8 @@ class Server:
 
     # --- beginnings ---------------------------------------------------------------------------------------------
 
-    async def spawn(self, program: ServerProgram, user: Peer) -> None:
-        """Start it as `user`. Ends in `started` or `failed`."""
+    async def spawn(self, program: ServerProgram, user: Peer, about: str = "") -> None:
+        """Start it as `user`. Ends in `started` or `failed`. `about`: for whom it works, in words."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
@@ -133,6 +147,7 @@ class Server:
             self._hooks.failed(self, f"no pidfd of the server: {error.strerror}")
             return
         self._begin(child.pid, ours)
+        await program.scopes.place(child.pid, f"GPU server of {about}")
 
     def adopt(self, pid: int, pidfd: Fd, channel_socket: socket.socket) -> None:
         """One that outlived an earlier daemon; not our child."""

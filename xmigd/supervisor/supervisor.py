@@ -12,23 +12,27 @@ from dataclasses import replace
 
 from xmigd import log
 from xmigd.errors import Forbidden, NotFound, ProtocolError, XmigError
-from xmigd.native import Layout
+from xmigd.migration import events as v
+from xmigd.migration.machine import MoveLimits
+from xmigd.native import SERVER, Layout
 from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.recovery import events as e
+from xmigd.recovery.core import Limits
 from xmigd.recovery.machine import (
     CUDA_ERROR_DEVICE_UNAVAILABLE,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_ERROR_SYSTEM_NOT_READY,
-    Limits,
 )
 from xmigd.settings import MIB, Settings
+from xmigd.store.keeper import Keeper
 from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.channel import Peer, Received, peer_pidfd
+from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import Fd, JobMemory, close_all
 from xmigd.supervisor.handshake import ClientHello, pack_welcome, parse_hello
-from xmigd.supervisor.jobs import check_membership, least_used, new_id, new_job, resolve_device
+from xmigd.supervisor.jobs import check_membership, choose_device, new_id, new_job, resolve_device
 from xmigd.supervisor.listeners import Listener
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.server import Server, ServerProgram
@@ -48,12 +52,15 @@ class Supervisor:
         records: Records,
         find_job: FindJob,
         live: list[LiveProcess],
+        fd_store: FdStore,
+        keeper: Keeper | None = None,
     ) -> None:
         self._settings = settings
         self._layout = layout
         self._program = program
         self._records = records
         self._find_job = find_job
+        self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._limits = Limits(
             max_attempts=settings.max_attempts,
@@ -62,16 +69,31 @@ class Supervisor:
             stable_after=settings.stable_after,
             stop_grace=settings.stop_grace,
             standby=settings.standby,
+            preload=settings.preload,
         )
+        self._cut_budget, self._hang_timeout = settings.cut_budget, settings.hang_timeout
         self.processes: dict[str, Process] = {}
+        self.cordoned: dict[str, str] = {}  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
+        self.learn: Callable[[Process], None] = lambda process: None  # before its program has the journal
         self._starting: dict[str, socket.socket] = {}  # programs that wait in their handshake
         self._injections = itertools.count(_first_injection())
-        self._expectations = Expectations(live, settings.adoption_grace, self._lost_meanwhile)
+        # The servers of processes that were moving when the last daemon ended: one of them is one too many.
+        self._movers = {
+            each.row.id: (each.server_pid, each.migration.target_pid) for each in live if each.migration is not None
+        }
+        self._fd_store = fd_store
+        fd_store.forget_others({process.row.id for process in live})
+        self._expectations = Expectations(
+            live, settings.adoption_grace, rescue=self._rescue, lost=self._lost_meanwhile,
+            rival_gone=lambda process: self._adopter.rival_gone(process), settled=fd_store.settled,
+        )
         self._adopter = Adopter(
             serving=lambda process: process in self.processes,
             owner=self._owner_of_expected,
             make=self._make_adopted,
+            rival=self._expectations.rival,
+            left_over=lambda process, pid: pid in self._movers.get(process, ()),
             done=self._adopted,
             failed=lambda process, why: self._expectations.settle(process, alive=False, why=why),
         )
@@ -89,6 +111,13 @@ class Supervisor:
         return new_job(
             name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout
         )
+
+    def set_recovery(self, *, max_attempts: int, cut_budget: float, hang_timeout: float) -> None:
+        """What an operator wants. A process that runs keeps its budget and timeout: its server has them."""
+        self._limits = replace(self._limits, max_attempts=max_attempts)
+        self._cut_budget, self._hang_timeout = cut_budget, hang_timeout
+        for process in self.processes.values():
+            process.machine.limits = replace(process.machine.limits, max_attempts=max_attempts)
 
     def register_job(self, job: JobRow) -> None:
         self._jobs[job.id] = job
@@ -119,6 +148,11 @@ class Supervisor:
             target.tell(e.InjectRequested(t=now(), injection=injection))
             armed.append((target, injection.id))
         return armed
+
+    @property
+    def expected(self) -> list[str]:
+        """Processes of an earlier daemon whose servers have not announced themselves yet."""
+        return [live.row.id for live in self._expectations.rows]
 
     def device_use(self) -> dict[str, int]:
         use = dict.fromkeys(self._settings.device_names, 0)
@@ -175,11 +209,8 @@ class Supervisor:
                 f"this xmigd runs as user {os.geteuid()} and serves only that user", hint="run xmigd as root for all"
             )
         job = self._job_for(peer, hello)
-        device = (
-            resolve_device(job.device, self._settings.device_names)
-            if job.device is not None
-            else least_used(self._settings.device_names, [process.row.device for process in self.processes.values()])
-        )
+        in_use = [process.row.device for process in self.processes.values()]
+        device = choose_device(job.device, self._settings.device_names, in_use, self.cordoned)
         client = peer_pidfd(sock, peer.pid)
         memory = JobMemory.create(self._layout, self._settings.journal_mib * MIB)
         self._replaced_by_exec(peer.pid)
@@ -212,17 +243,27 @@ class Supervisor:
     def _make(
         self, row: ProcessRow, job: JobRow, client: Fd, memory: JobMemory, faults: int = 0, recoveries: int = 0
     ) -> Process:
-        hang_timeout = self._settings.hang_timeout if job.hang_timeout is None else job.hang_timeout
-        limits = replace(self._limits, hang_timeout=hang_timeout)
+        settings = self._settings  # as they are now: a reload changes them
+        limits = replace(
+            self._limits, hang_timeout=self._hang_timeout if job.hang_timeout is None else job.hang_timeout,
+            start_timeout=settings.start_timeout, phase_timeout=settings.recovery_timeout,
+            stable_after=settings.stable_after, stop_grace=settings.stop_grace, standby=settings.standby,
+            move=MoveLimits(
+                start_timeout=settings.start_timeout, phase_timeout=settings.recovery_timeout,
+                handover_timeout=min(settings.recovery_timeout, MoveLimits().handover_timeout),
+            ),
+        )  # fmt: skip
         return Process(
             row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
-            cut_budget=self._settings.cut_budget, records=self._records, admit=self._admit, refuse=self._refuse,
-            finished=self._finished, faults=faults, recoveries=recoveries,
+            cut_budget=self._cut_budget, records=self._records, admit=self._admit, refuse=self._refuse,
+            finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
+            cut_committed=self._keep, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
         )  # fmt: skip
 
     def _admit(self, process: Process) -> None:
         sock = self._starting.pop(process.row.id, None)
         if sock is not None and process.memory is not None:
+            self.learn(process)
             answer(sock, 0, job=process.row.id, fds=process.memory.shared)
 
     def _refuse(self, process: Process, error: int, message: str) -> None:
@@ -230,8 +271,16 @@ class Supervisor:
         if sock is not None:
             answer(sock, error, job=process.row.id, message=message)
 
+    def _keep(self, process: Process, cut: m.Cut) -> None:
+        if self._keeper is not None and process.memory is not None:
+            memory = process.memory
+            fds = (memory.journal, memory.cut0, memory.cut1)
+            self._keeper.cut(process.row.id, process.job.id, cut, fds, process.handles)
+
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
+        if self._keeper is not None:
+            self._keeper.ended(process.row.id)
         sock = self._starting.pop(process.row.id, None)
         if sock is not None:
             answer(sock, CUDA_ERROR_SYSTEM_NOT_READY, message="xmigd is stopping; try again when it is back")
@@ -271,7 +320,9 @@ class Supervisor:
     def _make_adopted(self, announce: m.Announce, peer: Peer, client: Fd, memory: JobMemory) -> Process:
         live = self._expectations.take(announce.job)
         if live is not None:
-            return self._make(live.row, live.job, client, memory, live.faults, live.recoveries)
+            # A keeper has no device; a server knows its own better than a record that may be behind.
+            row = live.row if announce.keeps is not None else replace(live.row, device=announce.device)
+            return self._make(row, live.job, client, memory, live.faults, live.recoveries)
         uid = pidfds.owner(announce.client_pid)
         job, _ = new_job(name=f"pid {announce.client_pid}", command="", uid=peer.uid, device=None, registered=False)
         row = ProcessRow(
@@ -283,22 +334,77 @@ class Supervisor:
         self._records.process_started(row)
         return self._make(row, job, client, memory)
 
-    def _adopted(self, process: Process, server: Server, generation: int) -> None:
-        self._expectations.settle(process.row.id, alive=True, why="")
+    def _adopted(self, process: Process, server: Server, announce: m.Announce) -> None:
+        live = self._expectations.take(process.row.id)
         if process.state == "ended":  # its program exited in the middle of the announcement
+            self._expectations.settle(process.row.id, alive=True, why="")
             server.kill()
             return
         logger.info("server adopted", process=process.row.id[:12], server_pid=server.pid, handles=len(process.handles))
         self.processes[process.row.id] = process
-        process.adopted(server, generation)
+        if live is not None and live.migration is not None:
+            self._records.migration(resolved(live.migration, server.pid, announce))
+        if announce.keeps is not None:
+            process.keeper_adopted(server, announce.generation, announce.keeps)
+        else:
+            detour = live is not None and live.migration is not None and live.migration.path == "host"
+            process.adopted(server, announce.generation, announce.changes, detour=detour)
+        # Last: what the service manager passed is closed with it, and has just been compared with what the server has.
+        self._expectations.settle(process.row.id, alive=True, why="")
+
+    def _rescue(self, live: LiveProcess, why: str) -> str:
+        """Recover a process whose server is gone from what the service manager kept. Returns why not."""
+        row = live.row
+        server = self._fd_store.server_of(row.id)
+        if server is None:
+            return "nobody kept its memory"
+        if live.state == "suspended" or live.migration is not None:
+            return "it was suspended or moving then"
+        if pidfds.owner(server) == row.uid and pidfds.program(server) == SERVER:
+            return f"a server that is not known (pid {server}) has it"
+        if not pidfds.same_process(row.pid, row.start_time):
+            return "its program has ended"
+        left = self._fd_store.left(row.id)
+        if isinstance(left, str):
+            return left
+        try:
+            client = Fd(os.pidfd_open(row.pid))
+        except OSError as error:
+            return f"its program cannot be watched: {error.strerror}"
+        process = self._make(row, live.job, client, left.memory, live.faults, live.recoveries)
+        self.processes[row.id] = process
+        process.orphaned(left.handles, why)
+        return ""
 
     def _lost_meanwhile(self, live: LiveProcess, why: str) -> None:
         row = live.row
+        if live.migration is not None:
+            self._records.migration(over(live.migration, "failed", "lost", "interrupted", why))
         if pidfds.same_process(row.pid, row.start_time):
             logger.error("process lost", process=row.id[:12], pid=row.pid, why=why)
             self._records.process_state(row.id, "lost", why)
         else:
             self._records.process_state(row.id, "ended", "program and server ended while no daemon was there")
+
+
+def resolved(record: v.MigrationRecord, server_pid: int, announce: m.Announce) -> v.MigrationRecord:
+    """How a move ended that an earlier daemon had begun: by who has the process now."""
+    if announce.keeps is not None:
+        if record.kind == "suspend":
+            return over(record, "done", announce.keeps)
+        return over(record, "failed", announce.keeps, "interrupted", "xmigd ended in the middle of it")
+    if server_pid == record.target_pid and record.kind != "suspend":
+        record.device = announce.device
+        return over(record, "done", "device")
+    return over(record, "failed", "device", "interrupted", "xmigd ended in the middle of it")
+
+
+def over(
+    record: v.MigrationRecord, state: v.Outcome, location: v.Location, code: str | None = None, why: str | None = None
+) -> v.MigrationRecord:
+    record.state, record.location, record.code, record.error = state, location, code, why
+    record.phase, record.ended = "over", now()
+    return record
 
 
 def answer(sock: socket.socket, status: int, *, job: str = "", message: str = "", fds: tuple[Fd, ...] = ()) -> None:

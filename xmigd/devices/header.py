@@ -1,0 +1,71 @@
+"""The few words of a journal's header that the daemon reads (shim/journal/layout.h, version 1).
+
+The journal is shared with its program, which may write anything there: numbers are only shown, and what a device is
+called is read before the program has the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from dataclasses import dataclass
+
+MAGIC = 0x314C4E4A47494D58
+_START = struct.Struct("<QIIQ")
+_DEVICES_AT = 48
+_DESCRIPTION = struct.Struct("<128s16sQ")
+_DESCRIPTION_BYTES = 800
+_MAX_DEVICES = 8
+_CLIENT_AT = -(-(_DEVICES_AT + _MAX_DEVICES * _DESCRIPTION_BYTES) // 64) * 64  # tail, next_sequence
+_SERVER_AT = _CLIENT_AT + 64  # executed, trimmed
+_TWO = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A device as its programs see it."""
+
+    name: str
+    uuid: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    records: int  # that the program has appended
+    used_bytes: int  # of the ring
+
+
+def _is_journal(fd: int) -> tuple[int, int] | None:
+    """Devices, and bytes of the ring."""
+    start = os.pread(fd, _START.size, 0)
+    if len(start) < _START.size:
+        return None
+    magic, version, devices, ring = _START.unpack(start)
+    return (min(devices, _MAX_DEVICES), ring) if (magic, version) == (MAGIC, 1) else None
+
+
+def descriptions(fd: int) -> list[Description]:
+    """The devices of the journal, once a server has filled it in."""
+    found = _is_journal(fd)
+    if found is None:
+        return []
+    listed = []
+    for place in range(found[0]):
+        data = os.pread(fd, _DESCRIPTION.size, _DEVICES_AT + place * _DESCRIPTION_BYTES)
+        name, identity, total = _DESCRIPTION.unpack(data)
+        text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+        printable = "".join(each if each.isprintable() else "?" for each in text)
+        listed.append(Description(printable, str(uuid.UUID(bytes=identity)), total))
+    return listed
+
+
+def counters(fd: int) -> Counters | None:
+    """Where the journal is. None: it is none."""
+    found = _is_journal(fd)
+    if found is None:
+        return None
+    tail, next_sequence = _TWO.unpack(os.pread(fd, _TWO.size, _CLIENT_AT))
+    _, trimmed = _TWO.unpack(os.pread(fd, _TWO.size, _SERVER_AT))
+    return Counters(records=next_sequence, used_bytes=max(0, min(tail - trimmed, found[1])))

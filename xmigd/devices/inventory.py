@@ -1,0 +1,93 @@
+"""What is known of each device at this moment. What nobody can tell is None, never 0.
+
+A GPU's memory and utilisation come from NVML, found by the UUID that its programs see: NVML counts devices in another
+order than CUDA does. Of the other devices the daemon knows what it holds itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from xmigd import log
+from xmigd.devices.header import Description
+from xmigd.supervisor.process import Process
+
+logger = log.get("devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    utilisation: float | None = None  # share of time in which a kernel ran, 0 to 1
+    healthy: bool = True
+    why: str = ""
+
+
+def devices_of(device: str) -> list[str]:
+    """`cpu:0,1` is cpu:0 and cpu:1, in the order in which the program sees them."""
+    kind, _, ordinals = device.partition(":")
+    return [f"{kind}:{ordinal}" for ordinal in ordinals.split(",")]
+
+
+def held_bytes(processes: Iterable[Process]) -> dict[str, int]:
+    """Device memory that is held of each device: programs' memory, shadows, and what servers' contexts take."""
+    used: dict[str, int] = {}
+    for process in processes:
+        names = devices_of(process.row.device)
+        for handle in list(process.handles.values()):
+            if handle.kind in ("device", "shadow") and not handle.on_host and handle.ordinal < len(names):
+                used[names[handle.ordinal]] = used.get(names[handle.ordinal], 0) + handle.size
+        used[names[0]] = used.get(names[0], 0) + process.device_bytes
+    return used
+
+
+class Inventory:
+    def __init__(self, memory: int) -> None:
+        self._memory = memory  # of each cpu or null device, as configured; 0: the device's default
+        self._nvml: Any = None
+        self._nvml_failed = False
+
+    def read(self, device: str, description: Description | None, held: int) -> Reading:
+        """`description`: what its programs see; None: it had none yet. May wait for the driver."""
+        if device.startswith("cuda:"):
+            return self._read_gpu(description)
+        total = description.total_bytes if description is not None else self._memory or None
+        return Reading(
+            total_bytes=total, used_bytes=held, free_bytes=None if total is None else max(0, total - held)
+        )
+
+    def _read_gpu(self, description: Description | None) -> Reading:
+        nvml = self._start_nvml()
+        if nvml is None:
+            return Reading(healthy=False, why="NVML cannot be used")
+        if description is None:
+            return Reading()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.UUID(description.uuid)}".encode())
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            share: float | None = None
+            with contextlib.suppress(nvml.NVMLError):
+                share = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        except nvml.NVMLError as error:
+            return Reading(healthy=False, why=f"NVML: {error}")
+        return Reading(
+            total_bytes=int(memory.total), used_bytes=int(memory.used), free_bytes=int(memory.free), utilisation=share
+        )
+
+    def _start_nvml(self) -> Any:
+        if self._nvml is None and not self._nvml_failed:
+            try:
+                import pynvml
+
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+            except Exception as error:
+                self._nvml_failed = True
+                logger.warning("GPUs' memory and utilisation are not known", why=f"NVML: {error}")
+        return self._nvml

@@ -1,0 +1,56 @@
+"""Places at which a test lets the daemon die as a crash does: at once, with nothing cleaned up.
+
+Each write to the database has a name and two places: `write.begun NAME`, when the transaction is open and nothing is on
+the disk, and `write.committed NAME`, when it is on the disk and nobody has been told. The store has two between what
+it writes. `XMIG_FAILPOINT` names a file that is read at every place: the daemon kills itself (SIGKILL) when it comes to
+the place that the file names. Without it a place is one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Literal, get_args
+
+# Every write, by what it changes. tests/crash/test_intents.py lets the daemon die at each of them.
+Write = Literal[
+    "audit.intent", "audit.outcome", "breaker.acted", "breaker.reset", "devices.change", "devices.configure",
+    "devices.cordon", "devices.learn", "events.add", "faults.acknowledge", "faults.add", "history.tidy", "jobs.add",
+    "jobs.made", "jobs.stop", "keys.answer", "keys.claim", "keys.release", "kept_cuts.add", "kept_cuts.remove",
+    "migrations.intent", "migrations.save", "native.adopt", "native.forget", "operations.begin", "operations.end",
+    "operations.save", "policies.change", "processes.assign", "processes.rebind", "processes.start", "processes.state",
+    "recoveries.save", "segments.add", "tokens.create", "tokens.revoke",
+]  # fmt: skip
+Moment = Literal["write.begun", "write.committed"]
+Between = Literal["store.objects", "store.manifest"]
+POINTS: tuple[str, ...] = (
+    *(f"{moment} {write}" for write in get_args(Write) for moment in get_args(Moment)), *get_args(Between)
+)  # fmt: skip
+_file: Path | None = None
+
+
+def arm(file: str) -> None:
+    """The file that names the place; empty: none."""
+    global _file
+    _file = Path(file) if file else None
+
+
+def hit(place: Between) -> None:
+    """The daemon has come to this place."""
+    if _file is not None:
+        _strike({place})
+
+
+def hit_write(moment: Moment, *writes: Write) -> None:
+    """The same, in a transaction with these writes."""
+    if _file is not None:
+        _strike({f"{moment} {write}" for write in writes})
+
+
+def _strike(places: set[str]) -> None:
+    if _file is not None and _file.exists() and _file.read_text() in places:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("XMIG_FAILPOINT", ""))

@@ -1,0 +1,1 @@
+"""Moves, suspensions and resumptions of running programs: `machine` decides and does no I/O."""

@@ -1,0 +1,1 @@
+"""What operators set while the daemon runs; the settings are its defaults."""

@@ -1,0 +1,387 @@
+"""The hands of a move: what the source and the target say, and what they, the keeper and the database are told.
+
+The target's memory is kept apart from the source's until the target has resumed the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xmigd import log
+from xmigd.errors import Conflict, ProcessLocation
+from xmigd.migration import events as v
+from xmigd.recovery import events as e
+from xmigd.supervisor import messages as m
+from xmigd.supervisor.channel import Peer
+from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, close_all
+from xmigd.supervisor.server import KeeperProgram, Server
+
+if TYPE_CHECKING:
+    from xmigd.supervisor.process import Process
+
+logger = log.get("moving")
+
+ID_STEP = 1 << 24  # a target's memory is numbered so far behind everything that the source may still number
+
+Changed = Callable[[v.MigrationRecord], None]
+
+
+class Moving:
+    """Of one process."""
+
+    def __init__(self, process: Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder  # of files, when it is suspended to files
+        self._incoming: dict[int, Handle] = {}
+        self._first_id = 0
+        self._changes = 0  # of the process's memory, as far as the target has told
+        self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
+        self._log = log.get("moving").bind(job=process.job.name, process=process.row.id[:12])
+
+    # --- what is asked ----------------------------------------------------------------------------------------------
+
+    async def run(self, record: v.MigrationRecord, changed: Changed) -> v.MigrationRecord:
+        """Begin it, and wait for its end. Raises Conflict if it cannot begin."""
+        why = self.why_not(record.kind)
+        if why is not None:
+            raise Conflict(why.text, code=why.code, phase="planning", process_location=self.place)
+        future: asyncio.Future[v.MigrationRecord] = asyncio.get_running_loop().create_future()
+        self._waiting = (record.id, future, changed)
+        try:
+            self._process.tell(v.MoveRequested(t=time.monotonic_ns(), record=record))
+            return await future
+        finally:
+            self._waiting = None
+
+    def why_not(self, kind: v.Kind) -> v.Reason | None:
+        """None: it may begin."""
+        if self._process.paused:
+            return v.Reason("paused", "the process is paused; let it continue first")
+        return self._process.machine.why_not_move(kind)
+
+    @property
+    def place(self) -> ProcessLocation:
+        """As a problem says it, before or without a move."""
+        location = self._process.location
+        return location if location in ("host", "file", "lost") else "source"
+
+    def cancel(self, why: str) -> None:
+        self._process.tell(v.CancelRequested(t=time.monotonic_ns(), why=why))
+
+    # --- what servers say -------------------------------------------------------------------------------------------
+
+    def is_target(self, number: int) -> bool:
+        move = self._process.machine.move
+        return move is not None and move.target == number
+
+    def target_added(self, server: Server, message: m.MemoryAdd, fds: list[Fd], missing: bool) -> str | None:
+        """Hold it apart. Returns why not, when the target was wrong to send it."""
+        if missing or not fds:
+            close_all(fds)
+            text = "the daemon had no descriptor left to hold the target's memory (EMFILE): raise LimitNOFILE"
+            self._tell(v.TargetFailed(t=_now(), server=server.number, code="no_descriptors", text=text))
+            return None
+        taken = message.id < self._first_id or message.id in self._incoming or message.id in self._process.handles
+        if taken or len(self._incoming) >= MAX_HANDLES:
+            close_all(fds)
+            return "memory of the target with a number that is not free"
+        self._incoming[message.id] = make_handle(message, fds[0])
+        self._changes += 1
+        return None
+
+    def target_dropped(self, server: Server, number: int) -> None:
+        if (handle := self._incoming.pop(number, None)) is not None:
+            self._changes += 1
+            handle.fd.close()
+        elif number in self._process.handles:
+            server.refuse("the target drops memory of the source before it has the process")
+
+    def source_added(self, handle: Handle) -> None:
+        """What the target copies from has grown."""
+        if self._reaches_target(handle) and (target := self._fed) is not None:
+            target.send(_for_target(handle), (handle.fd,))
+
+    def source_dropped(self, handle: Handle) -> None:
+        if self._reaches_target(handle) and (target := self._fed) is not None:
+            target.send(m.pack("memory", op="drop", id=handle.id))
+        if handle.name.startswith("file:"):
+            self._unlink(handle.name.partition(":")[2])
+
+    def _reaches_target(self, handle: Handle) -> bool:
+        """Shadows and images. Of shadows only those that its device can map: the source keeps more in its device memory
+        than cuts, and none of that is needed."""
+        move = self._process.machine.move
+        through_host = move is not None and move.record.path == "host"
+        return handle.kind != "device" and (handle.kind != "shadow" or handle.on_host or not through_host)
+
+    @property
+    def _fed(self) -> Server | None:
+        move = self._process.machine.move
+        return self._server(move.target) if move is not None and move.feeding else None
+
+    def said(self, server: Server, message: m.ServerMessage) -> None:
+        t, number = _now(), server.number
+        match message:
+            case m.RoundProgress():
+                self._tell(
+                    v.RoundProgress(t=t, server=number, number=message.number, copied_bytes=message.copied_bytes)
+                )
+            case m.Round():
+                self._tell(
+                    v.RoundDone(
+                        t=t, server=number, number=message.number, total_bytes=message.total_bytes,
+                        copied_bytes=message.copied_bytes, differing_bytes=message.differing_bytes, ms=message.ms,
+                    )
+                )  # fmt: skip
+            case m.CutStands():
+                self._tell(v.CutStands(t=t, server=number, number=message.number))
+            case m.MoveFailed() | m.ResumeFailed():
+                self._tell(v.TargetFailed(t=t, server=number, code=message.code, text=message.text))
+            case m.HandedOver():
+                self._tell(
+                    v.HandedOver(
+                        t=t, server=number, cut=message.cut, drained=message.drained_t, cut_ms=message.cut_ms
+                    )
+                )
+            case m.HandoverFailed() | m.SuspendFailed():
+                self._tell(v.HandoverFailed(t=t, server=number, text=message.text))
+            case m.SuspendProgress():
+                self._tell(
+                    v.SuspendProgress(
+                        t=t, server=number, done_bytes=message.done_bytes, total_bytes=message.total_bytes
+                    )
+                )
+            case m.Prepared():
+                self._tell(v.Prepared(t=t, server=number, ms=message.ms))
+            case m.Suspended():
+                self._tell(
+                    v.Suspended(
+                        t=t, server=number, cut=message.cut, total_bytes=message.bytes, at=message.t, ms=message.ms
+                    )
+                )
+            case m.Kept():
+                self._process.records.server_assigned(
+                    self._process.row.id, server.pid, server.start_time, self._process.generation
+                )
+                self._tell(v.Kept(t=t, server=number))
+            case _:
+                server.refuse(f"{message.type} is nothing that it could say now")
+
+    # --- what the machine says --------------------------------------------------------------------------------------
+
+    def do(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case v.GiveTarget():
+                self._give_target(instruction)
+            case v.AskCut():
+                host = {} if instruction.host is None else {"host": instruction.host}
+                self._send(instruction.server, "cut", **host)
+            case v.AskRound():
+                self._send(instruction.server, "round", number=instruction.number, cut=instruction.cut)
+            case v.WriteIntent():
+                self._write_intent(instruction)
+            case v.AskHandover():
+                self._send(instruction.server, "handover")
+            case v.Take():
+                self._process.generation += 1
+                self._count_from_here()
+                self._send(instruction.server, "take", cut=instruction.cut)
+            case v.GoOn():
+                self._process.generation += 1
+                self._process.recount()
+                self._send(instruction.server, "continue")
+            case v.PrepareSuspend():
+                self._prepare_suspend(instruction)
+            case v.AskSuspend():
+                self._send(instruction.server, "suspend")
+            case v.AbortSuspend():
+                self._send(instruction.server, "abort_suspend")
+            case v.SpawnKeeper():
+                self._spawn_keeper(instruction.server)
+            case v.GiveKeeper():
+                self._give_keeper(instruction)
+            case v.Switch():
+                self._switch(instruction)
+            case v.DropDeviceMemory():
+                for number in [h.id for h in self._process.handles.values() if h.kind == "device"]:
+                    self._process.handles.pop(number).fd.close()
+                self._process.fd_store.forget(self._process.row.id)  # its keeper has what there is to keep
+            case v.SaveMigration() | v.Progress():
+                self._changed(instruction.record, save=isinstance(instruction, v.SaveMigration))
+
+    def _give_target(self, instruction: v.GiveTarget) -> None:
+        process, server, mode = self._process, self._server(instruction.server), instruction.mode
+        if server is None or process.memory is None:
+            return
+        self._close_incoming()
+        highest = max(process.handles, default=0)
+        # The source of a move goes on numbering; of a suspended process there is none that could.
+        self._first_id = (highest // ID_STEP + 1) * ID_STEP if mode == "move" else highest + 1
+        packed = m.pack_target(
+            mode, job=process.row.id, client_pid=process.row.pid, cut_budget=process.cut_budget,
+            hang_timeout=process.machine.limits.hang_timeout, first_id=self._first_id,
+            injections=instruction.injections,
+        )  # fmt: skip
+        server.send(packed, process.memory.all)
+        for handle in process.handles.values():
+            if self._reaches_target(handle):
+                server.send(_for_target(handle) if mode == "move" else handle.message, (handle.fd,))
+        if mode == "resume":
+            process.generation += 1
+            self._count_from_here()
+            server.send(m.pack("go"))
+
+    def _write_intent(self, instruction: v.WriteIntent) -> None:
+        record, server = instruction.record, self._server(instruction.target)
+        if server is not None:
+            record.target_pid, record.target_start_time = server.pid, server.start_time
+
+        def done(failure: str | None) -> None:
+            t = _now()
+            self._tell(v.IntentWritten(t=t) if failure is None else v.IntentFailed(t=t, reason=failure))
+
+        self._process.records.migration_intent(record, done)
+
+    def _prepare_suspend(self, instruction: v.PrepareSuspend) -> None:
+        server = self._server(instruction.server)
+        if server is None:
+            return
+        hint = 0 if self._process.last_cut is None else self._process.last_cut.live_bytes
+        packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
+        if instruction.to != "file":
+            server.send(packed)
+            return
+        try:
+            self._folder.parent.mkdir(mode=0o711, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if os.geteuid() == 0:
+                os.chown(self._folder, self._process.row.uid, self._process.row.gid)
+            folder = Fd(os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            text = f"{self._folder} cannot be made: {error.strerror}"
+            self._tell(v.HandoverFailed(t=_now(), server=instruction.server, text=text))
+            return
+        server.send(packed, (folder,))
+
+    def _spawn_keeper(self, number: int) -> None:
+        program = self._process.program
+        keeper = KeeperProgram(program.native_dir, program.runtime_dir, program.device_memory, program.scopes)
+        server = Server(number, "keeper", self._process.hooks)
+        self._process.start_server(server, keeper, Peer(os.getpid(), os.geteuid(), os.getegid()))
+
+    def _give_keeper(self, instruction: v.GiveKeeper) -> None:
+        process, server = self._process, self._server(instruction.server)
+        if server is None or process.memory is None:
+            return
+        packed = m.pack(
+            "assign", job=process.row.id, client_pid=process.row.pid, generation=process.generation,
+            keeps="file" if instruction.where == "file" else "host",
+        )  # fmt: skip
+        server.send(packed, process.memory.all)
+        for handle in process.handles.values():
+            if handle.kind != "device":
+                server.send(handle.message, (handle.fd,))
+        server.send(m.pack("go"))
+
+    def _switch(self, instruction: v.Switch) -> None:
+        """The target has the process: what it holds takes the place of the source's device memory. The source's shadow
+        stays until the target has taken a cut of its own, and drops it."""
+        process, server = self._process, self._server(instruction.server)
+        through_host = instruction.record.path == "host"
+        for handle in list(process.handles.values()):
+            on_source = handle.kind == "shadow" and not handle.on_host
+            if handle.kind == "device" or (on_source and through_host):
+                del process.handles[handle.id]
+                handle.fd.close()
+            elif on_source:
+                process.handles[handle.id] = Handle(
+                    handle.id, handle.kind, handle.size, handle.fd, m.pack_foreign(handle.message), handle.name,
+                    handle.ordinal,
+                )  # fmt: skip
+        process.handles |= self._incoming
+        self._incoming = {}
+        process.keep_all(self._changes)
+        process.moved_to(instruction.record.device)
+        if server is not None:
+            process.records.server_assigned(process.row.id, server.pid, server.start_time, process.generation)
+
+    def _changed(self, record: v.MigrationRecord, *, save: bool) -> None:
+        if save:
+            if record.kind == "suspend" and (source := self._server(self._process.machine.active)) is not None:
+                # While it lives, it has the process, whatever a keeper says to the next daemon.
+                record.target_pid, record.target_start_time = source.pid, source.start_time
+            self._process.records.migration(record)
+        if record.state != "running":
+            self._close_incoming()
+            why = record.error
+            self._log.info(f"{record.kind} {record.state}", source=record.source, target=record.target, why=why,
+                           downtime_ms=record.downtime_ms, rounds=len(record.iterations))  # fmt: skip
+            if record.kind == "suspend" and record.state != "done":
+                self._remove_folder()
+        if self._waiting is None or self._waiting[0] != record.id:
+            return
+        _, future, changed = self._waiting
+        changed(record)
+        if record.state != "running" and not future.done():
+            future.set_result(record)
+
+    # --- small parts ------------------------------------------------------------------------------------------------
+
+    def _count_from_here(self) -> None:
+        """The target is given the process: nobody else changes its memory from now on."""
+        if self._process.memory is not None:
+            self._changes = self._process.fd_store.next_change(self._process.memory)
+
+    def release(self) -> None:
+        """The process has ended."""
+        self._close_incoming()
+        self._remove_folder()
+
+    def leave(self) -> None:
+        """The daemon leaves; files stay."""
+        self._close_incoming()
+
+    def _server(self, number: int | None) -> Server | None:
+        return None if number is None else self._process.servers.get(number)
+
+    def _send(self, receiver: int, type: str, **fields: object) -> None:
+        if (server := self._server(receiver)) is not None:
+            server.send(m.pack(type, **fields))
+
+    def _tell(self, event: e.Event) -> None:
+        self._process.tell(event)
+
+    def _close_incoming(self) -> None:
+        close_all(handle.fd for handle in self._incoming.values())
+        self._incoming = {}
+
+    def _unlink(self, name: str) -> None:
+        if name and "/" not in name and name not in (".", ".."):
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+            if not any(handle.name.startswith("file:") for handle in self._process.handles.values()):
+                self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def make_handle(message: m.MemoryAdd, fd: Fd) -> Handle:
+    return Handle(message.id, message.kind, message.bytes, fd, m.pack_memory(message), message.name, message.ordinal)
+
+
+def _for_target(handle: Handle) -> bytes:
+    """Shadow in the source's device memory is another device's."""
+    return m.pack_foreign(handle.message) if handle.kind == "shadow" and not handle.on_host else handle.message
+
+
+def _now() -> int:
+    return time.monotonic_ns()

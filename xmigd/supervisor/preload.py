@@ -1,0 +1,55 @@
+"""What a warm standby is told of the process that it may get, so that it loads modules and kernels beforehand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xmigd.supervisor import messages as m
+from xmigd.supervisor.fds import Handle
+from xmigd.supervisor.server import Server
+
+if TYPE_CHECKING:
+    from xmigd.supervisor.process import Process
+
+
+class Preload:
+    """Tells each standby the images of its process, as they come and go, and when a cut may hold something new."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._told: Server | None = None  # who knows all images
+        self._objects: int | None = None  # of the last cut that it was told of
+        self._changed = False
+
+    def added(self, handle: Handle) -> None:
+        standby = self._standby()
+        if standby is not None and standby is self._told and handle.kind == "image":
+            standby.send(handle.message, (handle.fd,))
+            self._changed = True
+
+    def dropped(self, handle: Handle) -> None:
+        standby = self._standby()
+        if standby is not None and standby is self._told and handle.kind == "image":
+            standby.send(m.pack("memory", op="drop", id=handle.id))
+
+    def cut(self, objects: int | None) -> None:
+        """There is a standby, or a cut with so many objects: when their number is as before, so is what was loaded."""
+        standby, memory = self._standby(), self._process.memory
+        if standby is None or memory is None:
+            return
+        if standby is not self._told:
+            self._told, self._changed = standby, False
+            for handle in self._process.handles.values():
+                self.added(handle)
+        if self._changed or objects != self._objects:
+            self._changed, self._objects = False, objects
+            standby.send(m.pack("preload"), (memory.cut0, memory.cut1))
+
+    def loaded(self, server: Server, message: m.Preloaded) -> None:
+        server.preloaded_bytes = message.device_bytes
+
+    def _standby(self) -> Server | None:
+        number = self._process.machine.standby
+        if number is None or self._process.machine.servers[number] != "warm":
+            return None
+        return self._process.servers.get(number) if self._process.machine.limits.preload else None
