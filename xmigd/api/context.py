@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from xmigd.api.cached import Cached
+from xmigd.api.requests import Requests
+from xmigd.api.schemas import EXACT
+from xmigd.breaker import Breaker
 from xmigd.database.writer import Writer
-from xmigd.errors import Forbidden
+from xmigd.devices.inventory import Inventory
+from xmigd.driver_checkpoint.service import DriverMoves
+from xmigd.errors import NotFound
+from xmigd.events.bus import Bus
+from xmigd.metrics.counts import Counts
+from xmigd.metrics.series import Sampler
+from xmigd.migration.service import Moves
+from xmigd.operations.service import Operations
+from xmigd.policies.service import Policies
+from xmigd.security.audit import Audit
+from xmigd.security.callers import Caller
+from xmigd.security.tokens import Tokens
 from xmigd.settings import Settings
-from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.supervisor import Supervisor
 
 
@@ -26,10 +39,27 @@ class Node:
     supervisor: Supervisor
     writer: Writer
     readers: Engine
+    bus: Bus
+    operations: Operations
+    tokens: Tokens
+    audit: Audit
+    inventory: Inventory
+    policies: Policies
+    breaker: Breaker
+    counts: Counts
+    sampler: Sampler
+    moves: Moves
+    native: DriverMoves  # of programs that were not started under xMIG
     shims: list[Path]
     started_at: float
+    operators: int | None = None  # the operators' group
     tcp_address: str | None = None
     is_stopping: Callable[[], bool] = field(default=lambda: False)
+    requests: Requests = field(default_factory=Requests)
+    cached: Cached = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cached = Cached(self.writer)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -37,29 +67,42 @@ class Node:
             yield session
 
 
-def _node(request: Request) -> Node:
+# Not one of these waits for anything; those that are no coroutines would be run in a thread each.
+async def _node(request: Request) -> Node:
     node: Node = request.app.state.node
     return node
 
 
-def _caller(request: Request) -> Peer | None:
-    """The process at the other end of api.sock (the kernel's word). None: somebody on TCP, who may only read."""
-    peer: Peer | None = getattr(request.state, "peer", None)
-    return peer
+async def _any_caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
 
 
-def _local_caller(request: Request) -> Peer:
-    peer = _caller(request)
-    if peer is None:
-        raise Forbidden("this needs the local socket api.sock; over TCP one may only read", code="read_only")
-    return peer
+async def _operating(request: Request) -> Caller:
+    caller = await _any_caller(request)
+    caller.check_scope("operate")
+    return caller
+
+
+async def _operator(request: Request) -> Caller:
+    caller = await _any_caller(request)
+    caller.check_operator()
+    return caller
 
 
 TheNode = Annotated[Node, Depends(_node)]
-LocalCaller = Annotated[Peer, Depends(_local_caller)]
+AnyCaller = Annotated[Caller, Depends(_any_caller)]  # who may look, at what they see
+OperatingCaller = Annotated[Caller, Depends(_operating)]  # who may act, on what they see
+OperatorCaller = Annotated[Caller, Depends(_operator)]  # who decides about the node
+LocalCaller = OperatingCaller
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+BeforeNumber = Annotated[int | None, Query(ge=0, le=EXACT, description="those with a smaller id")]
+BeforeId = Annotated[str | None, Query(max_length=32, description="those that are older than this one")]
+Id = Annotated[str | None, Query(max_length=32)]
 
 
-def check_may_control(caller: Peer, owner: int) -> None:
-    """Owners control what is theirs; root and the daemon's own user control everything."""
-    if caller.uid not in (0, os.geteuid(), owner):
-        raise Forbidden(f"this belongs to user {owner}, not to user {caller.uid}")
+def check_may_control(caller: Caller, owner: int) -> None:
+    """What belongs to somebody else is not there."""
+    if not caller.sees(owner):
+        raise NotFound("there is no such thing", hint="it may be somebody else's: operators see everything")

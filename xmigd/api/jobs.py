@@ -5,31 +5,56 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import TypeAdapter
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from xmigd.api.context import LocalCaller, Node, TheNode, check_may_control
+from xmigd.api.context import AnyCaller, BeforeId, Limit, Node, OperatingCaller, TheNode
 from xmigd.api.schemas import Armed, InjectRequest, JobInfo, JobMade, JobRequest, StopAnswer
 from xmigd.database import models, queries
 from xmigd.database.recorder import job_model
-from xmigd.errors import NotFound
+from xmigd.errors import Forbidden, NotFound
+from xmigd.events.records import publish_job
+from xmigd.security.callers import Caller
 
 router = APIRouter(prefix="/v1/jobs")
+JOBS = TypeAdapter(list[JobInfo])
+JobId = Annotated[str, Path(max_length=64)]
 
 
-@router.post("", status_code=201)
-async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, response: Response) -> JobMade:
+LINKS = {
+    name: {"operationId": name, "parameters": {"job": "$response.body#/id"}}
+    for name in ("get_job", "stop_job", "inject_fault")
+}
+
+
+@router.post(
+    "",
+    operation_id="create_job",
+    status_code=201,
+    responses={201: {"description": "It is registered.", "links": LINKS}},
+)
+async def make_job(
+    node: TheNode, caller: OperatingCaller, wanted: JobRequest, request: Request, response: Response
+) -> JobMade:
     """Register a job. The answer says how to start its programs; the token is shown only here."""
+    if caller.uid is None:
+        raise Forbidden(
+            "a job belongs to a user, and this token to none", code="needs_user",
+            hint="use the local socket, or a token that was made for a user (uid)",
+        )  # fmt: skip
     supervisor = node.supervisor
-    name = request.name or request.command.split(" ", 1)[0].rpartition("/")[2] or "job"
+    name = wanted.name or wanted.command.split(" ", 1)[0].rpartition("/")[2] or "job"
     job, token = supervisor.make_job(
-        name=name, command=request.command, uid=caller.uid, device=request.device, hang_timeout=request.hang_timeout
+        name=name, command=wanted.command, uid=caller.uid, device=wanted.device, hang_timeout=wanted.hang_timeout
     )
+    request.state.secret = True
     model = job_model(job)
     created_at = model.created_at
-    await asyncio.wrap_future(node.writer.submit(lambda session: session.add(model)))
+    await asyncio.wrap_future(node.writer.submit("jobs.add", lambda session: session.add(model)))
     supervisor.register_job(job)
+    publish_job(node.bus, job)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
@@ -44,38 +69,43 @@ async def make_job(node: TheNode, caller: LocalCaller, request: JobRequest, resp
     )  # fmt: skip
 
 
-@router.get("")
-def list_jobs(node: TheNode, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> list[JobInfo]:
+@router.get("", operation_id="list_jobs", response_model=list[JobInfo])
+async def list_jobs(node: TheNode, caller: AnyCaller, before: BeforeId = None, limit: Limit = 100) -> Response:
     """Jobs, newest first."""
-    with node.read() as session:
-        return [JobInfo.model_validate(job) for job in queries.jobs(session, limit=limit)]
+
+    def make() -> bytes:
+        with node.read() as session:
+            rows = queries.jobs(session, owner=caller.owner, before=before, limit=limit)
+        return JOBS.dump_json(JOBS.validate_python(rows))
+
+    return await node.cached.json(("jobs", caller.owner, before, limit), make)
 
 
-@router.get("/{job}")
-def get_job(node: TheNode, job: str) -> JobInfo:
+@router.get("/{job}", operation_id="get_job")
+def get_job(node: TheNode, caller: AnyCaller, job: JobId) -> JobInfo:
     """One job."""
     with node.read() as session:
-        found = queries.jobs(session, job_id=job)
+        found = queries.jobs(session, job_id=job, owner=caller.owner)
     if not found:
         raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
     return JobInfo.model_validate(found[0])
 
 
-@router.delete("/{job}", status_code=202)
-async def stop_job(node: TheNode, caller: LocalCaller, job: str) -> StopAnswer:
+@router.delete("/{job}", operation_id="stop_job", status_code=202)
+async def stop_job(node: TheNode, caller: OperatingCaller, job: JobId) -> StopAnswer:
     """Stop its programs: SIGTERM, and SIGKILL after a grace. No other process can join it any more."""
     await _check_owner(node, caller, job)
 
     def write(session: Session) -> None:
         session.execute(update(models.Job).where(models.Job.id == job).values(stopped=True))
 
-    await asyncio.wrap_future(node.writer.submit(write))
-    count = node.supervisor.stop_job(job, f"user {caller.uid} stopped the job")
+    await asyncio.wrap_future(node.writer.submit("jobs.stop", write))
+    count = node.supervisor.stop_job(job, f"{caller.name} stopped the job")
     return StopAnswer(job=job, signalled=count)
 
 
-@router.post("/{job}/faults:inject", status_code=202)
-async def inject_fault(node: TheNode, caller: LocalCaller, job: str, request: InjectRequest) -> list[Armed]:
+@router.post("/{job}/faults:inject", operation_id="inject_fault", status_code=202)
+async def inject_fault(node: TheNode, caller: OperatingCaller, job: JobId, request: InjectRequest) -> list[Armed]:
     """Arm a fault in the job's servers; it strikes once. For tests and drills."""
     await _check_owner(node, caller, job)
     armed = node.supervisor.inject(
@@ -85,7 +115,7 @@ async def inject_fault(node: TheNode, caller: LocalCaller, job: str, request: In
     return [Armed(process=process.row.id, injection=injection) for process, injection in armed]
 
 
-async def _check_owner(node: Node, caller: LocalCaller, job: str) -> None:
+async def _check_owner(node: Node, caller: Caller, job: str) -> None:
     def owner() -> int | None:
         with node.read() as session:
             found = queries.job(session, job)
@@ -94,4 +124,4 @@ async def _check_owner(node: Node, caller: LocalCaller, job: str) -> None:
     uid = await asyncio.to_thread(owner)
     if uid is None:
         raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
-    check_may_control(caller, uid)
+    caller.check_sees(uid, "job", job, hint="xmigctl ps lists them")

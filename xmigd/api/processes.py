@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+import time
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Response
+from sqlalchemy import CursorResult, update
+from sqlalchemy.orm import Session
 
-from xmigd.api.context import LocalCaller, Node, TheNode, check_may_control
+from xmigd.api import preconditions
+from xmigd.api.context import AnyCaller, BeforeId, BeforeNumber, Id, Limit, Node, OperatingCaller, TheNode
 from xmigd.api.schemas import FaultInfo, Position, ProcessInfo, RebindRequest, RecoveryInfo, SegmentInfo
-from xmigd.database import queries
+from xmigd.database import models, queries
 from xmigd.errors import NotFound
+from xmigd.security.callers import Caller
+from xmigd.store import catalogue
 from xmigd.supervisor.process import Process
 
 router = APIRouter(prefix="/v1")
-Limit = Annotated[int, Query(ge=1, le=1000)]
+ProcessId = Annotated[str, Path(max_length=64)]
+FaultId = Annotated[int, Path(ge=0, lt=1 << 63)]
 
 
 def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
@@ -27,6 +34,7 @@ def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
     info.server_pid = live.server_pid
     info.generation = live.generation
     info.standby = live.standby_state
+    info.device, info.location, info.suspended = live.row.device, live.location, live.state == "suspended"
     info.held_bytes = sum(handle.size for handle in live.handles.values())
     info.shadow_bytes = live.shadow_bytes
     info.server_bytes = live.device_bytes
@@ -43,71 +51,123 @@ async def _processes(node: Node, **conditions: Any) -> list[ProcessInfo]:
     return [_info(node, row) for row in await asyncio.to_thread(read)]
 
 
-@router.get("/processes")
+@router.get("/processes", operation_id="list_processes")
 async def list_processes(
-    node: TheNode, job: str | None = None, live: bool = False, limit: Limit = 100
+    node: TheNode, caller: AnyCaller, job: Id = None, live: bool = False, before: BeforeId = None, limit: Limit = 100
 ) -> list[ProcessInfo]:
     """Programs with their servers, newest first."""
-    return await _processes(node, job_id=job, live=live, limit=limit)
+    return await _processes(node, owner=caller.owner, job_id=job, live=live, before=before, limit=limit)
 
 
-@router.get("/processes/{process}")
-async def get_process(node: TheNode, process: str) -> ProcessInfo:
+@router.get("/processes/{process}", operation_id="get_process")
+async def get_process(node: TheNode, caller: AnyCaller, process: ProcessId) -> ProcessInfo:
     """One program with its server."""
-    found = await _processes(node, process_id=process)
+    found = await _processes(node, owner=caller.owner, process_id=process)
     if not found:
         raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
     return found[0]
 
 
-@router.post("/processes/{process}:pause")
-async def pause_process(node: TheNode, caller: LocalCaller, process: str) -> Position:
+@router.post("/processes/{process}:pause", operation_id="pause_process")
+async def pause_process(node: TheNode, caller: OperatingCaller, process: ProcessId) -> Position:
     """Stop its server between two records, drained. The program may now be dumped, and restored as another process."""
     return Position(position=await _controlled(node, caller, process).pause())
 
 
-@router.post("/processes/{process}:continue")
-async def continue_process(node: TheNode, caller: LocalCaller, process: str) -> Position:
+@router.post("/processes/{process}:continue", operation_id="continue_process")
+async def continue_process(node: TheNode, caller: OperatingCaller, process: ProcessId) -> Position:
     """Go on after a pause."""
     return Position(position=await _controlled(node, caller, process).resume())
 
 
-@router.post("/processes/{process}:rebind")
-async def rebind_process(node: TheNode, caller: LocalCaller, process: str, request: RebindRequest) -> Position:
+@router.post("/processes/{process}:rebind", operation_id="rebind_process")
+async def rebind_process(
+    node: TheNode, caller: OperatingCaller, process: ProcessId, request: RebindRequest
+) -> Position:
     """Go on after a pause in which the program was restored from a dump, with the memory that it has mapped now."""
     return Position(position=await _controlled(node, caller, process).resume(request.pid))
 
 
-def _controlled(node: Node, caller: LocalCaller, process: str) -> Process:
+def _controlled(node: Node, caller: Caller, process: str) -> Process:
     found = node.supervisor.processes.get(process)
-    if found is None:
+    if found is None or not caller.sees(found.job.uid):
         raise NotFound(f"there is no running process {process!r}", hint="xmigctl ps lists them")
-    check_may_control(caller, found.row.uid)
     return found
 
 
-@router.get("/processes/{process}/segments")
-def list_segments(node: TheNode, process: str, limit: Limit = 100) -> list[SegmentInfo]:
-    """The journal's segments, one per cut, newest first."""
+@router.get("/processes/{process}/segments", operation_id="list_segments")
+def list_segments(node: TheNode, caller: AnyCaller, process: ProcessId, limit: Limit = 100) -> list[SegmentInfo]:
+    """The journal's segments, one per cut, newest first, and what of them is kept in the store."""
     with node.read() as session:
-        return [SegmentInfo.model_validate(row) for row in queries.segments(session, process, limit)]
+        if not queries.processes(session, process_id=process, owner=caller.owner):
+            raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
+        kept = catalogue.of_process(session, process)
+        rows = queries.segments(session, process, limit)
+        return [SegmentInfo.model_validate(queries.columns(row) | kept.get(row.number, {})) for row in rows]
 
 
-@router.get("/faults")
+@router.get("/faults", operation_id="list_faults")
 def list_faults(
-    node: TheNode, job: str | None = None, process: str | None = None, before: int | None = None, limit: Limit = 100
+    node: TheNode,
+    caller: AnyCaller,
+    job: Id = None,
+    process: Id = None,
+    before: BeforeNumber = None,
+    limit: Limit = 100,
+    acknowledged: Annotated[bool | None, Query(description="only those that somebody has, or nobody")] = None,
 ) -> list[FaultInfo]:
-    """Faults, newest first; `before`: those with a smaller id."""
+    """Faults, newest first."""
     with node.read() as session:
-        rows = queries.faults(session, job_id=job, process_id=process, before=before, limit=limit)
-        return [FaultInfo.model_validate(row) for row in rows]
+        rows = queries.faults(
+            session, job_id=job, process_id=process, owner=caller.owner, before=before, limit=limit,
+            acknowledged=acknowledged,
+        )  # fmt: skip
+    return [FaultInfo.model_validate(row) for row in rows]
 
 
-@router.get("/recoveries")
+@router.get("/faults/{fault}", operation_id="get_fault")
+def get_fault(node: TheNode, caller: AnyCaller, fault: FaultId, response: Response) -> FaultInfo:
+    """One fault. Its `ETag` changes when it is acknowledged."""
+    return _fault(node, caller, fault, response)
+
+
+@router.post("/faults/{fault}:ack", operation_id="acknowledge_fault")
+async def acknowledge_fault(node: TheNode, caller: OperatingCaller, fault: FaultId, response: Response) -> FaultInfo:
+    """Say that you have seen to it. It changes nothing else; the first who says so is remembered."""
+    before = await asyncio.to_thread(_fault, node, caller, fault, response)
+    statement = update(models.Fault).where(models.Fault.id == fault, models.Fault.acknowledged_at.is_(None))
+    statement = statement.values(acknowledged_at=time.time(), acknowledged_by=caller.name[:255])
+
+    def write(session: Session) -> bool:
+        return cast(CursorResult[Any], session.execute(statement)).rowcount == 1
+
+    if await asyncio.wrap_future(node.writer.submit("faults.acknowledge", write)):
+        data = {"fault": fault, "by": caller.name}
+        node.bus.publish("fault.acknowledged", "process", before.process_id, before.job_id, data)
+    return await asyncio.to_thread(_fault, node, caller, fault, response)
+
+
+def _fault(node: Node, caller: Caller, fault: int, response: Response) -> FaultInfo:
+    with node.read() as session:
+        rows = queries.faults(session, fault=fault, owner=caller.owner)
+    if not rows:
+        raise NotFound(f"there is no fault {fault}", hint="GET /v1/faults lists them")
+    response.headers["ETag"] = preconditions.etag(1 if rows[0]["acknowledged_at"] is None else 2)
+    return FaultInfo.model_validate(rows[0])
+
+
+@router.get("/recoveries", operation_id="list_recoveries")
 def list_recoveries(
-    node: TheNode, job: str | None = None, process: str | None = None, before: int | None = None, limit: Limit = 100
+    node: TheNode,
+    caller: AnyCaller,
+    job: Id = None,
+    process: Id = None,
+    before: BeforeNumber = None,
+    limit: Limit = 100,
 ) -> list[RecoveryInfo]:
-    """Recoveries, newest first; `before`: those with a smaller id."""
+    """Recoveries, newest first."""
     with node.read() as session:
-        rows = queries.recoveries(session, job_id=job, process_id=process, before=before, limit=limit)
-        return [RecoveryInfo.model_validate(row) for row in rows]
+        rows = queries.recoveries(
+            session, job_id=job, process_id=process, owner=caller.owner, before=before, limit=limit
+        )
+    return [RecoveryInfo.model_validate(row) for row in rows]

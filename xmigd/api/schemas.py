@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from xmigd.errors import ProcessLocation
+from xmigd.operations.repository import OperationState
 from xmigd.recovery.events import InjectKind, InjectPoint
+from xmigd.security.callers import Scope
 
 
 class Problem(BaseModel):
@@ -18,10 +21,25 @@ class Problem(BaseModel):
     code: str
     detail: str
     hint: str = ""
+    phase: str | None = Field(default=None, description="of the operation, in which it failed")
+    operation: str | None = Field(default=None, description="the operation that it is about")
+    process_location: ProcessLocation | None = Field(default=None, description="where the process lives now")
+
+
+EXACT = (1 << 53) - 1  # the largest of the whole numbers that every JSON reader reads as they are
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 
 
 class Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
+
+
+class CallerInfo(Answer):
+    name: str
+    scope: Scope
+    uid: int | None = Field(description="whose programs they may start; null: a token of the node's")
+    operator: bool
+    sees_everything: bool = Field(description="not only what belongs to their user")
 
 
 class NodeInfo(Answer):
@@ -41,15 +59,34 @@ class DeviceInfo(Answer):
     id: str
     kind: str
     ordinal: int
-    configured: bool
+    configured: bool = Field(description="false: an earlier configuration had it")
+    uuid: str | None = Field(description="as its programs see it; null until one has")
+    name: str | None
+    state: Literal["ready", "cordoned", "unhealthy"]
+    why: str = Field(description="of the state")
     memory_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    utilisation: float | None = Field(description="share of time in which a kernel ran, 0 to 1; null: not known")
+    held_bytes: int = Field(description="of used_bytes, by xMIG: programs' memory, shadows, servers' contexts")
+    cordoned: bool
+    cordon_reason: str
     processes: int
+    process_ids: list[str]
+    version: int = Field(description="its ETag's")
+
+
+class DeviceChange(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    cordoned: bool | None = Field(default=None, description="a cordoned device gets no new process")
+    reason: Annotated[str, Field(max_length=255, pattern=PRINTABLE)] | None = None
 
 
 class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    name: Annotated[str, Field(max_length=255, pattern=PRINTABLE)] = ""
     command: Annotated[str, Field(max_length=4096)] = ""
     device: Annotated[str, Field(max_length=64, pattern=r"^[a-z]+:[0-9]+(,[0-9]+)*$")] | None = None
     hang_timeout: Annotated[
@@ -92,7 +129,7 @@ class InjectRequest(BaseModel):
 
     point: InjectPoint = "record"
     kind: InjectKind = "kill"
-    sequence: Annotated[int, Field(ge=0, lt=1 << 63, description="first record it applies to")] = 0
+    sequence: Annotated[int, Field(ge=0, le=EXACT, description="first record it applies to")] = 0
     error: Annotated[int, Field(ge=1, le=999, description="CUresult of a fault")] = 700
     process: Annotated[str, Field(max_length=32)] | None = None
 
@@ -114,6 +151,8 @@ class ProcessInfo(Answer):
     why: str
     server_pid: int | None
     standby: str | None = None
+    location: str = Field(default="device", description="of its state: device, moving, host, file or lost")
+    suspended: bool = False
     generation: int
     started_at: float
     ended_at: float | None
@@ -148,6 +187,8 @@ class SegmentInfo(Answer):
     ms: float
     reason: str
     at: float
+    kept_bytes: int | None = Field(default=None, description="in the store, compressed; null: this cut was not kept")
+    images: int | None = Field(default=None, description="module images that are kept with it")
 
 
 class FaultInfo(Answer):
@@ -162,6 +203,8 @@ class FaultInfo(Answer):
     error: int | None
     injection: int | None
     at: float
+    acknowledged_at: float | None = Field(description="null: nobody has acknowledged it")
+    acknowledged_by: str | None
 
 
 class RecoveryInfo(Answer):
@@ -193,5 +236,112 @@ class RecoveryInfo(Answer):
 
 
 class Health(Answer):
-    status: Literal["ok", "failing"]
-    detail: str = ""
+    status: Literal["ok"] = "ok"
+
+
+class Subject(Answer):
+    type: str
+    id: str
+
+
+class OperationInfo(Answer):
+    """Long work, and how far it is."""
+
+    id: str
+    kind: str
+    state: OperationState
+    phase: str
+    subject: Subject
+    job_id: str | None
+    requestor: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    may_cancel: bool
+    may_cancel_why: str = Field(description="why it cannot be cancelled")
+    progress: dict[str, Any] | None
+    result: dict[str, Any] | None
+    error: Problem | None
+
+
+class EventInfo(Answer):
+    id: int | None = Field(description="its place in the sequence; null: a sample, which is not kept")
+    type: str
+    subject: Subject
+    job_id: str | None
+    at: float
+    data: dict[str, Any]
+
+
+class TokenRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
+    scope: Scope = "read"
+    uid: Annotated[int, Field(ge=0, lt=(1 << 32) - 1)] | None = Field(
+        default=None, description="whose jobs it is for; null: the node's"
+    )
+    lifetime: Annotated[float, Field(ge=1, le=1e9)] | None = Field(
+        default=30 * 86_400.0, description="seconds until it expires; null: never"
+    )
+
+
+class TokenInfo(Answer):
+    id: str
+    name: str
+    scope: Scope
+    uid: int | None
+    created_by: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class TokenMade(TokenInfo):
+    token: str = Field(description="for `Authorization: Bearer`; never shown again")
+
+
+class AuditInfo(Answer):
+    id: int
+    at: float
+    entry: Literal["intent", "outcome"]
+    intent_id: int | None = Field(description="of an outcome")
+    request_id: str
+    requestor: str
+    uid: int | None
+    via: str
+    action: str
+    detail: dict[str, Any]
+    outcome: str | None = Field(description="done, or the error's code")
+    status: int | None
+
+
+class PolicyInfo(Answer):
+    name: str
+    description: str
+    version: int = Field(description="its ETag's; 0: nobody has changed it")
+    settings: dict[str, float | int] = Field(description="what applies")
+    defaults: dict[str, float | int] = Field(description="what the settings say")
+    updated_at: float | None
+    updated_by: str | None
+
+
+class AutomaticAction(Answer):
+    at: float
+    action: str
+    subject: Subject
+    why: str
+
+
+class BreakerInfo(Answer):
+    state: Literal["closed", "open"] = Field(description="open: automation is stopped until it is reset")
+    why: str
+    changed_at: float | None
+    actions: list[AutomaticAction] = Field(description="that count now, oldest first")
+    max_actions: int
+    window_seconds: float
+
+
+class SeriesInfo(Answer):
+    interval_s: float
+    samples: dict[str, list[float | None]] = Field(description="a list for each value; `at` has the times")

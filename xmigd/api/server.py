@@ -1,30 +1,35 @@
-"""uvicorn on our sockets: api.sock, where the kernel says who calls, and TCP, where nobody does."""
+"""uvicorn on our sockets: api.sock, where the kernel says who calls, and TCP, where a token does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from xmigd.errors import StartError
-from xmigd.supervisor.channel import peer_of
+from xmigd.settings import Settings
+from xmigd.supervisor.channel import peer_groups, peer_of
 from xmigd.supervisor.listeners import bind_unix
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1 whose requests carry the caller's credentials (`request.state.peer`) on a Unix socket."""
+    """HTTP/1.1 whose requests carry the caller's credentials and groups (`request.state.peer`) on a Unix socket."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
-        peer = peer_of(sock) if sock is not None and sock.family == socket.AF_UNIX else None
+        local = sock is not None and sock.family == socket.AF_UNIX
+        peer = (peer_of(sock), peer_groups(sock)) if local else None
         self.app_state = {**self.app_state, "peer": peer}
 
 
@@ -36,8 +41,8 @@ class ApiServer(uvicorn.Server):
         yield
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """Raises StartError: the port is taken, the address is not ours."""
+def bind_tcp(host: str, port: int, prefix: str = "XMIG_") -> socket.socket:
+    """Raises StartError: the port is taken, the address is not ours. `prefix`: of the settings that choose others."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -47,7 +52,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         sock.close()
         raise StartError(
             f"cannot listen at {host} port {port}: {error.strerror}",
-            hint="choose another port with XMIG_PORT (0: any free one, -1: none)",
+            hint=f"choose another port with {prefix}PORT (0: any free one), or another address with {prefix}HOST",
         ) from None
     return sock
 
@@ -56,9 +61,49 @@ def bind_api(path: Path) -> socket.socket:
     return bind_unix(path, socket.SOCK_STREAM, 0o666)
 
 
-def make_server(app: FastAPI) -> ApiServer:
+def check_tcp(settings: Settings) -> None:
+    """Raises StartError: tokens would cross the network for everybody to read, or nothing is there to encrypt with."""
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise StartError(f"{path} cannot be read", hint=f"set XMIG_{name.upper()} to a PEM file")
+        if path is not None and settings.tls_cert is None:
+            raise StartError(f"{name} is set and tls_cert is not", hint="set XMIG_TLS_CERT")
+    loopback = settings.host == "localhost" or _is_loopback(settings.host)
+    if settings.tls_cert is None and not loopback and not settings.plain_tcp:
+        raise StartError(
+            f"the API would listen at {settings.host} without TLS, and tokens could be read on their way",
+            hint="set XMIG_TLS_CERT, or XMIG_PLAIN_TCP=true if something else encrypts",
+        )
+    if settings.open_reading and not loopback:
+        raise StartError("open_reading is for this machine only", hint="set XMIG_HOST=127.0.0.1")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def make_server(app: ASGIApp, settings: Settings | None = None) -> ApiServer:
+    """On the local socket; with `settings` on TCP, encrypted if they have a certificate."""
     options: dict[str, Any] = {
         "http": PeerProtocol, "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
-        "server_header": False, "timeout_graceful_shutdown": 3, "limit_concurrency": 256,
+        "server_header": False, "timeout_graceful_shutdown": 3, "limit_concurrency": 1024,
     }  # fmt: skip
-    return ApiServer(uvicorn.Config(app, **options))
+    if settings is not None and settings.tls_cert is not None:
+        options |= {
+            "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key,
+            "ssl_ca_certs": settings.tls_client_ca,
+            "ssl_cert_reqs": ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+        }  # fmt: skip
+    config = uvicorn.Config(app, **options)
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(
+            f"{settings.tls_cert if settings else ''} and its key cannot be used: {error}",
+            hint="XMIG_TLS_CERT and XMIG_TLS_KEY are PEM files that belong together",
+        ) from None
+    return ApiServer(config)

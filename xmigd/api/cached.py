@@ -1,0 +1,49 @@
+"""Answers that are asked for again and again, made once per state of the database.
+
+Everything that changes the database goes through one writer, which counts its commits: an answer made after the last
+commit is still right. An answer is never older than the request for it: who comes after a commit does not get, nor wait
+for, one that was begun before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from xmigd.database.writer import Writer
+
+KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    commits: int  # before it was begun
+    body: asyncio.Future[bytes]
+
+
+class Cached:
+    """Lives in the event loop's thread."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._answers: dict[object, _Answer] = {}
+
+    async def json(self, key: object, make: Callable[[], bytes]) -> Response:
+        """The JSON that `make` gives for `key`. It is called in a thread, and only reads the database."""
+        found = self._answers.pop(key, None)
+        if found is None or found.commits != self._writer.commits:
+            commits = self._writer.commits
+            found = _Answer(commits, asyncio.ensure_future(asyncio.to_thread(make)))
+        self._answers[key] = found  # the most recent one is the last
+        if len(self._answers) > KEPT:
+            del self._answers[next(iter(self._answers))]
+        try:
+            body = await asyncio.shield(found.body)
+        except BaseException:
+            if found.body.done() and self._answers.get(key) is found:
+                del self._answers[key]
+            raise
+        return Response(body, media_type="application/json")

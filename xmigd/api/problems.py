@@ -1,0 +1,72 @@
+"""Errors as answers: RFC 9457, everywhere."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from xmigd import log
+from xmigd.errors import Invalid, XmigError, as_problem
+
+logger = log.get("api")
+
+RETRY_AFTER = {429: 1.0, 503: 5.0}
+MEDIA_TYPE = "application/problem+json"
+
+
+def answer(error: Exception) -> JSONResponse:
+    body = as_problem(error)
+    headers: dict[str, str] = {}
+    retry_after = error.retry_after if isinstance(error, XmigError) else None
+    if retry_after is None:
+        retry_after = RETRY_AFTER.get(body["status"])
+    if retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    if body["status"] == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, body["status"], headers=headers, media_type=MEDIA_TYPE)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        error = _invalid(error)
+    if isinstance(error, XmigError):
+        found: Response = answer(error)
+        request.state.code = error.code
+    elif isinstance(error, HTTPException):
+        found = _http(error)
+        request.state.code = HTTPStatus(error.status_code).name.lower()
+    else:
+        logger.error("a request failed", why=f"{type(error).__name__}: {error}")
+        found = answer(error)
+        request.state.code = "internal"
+    return found
+
+
+def _invalid(error: RequestValidationError) -> Invalid:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    hint = ""
+    if first["type"] == "extra_forbidden":
+        return Invalid(f"{place}: there is no such field", code="unknown_field", hint="the reference lists the fields")
+    if first["type"] == "json_invalid":
+        return Invalid("the body is not JSON", code="not_json", hint="send JSON, with Content-Type: application/json")
+    if first["type"] == "model_attributes_type":
+        hint = "send a JSON object, with Content-Type: application/json"
+    return Invalid(f"{place}: {first['msg']}", hint=hint)
+
+
+def _http(error: HTTPException) -> Response:
+    status = HTTPStatus(error.status_code)
+    hint = "GET /openapi.json lists what there is" if status in (404, 405) else ""
+    body = {
+        "type": "about:blank", "title": status.phrase, "status": int(status), "code": status.name.lower(),
+        "detail": str(error.detail), "hint": hint,
+    }  # fmt: skip
+    return JSONResponse(body, int(status), headers=error.headers, media_type=MEDIA_TYPE)

@@ -1,0 +1,63 @@
+"""Bearer tokens for callers on the network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from xmigd.api.context import AnyCaller, OperatingCaller, TheNode
+from xmigd.api.schemas import TokenInfo, TokenMade, TokenRequest
+from xmigd.errors import Forbidden
+
+router = APIRouter(prefix="/v1/tokens")
+
+
+LINKS = {"revoke_token": {"operationId": "revoke_token", "parameters": {"token": "$response.body#/id"}}}
+
+
+@router.post(
+    "", operation_id="create_token", status_code=201, responses={201: {"description": "It is valid.", "links": LINKS}}
+)
+async def create_token(
+    node: TheNode, caller: OperatingCaller, wanted: TokenRequest, request: Request, response: Response
+) -> TokenMade:
+    """Make a token; it is shown only here. Operators make them for everybody and for the node, others for themselves
+    and not of scope `admin`. One of scope `admin` is always the node's."""
+    uid = wanted.uid if caller.is_operator else caller.uid
+    if wanted.scope == "admin":
+        caller.check_operator()
+        if wanted.uid is not None:
+            raise Forbidden(
+                "a token of scope admin is the node's, nobody's own", code="admin_token_of_user", hint="leave out uid"
+            )
+    elif not caller.is_operator and wanted.uid not in (None, caller.uid):
+        caller.check_operator()
+    if caller.token is not None and not caller.is_operator:
+        raise Forbidden(
+            "a token makes no tokens, unless it is of scope admin", code="token_from_token",
+            hint="use the local socket of the daemon's machine",
+        )  # fmt: skip
+    request.state.secret = True
+    token, secret = await node.tokens.create(
+        name=wanted.name, scope=wanted.scope, uid=uid, lifetime=wanted.lifetime, creator=caller
+    )
+    response.headers["Location"] = f"/v1/tokens/{token.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return TokenMade(**TokenInfo.model_validate(token).model_dump(), token=secret)
+
+
+@router.get("", operation_id="list_tokens")
+def list_tokens(node: TheNode, caller: AnyCaller) -> list[TokenInfo]:
+    """Tokens, newest first, without what their holders have to say."""
+    return [TokenInfo.model_validate(token) for token in node.tokens.find(owner=caller.owner)]
+
+
+@router.delete("/{token}", operation_id="revoke_token", status_code=204)
+async def revoke_token(
+    node: TheNode, caller: OperatingCaller, token: Annotated[str, Path(max_length=32)]
+) -> None:
+    """Revoke a token. From the answer on nobody gets in with it; whoever listens is disconnected."""
+    if caller.owner is None:
+        caller.check_operator()
+    await node.tokens.revoke(token, owner=caller.owner)

@@ -1,0 +1,31 @@
+"""The audit: who asked for what, and how it went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xmigd.cli.common import LimitOption, connect
+from xmigd.cli.output import Output, OutputOption, show
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(audit)
+
+
+def audit(
+    requestor: Annotated[
+        str | None, typer.Option("--requestor", help="only of this one: `user 1000`, `token ci`")
+    ] = None,
+    before: Annotated[int | None, typer.Option("--before", help="entries before this id")] = None,
+    limit: LimitOption = 50,
+    output: OutputOption = Output.table,
+) -> None:
+    """Who asked for what, and how it went, newest first: each intent, and its outcome. For operators."""
+    rows = connect().get("/v1/audit", requestor=requestor, before=before, limit=limit)
+    columns = {
+        "id": "ENTRY", "at": "TIME", "entry": "KIND", "intent_id": "OF", "requestor": "REQUESTOR", "via": "VIA",
+        "action": "ACTION", "outcome": "OUTCOME", "status": "STATUS", "detail": "DATA",
+    }  # fmt: skip
+    show(rows, output, columns, "nothing was asked for")

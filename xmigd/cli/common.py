@@ -1,0 +1,126 @@
+"""What commands share: the daemon that is meant, names of jobs and processes, common options."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from xmigd.cli.exits import CommandError, Exit
+from xmigd.cli.invocation import invocation
+from xmigd.client import Client
+from xmigd.settings import Settings
+
+JobArgument = Annotated[str, typer.Argument(help="the job: its id, the beginning of it, or its name")]
+ProcessArgument = Annotated[
+    str,
+    typer.Argument(
+        help="the process: its id, the beginning of it, its pid, or the name of its job; pid:1234 if it was not "
+        "started under xMIG"
+    ),
+]
+JobOption = Annotated[str | None, typer.Option("--job", help="only this job: its id, the beginning of it, or its name")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="how many, newest first")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+
+def settings() -> Settings:
+    """Raises CommandError: a setting is wrong, or its file cannot be read."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise CommandError(
+            f"setting {name}: {first['msg']}", hint=f"see XMIG_{name.upper()}", exit_code=Exit.USAGE
+        ) from None
+    except OSError as error:
+        raise CommandError(f"the settings cannot be read: {error}", exit_code=Exit.USAGE) from None
+
+
+def connect(timeout: float = 30.0) -> Client:
+    """The daemon that the options before the command name."""
+    asked = invocation.get()
+    client = Client(
+        settings(), url=asked.url, token=asked.token, ca_file=asked.ca_file, client_cert=asked.client_cert,
+        timeout=timeout,
+    )  # fmt: skip
+    asked.to_close.callback(client.close)
+    return client
+
+
+def read_token(value: str | None) -> str | None:
+    """A token from --token or XMIG_TOKEN: itself, or @FILE. A file does not show in the list of processes."""
+    value = value or os.environ.get("XMIG_TOKEN") or None
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        with open(value[1:], encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise CommandError(f"the token's file {value[1:]}: {error.strerror}", exit_code=Exit.USAGE) from None
+
+
+def find_job(client: Client, wanted: str) -> str:
+    """A job's id, from the id, its beginning, or the job's name (the newest with it)."""
+    jobs = client.get("/v1/jobs", limit=1000)
+    by_id = [job["id"] for job in jobs if job["id"].startswith(wanted)]
+    by_name = [job["id"] for job in jobs if job["name"] == wanted]
+    if len(by_id) > 1:
+        raise CommandError(f"{wanted!r} begins {len(by_id)} jobs' ids", hint="write more of it", exit_code=Exit.USAGE)
+    for found in (*by_id, *by_name):
+        return str(found)
+    raise CommandError(
+        f"there is no job {wanted!r}", hint="xmigctl ps --all lists them", code="not_found", exit_code=Exit.NOT_FOUND
+    )
+
+
+def find_process(client: Client, wanted: str, *, live: bool = True) -> dict[str, Any]:
+    """A process, from its id, the beginning of it, its pid, or its job's id or name if the job has one process.
+    pid:1234 is a program that was not started under xMIG, as it is."""
+    if re.fullmatch(r"pid:\d+", wanted):
+        return {"id": wanted}
+    rows = client.get("/v1/processes", live=live, limit=1000)
+    kinds = (
+        [row for row in rows if row["id"] == wanted],
+        [row for row in rows if str(row["pid"]) == wanted],
+        [row for row in rows if row["id"].startswith(wanted)],
+        [row for row in rows if row["job_name"] == wanted or row["job_id"].startswith(wanted)],
+    )
+    for found in kinds:
+        if len(found) == 1:
+            return dict(found[0])
+        if found:
+            ids = ", ".join(row["id"][:12] for row in found[:8])
+            raise CommandError(f"{wanted!r} means {len(found)} processes: {ids}", hint="name one by its id",
+                               exit_code=Exit.USAGE)  # fmt: skip
+    kind = "running process" if live else "process"
+    raise CommandError(
+        f"there is no {kind} {wanted!r}", hint="xmigctl ps lists them", code="not_found", exit_code=Exit.NOT_FOUND
+    )
+
+
+def find_by_prefix(rows: list[dict[str, Any]], wanted: str, what: str, command: str) -> dict[str, Any]:
+    """The row whose id is `wanted`, or the only one whose id begins with it."""
+    found = [row for row in rows if row["id"] == wanted] or [r for r in rows if str(r["id"]).startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise CommandError(f"{wanted!r} begins {len(found)} {what}s' ids", hint="write more of it",
+                           exit_code=Exit.USAGE)  # fmt: skip
+    raise CommandError(f"there is no {what} {wanted!r}", hint=f"{command} lists them", code="not_found",
+                       exit_code=Exit.NOT_FOUND)  # fmt: skip
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask a person; a program has to say --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError(f"{question} Nobody can be asked here.", hint="say --yes", exit_code=Exit.USAGE)
+    if not typer.confirm(question):
+        raise CommandError("nothing was changed", exit_code=Exit.CANCELLED)

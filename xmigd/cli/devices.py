@@ -1,0 +1,67 @@
+"""Devices: device list, show, cordon, uncordon."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from xmigd.cli.common import connect
+from xmigd.cli.output import Output, OutputOption, console, show, show_json, show_one
+from xmigd.client import Client
+
+group = typer.Typer(no_args_is_help=True, help="Devices: their memory and use; whether they take new processes.")
+DeviceArgument = Annotated[str, typer.Argument(help="for example cuda:0")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="device")
+
+
+@group.command("list")
+def list_devices(output: OutputOption = Output.table) -> None:
+    """The node's devices."""
+    rows = connect().get("/v1/devices")
+    columns = {
+        "id": "DEVICE", "name": "NAME", "state": "STATE", "memory_bytes": "MEMORY", "used_bytes": "USED",
+        "free_bytes": "FREE", "held_bytes": "HELD", "utilisation": "UTILISATION", "processes": "PROCESSES",
+        "why": "WHY",
+    }  # fmt: skip
+    show(rows, output, columns, "there are no devices")
+
+
+@group.command("show")
+def show_device(device: DeviceArgument, output: OutputOption = Output.table) -> None:
+    """One device, with the processes that are on it."""
+    show_one(connect().get(f"/v1/devices/{device}"), output)
+
+
+@group.command()
+def cordon(
+    device: DeviceArgument,
+    reason: Annotated[str | None, typer.Option("--reason", help="why; everybody sees it")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Give it no new process. What runs there stays; xmigctl drain moves it."""
+    row = _change(connect(), device, {"cordoned": True, "reason": reason or ""})
+    _say(row, output, f"{row['id']} is cordoned; {row['processes']} process(es) stay")
+
+
+@group.command()
+def uncordon(device: DeviceArgument, output: OutputOption = Output.table) -> None:
+    """Let it take new processes again."""
+    row = _change(connect(), device, {"cordoned": False})
+    _say(row, output, f"{row['id']} takes new processes")
+
+
+def _change(client: Client, device: str, change: dict[str, Any]) -> dict[str, Any]:
+    """As it was read: somebody who changes it in between is not overwritten."""
+    _, tag = client.get_tagged(f"/v1/devices/{device}")
+    return dict(client.patch(f"/v1/devices/{device}", change, tag))
+
+
+def _say(row: dict[str, Any], output: Output, text: str) -> None:
+    if output is Output.json:
+        show_json(row)
+    else:
+        console.print(text)

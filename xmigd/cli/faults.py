@@ -1,0 +1,104 @@
+"""Faults and what became of them: fault list, fault inject, recoveries."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job
+from xmigd.cli.output import Output, OutputOption, console, show, show_json
+
+
+class Kind(StrEnum):
+    """xmigd.recovery.events.InjectKind"""
+
+    kill = "kill"
+    fault = "fault"
+    hang = "hang"
+
+
+class Point(StrEnum):
+    """xmigd.recovery.events.InjectPoint"""
+
+    record = "record"
+    kernel = "kernel"
+    copy = "copy"
+    cut = "cut"
+    redo = "redo"
+    import_ = "import"
+
+
+group = typer.Typer(no_args_is_help=True, help="Faults: list, acknowledge, inject them.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="fault")
+    app.command()(recoveries)
+
+
+@group.command("list")
+def list_faults(
+    job: JobOption = None,
+    unacknowledged: Annotated[bool, typer.Option("--open", help="only those that nobody has acknowledged")] = False,
+    limit: LimitOption = 50,
+    output: OutputOption = Output.table,
+) -> None:
+    """Faults, newest first."""
+    client = connect()
+    rows = client.get(
+        "/v1/faults", job=find_job(client, job) if job else None, acknowledged=False if unacknowledged else None,
+        limit=limit,
+    )  # fmt: skip
+    columns = {
+        "at": "TIME", "job_id": "JOB", "process_id": "PROCESS", "kind": "KIND", "sequence": "RECORD", "op": "OPERATION",
+        "error": "ERROR", "text": "WHAT", "id": "FAULT", "acknowledged_by": "SEEN TO BY",
+    }  # fmt: skip
+    show(rows, output, columns, "no faults")
+
+
+@group.command()
+def ack(
+    fault: Annotated[int, typer.Argument(min=0, help="its number, in the column FAULT of the list")],
+    output: OutputOption = Output.table,
+) -> None:
+    """Say that you have seen to a fault. Nothing else changes."""
+    row = connect().post(f"/v1/faults/{fault}:ack")
+    if output is Output.json:
+        show_json(row)
+    else:
+        console.print(f"fault {row['id']} was acknowledged by {row['acknowledged_by']}")
+
+
+@group.command()
+def inject(
+    job: JobArgument,
+    kind: Annotated[Kind, typer.Option(help="what strikes")] = Kind.kill,
+    point: Annotated[Point, typer.Option(help="where it strikes")] = Point.record,
+    sequence: Annotated[int, typer.Option(min=0, help="the first record it applies to")] = 0,
+    error: Annotated[int, typer.Option(min=1, max=999, help="the CUresult of a fault")] = 700,
+    process: Annotated[str | None, typer.Option(help="only this process of the job")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Arm a fault that strikes once, to see the recovery."""
+    client = connect()
+    body = {"kind": kind, "point": point, "sequence": sequence, "error": error, "process": process}
+    armed = client.post(f"/v1/jobs/{find_job(client, job)}/faults:inject", body)
+    if output is Output.json:
+        show_json(armed)
+    else:
+        console.print(f"armed in {len(armed)} process(es)")
+
+
+def recoveries(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
+    """Recoveries, newest first: milliseconds from the fault to each phase."""
+    client = connect()
+    rows = client.get("/v1/recoveries", job=find_job(client, job) if job else None, limit=limit)
+    columns = {
+        "at": "TIME", "job_id": "JOB", "outcome": "OUTCOME", "detected_ms": "DETECTED ms",
+        "standby_ready_ms": "STANDBY ms", "mapped_ms": "MAPPED ms", "restored_ms": "RESTORED ms",
+        "redone_ms": "REDONE ms", "resumed_ms": "RESUMED ms", "records": "RECORDS", "compared": "COMPARED",
+        "exact": "EXACT", "attempts": "ATTEMPTS", "cause": "CAUSE",
+    }  # fmt: skip
+    show(rows, output, columns, "no recoveries")

@@ -1,0 +1,173 @@
+"""Moving programs between devices: migrate, suspend, resume, drain."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from xmigd.cli.common import (
+    JobOption,
+    LimitOption,
+    ProcessArgument,
+    YesOption,
+    confirm,
+    connect,
+    find_job,
+    find_process,
+)
+from xmigd.cli.exits import CommandError, Exit
+from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
+from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, size
+
+
+class Place(StrEnum):
+    host = "host"
+    file = "file"
+
+
+class Engine(StrEnum):
+    proxy = "proxy"
+    driver = "driver"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(migrate)
+    app.command()(migrations)
+    app.command()(suspend)
+    app.command()(resume)
+    app.command()(drain)
+
+
+def migrate(
+    process: ProcessArgument,
+    target: Annotated[str | None, typer.Argument(help="the device, for example cuda:1")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="only say where it may go, and why not elsewhere")] = False,
+    engine: Annotated[Engine, typer.Option("--engine", help="how")] = Engine.proxy,
+    max_downtime: Annotated[
+        float | None,
+        typer.Option("--max-downtime", min=0.001, metavar="MS", help="give up rather than stand still for longer"),
+    ] = None,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Move a running program to another device. It pauses for a moment; nothing else changes for it."""
+    client = connect()
+    found = find_process(client, process)
+    if plan:
+        _show_plan(client.post("/v1/migration-plans", {"process": found["id"], "engine": engine.value}), target, output)
+        return
+    if target is None:
+        raise CommandError("name the device to which it is to go", hint="xmigctl migrate --plan PROCESS lists them",
+                           exit_code=Exit.USAGE)  # fmt: skip
+    body = {"process": found["id"], "target": target, "engine": engine.value, "max_downtime_ms": max_downtime}
+    operation = carry_out(client, "/v1/migrations", body, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        result = operation["result"]
+        console.print(f"{found['id'][:12]} is on [bold]{escape(result['target'])}[/bold]{_figures(result)}")
+
+
+def migrations(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
+    """Moves, suspensions and resumptions, newest first."""
+    client = connect()
+    rows = client.get("/v1/migrations", job=find_job(client, job) if job else None, limit=limit)
+    columns = {
+        "started_at": "TIME", "process_id": "PROCESS", "kind": "KIND", "source": "FROM", "target": "TO",
+        "state": "STATE", "rounds": "ROUNDS", "total_bytes": "LIVE", "processed_bytes": "COPIED",
+        "expected_downtime_ms": "EXPECTED ms", "downtime_ms": "DOWNTIME ms", "setup_ms": "SETUP ms", "error": "WHY",
+    }  # fmt: skip
+    shown = rows if output is Output.json else [row | {"rounds": len(row["iterations"])} for row in rows]
+    show(shown, output, columns, "nothing was moved")
+
+
+def suspend(
+    process: ProcessArgument,
+    to: Annotated[Place, typer.Option("--to", help="where its state waits")] = Place.host,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Take a program's device away: its state goes to host memory or to files, it waits in its next call."""
+    client = connect()
+    found = find_process(client, process)
+    path = f"/v1/processes/{found['id']}:suspend"
+    operation = carry_out(client, path, {"to": to.value}, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        place = "in host memory" if to is Place.host else "in files"
+        console.print(f"{found['id'][:12]} is suspended, its state {place}{_figures(operation['result'])}")
+        console.print(f"[dim]xmigctl resume {found['id'][:12]}[/dim]")
+
+
+def resume(
+    process: ProcessArgument,
+    device: Annotated[str | None, typer.Option("--device", help="another one than it had")] = None,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Let a suspended program go on, on its device or on another one."""
+    client = connect()
+    found = find_process(client, process)
+    path = f"/v1/processes/{found['id']}:resume"
+    body: dict[str, Any] = {} if device is None else {"device": device}
+    operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        console.print(f"{found['id'][:12]} goes on, on [bold]{escape(operation['result']['target'])}[/bold]")
+
+
+def drain(
+    device: Annotated[str, typer.Argument(help="for example cuda:0")],
+    reason: Annotated[str, typer.Option("--reason", help="why, for others to read")] = "",
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Move every program off a device. It is cordoned first, so that none comes."""
+    confirm(f"Cordon {device} and move every program off it?", yes)
+    client = connect()
+    path = f"/v1/devices/{device}:drain"
+    operation = carry_out(client, path, {"reason": reason}, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        for part in operation["result"]["parts"]:
+            console.print(f"{part['process'][:12]}  {escape(part['source'])} → {escape(part['target'])}")
+        console.print(f"{operation['result']['moved']} program(s) were moved; {escape(device)} is cordoned")
+
+
+def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None:
+    if output is Output.json:
+        show_json(plan)
+    else:
+        live = "not known before its first cut" if plan["live_bytes"] is None else size(plan["live_bytes"])
+        console.print(f"on {escape(plan['source'])}: holds {size(plan['held_bytes'])}, of that live: {live}")
+        rows = [
+            {
+                "device": each["device"], "allowed": each["allowed"], "room": each["room_bytes"],
+                "expected_downtime_ms": each["expected_downtime_ms"],
+                "why": "; ".join(f"{reason['text']} ({reason['code']})" for reason in each["reasons"]) or None,
+            }
+            for each in plan["targets"]
+            if target in (None, each["device"])
+        ]  # fmt: skip
+        for row in rows:
+            row["room_bytes"] = row.pop("room")
+        columns = {"device": "TARGET", "allowed": "ALLOWED", "room_bytes": "MEMORY",
+                   "expected_downtime_ms": "DOWNTIME ms", "why": "WHY"}  # fmt: skip
+        show(rows, output, columns, "this node has no other device")
+    allowed = [each["device"] for each in plan["targets"] if each["allowed"]]
+    if (target is not None and target not in allowed) or not allowed:
+        raise CommandError("it cannot go there" if target else "it can go nowhere", exit_code=Exit.REFUSED)
+
+
+def _figures(result: dict[str, Any]) -> str:
+    """What of its figures is known."""
+    parts = []
+    if result.get("downtime_ms") is not None:
+        parts.append(f"it stood still for {result['downtime_ms']:.1f} ms")
+    if result.get("processed_bytes") is not None:
+        parts.append(f"{size(result['processed_bytes'])} copied")
+    if result.get("rounds"):
+        parts.append(f"in {result['rounds']} round(s)")
+    return ": " + ", ".join(parts) if parts else ""

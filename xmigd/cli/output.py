@@ -1,0 +1,138 @@
+"""What commands print: tables for people, `-o json` for programs, and errors as what, why and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape as escape
+from rich.table import Table
+
+from xmigd.cli.invocation import Output as Output
+from xmigd.cli.invocation import invocation
+from xmigd.client import Refused
+from xmigd.errors import XmigError
+
+# A terminal's width, or enough that no line of a file is broken.
+NUMBERS = ("HELD", "SHADOW", "SERVERS", "MEMORY", "USED", "FREE", "UTILISATION", "LIVE", "RECORDS")
+console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)
+
+
+def _remember(value: Output) -> Output:
+    """Errors come in the form that was asked for, too."""
+    invocation.get().output = value
+    return value
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or json", callback=_remember)]
+
+
+def show(rows: Sequence[Mapping[str, Any]], output: Output, columns: Mapping[str, str], empty: str) -> None:
+    """A list. `columns`: field → title; a title that ends in ms or B is a number's."""
+    if output is Output.json:
+        show_json(rows)
+        return
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in columns.values():
+        free_text = title in ("WHAT", "CAUSE", "NAME", "WHY", "DATA")
+        number = title.endswith(("ms", "%")) or title in NUMBERS
+        table.add_column(title, justify="right" if number else "left", no_wrap=not free_text)
+    for row in rows:
+        table.add_row(*(cell(name, row.get(name)) for name in columns))
+    console.print(table)
+
+
+def show_one(row: Mapping[str, Any], output: Output, names: Mapping[str, str] | None = None) -> None:
+    """One thing, a line for each field that is known."""
+    if output is Output.json:
+        show_json(row)
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in names or row:
+        table.add_row((names or {}).get(name, name), cell(name, row.get(name), whole=True))
+    console.print(table)
+
+
+def show_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def cell(name: str, value: Any, *, whole: bool = False) -> str:
+    """A value for people; the field's name says what it is. `whole`: identifiers are not shortened."""
+    if value is None:
+        return "-"
+    if name in ("id", "job_id", "process_id", "operation_id") and isinstance(value, str):
+        return escape(value if whole else value[:12])
+    if isinstance(value, bool):
+        return "yes" if value else "[red]no[/red]" if name == "exact" else "no"
+    if name in ("at", "time") or name.endswith("_at"):
+        form = "%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S"
+        return time.strftime(form, time.localtime(value)) + f".{int(value % 1 * 1000):03d}"
+    if name == "utilisation":
+        return f"{100 * value:.0f} %"
+    if name.endswith("_ms"):
+        return f"{value:.1f}"
+    if name.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, dict):
+        return escape(json.dumps(value, ensure_ascii=False)) if value else "-"
+    if isinstance(value, list):
+        return escape(", ".join(str(item) for item in value)) or "-"
+    return escape(str(value))
+
+
+def size(value: float) -> str:
+    """Bytes for people: the unit that leaves one to four digits before the point."""
+    if value < 1 << 10:
+        return f"{value:.0f} B"
+    for unit, shift in (("KiB", 10), ("MiB", 20), ("GiB", 30)):
+        if value < 1 << (shift + 10) or unit == "GiB":
+            return f"{value / (1 << shift):.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def show_error(error: XmigError, output: Output) -> None:
+    """On standard error: what and why, where the process is if that is known, what to do."""
+    if output is Output.json:
+        document = error.problem if isinstance(error, Refused) else None
+        print(json.dumps(document or {"code": error.code, "detail": error.message, "hint": error.hint},
+                         ensure_ascii=False), file=sys.stderr)  # fmt: skip
+        return
+    print(f"xmigctl: {error.message}", file=sys.stderr)
+    if isinstance(error, Refused):
+        for line in _more(error.problem):
+            print(f"  {line}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+
+
+def _more(problem: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if phase := problem.get("phase"):
+        lines.append(f"in phase {phase}")
+    if where := problem.get("process_location"):
+        lines.append(PLACES.get(str(where), f"the process is: {where}"))
+    if operation := problem.get("operation"):
+        lines.append(f"operation {operation}: xmigctl op show {operation}")
+    return lines
+
+
+PLACES = {
+    "source": "the process is where it was",
+    "target": "the process is on the target",
+    "host": "the process is suspended in host memory",
+    "file": "the process is suspended in a file",
+    "checkpoint": "the process is in its checkpoint",
+    "lost": "the process is lost",
+}

@@ -1,0 +1,86 @@
+"""Tokens for callers on the network: token create, list, revoke."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from xmigd.cli.common import connect, find_by_prefix
+from xmigd.cli.exits import CommandError, Exit
+from xmigd.cli.output import Output, OutputOption, console, notes, show, show_json
+
+group = typer.Typer(no_args_is_help=True, help="Tokens: who may use the daemon over the network.")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+class Scope(StrEnum):
+    """xmigd.security.callers.Scope"""
+
+    read = "read"
+    operate = "operate"
+    admin = "admin"
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="token")
+
+
+@group.command()
+def create(
+    name: Annotated[str, typer.Argument(help="what it is for: it stands in the audit")],
+    scope: Annotated[
+        Scope, typer.Option("--scope", help="read looks, operate acts, admin does everything")
+    ] = Scope.read,
+    user: Annotated[
+        int | None,
+        typer.Option("--user", help="whose jobs it is for (a uid); default: yours, for operators the node's"),
+    ] = None,
+    lifetime: Annotated[str, typer.Option("--lifetime", help="30d, 12h, 90m, ... or never")] = "30d",
+    output: OutputOption = Output.table,
+) -> None:
+    """Make a token. It is shown once, on standard output, and kept only as a hash."""
+    body = {"name": name, "scope": scope.value, "uid": user}
+    answer = connect().post("/v1/tokens", body, keep_null={"lifetime": seconds(lifetime)})
+    if output is Output.json:
+        show_json(answer)
+        return
+    notes.print(f"token {answer['id']} for {scope.value}; it is not shown again:")
+    print(answer["token"])
+
+
+@group.command("list")
+def list_tokens(output: OutputOption = Output.table) -> None:
+    """Tokens, newest first, without their secrets."""
+    columns = {
+        "id": "TOKEN", "name": "NAME", "scope": "SCOPE", "uid": "USER", "created_by": "MADE BY", "created_at": "MADE",
+        "expires_at": "EXPIRES", "revoked_at": "REVOKED",
+    }  # fmt: skip
+    show(connect().get("/v1/tokens"), output, columns, "no tokens")
+
+
+@group.command()
+def revoke(
+    token: Annotated[str, typer.Argument(help="the token: its id, or the beginning of it")],
+    output: OutputOption = Output.table,
+) -> None:
+    """Revoke a token: from now on nobody gets in with it."""
+    client = connect()
+    found = find_by_prefix(client.get("/v1/tokens"), token, "token", "xmigctl token list")
+    client.delete(f"/v1/tokens/{found['id']}")
+    if output is Output.json:
+        show_json({"id": found["id"], "revoked": True})
+    else:
+        console.print(f"token {found['id'][:12]} ({found['name']}) is revoked")
+
+
+def seconds(text: str) -> float | None:
+    """`30d` → seconds; `never` → None."""
+    if text == "never":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text)
+    if match is None:
+        raise CommandError(f"{text!r} is no time", hint="write 30d, 12h, 90m, 10s or never", exit_code=Exit.USAGE)
+    return float(match[1]) * UNITS[match[2] or "s"]

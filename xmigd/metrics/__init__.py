@@ -1,0 +1,1 @@
+"""What is counted, for Prometheus and for charts."""
