@@ -1,0 +1,31 @@
+"""The audit: who asked for what, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from xmigd.web.page import ThePage
+
+router = APIRouter()
+LISTED = 100
+
+
+@router.get("/audit")
+async def audit(page: ThePage, before: Annotated[str, Query(max_length=64)] = "") -> Response:
+    found = await page.api.get("/v1/audit", before=before, limit=LISTED)
+    more = found[-1]["id"] if len(found) == LISTED else None
+    return await page.show("audit.html", entries=paired(found), more=more, before=before)
+
+
+def paired(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An entry for each intent, with its outcome where that is known; newest first, as the records are."""
+    outcomes = {record["intent_id"]: record for record in records if record["entry"] == "outcome"}
+    entries = []
+    for record in records:
+        if record["entry"] == "intent":
+            outcome = outcomes.pop(record["id"], None)
+            entries.append(record | {"outcome": outcome["outcome"] if outcome else None})
+    return entries

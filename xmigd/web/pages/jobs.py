@@ -1,0 +1,104 @@
+"""Jobs and their processes: where they stand, what they cost, and what may be done with them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from xmigd.web.page import Page, ThePage
+from xmigd.web.pages.devices import devices_of
+from xmigd.web.pages.faults import join
+from xmigd.web.series import MOST, STEP, Sample, charts, of_cuts, of_series
+
+router = APIRouter()
+Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+Which = Annotated[Literal["live", "all"], Query()]
+
+
+@router.get("/jobs")
+async def jobs(page: ThePage, show: Which = "all") -> Response:
+    listed, processes = await page.api.all(
+        ("/v1/jobs", {"limit": 200}), ("/v1/processes", {"live": True, "limit": 1000})
+    )
+    if show == "live":
+        listed = [job for job in listed if job["state"] == "running"]
+    of: dict[str, list[dict[str, Any]]] = {}
+    for process in processes:
+        of.setdefault(process["job_id"], []).append(process)
+    return await page.show("jobs.html", jobs=listed, processes=of, which=show)
+
+
+@router.get("/jobs/{job}")
+async def one_job(page: ThePage, job: Id) -> Response:
+    found = await page.api.get(f"/v1/jobs/{job}")
+    processes, faults, recoveries = await page.api.all(
+        ("/v1/processes", {"job": job, "limit": 100}), ("/v1/faults", {"job": job, "limit": 200}),
+        ("/v1/recoveries", {"job": job, "limit": 20}),
+    )  # fmt: skip
+    measured = await _measured(page, processes[0]) if processes else []
+    return await page.show(
+        "job.html", job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
+        charts=charts(measured), charted=processes[0] if processes else None,
+    )  # fmt: skip
+
+
+async def _measured(page: Page, process: dict[str, Any]) -> list[Sample]:
+    of = f"/v1/processes/{process['id']}"
+    if page.front.features.series:
+        device = quote(devices_of(process)[0]) if devices_of(process) else ""
+        nothing: dict[str, Any] = {"samples": {}}
+        since = time.time() - MOST * STEP
+        its, devices = await asyncio.gather(
+            page.api.get(f"{of}/series", since=since),
+            page.api.get_or(nothing, f"/v1/devices/{device}/series", since=since),
+        )
+        if found := of_series(its["samples"], devices["samples"]):
+            return found
+    return of_cuts(await page.api.get(f"{of}/segments", limit=MOST))
+
+
+@router.post("/jobs/{job}/stop")
+async def stop(page: ThePage, job: Id) -> Response:
+    await page.form()
+    return await page.act(
+        page.api.delete(f"/v1/jobs/{job}"), done="the job is being stopped", to=f"/jobs/{job}", back=f"/jobs/{job}"
+    )
+
+
+@router.get("/processes/{process}")
+async def one_process(page: ThePage, process: Id) -> Response:
+    found = await page.api.get(f"/v1/processes/{process}")
+    faults, recoveries, devices = await page.api.all(
+        ("/v1/faults", {"process": process, "limit": 200}),
+        ("/v1/recoveries", {"process": process, "limit": 20}), "/v1/devices",
+    )  # fmt: skip
+    measured = await _measured(page, found)
+    return await page.show(
+        "process.html", process=found, incidents=join(recoveries, faults), samples=measured,
+        charts=charts(measured), devices=devices,
+    )  # fmt: skip
+
+
+@router.post("/processes/{process}/suspend")
+async def suspend(page: ThePage, process: Id) -> Response:
+    form = await page.form()
+    here = f"/processes/{quote(process)}"
+    return await page.act(
+        page.api.post(f"/v1/processes/{process}:suspend", {"to": form.get("to", "host")}),
+        done="the process is being suspended", to=here, back=here,
+    )  # fmt: skip
+
+
+@router.post("/processes/{process}/resume")
+async def resume(page: ThePage, process: Id) -> Response:
+    form = await page.form()
+    here = f"/processes/{quote(process)}"
+    return await page.act(
+        page.api.post(f"/v1/processes/{process}:resume", {"device": form.get("device") or None}),
+        done="the process is being resumed", to=here, back=here,
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""What the charts of a process show: its last minutes while it runs, and its cuts when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST = 150  # samples
+STEP = 2.0  # seconds between two samples of the API
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Unknown is None."""
+
+    at: float
+    live_bytes: float | None  # what the program uses
+    held_bytes: float | None  # that, its shadow and its module images
+    utilisation: float | None  # of its device, 0 to 1
+    calls_per_s: float | None
+    journal_bytes: float | None
+    cut_ms: float | None
+    cut_share: float | None  # of its time, 0 to 1
+
+
+def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> list[Sample]:
+    """The API's series of a process and of its device, oldest first."""
+    busy = {
+        round(at / STEP): value for at, value in zip(device.get("at", []), device.get("utilisation", []), strict=True)
+    }
+    columns = ("live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "cut_ms", "cut_share")
+    rows = zip(process["at"], *(process[name] for name in columns), strict=True)
+    return [
+        Sample(at=at, utilisation=busy.get(round(at / STEP)), **dict(zip(columns, values, strict=True)))
+        for at, *values in rows
+    ][-MOST:]
+
+
+def of_cuts(cuts: Sequence[dict[str, Any]]) -> list[Sample]:
+    """Oldest first, from the API's newest first. Rates and shares are over the time since the cut before."""
+    made: list[Sample] = []
+    before: dict[str, Any] | None = None
+    for cut in reversed(cuts[:MOST]):
+        between = cut["at"] - before["at"] if before is not None else 0.0
+        forward = cut["sequence"] - before["sequence"] if before is not None else 0
+        made.append(Sample(
+            at=cut["at"], live_bytes=cut["live_bytes"], held_bytes=None, utilisation=None,
+            calls_per_s=forward / between if between > 0 and forward >= 0 else None,
+            journal_bytes=cut["journal_bytes"], cut_ms=cut["ms"],
+            cut_share=min(cut["ms"] / between / 1000, 1.0) if between > 0 else None,
+        ))  # fmt: skip
+        before = cut
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    name: str
+    title: str
+    columns: str  # of the table of samples; the first is the time
+    unit: str
+
+
+CHARTS = (
+    (Chart("memory", "Device memory: used (line), held (dashes)", "1,2", "bytes"), "live_bytes"),
+    (Chart("calls", "Calls executed per second", "4", "count"), "calls_per_s"),
+    (Chart("journal", "Journal", "5", "bytes"), "journal_bytes"),
+    (Chart("cost", "What cuts cost, share of its time", "7", "percent"), "cut_share"),
+    (Chart("cut", "What a cut takes", "6", "ms"), "cut_ms"),
+    (Chart("busy", "Utilisation of its device", "3", "percent"), "utilisation"),
+)
+
+
+def charts(samples: Sequence[Sample]) -> list[Chart]:
+    """Those of which something is known."""
+    return [chart for chart, field in CHARTS if any(getattr(sample, field) is not None for sample in samples)]
