@@ -1,8 +1,12 @@
 # Each target sets up what it needs on a machine with git, python3 and make, then does its work.
 #   make demo    a training run whose GPU server is killed again and again    (ARGS=--serve leaves the daemon running)
-#   make test    everything that CI runs
+#   make test    everything that CI runs                                      (CONTRACT=20: that many times the API's examples)
 #   make bench   the figures of docs/measurements/
 #   make gpu     xMIG on this machine's GPU, beside native runs             (ARGS="--only gpt2,kills")
+#   make docs    the pages of docs/ that are made from the code: settings, errors, command line, REST
+#   make openapi   docs/openapi.json out of the API
+#   make dist    what packages are built from, in dist/
+#   make packages   RPMs and the wheel, in build/packages, installed and run in a machine with systemd
 #   make coverage   docs/coverage.md out of the API table
 #   make gpu-kit what make gpu needs on a machine without network, in build/gpu-kit   (KIT_PYTHON=3.12)
 PYTHON ?= python3
@@ -10,7 +14,8 @@ ARGS ?=
 KIT_PYTHON ?= 3.12
 export PYTHON
 .NOTPARALLEL:
-.PHONY: demo test bench gpu gpu-kit coverage lint native-test pytest fuzz sanitize build venv dist clean
+.PHONY: openapi demo test bench gpu gpu-kit docs coverage lint native-test pytest fuzz sanitize build venv dist \
+  built-packages packages clean
 
 setup := packaging/setup
 python := .venv/bin/python
@@ -26,6 +31,12 @@ bench: build
 
 gpu: build
 	$(python) -m tests.gpu $(ARGS)
+
+docs: build
+	$(python) -m tests.docs
+
+openapi: venv
+	$(python) -m xmigd.api.document >docs/openapi.json
 
 coverage: build
 	cp build/native/generated/coverage.md docs/coverage.md
@@ -58,11 +69,18 @@ fuzz: venv
 
 pytest: build
 	@$(setup)/criu.sh >/dev/null || echo "the tests that dump programs are skipped"
+	@$(setup)/browser.sh >/dev/null || echo "the dashboard's tests in a browser are skipped"
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
 	$(python) -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
 dist: venv
 	$(setup)/dist.sh
+
+built-packages: venv
+	$(setup)/packages.sh
+
+packages: built-packages
+	$(python) -m pytest tests/packages $(ARGS)
 
 clean:
 	rm -rf build dist .venv .venv-frameworks .cache xmigd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis

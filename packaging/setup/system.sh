@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# system.sh build|fuzz: the system packages that are missing, installed where this may be done; otherwise one line
+# system.sh build|fuzz|packages: the system packages that are missing, installed where this may be done; otherwise one line
 # that says exactly what to install.
 set -euo pipefail
 
@@ -25,6 +25,13 @@ build)
   }
   # Debian keeps ensurepip, without which a venv has no pip, in a package of its own.
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv python3-pip
+  ;;
+packages)
+  command -v rpmbuild >/dev/null || need rpm rpm-build
+  command -v rpmlint >/dev/null || need rpmlint rpmlint
+  command -v systemd-analyze >/dev/null || need systemd systemd
+  command -v systemd-nspawn >/dev/null || need systemd-container systemd-container
+  command -v debootstrap >/dev/null || need debootstrap debootstrap
   ;;
 fuzz)
   "$(dirname "$0")/clang.sh" >/dev/null 2>&1 || { need clang clang && need libclang-rt-dev compiler-rt; }

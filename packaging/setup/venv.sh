@@ -9,8 +9,15 @@ wanted="$("$python" -V) $PWD $(cat pyproject.toml "$lock" "$0" | sha256sum)"
 [ "$(cat .venv/stamp 2>/dev/null)" != "$wanted" ] || exit 0
 
 echo "setting up .venv"
-rm -rf .venv
-"$python" -m venv .venv
+# One that was made by this Python in this place is brought up to date, not made anew.
+made_by="$("$python" -V) $PWD"
+case "$(cat .venv/stamp 2>/dev/null)" in
+"$made_by"*) rm .venv/stamp ;;
+*)
+  rm -rf .venv
+  "$python" -m venv .venv
+  ;;
+esac
 pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint "$lock")
 "${pip[@]}" scikit-build-core ninja cmake
 # The native part is built by native.sh, not by pip: incremental, and once for every way it is used.

@@ -1,0 +1,1 @@
+complete --command xmigctl --no-files --arguments "(env _XMIGCTL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) xmigctl)" --condition "env _XMIGCTL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) xmigctl"

@@ -1,0 +1,126 @@
+"""A machine with systemd as its first process: a tree of packaging/setup/boot_tree.sh, booted by systemd-nspawn.
+
+What is changed in it goes into a folder of the test (an overlay); the tree stays as it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# Nothing of the test's own: PYTHONPATH, for one, means something else in there.
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+PATIENCE = 180.0  # seconds for a boot that takes ten on an idle machine
+
+
+class Container:
+    """Running from `with` to its end."""
+
+    def __init__(self, tree: Path, folder: Path, *, binds: dict[Path, str]) -> None:
+        self._tree = tree
+        self._folder = folder
+        self._binds = binds
+        self.root = folder / "root"
+        self.log = folder / "console.log"
+        self._nspawn: subprocess.Popen[bytes] | None = None
+        self._leader = 0
+
+    def __enter__(self) -> Self:
+        layers = {name: self._folder / name for name in ("upper", "work")}
+        for folder in (self.root, *layers.values()):
+            folder.mkdir()
+        options = f"lowerdir={self._tree},upperdir={layers['upper']},workdir={layers['work']}"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, self.root], check=True)
+        try:
+            self._boot()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _boot(self) -> None:
+        command: list[str | Path] = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit"]
+        command += [f"--directory={self.root}", "--console=read-only"]
+        command += [f"--bind-ro={source}:{target}" for source, target in self._binds.items()]
+        with self.log.open("wb") as log:
+            self._nspawn = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            assert self._nspawn.poll() is None, f"it does not boot: {self._last()}"
+            if self._leader == 0:
+                children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
+                self._leader = int(children[0]) if children else 0
+            elif self._enter(["systemctl", "is-active", "--quiet", "basic.target"]).returncode == 0:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"it has not booted within {PATIENCE:g} s: {self._last()}")
+
+    def _last(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def _end(self) -> None:
+        if self._nspawn is not None:
+            self._nspawn.terminate()  # an orderly end of what runs in there
+            try:
+                self._nspawn.wait(60)
+            except subprocess.TimeoutExpired:
+                self._nspawn.kill()
+                self._nspawn.wait()
+        subprocess.run(["umount", "--recursive", "--lazy", self.root], check=False)
+
+    def _enter(self, command: list[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["nsenter", "--target", str(self._leader), "--all", "--wdns=/", "--", *command], env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def try_run(self, script: str, *, user: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """A script of the shell, as root or `user`, in a unit of its own as the container's manager starts them."""
+        command = ["systemd-run", "--pipe", "--wait", "--quiet", "--collect", "--setenv=PIP_NO_INDEX=1"]
+        command += ["--setenv=PIP_FIND_LINKS=/wheels", "--setenv=PIP_DISABLE_PIP_VERSION_CHECK=1"]
+        home = f"/home/{user}" if user else "/root"
+        command += [f"--setenv=HOME={home}", f"--working-directory={home}"]
+        if user:
+            command += [f"--uid={user}", f"--gid={user}"]
+        return self._enter([*command, "--", "/bin/bash", "-euo", "pipefail", "-c", script], timeout)
+
+    def run(self, script: str, *, user: str = "", timeout: float = 300) -> str:
+        """The same; what it printed. Fails with what it said when it does not end well."""
+        done = self.try_run(script, user=user, timeout=timeout)
+        assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{self.journal()}"
+        return done.stdout
+
+    def start(self, script: str, *, user: str, unit: str, login: bool = False) -> None:
+        """Start a script in the background, as a unit, or in a `login` of its own; the unit says how it went."""
+        home = f"/home/{user}" if user != "root" else "/root"
+        command = ["systemd-run", "--quiet", f"--unit={unit}", "--property=RemainAfterExit=yes"]
+        if login:
+            command += ["--", "runuser", "--login", user, "--command", script]
+        else:
+            command += [f"--uid={user}", f"--gid={user}", f"--setenv=HOME={home}", f"--working-directory={home}"]
+            command += ["--", "/bin/bash", "-euc", script]
+        self.run(shlex.join(command))
+
+    def journal(self, unit: str = "xmigd") -> str:
+        """The last lines of a unit's log."""
+        return self._enter(["journalctl", "--no-pager", "-o", "cat", "-n", "40", "-u", unit]).stdout
+
+    def property(self, unit: str, name: str) -> str:
+        return self._enter(["systemctl", "show", "--value", "-p", name, unit]).stdout.strip()
+
+    def until(self, script: str, what: str, timeout: float = 120) -> str:
+        """Wait until a script succeeds; what it printed."""
+        end = time.monotonic() + timeout
+        while True:
+            done = self._enter(["/bin/bash", "-euo", "pipefail", "-c", script])
+            if done.returncode == 0:
+                return done.stdout
+            assert time.monotonic() < end, f"not within {timeout:g} s: {what}\n{done.stderr[-2000:]}\n{self.journal()}"
+            time.sleep(0.1)

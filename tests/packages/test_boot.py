@@ -1,0 +1,292 @@
+"""The packages in a machine with systemd, as docs/install.md has it word by word: installed, used while their daemon is
+disturbed in every way that a daemon can be, upgraded, removed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import ROOT
+from tests.packages import paced
+from tests.packages.container import Container
+
+pytestmark = pytest.mark.timeout(900)
+
+DOCUMENT = ROOT / "docs" / "install.md"
+BLOCK = re.compile(r"<!-- (run|elsewhere): ([^>]+) -->\n```sh\n(.*?)```", re.DOTALL)
+HOME = "/usr/lib64/xmig/xmigd"
+PYTHON = "/home/alice/train/bin/python"
+TRAIN = f"{PYTHON} {HOME}/demo/train.py --kernels {HOME}/native/xmig_kernels.so"
+EPOCHS = 40
+
+
+@dataclass(frozen=True)
+class Commands:
+    section: str
+    user: str
+    script: str
+
+
+def commands() -> Iterator[Commands]:
+    """The document's blocks that are to be run, in their order."""
+    text = DOCUMENT.read_text()
+    for match in BLOCK.finditer(text):
+        if match[1] == "run":
+            section = re.findall(r"^##+ (.*)$", text[: match.start()], re.MULTILINE)[-1]
+            yield Commands(section, {"root": "", "user": "alice"}[match[2]], match[3])
+
+
+def follow(machine: Container, section: str) -> str:
+    """Do what a section of the document says. Returns what was printed."""
+    blocks = [block for block in commands() if block.section.startswith(section)]
+    assert blocks, f"{DOCUMENT.name} has no commands under {section!r}"
+    return "".join(machine.run(block.script, user=block.user) for block in blocks)
+
+
+def test_every_block_says_where_it_is_run() -> None:
+    text = DOCUMENT.read_text()
+    assert len(BLOCK.findall(text)) == text.count("```sh\n")
+
+
+def weights(output: str) -> str:
+    """The hash of what was learnt, and every loss on the way."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return json.dumps([line["losses"] for line in lines if "losses" in line] + [lines[-1]["weights"]])
+
+
+def settled(machine: Container) -> None:
+    """Wait until the manager has a copy of every piece of memory that the daemon holds."""
+    machine.until(
+        'pid=$(systemctl show --value -p MainPID xmigd); held=$(ls -l /proc/$pid/fd | grep -c "memfd:xmig"); '
+        '[ "$held" -gt 6 ] && [ "$(systemctl show --value -p NFileDescriptorStore xmigd)" -ge "$held" ]',
+        "everything is kept",
+    )
+
+
+class Disturbed:
+    """A training that is in the middle of its work for as long as the test wants it to be: as a service, or in a
+    `login` of its user."""
+
+    def __init__(self, machine: Container, name: str, user: str = "alice", *, login: bool = False) -> None:
+        self._machine = machine
+        self._name = name
+        self._lines = 0
+        self._folder = f"/srv/{name}"
+        machine.run(f"mkdir {self._folder}; echo 0 >{self._folder}/gate; chown --recursive {user} {self._folder}")
+        (machine.root / "srv" / name / "paced.py").write_bytes(Path(paced.__file__).read_bytes())
+        command = f"{PYTHON} paced.py gate xmigctl run --name {name} {TRAIN} --epochs {EPOCHS}"
+        script = f"cd {self._folder}; exec {command} >out 2>err"
+        machine.start(script, user=user, unit=name, login=login)
+        self.server()
+        self.work()
+
+    def work(self) -> None:
+        """Some epochs more."""
+        self._lines += 2
+        self._machine.run(f"echo {self._lines} >{self._folder}/gate")
+        self._machine.until(
+            f"[ $(wc -l <{self._folder}/out) -ge {self._lines} ] || "
+            f"{{ cat {self._folder}/err; systemctl show -p SubState {self._name}; false; }} >&2",
+            "the job goes on",
+        )
+
+    def row(self, state: str = "running") -> dict[str, Any]:
+        """Its process in the daemon's list, once it is in this state."""
+        found = self._machine.until(
+            "xmigctl ps -o json | python3 -c '"
+            "import json, sys; print(next(json.dumps(row) for row in json.load(sys.stdin) "
+            f"if row[\"job_name\"] == \"{self._name}\" and row[\"state\"] == \"{state}\"))'",
+            f"its process is {state}",
+        )
+        row: dict[str, Any] = json.loads(found)
+        return row
+
+    def server(self) -> int:
+        """The pid of its server, which is in a unit of its own."""
+        pid = int(self.row()["server_pid"])
+        scope = f"/xmig.slice/xmig-server-{pid}.scope"
+        self._machine.until(f"grep -E '^(0:|[0-9]+:name=systemd):.*{scope}$' /proc/{pid}/cgroup", "it is in its scope")
+        return pid
+
+    def scope(self) -> str:
+        """The unit that holds its program."""
+        lines = self._machine.run(f"cat /proc/{self.row()['pid']}/cgroup").splitlines()
+        groups = dict(line.split(":", 2)[1:] for line in lines)
+        return groups.get("name=systemd") or groups[""]
+
+    def kill_both(self) -> None:
+        """Daemon and server at the same moment: the manager has the memory."""
+        settled(self._machine)
+        self.kill_daemon(f"kill -9 {{daemon}} {self.server()}", works=False)
+        pid = self._machine.property("xmigd", "MainPID")
+        self._machine.until(f"journalctl -o cat _PID={pid} | grep 'memory was kept'", "memory came back from the store")
+        self.server()
+        self.work()
+
+    def kill_daemon(self, how: str, *, works: bool = True, upgrade: bool = False) -> None:
+        """Put another daemon in the place of this one, while the program works."""
+        before = int(self._machine.property("xmigd", "MainPID"))
+        if upgrade:
+            follow(self._machine, "Upgrade")
+        else:
+            self._machine.run(how.format(daemon=before))
+        if works:
+            self.work()
+        self._machine.until(
+            f'pid=$(systemctl show --value -p MainPID xmigd); [ "$pid" != 0 ] && [ "$pid" != {before} ] && '
+            "systemctl is-active --quiet xmigd && xmigctl ps",
+            "another daemon",
+        )
+
+    def finish(self) -> str:
+        """Let it run to its end. Returns what it printed."""
+        self._machine.run(f"echo 1000000 >{self._folder}/gate")
+        self._machine.until(f'[ "$(systemctl show --value -p SubState {self._name})" = exited ]', "it ends", 300)
+        said = self._machine.run(f"cat {self._folder}/err")
+        assert self._machine.property(self._name, "ExecMainStatus") == "0", said
+        return self._machine.run(f"cat {self._folder}/out")
+
+
+@pytest.fixture(scope="module")
+def alone(machine: Container) -> str:
+    """What the training learns when nobody disturbs it."""
+    return weights(machine.run(f"xmigctl run --name alone {TRAIN} --epochs {EPOCHS}", user="alice"))
+
+
+class TestPackages:
+    """In this order: each begins where the one before has left the machine."""
+
+    def test_installed_and_used(self, machine: Container) -> None:
+        printed = follow(machine, "openEuler")
+        assert "digits" in printed
+        assert machine.property("xmigd", "StatusText").startswith("cpu:0")
+        assert machine.run("stat -c '%a %U' /var/lib/xmig /run/xmig").split("\n")[:2] == ["700 root", "755 root"]
+        assert machine.property("xmig-web", "ActiveState") == "active"
+        uid = machine.run("id -u xmig-web").strip()
+        pid = machine.property("xmig-web", "MainPID")
+        assert machine.run(f"stat -c %u /proc/{pid}").strip() == uid
+        machine.until("exec 3<>/dev/tcp/127.0.0.1/7451", "the dashboard listens")
+        verified = machine.run("rpm -V xmigd xmigd-shim xmigd-web || true")
+        assert verified == "", verified
+
+    def test_a_job_through_everything_that_can_happen_to_the_daemon(self, machine: Container, alone: str) -> None:
+        job = Disturbed(machine, "disturbed")
+
+        # A reload, a restart in order.
+        server = job.server()
+        job.work()
+        follow(machine, "Settings")
+        machine.until("journalctl -o cat -u xmigd | grep 'settings read again.*log_level'", "it was reloaded")
+        assert job.server() == server
+        job.work()
+
+        # A crash.
+        job.kill_daemon("kill -9 {daemon}")
+        assert job.server() == server
+
+        # An event loop that stands still.
+        machine.run(
+            "mkdir -p /run/systemd/system/xmigd.service.d; cd /run/systemd/system/xmigd.service.d; "
+            "printf '[Service]\\nWatchdogSec=10s\\nTimeoutAbortSec=1s\\n' >quick.conf; "
+            "systemctl daemon-reload; systemctl restart xmigd"
+        )
+        job.kill_daemon("kill -STOP {daemon}")
+        machine.run("journalctl | grep 'xmigd.service: Watchdog timeout'")
+        machine.run("rm -r /run/systemd/system/xmigd.service.d; systemctl daemon-reload")
+        assert job.server() == server
+
+        job.kill_both()
+        server = job.server()
+
+        # Another release.
+        job.kill_daemon("", upgrade=True)
+        assert machine.run("rpm -q xmigd").strip() == "xmigd-0.1.0-2.x86_64"
+        assert 'log_level = "debug"' in machine.run("cat /etc/xmig/xmigd.toml")
+        assert job.server() == server
+
+        assert weights(job.finish()) == alone
+        recoveries = json.loads(machine.run("xmigctl recoveries --job disturbed -o json"))
+        assert [(r["outcome"], r["exact"]) for r in recoveries] == [("resumed", True)]
+
+    def test_moved_and_suspended_between_daemons(self, machine: Container, alone: str) -> None:
+        job = Disturbed(machine, "moved")
+        source = job.row()
+        target = {"cpu:0": "cpu:1", "cpu:1": "cpu:0"}[source["device"]]
+        machine.run(f"xmigctl migrate moved {target}", user="alice")
+        assert (job.row()["device"], job.server() != source["server_pid"]) == (target, True)
+        job.work()
+        job.kill_daemon("kill -9 {daemon}")
+        job.kill_both()
+
+        machine.run("xmigctl suspend moved", user="alice")
+        job.kill_daemon("kill -9 {daemon}", works=False)
+        job.row("suspended")
+        job.kill_daemon("systemctl restart xmigd", works=False)
+        job.row("suspended")
+        machine.run(f"xmigctl resume moved --device {source['device']}", user="alice")
+        job.work()
+        job.kill_daemon("kill -9 {daemon}")
+        job.kill_both()
+
+        assert weights(job.finish()) == alone
+        recoveries = json.loads(machine.run("xmigctl recoveries --job moved -o json"))
+        assert [(r["outcome"], r["exact"]) for r in recoveries] == [("resumed", True)] * 2
+        moves = json.loads(machine.run("xmigctl migrations --job moved -o json"))
+        assert [(m["kind"], m["state"]) for m in moves] == [("resume", "done"), ("suspend", "done"), ("move", "done")]
+
+    @pytest.mark.parametrize("user", ["root", "alice"])
+    def test_a_job_of_a_login_has_a_unit_of_its_own(self, machine: Container, alone: str, user: str) -> None:
+        job = Disturbed(machine, f"of-{user}", user, login=True)
+        if user == "alice":
+            # Her manager, and every unit of it, ends with her last session.
+            assert re.search(r"/session-[^/]+\.scope$", job.scope()), job.scope()
+            job.finish()
+            machine.run("loginctl enable-linger alice")
+            machine.until("systemctl is-active user@1500.service", "alice's manager stays")
+            job = Disturbed(machine, "lingering", user, login=True)
+        unit = f"xmig-job-{job.row()['job_id'][:12]}.scope"
+        assert job.scope().endswith(f"/xmig.slice/{unit}")
+        if user == "root":
+            listed = machine.run(f"systemctl list-units --plain --no-legend {unit}")
+            below = "/xmig.slice"
+        else:
+            manager = "XDG_RUNTIME_DIR=/run/user/1500 systemctl --user"
+            listed = machine.run(f"{manager} list-units --plain --no-legend {unit}", user=user)
+            below = "/user.slice/user-1500.slice"
+        assert "active running" in " ".join(listed.split())
+        assert unit in machine.run(f"systemd-cgls --no-pager --full {below}")
+
+        server = job.server()
+        machine.run("systemctl stop xmigd")
+        job.work()
+        machine.run("systemctl start xmigd")
+        assert job.server() == server
+        assert weights(job.finish()) == alone
+        machine.until(f"! systemd-cgls --no-pager --full {below} | grep {unit}", "the unit ends with the job")
+
+    def test_removed_under_a_job(self, machine: Container) -> None:
+        job = Disturbed(machine, "last")
+        job.server()
+        follow(machine, "Removal")
+        job.finish()
+        assert machine.run("systemctl list-unit-files --no-legend 'xmig*' || true") == ""
+        assert machine.try_run("systemctl cat xmigd").returncode != 0
+        assert machine.run("rpm -qa 'xmig*'") == ""
+        assert machine.run("ls /usr/lib64 | grep xmig || true") == ""
+        left = machine.run("ls /var/lib/xmig /etc/xmig")
+        assert "xmig.db" in left
+        assert "xmigd.toml.rpmsave" in left
+
+
+class TestWheel:
+    def test_as_a_service(self, machine: Container) -> None:
+        follow(machine, "Debian and others")
+
+    def test_without_root(self, machine: Container) -> None:
+        follow(machine, "Without root")
