@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,13 @@ import pytest
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 from xmigd.native import find_native_dir
+
+# A run in a shell's background is born with SIGINT ignored, and so would be the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", action="store_true", help="write docs/screenshots again")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,18 @@ def compile_kernels(folder: Path) -> Path:
     return image
 
 
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine that nobody has signed, and its key."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
 @functools.cache
 def cudart(version: str) -> Path:
     """The libcudart of the PyPI package for CUDA 12 or 13, as it was installed."""

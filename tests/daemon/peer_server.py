@@ -1,9 +1,12 @@
 """A peer for tests of the control protocol: says what xmig-server says, and does no work.
 
-It hands over memfds as its device memory and checks that they come back at a recovery. What it shall do wrong is read
-from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is `hello`, `assign`, `inject` or
-`go`, and what is `exit`, `garbage`, `hang`, `fault`, `unavailable`, `close`, `linger`, or a number: so often `exit`,
-then good.
+It hands over memfds as its device memory and checks that they come back at a recovery, or reach the target of a move.
+What it shall do wrong is read from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is
+`hello`, `assign`, `inject`, `go`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`, `take`,
+`resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`, `hold` (until that is
+taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's), `kill` (the daemon),
+`source_first` (of two servers that announce themselves, the one that had the program begins, and does not come to the
+end), or a number: so often `exit`, then good.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import ctypes
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -35,8 +39,13 @@ class Peer:
         self.client: int | None = None
         self.generation = 0
         self.cuts = 0
+        self.mode = ""
+        self.next_id = 1
+        self.took = False
+        self.off_device = False  # its shadow
+        self.stopped: dict[str, Any] | None = None  # what it said when it stopped for a move
 
-    def behave(self, point: str) -> None:
+    def behave(self, point: str) -> str:
         path = self.runtime_dir / "behaviour.json"
         what = json.loads(path.read_text()).get(point) if path.exists() else None
         if isinstance(what, int):
@@ -51,6 +60,12 @@ class Peer:
             sys.exit(1)
         if what == "hang":
             time.sleep(600)
+        while what == "hold":
+            time.sleep(0.01)
+            what = json.loads(path.read_text()).get(point)
+        if what == "kill":
+            path.write_text("{}")
+            os.kill(os.getppid(), signal.SIGKILL)
         if what == "close":
             self.sock.close()
             time.sleep(600)
@@ -65,17 +80,18 @@ class Peer:
                 after=0, until=0,
             )  # fmt: skip
             sys.exit(70)
+        return str(what)
 
     def send(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
         socket.send_fds(self.sock, [json.dumps({"type": type, **fields}).encode()], fds or [])
 
-    def add_memory(self, number: int) -> None:
+    def add_memory(self, number: int, kind: str = "device", name: str = "") -> None:
         fd = os.memfd_create("memory")
         os.ftruncate(fd, GRANULE)
         os.pwrite(fd, f"generation {self.generation}".encode(), 0)
         fields = {
-            "op": "add", "id": number, "kind": "device", "ordinal": 0, "address": 0x200000000000 + number * GRANULE,
-            "bytes": GRANULE, "name": "",
+            "op": "add", "id": number, "kind": kind, "ordinal": 0, "address": 0x200000000000 + number * GRANULE,
+            "bytes": GRANULE, "name": name,
         }  # fmt: skip
         self.memory[number] = (fields, fd)
         self.send("memory", fds=[fd], **fields)
@@ -88,20 +104,35 @@ class Peer:
                 self.behave("assign")
                 if message["mode"] == "lost":
                     sys.exit(0)
+                self.mode, self.next_id = message["mode"], message.get("first_id", 1)
                 if message["mode"] == "fresh":
                     self.generation = 1
                     for number in (1, 2, 3):
                         self.add_memory(number)
+                    self.add_memory(4, kind="shadow")
+                    self.add_memory(5, kind="image", name="a1")
                     del self.memory[3]
                     self.send("memory", op="drop", id=3)
                     self.send("ready", generation=1, t=time.monotonic_ns())
+            case "memory" if message["op"] == "drop":
+                del self.memory[message["id"]]
             case "memory":
                 content = os.pread(fds[0], 12, 0)
                 assert content == b"generation 1", content
+                if message.get("foreign") and self.mode == "move":
+                    self.look(self.behave("foreign"))
                 self.memory[message["id"]] = ({k: v for k, v in message.items() if k != "type"}, fds[0])
             case "go":
                 self.behave("go")
-                assert sorted(self.memory) == [1, 2], sorted(self.memory)
+                kinds = sorted(fields["kind"] for fields, _ in self.memory.values())
+                if self.mode == "resume":
+                    assert kinds == ["image", "shadow"], kinds
+                    if self.behave("take") == "refuse":
+                        self.send("resume_failed", code="no_room", text="the device is full")
+                        sys.exit(1)
+                    self.grow()
+                else:
+                    assert kinds == ["device", "device", "image", "shadow"], kinds
                 assert self.job is not None
                 for name in ("mapped", "restored"):
                     self.send("phase", name=name, t=time.monotonic_ns())
@@ -117,15 +148,104 @@ class Peer:
                 self.send("injected", id=message["id"])
                 os.kill(os.getpid(), 9)
             case "cut":
+                if message.get("host") and self.behave("host") == "refuse":
+                    self.send("handover_failed", text="host memory has no room")
+                    return
+                if "host" in message and message["host"] != self.off_device:
+                    self.off_device = message["host"]
+                    old, new = (4, 7) if self.off_device else (7, 4)
+                    self.add_memory(new, kind="shadow", name="host" if self.off_device else "")
+                    del self.memory[old]
+                    self.send("memory", op="drop", id=old)
                 self.cuts += 1
                 self.send(
                     "cut", number=self.cuts, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
-                    live_bytes=GRANULE, journal_bytes=100, objects=2, reason="asked",
+                    live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="asked",
                 )  # fmt: skip
             case "stop":
                 sys.exit(0)
+            case _:
+                self.move(message, fds)
+
+    def look(self, what: str) -> None:
+        """As the target of a move."""
+        if what in ("refuse", "no_peer"):
+            code, text = ("no_room", "the device is full") if what == "refuse" else (what, "there is no way to it")
+            self.send("move_failed", code=code, text=text)
+            sys.exit(1)
+
+    def grow(self) -> None:
+        """Memory of its own, as the target of a move or of a resumption."""
+        self.generation = 1  # of the content
+        for number in (self.next_id, self.next_id + 1):
+            self.add_memory(number)
+
+    def move(self, message: dict[str, Any], fds: list[int]) -> None:
+        t = time.monotonic_ns()
+        match message["type"]:
+            case "round":
+                self.look(self.behave("round"))
+                if message["number"] == 1:
+                    self.grow()
+                self.send("round_progress", number=message["number"], copied_bytes=GRANULE // 2)
+                self.send(
+                    "round", number=message["number"], cut=message["cut"], total_bytes=2 * GRANULE,
+                    copied_bytes=GRANULE, settled_bytes=2 * GRANULE, differing_bytes=0, ms=1.0,
+                )  # fmt: skip
+            case "handover":
+                if self.behave("handover") == "refuse":
+                    self.send("handover_failed", text="there is no memory for a cut")
+                    return
+                self.stop(
+                    "handed_over", cut=self.cuts, position=100, t=t, stopped_t=t, drained_t=t, cut_ms=0.5
+                )
+                self.behave("handed_over")
+            case "take":
+                self.behave("take")
+                assert sorted(f["kind"] for f, _ in self.memory.values()) == ["device", "device", "image", "shadow"]
+                self.took = True
+                for name in ("mapped", "restored", "redone", "resumed"):
+                    self.send("phase", name=name, t=time.monotonic_ns())
+                self.behave("resumed")
+            case "continue":
+                if self.stopped is not None:
+                    self.stopped = None
+                    self.send("continued", position=100, t=t)
+            case "prepare_suspend":
+                assert len(fds) == (message["to"] == "file")
+                if self.behave("prepare") == "refuse":
+                    self.send("suspend_failed", text="no space left on device")
+                    return
+                self.send("suspend_progress", done_bytes=GRANULE, total_bytes=GRANULE)
+                if fds:
+                    name, self.shadow_file = "file:s1", os.open("s1", os.O_CREAT | os.O_RDWR, 0o600, dir_fd=fds[0])
+                    os.pwrite(self.shadow_file, b"generation 1", 0)
+                    os.ftruncate(self.shadow_file, GRANULE)
+                    fields = self.memory[4][0] | {"id": 6, "name": name}
+                    self.memory[6] = (fields, self.shadow_file)
+                    self.send("memory", fds=[self.shadow_file], **fields)
+                    del self.memory[4]
+                    self.send("memory", op="drop", id=4)
+                if self.behave("prepare") != "wait":
+                    self.send("prepared", ms=1.0)
+            case "abort_suspend" | "preload":
+                pass
+            case "suspend":
+                if self.behave("suspend") == "refuse":
+                    self.send("suspend_failed", text="no space left on device")
+                    return
+                self.stop("suspended", cut=self.cuts, position=100, bytes=GRANULE, t=t, ms=0.5)
+                self.behave("suspended")
+            case other:
+                raise AssertionError(other)
+
+    def stop(self, type: str, **fields: Any) -> None:
+        self.stopped = {"type": type, **fields}
+        self.send(**self.stopped)
 
     def reconnect(self) -> None:
+        if self.mode == "move" and not self.took:
+            sys.exit(0)  # it has not been told to take
         while self.job is not None:
             if self.client is not None and select.select([self.client], [], [], 0)[0]:
                 sys.exit(0)
@@ -138,13 +258,22 @@ class Peer:
                 time.sleep(0.02)
         if self.job is None:
             sys.exit(0)
+        source_first = self.behave("announced") == "source_first"
+        begun = self.runtime_dir / "source_announces"
+        while source_first and self.took and not begun.exists():
+            time.sleep(0.005)
         self.send(
             "announce", fds=self.fds, job=self.job["job"], pid=os.getpid(), device=self.device,
             client_pid=self.job["client_pid"], generation=self.generation,
         )  # fmt: skip
         for fields, fd in self.memory.values():
             self.send("memory", fds=[fd], **fields)
+        if source_first and not self.took:
+            begun.touch()
+            signal.pause()
         self.send("announced")
+        if self.stopped is not None:
+            self.send(**self.stopped)
 
     def run(self) -> None:
         self.behave("hello")

@@ -1,24 +1,14 @@
-"""The REST API and the command line against a running daemon."""
+"""The REST API of a running daemon."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import httpx
 import pytest
 
-from .node import Node, Program, until
-
-
-def ctl(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "xmigd.cli", *arguments], env=node.environment, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+from .node import Node, Program
 
 
 def test_resources(node: Node) -> None:
@@ -29,7 +19,7 @@ def test_resources(node: Node) -> None:
     assert node.get("/v1/devices/cpu:1")["ordinal"] == 1
     for path in ("jobs", "processes", "faults", "recoveries"):
         assert node.get(f"/v1/{path}") == []
-    assert node.get("/readyz") == {"status": "ok", "detail": ""}
+    assert node.get("/readyz") == {"status": "ok"}
 
 
 def test_errors_are_problems(node: Node) -> None:
@@ -42,7 +32,7 @@ def test_errors_are_problems(node: Node) -> None:
             ("GET", "/nothing", None, 404, "not_found"),
             ("PUT", "/v1/jobs", {}, 405, "method_not_allowed"),
             ("POST", "/v1/jobs", {"name": 5}, 422, "invalid"),
-            ("POST", "/v1/jobs", {"more": 5}, 422, "invalid"),
+            ("POST", "/v1/jobs", {"more": 5}, 422, "unknown_field"),
             ("POST", "/v1/jobs", {"device": "cpu:7"}, 400, "no_such_device"),
             ("POST", "/v1/jobs", {"name": "a\nb"}, 422, "invalid"),
             ("GET", "/v1/faults?limit=0", None, 422, "invalid"),
@@ -74,17 +64,6 @@ def test_jobs(node: Node) -> None:
         assert "token" in message
 
 
-def test_tcp_reads_only(node: Node) -> None:
-    address = node.get("/v1/node")["tcp_address"]
-    with httpx.Client(base_url=address) as http:
-        assert http.get("/v1/node").status_code == 200
-        for method, path in (("POST", "/v1/jobs"), ("DELETE", "/v1/jobs/x"), ("POST", "/v1/jobs/x/faults:inject")):
-            answer = http.request(method, path)
-            assert (answer.status_code, answer.json()["code"]) == (403, "read_only")
-        answer = http.get("/v1/node", headers={"host": "evil.example"})
-        assert (answer.status_code, answer.json()["code"]) == (421, "wrong_host")
-
-
 def test_others_jobs_are_not_ours(node: Node) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
@@ -101,64 +80,9 @@ def test_others_jobs_are_not_ours(node: Node) -> None:
         [sys.executable, "-c", code, str(node.runtime_dir / "api.sock"), job["id"]], capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert done.stdout.startswith("HTTP/1.1 403")
+    assert done.stdout.startswith("HTTP/1.1 404")
 
 
 def test_openapi_is_generated(node: Node) -> None:
     paths = node.get("/openapi.json")["paths"]
     assert "/v1/jobs/{job}/faults:inject" in paths
-
-
-def test_the_command_line(node: Node) -> None:
-    done = ctl(node, "ps")
-    assert (done.returncode, done.stdout.strip()) == (0, "nothing runs under xMIG")
-    with Program(node) as program:
-        assert program.welcome()[0] == 0
-        process = node.wait_for_standby()
-        done = ctl(node, "ps")
-        assert process["id"][:12] in done.stdout
-        assert "running" in done.stdout
-        assert json.loads(ctl(node, "ps", "-o", "json").stdout)[0]["id"] == process["id"]
-        assert ctl(node, "faults").stdout.strip() == "no faults"
-        done = ctl(node, "faults", "inject", process["job_id"][:8], "--kind", "kill")
-        assert done.returncode == 0, done.stderr
-        until(lambda: node.get("/v1/recoveries"), "a recovery")
-        until(lambda: node.get("/v1/recoveries")[0]["outcome"] == "resumed", "resumed")
-        assert "injected" in ctl(node, "faults", "list").stdout
-        done = ctl(node, "recoveries", "--job", process["job_id"])
-        assert "resumed" in done.stdout
-        assert "yes" in done.stdout
-        assert ctl(node, "faults", "inject", process["job_id"], "--kind", "bite").returncode == 1
-        done = ctl(node, "stop", process["job_id"])
-        assert "1 program(s)" in done.stdout
-    assert ctl(node, "stop", "nothing").returncode == 1
-    assert ctl(node, "nonsense").returncode == 2
-
-
-def test_run_becomes_the_program(node: Node) -> None:
-    # The peer's shims are empty files: the loader says so and goes on.
-    names = ("LD_PRELOAD", "XMIG_SOCKET", "XMIG_JOB")
-    code = f"import os,sys; print(*(os.environ[name] for name in {names})); sys.exit(7)"
-    done = ctl(node, "run", "--name", "seven", "--", sys.executable, "-c", code)
-    assert done.returncode == 7
-    preload, socket_path, job = done.stdout.split()
-    assert preload == f"{node.native / 'libcuda.so.1'}:{node.native / 'libnvidia-ml.so.1'}"
-    assert socket_path == str(node.runtime_dir / "client.sock")
-    assert node.get("/v1/jobs/" + job.partition(":")[0])["name"] == "seven"
-    done = ctl(node, "run", "--", "/nothing/here")
-    assert (done.returncode, done.stderr) == (127, "xmigctl: there is no program '/nothing/here'\n")
-    assert ctl(node, "run", "--device", "cpu:9", "--", "true").returncode == 1
-
-
-def test_no_daemon(node: Node) -> None:
-    node.kill()
-    for arguments in (["ps"], ["run", "--", "true"], ["recoveries"]):
-        done = ctl(node, *arguments)
-        assert done.returncode == 3
-        assert done.stderr.startswith(f"xmigctl: no xmigd answers at {node.runtime_dir}/api.sock; start it with")
-
-
-def test_a_path_without_a_daemon_is_not_created(tmp_path: Path, node: Node) -> None:
-    node.environment["XMIG_RUNTIME_DIR"] = str(tmp_path / "nowhere")
-    assert ctl(node, "ps").returncode == 3
-    assert not (tmp_path / "nowhere").exists()

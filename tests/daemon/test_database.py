@@ -62,7 +62,7 @@ def test_the_migrations_can_be_undone(path: Path, engine: Engine) -> None:
         command.downgrade(migrate.alembic_config(connection), "base")
     with engine.connect() as connection:
         tables = connection.execute(text("select name from sqlite_master where type='table'")).scalars().all()
-        assert set(tables) <= {"alembic_version"}
+        assert set(tables) <= {"alembic_version", "sqlite_sequence"}
     migrate.upgrade(path, engine)
 
 
@@ -103,7 +103,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
     records.process_started(PROCESS)
     records.process_state("p", "running", "ready")
     records.server_assigned("p", 9, 11, 1)
-    cut: dict[str, Any] = dict.fromkeys(Cut.model_fields, 1) | {"type": "cut", "reason": "budget"}
+    cut: dict[str, Any] = dict.fromkeys(Cut.model_fields, 1) | {"type": "cut", "reason": "budget", "off_device": False}
     for number in range(1, 1301):
         records.cut("p", Cut(**cut | {"number": number}))
     records.cut("p", Cut(**cut | {"number": 1300}))  # taken again after a recovery
@@ -112,9 +112,9 @@ def test_records(engine: Engine, reading: Engine) -> None:
     records.recovery("p", recovery)
     recovery.resumed, recovery.outcome, recovery.differing, recovery.compared = 51_000_000, "resumed", 1, 5
     records.recovery("p", recovery)
-    configure = writer.submit(lambda s: configure_devices(s, ["cpu:0", "cpu:1"], 0))
+    configure = writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:0", "cpu:1"], 0))
     configure.result(60)
-    writer.submit(lambda s: configure_devices(s, ["cpu:1"], 5)).result(10)
+    writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:1"], 5)).result(10)
     with Session(reading) as session:
         live = live_processes(session)
         assert [(p.row, p.job, p.server_pid, p.faults, p.recoveries) for p in live] == [(PROCESS, JOB, 9, 1, 1)]
@@ -147,14 +147,15 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
     records = DatabaseRecords(writer)
     is_full = threading.Event()
     is_full.set()
-    writer.record(lambda session: full(session) if is_full.is_set() else None)
+    writer.record("devices.configure", lambda session: full(session) if is_full.is_set() else None)
     records.job_made(JOB)
     records.process_started(PROCESS)
-    with pytest.raises(Unavailable, match="disk is full"):
-        writer.submit(full).result(10)
+    with pytest.raises(Unavailable, match="disk of the database is full") as refused:
+        writer.submit("devices.configure", full).result(10)
+    assert refused.value.code == "disk_full"
     assert writer.failure == "database or disk is full"
     is_full.clear()
-    writer.submit(lambda session: None).result(10)
+    writer.submit("devices.configure", lambda session: None).result(10)
     assert writer.failure is None
     with Session(reading) as session:
         assert session.get(Job, "j") is not None
@@ -167,10 +168,10 @@ def test_a_record_that_can_never_be_written_holds_up_no_other(engine: Engine, re
     records = DatabaseRecords(writer)
     records.fault("nobody", FaultRecord(number=1, kind="server", t=1, text="x"))  # no such process
     model = job_model(JOB)
-    writer.record(lambda session: session.merge(model))
-    writer.submit(lambda session: None).result(10)
+    writer.record("devices.configure", lambda session: session.merge(model))
+    writer.submit("devices.configure", lambda session: None).result(10)
     with Session(reading) as session:
         assert session.get(Job, "j") is not None
     with pytest.raises(ZeroDivisionError):
-        writer.submit(lambda session: 1 // 0).result(10)
+        writer.submit("devices.configure", lambda session: 1 // 0).result(10)
     writer.close()

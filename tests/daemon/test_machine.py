@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from xmigd.recovery import events as e
-from xmigd.recovery.machine import Limits, Machine
+from xmigd.recovery.core import Limits
+from xmigd.recovery.machine import Machine
 
 
 class World:

@@ -39,6 +39,18 @@ GOOD: list[dict[str, Any]] = [
     {"type": "continued", "position": 1, "t": 1},
     {"type": "log", "level": "info", "text": "x"},
     {"type": "bye", "reason": "x"},
+    {"type": "round", "number": 1, "cut": 2, "total_bytes": 3, "copied_bytes": 2, "settled_bytes": 2,
+     "differing_bytes": 1, "ms": 1.5},
+    {"type": "round_progress", "number": 1, "copied_bytes": 2},
+    {"type": "move_failed", "code": "no_peer", "text": "x"},
+    {"type": "handed_over", "cut": 2, "position": 1, "t": 3, "drained_t": 2, "cut_ms": 1.5},
+    {"type": "handover_failed", "text": "x"},
+    {"type": "suspend_progress", "done_bytes": 1, "total_bytes": 2},
+    {"type": "prepared", "ms": 1.5},
+    {"type": "preloaded", "modules": 3, "kernels": 40, "device_bytes": 5},
+    {"type": "suspended", "cut": 1, "position": 2, "bytes": 3, "t": 4, "ms": 1.5},
+    {"type": "suspend_failed", "text": "x"},
+    {"type": "resume_failed", "code": "no_room", "text": "x"},
 ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_a_server_that_dies_with_the_daemon_leaves_a_clear_answer(node: Node) ->
         node.start()
         status, _, _, message = program.reattach(process["id"])
         assert status == 46
-        assert "its server ended while no daemon was there; start the program again" in message
+        assert "its server ended while no daemon was there, and nobody kept its memory; start" in message
         assert alive(program.pid)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from xmigd.settings import Settings
 
 from .conftest import MakeNode
 from .node import Node, Program, alive, until
+from .test_upgrade import older
 
 
 def start_in_vain(node: Node) -> str:
@@ -59,7 +63,7 @@ def test_stale_sockets_do_not_matter(node: Node) -> None:
         ("XMIG_DEVICES", "gpu", "XMIG_DEVICES"),
         ("XMIG_DEVICES", "cpu:0,cpu:0", "named twice"),
         ("XMIG_JOURNAL_MIB", "1", "XMIG_JOURNAL_MIB"),
-        ("XMIG_HOST", "203.0.113.1", "cannot listen at 203.0.113.1"),
+        ("XMIG_HOST", "203.0.113.1", "would listen at 203.0.113.1 without TLS"),
     ],
 )
 def test_reasons_not_to_start(make_node: MakeNode, setting: str, value: str, expected: str) -> None:
@@ -69,6 +73,11 @@ def test_reasons_not_to_start(make_node: MakeNode, setting: str, value: str, exp
     if value.startswith("/tmp/xxx"):
         os.unlink(f"{value}/xmigd.lock")
         os.rmdir(value)
+
+
+def test_an_address_that_is_not_this_machines(make_node: MakeNode) -> None:
+    node = make_node(XMIG_HOST="203.0.113.1", XMIG_PLAIN_TCP="true")
+    assert "cannot listen at 203.0.113.1" in start_in_vain(node)
 
 
 @contextlib.contextmanager
@@ -102,7 +111,7 @@ def fill(path: Path) -> None:
 def test_a_full_disk_while_running(make_node: MakeNode) -> None:
     """Recoveries go on; what could not be recorded is recorded when there is room again."""
     node = make_node()
-    with small_disk(node.folder / "small", "1m") as folder:
+    with small_disk(node.folder / "small", "24m") as folder:
         node.environment["XMIG_DATABASE"] = str(folder / "xmig.db")
         node.start()
         with Program(node) as program:
@@ -112,6 +121,11 @@ def test_a_full_disk_while_running(make_node: MakeNode) -> None:
             fill(filler)
             with node.http() as http:
                 until(lambda: http.post("/v1/jobs", json={"name": "x" * 200}).status_code == 503, "writes fail")
+                refusal = http.post("/v1/jobs", json={"name": "x" * 200}).json()
+                assert refusal["code"] == "disk_full"
+                assert "make room" in refusal["hint"]
+                jobs = http.get("/v1/jobs").json()
+                assert len(jobs) >= 1
                 assert http.get("/readyz").status_code == 503
                 for _ in range(2):
                     os.kill(process["server_pid"], signal.SIGKILL)
@@ -119,8 +133,67 @@ def test_a_full_disk_while_running(make_node: MakeNode) -> None:
                 filler.unlink()
                 until(lambda: len(http.get("/v1/recoveries").json()) == 2, "the records are written")
                 assert {r["outcome"] for r in http.get("/v1/recoveries").json()} == {"resumed"}
-                assert http.get("/readyz").status_code == 200
+                # By itself: nobody asks for anything to be written.
+                until(lambda: http.get("/readyz").status_code == 200, "it takes writes again")
+                assert http.post("/v1/jobs", json={"name": "again"}).status_code == 201
+                assert len(http.get("/v1/jobs", params={"limit": 1000}).json()) == len(jobs) + 1
         node.kill(signal.SIGTERM)
+
+
+def readiness(node: Node) -> httpx.Response | None:
+    """Its answer, while it need not have begun to work."""
+    assert node.daemon is not None
+    assert node.daemon.poll() is None, node.log.read_text()[-3000:]
+    with contextlib.suppress(httpx.TransportError), node.http() as http:
+        assert http.get("/healthz").json() == {"status": "ok"}
+        return http.get("/readyz")
+    return None
+
+
+def waits_for(node: Node, what: str) -> bool:
+    answer = readiness(node)
+    if answer is None or answer.status_code != 503:
+        return False
+    problem = answer.json()
+    assert (answer.headers["content-type"], problem["code"]) == ("application/problem+json", "not_ready")
+    assert int(answer.headers["retry-after"]) >= 1
+    return what in problem["detail"]
+
+
+def is_ready(node: Node) -> bool:
+    answer = readiness(node)
+    return answer is not None and answer.status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpx, which cannot connect yet
+def test_it_is_healthy_and_not_ready_while_it_upgrades_its_database(make_node: MakeNode) -> None:
+    node = make_node()
+    older(node.database, "0003")
+    with contextlib.closing(sqlite3.connect(node.database, isolation_level=None)) as somebody:
+        somebody.execute("begin immediate")
+        node.launch()
+        until(lambda: waits_for(node, "upgraded"), "it upgrades")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(node.get, "/v1/node")  # whoever asks for something else waits
+            somebody.execute("rollback")
+            assert waiting.result(60)["processes"] == 0
+    until(lambda: is_ready(node), "it is ready")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_it_is_not_ready_before_every_server_is_found(node: Node) -> None:
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        process = node.wait_for_standby()
+        node.kill()
+        os.kill(process["server_pid"], signal.SIGSTOP)
+        try:
+            node.launch()
+            until(lambda: waits_for(node, process["id"][:12]), "it waits for the server")
+        finally:
+            os.kill(process["server_pid"], signal.SIGCONT)
+        until(lambda: is_ready(node), "it is ready")
+        assert node.wait_for_standby()["server_pid"] == process["server_pid"]
 
 
 def test_sigterm_lets_a_starting_program_know(node: Node) -> None:
@@ -145,6 +218,29 @@ def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: py
     assert settings.api_socket == settings.runtime_dir / "api.sock"
 
 
-def test_every_setting_is_described() -> None:
-    undescribed = [name for name, field in Settings.model_fields.items() if not field.description]
-    assert undescribed == ["log_level", "log_json"]
+def test_a_full_run_at_start(make_node: MakeNode) -> None:
+    """The daemon refuses to start and says why; programs and servers go on, and the next one has them all."""
+    node = make_node()
+    with small_disk(node.folder / "run", "256k,nr_inodes=64") as folder:
+        node.start()
+        with Program(node) as program:
+            assert program.welcome()[0] == 0
+            process = node.wait_for_standby()
+            node.kill()
+            for path in folder.iterdir():  # what makes room when it is replaced
+                path.unlink()
+            fill(folder / "filler")
+            fillers = [folder / "filler"]
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.append(folder / f"inode {len(fillers)}")
+                    fillers[-1].touch()
+            for _ in range(2):
+                assert "No space left on device" in start_in_vain(node)
+                assert alive(program.pid)
+                assert alive(process["server_pid"])
+            for path in fillers:
+                path.unlink(missing_ok=True)
+            node.start()
+            assert node.wait_for_standby()["server_pid"] == process["server_pid"]
+        node.kill(signal.SIGTERM)

@@ -33,7 +33,7 @@ def test_a_program_gets_a_server_and_a_standby_and_leaves_nothing(node: Node) ->
     with Program(node) as program:
         process = started(node, program)
         assert process["pid"] == program.pid
-        assert process["held_bytes"] == 2 * (2 << 20)
+        assert process["held_bytes"] == 4 * (2 << 20)
         assert len(node.servers()) == 2
     until(lambda: not node.servers(), "servers end with their program")
     assert until(lambda: [p for p in node.processes() if p["state"] == "ended"], "the process ended")
@@ -176,7 +176,7 @@ def test_the_daemon_is_killed_and_finds_its_servers_again(node: Node) -> None:
             assert alive(server)
             node.start()
             again = node.wait_for_standby()
-            assert (again["id"], again["server_pid"], again["held_bytes"]) == (process["id"], server, 4 << 20)
+            assert (again["id"], again["server_pid"], again["held_bytes"]) == (process["id"], server, 8 << 20)
             until(lambda: len(node.servers()) == 2, "the old standby is gone")
         os.kill(server, signal.SIGKILL)
         recovery = wait_for_recoveries(node, 1)[0]

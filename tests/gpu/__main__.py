@@ -35,7 +35,10 @@ TOGETHER = 6
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAMES", help="parts or groups of them, separated by commas")
-    parser.add_argument("--seconds", type=float, default=470, help="what does not fit into this time is left out")
+    parser.add_argument(
+        "--budget", "--seconds", dest="seconds", type=float, default=470,
+        help="seconds; a part that does not fit any more is left out, and named at the end",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDER}, with --only build/gpu)")
     parser.add_argument("--work", type=Path, default=Path("build/gpu"), help="folder of logs and programs' output")
     parser.add_argument("--python", help="a Python with the frameworks (default: the first that has PyTorch)")
@@ -55,7 +58,8 @@ def main() -> int:
     if python is None:
         print("gpu: no Python with PyTorch here; name one with --python", file=sys.stderr)
         return 1
-    out = options.out or (FOLDER if options.only is None and gpu else options.work)
+    whole = options.only in (None, "migration")
+    out = options.out or (FOLDER if whole and gpu else options.work)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the daemon holds a descriptor for each piece of memory
     run = Run(console, out, gpu or "a rehearsal on the null device", options.commit or current_commit())
@@ -77,7 +81,9 @@ class Run:
 
     def __init__(self, console: Console, out: Path, gpu: str, commit: str) -> None:
         self.rows: list[Row] = []
+        self.topics: dict[str, str] = {}  # of rows and of parts that are missing, by name
         self.missing: list[Missing] = []
+        self.left_out: list[str] = []
         self._console = console
         self._out = out
         self._machine = f"{gpu}; {describe_machine()}"
@@ -89,31 +95,35 @@ class Run:
         began = time.monotonic()
         try:
             if bench.end - began < part.seconds and not bench.rehearsal:
+                self.left_out.append(part.name)
                 raise Failed(f"no time was left for it: it takes {part.seconds:.0f} s")
             for row in part.measure(bench):
-                self._measured(row)
+                self._measured(row, part.topic)
         except (XmigError, TimeoutError, OSError, subprocess.SubprocessError, LookupError, ValueError) as error:
             why = " ".join(str(error).split()).replace("|", "/")[:400] or type(error).__name__
             with self._lock:
                 self.missing.append(Missing(name=part.name, why=why))
+                self.topics[part.name] = part.topic
                 self._console.print(f"{part.name}: failed: {why}", markup=False, style="red")
-        self._console.print(f"[dim]{part.name}: {time.monotonic() - began:.1f} s[/dim]")
+        self._console.print(f"[dim]{part.name}: {time.monotonic() - began:.1f} of {part.seconds:.0f} s[/dim]")
         self._write()
 
-    def _measured(self, row: Row) -> None:
+    def _measured(self, row: Row, topic: str) -> None:
         target = "" if row.target is None else f"target {row.target:g}"
         with self._lock:
             self.rows.append(row)
+            self.topics[row.name] = topic
             measured = f"{row.name:52} {row.value:>10.5g} {row.unit:12} {target:12} {row.conditions}"
             self._console.print(measured, markup=False)
         self._write()
 
     def _write(self) -> None:
         with self._lock:
-            if self.rows:
+            for topic in sorted({self.topics[row.name] for row in self.rows}):
                 Measurements(
-                    topic="gpu", commit=self._commit, date=datetime.now(UTC).date(), machine=self._machine,
-                    rows=self.rows, missing=self.missing,
+                    topic=topic, commit=self._commit, date=datetime.now(UTC).date(), machine=self._machine,
+                    rows=[row for row in self.rows if self.topics[row.name] == topic],
+                    missing=[part for part in self.missing if self.topics[part.name] == topic],
                 ).write(self._out)  # fmt: skip
 
     def table(self) -> None:
@@ -128,6 +138,9 @@ class Run:
         for missing in self.missing:
             table.add_row(missing.name, "[red]failed[/red]", "", "")
         self._console.print(table)
+        if self.left_out:
+            again = ",".join(self.left_out)
+            self._console.print(f'did not fit: {again}; for these alone: make gpu ARGS="--only {again}"', markup=False)
 
 
 def find_gpu() -> str | None:

@@ -107,13 +107,14 @@ class Bench:
         self.python = python
         self.rehearsal = rehearsal
         self.end = end
+        self.kind = "null" if rehearsal else "cuda"
         self.environment = environment or {}  # of every program
         self._numbers: dict[str, int] = {}
 
     @contextmanager
     def node(self, **settings: object) -> Iterator[Node]:
         """A daemon with the GPU."""
-        devices = "null:0" if self.rehearsal else "cuda:0"
+        devices = f"{self.kind}:0"
         # Not below the results' folder: a socket's path has at most 107 bytes.
         with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as name:
             try:
@@ -121,6 +122,15 @@ class Bench:
                     yield node
             finally:
                 self._keep_log(Path(name) / "xmigd.log")
+
+    def two(self) -> tuple[str, str]:
+        """Two devices, for moves. Raises Failed where there is one GPU only."""
+        if self.kind == "cuda" and gpus() < 2:
+            raise Failed("it needs two GPUs, and here is one")
+        return f"{self.kind}:0", f"{self.kind}:1"
+
+    def two_devices(self) -> str:
+        return ",".join(self.two())
 
     def native(self, case: Case, more: str = "") -> Outcome:
         """Run it without xMIG, to its end."""
@@ -182,6 +192,11 @@ class Bench:
             return 0
         asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
         return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+
+
+def gpus() -> int:
+    done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return len(done.stdout.splitlines())
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:

@@ -99,4 +99,12 @@ FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
             "--batch 4 --context 256 --layers 6 --steps 30 --warmup 0 --deterministic", TINY_GPT)  # fmt: skip
 HELD = Case("memory", "gpt2", "GPT-2-small, B=1", "--batch 1 --context 256 --steps 20 --hold", f"{TINY_GPT} --hold")
+MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each step writes", "--mib 38147 --hold",
+             "--mib 64 --dirty-mib 2 --hold")  # fmt: skip
+SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that each step writes", "--mib 3815 --hold",
+                   "--mib 16 --dirty-mib 2 --hold")  # fmt: skip
+TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
+               "--context 256 --warmup 0 --steps 600 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
+                "--warmup 0 --steps 3000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import faults, kills, memory, profile, recovery, results, steps
+from tests.gpu import faults, kills, memory, moves, profile, recovery, results, steps
 from tests.gpu.bench import Bench
 from tests.gpu.cases import KILLED, RESULTS, TIMED
 from xmigd.measurements import Row
@@ -14,28 +14,41 @@ from xmigd.measurements import Row
 
 @dataclass(frozen=True)
 class Part:
-    """``seconds``: what it takes; it is not begun when less is left. ``alone``: nothing else may use the GPU."""
+    """``seconds``: what it takes; it is not begun when less is left. ``alone``: nothing else may use the GPU.
+    ``topic``: the file of docs/measurements that its rows go to."""
 
     name: str
     group: str
     seconds: float
     measure: Callable[[Bench], Iterable[Row]]
     alone: bool = True
+    topic: str = "gpu"
 
 
-# In this order. Those that need not be alone run together, at the end of their neighbours.
+# In this order: what has a target comes before what has none, for the time that runs out at the end. What need not be
+# alone runs together with its neighbours; of its times nothing is promised.
 PARTS = [
     *(Part(case.name, "results", 30, partial(results.measure, case=case), alone=False) for case in RESULTS),
     Part("two-jobs", "results", 30, results.two_jobs, alone=False),
     Part("files", "results", 15, results.device_files, alone=False),
-    Part("profile", "profile", 20, profile.measure),
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
-    *(Part(case.name, "kills", 30, partial(kills.measure, case=case)) for case in KILLED),
-    Part("faults", "faults", 70, faults.hundred),
-    Part("faults-graphs", "faults", 25, faults.graphs),
-    Part("bugs", "faults", 25, faults.bugs),
     Part("recovery", "recovery", 60, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
+    *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
+    Part("faults", "faults", 70, faults.hundred, alone=False),
+    Part("faults-graphs", "faults", 25, faults.graphs, alone=False),
+    Part("bugs", "faults", 25, faults.bugs, alone=False),
+    Part("profile", "profile", 20, profile.measure),
+]
+
+# What needs two GPUs. By name, by group, or all of it with `--only migration`.
+MOVES = [
+    Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
+    Part("move-4GB", "migration", 60, moves.back_and_forth, topic="migration"),
+    Part("move-training", "migration", 60, moves.training, topic="migration"),
+    Part("move-inference", "migration", 60, moves.inference, topic="migration"),
+    Part("suspend-40GB", "migration", 60, moves.suspension, topic="migration"),
+    Part("driver-4GB", "migration", 60, moves.driver, topic="migration"),
 ]
 
 
@@ -44,7 +57,8 @@ def chosen(only: str | None) -> list[Part]:
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    known = {part.name for part in PARTS} | {part.group for part in PARTS}
+    every = PARTS + MOVES
+    known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")
-    return [part for part in PARTS if {part.name, part.group} & wanted]
+    return [part for part in every if {part.name, part.group} & wanted]

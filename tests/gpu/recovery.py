@@ -49,6 +49,12 @@ def measure(bench: Bench) -> Iterator[Row]:
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
             + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms",
         )  # fmt: skip
+        if kind != "kill":
+            yield Row(
+                name=f"recovery of 10 GB, {kind}: until the device reports it",
+                value=round(max(0.0, stall - slowest["resumed_ms"] / 1e3), 3), unit="s", better="lower",
+                conditions="of that stall, what passed before the server knew: the stall less the slowest recovery",
+            )  # fmt: skip
 
 
 def illegal_address(running: Running, bench: Bench) -> bool:

@@ -10,9 +10,25 @@ from typing import Any, cast
 
 import pytest
 
+from tests.gpu import moves
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import PATIENCE, Bench, Failed, Outcome
-from tests.gpu.cases import FILES, HELD, KILLED, PAIR, PROGRAMS, RECOVERED, RESULTS, TIMED, WARM, Case
+from tests.gpu.cases import (
+    FILES,
+    HELD,
+    INFERRED,
+    KILLED,
+    MOVED,
+    PAIR,
+    PROGRAMS,
+    RECOVERED,
+    RESULTS,
+    SMALL_MOVED,
+    TIMED,
+    TRAINED,
+    WARM,
+    Case,
+)
 from tests.gpu.compare import differences, distance
 from tests.gpu.faults import lost
 from tests.gpu.injections import Strike
@@ -22,7 +38,7 @@ from tests.gpu.steps import settled
 from tests.harness import ROOT
 from xmigd import measurements
 
-CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, HELD, WARM]
+CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, HELD, MOVED, SMALL_MOVED, TRAINED, INFERRED, WARM]
 
 
 def test_on_a_gpu() -> None:
@@ -47,7 +63,7 @@ def test_an_unknown_part_is_refused() -> None:
 
 def test_parts_are_chosen_by_name_and_by_group() -> None:
     assert chosen(None) == PARTS
-    assert [part.name for part in chosen("kills, profile")] == ["profile", "kills-training", "kills-graphs"]
+    assert [part.name for part in chosen("kills, profile")] == ["kills-training", "kills-graphs", "profile"]
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
@@ -176,3 +192,12 @@ def test_a_part_that_fails_is_a_row(tmp_path: Path, native_dir: Path) -> None:
 def run(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.gpu", *map(str, options)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=380)
+
+
+def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
+    """The parts for two GPUs, as they are, where there is none: so that nothing in them is new to the first GPU."""
+    bench = Bench(tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + PATIENCE)
+    bench.kind = "cpu"
+    rows = {row.name: row for part in (moves.forty, moves.suspension) for row in part(bench)}
+    assert rows["move-40GB: differences"].value == rows["suspend-40GB: differences"].value == 0
+    assert {"move-40GB: downtime", "move-40GB: whole move", "suspend-40GB: the program stands"} <= rows.keys()

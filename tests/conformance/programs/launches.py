@@ -104,6 +104,15 @@ numbers = list((c_uint64 * 256).from_buffer_copy(read(data, 2048)))
 expect(numbers == [1000 + b * 64 + 63 - t for b in range(4) for t in range(64)], "reversed by way of shared memory")
 launch(kernel("nothing"), 1, 1)
 
+# Packed parameters of another size than the kernel takes.
+packed = Packed(*values, out)
+size = c_uint64(sizeof(packed) - 8)
+extra = (c_void_p * 5)(1, addressof(packed), 2, addressof(size), 0)
+expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
+size = c_uint64(sizeof(packed))
+extra = (c_void_p * 5)(1, None, 2, addressof(size), 0)
+expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
+
 # What cannot be launched, says so at the call, and nothing else is harmed.
 one, row = Dim3(1, 1, 1), Dim3(65, 1, 1)
 version = c_int()

@@ -1,0 +1,70 @@
+"""The command line against a running daemon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.daemon.node import Node, Program, until
+
+from .conftest import ctl, ctl_process
+
+
+def test_the_command_line(node: Node) -> None:
+    done = ctl(node, "ps")
+    assert (done.returncode, done.stdout.strip()) == (0, "nothing runs under xMIG")
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        process = node.wait_for_standby()
+        done = ctl(node, "ps")
+        assert process["id"][:12] in done.stdout
+        assert "running" in done.stdout
+        assert json.loads(ctl(node, "ps", "-o", "json").stdout)[0]["id"] == process["id"]
+        assert ctl(node, "fault", "list").stdout.strip() == "no faults"
+        done = ctl(node, "fault", "inject", process["job_id"][:8], "--kind", "kill")
+        assert done.returncode == 0, done.stderr
+        until(lambda: node.get("/v1/recoveries"), "a recovery")
+        until(lambda: node.get("/v1/recoveries")[0]["outcome"] == "resumed", "resumed")
+        assert "injected" in ctl(node, "fault", "list").stdout
+        (fault,) = json.loads(ctl(node, "fault", "list", "--open", "-o", "json").stdout)
+        assert "was acknowledged by" in ctl(node, "fault", "ack", str(fault["id"])).stdout
+        assert ctl(node, "fault", "list", "--open").stdout.strip() == "no faults"
+        assert ctl(node, "fault", "ack", "999999").returncode == 4
+        done = ctl(node, "recoveries", "--job", process["job_id"])
+        assert "resumed" in done.stdout
+        assert "yes" in done.stdout
+        assert ctl(node, "fault", "inject", process["job_id"], "--kind", "bite").returncode == 2
+        done = ctl(node, "stop", process["job_id"])
+        assert "1 program(s)" in done.stdout
+    assert ctl(node, "stop", "nothing").returncode == 4
+    assert ctl(node, "nonsense").returncode == 2
+
+
+def test_run_becomes_the_program(node: Node) -> None:
+    # The peer's shims are empty files: the loader says so and goes on.
+    names = ("LD_PRELOAD", "XMIG_SOCKET", "XMIG_JOB")
+    code = f"import os,sys; print(*(os.environ[name] for name in {names})); sys.exit(7)"
+    done = ctl_process(node, "run", "--name", "seven", "--", sys.executable, "-c", code)
+    assert done.returncode == 7
+    preload, socket_path, job = done.stdout.split()
+    assert preload == f"{node.native / 'libcuda.so.1'}:{node.native / 'libnvidia-ml.so.1'}"
+    assert socket_path == str(node.runtime_dir / "client.sock")
+    assert node.get("/v1/jobs/" + job.partition(":")[0])["name"] == "seven"
+    done = ctl_process(node, "run", "--", "/nothing/here")
+    assert (done.returncode, done.stderr) == (127, "xmigctl: there is no program '/nothing/here'\n")
+    assert ctl_process(node, "run", "--device", "cpu:9", "--", "true").returncode == 5
+
+
+def test_no_daemon(node: Node) -> None:
+    node.kill()
+    for arguments in (["ps"], ["run", "--", "true"], ["recoveries"]):
+        done = ctl_process(node, *arguments)
+        assert done.returncode == 3
+        assert done.stderr.startswith(f"xmigctl: no xmigd answers at {node.runtime_dir}/api.sock\n  start it with")
+
+
+def test_a_path_without_a_daemon_is_not_created(tmp_path: Path, node: Node) -> None:
+    node.environment["XMIG_RUNTIME_DIR"] = str(tmp_path / "nowhere")
+    assert ctl_process(node, "ps").returncode == 3
+    assert not (tmp_path / "nowhere").exists()

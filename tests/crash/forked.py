@@ -1,0 +1,110 @@
+"""A node whose daemons are forked from a process that has imported everything (zygote.py): they start in a fraction of
+the time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.daemon.node import until
+from tests.harness import ROOT
+from xmigd.demo.node import Node
+
+
+class Zygote:
+    """``environment``: what only counts when a program is started, LD_LIBRARY_PATH."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        command: list[str | Path] = [sys.executable, Path(__file__).with_name("zygote.py")]
+        self._process = subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def fork(self, environment: Mapping[str, str], log: Path) -> int:
+        """A daemon's pid."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"env": dict(environment), "log": str(log)}) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class ForkedNode(Node):
+    def __init__(self, folder: Path, zygote: Zygote, **settings: object) -> None:
+        super().__init__(folder, **settings)
+        self._zygote = zygote
+        self.daemon_environment: dict[str, str] = {}  # that its programs do not have
+        self.daemon_pid = 0
+
+    @property
+    def is_alive(self) -> bool:
+        # Not its state: that of a process is its first thread's, and the others may still hold its files.
+        return bool(self.daemon_pid) and Path(f"/proc/{self.daemon_pid}").exists()
+
+    def launch(self) -> None:
+        self.daemon_pid = self._zygote.fork(self.environment | self.daemon_environment, self.log)
+
+    def start(self) -> None:
+        self.launch()
+        until(lambda: not self.is_alive or (self._listens() and self.is_ready()), "it is ready, or dead")
+        assert self.is_alive, self.log.read_text()[-3000:]
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError), self.http() as http:
+            return http.get("/readyz").status_code == 200
+        return False
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self.daemon_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.daemon_pid, number)
+            until(lambda: not self.is_alive, "the daemon is gone")
+            self.daemon_pid = 0
+
+    @contextlib.contextmanager
+    def http(self) -> Iterator[httpx.Client]:
+        """Requests that do not wait for a daemon that is away."""
+        transport = httpx.HTTPTransport(uds=str(self.settings.api_socket), verify=False)
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+            yield client
+
+    def get(self, path: str, **params: Any) -> Any:
+        with self.http() as http:
+            answer = http.get(path, params=params)
+            assert answer.is_success, answer.text
+            return answer.json()
+
+
+def settle(node: ForkedNode, process: str) -> None:
+    """Wait until nothing that an earlier daemon had begun is open, and its process is the only one that lives."""
+
+    def settled() -> bool:
+        open_ones = [o for state in ("pending", "running") for o in node.get("/v1/operations", state=state)]
+        live = node.get("/v1/processes", live=True)
+        return not open_ones and [(each["id"], each["state"]) for each in live] == [(process, "running")]
+
+    end = time.monotonic() + 60
+    while not settled():
+        assert time.monotonic() < end, f"not settled: {node.get('/v1/processes', live=True)}"
+        time.sleep(0.02)

@@ -1,0 +1,378 @@
+"""The daemon dies at every point that xmigd/failpoints.py names: what was acknowledged is there afterwards, what was
+begun is brought to an end, the store holds nothing that is not whole, and the program does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import harness
+from tests.daemon.node import alive, until
+from tests.driver.conftest import FIRST, GIB, SECOND, Driver
+from tests.driver.conftest import libraries as libraries  # a fixture
+from tests.recovery.conftest import PROGRAMS
+from xmigd.demo.node import Program
+from xmigd.failpoints import POINTS
+from xmigd.store.manifest import Manifests, verify
+from xmigd.store.objects import Damaged, Objects
+
+from .forked import ForkedNode, Zygote, settle
+
+# httpx leaves a socket open when it cannot connect, and here the daemon dies at any moment.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+NEWCOMER = "import ctypes, sys; print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True); sys.stdin.read()"
+TIDY = """
+import asyncio, time
+from xmigd.database import retention
+from xmigd.database.engine import make_engine
+from xmigd.database.writer import Writer
+from xmigd.settings import Settings
+settings = Settings()
+asyncio.run(retention.tidy(Writer(make_engine(settings.database, writer=True)), settings, time.time() + 1e9))
+"""
+
+Check = Callable[[], bool]
+
+
+@dataclass
+class Scene:
+    """A node with a program that works, another one that the driver knows, and what somebody was told was done."""
+
+    node: ForkedNode
+    point: Path  # names the place at which the daemon dies
+    driver: Driver
+    program: Program
+    environment: dict[str, str]  # of a program that comes by itself
+    process: str = ""
+    answers: list[str] = field(default_factory=list)
+    done: dict[str, Check] = field(default_factory=dict)
+    newcomers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        with self.node.http() as http:
+            answer = http.request(method, path, json=body, headers=headers)
+            assert answer.is_success, answer.text
+            return answer
+
+    def get(self, path: str) -> Any:
+        return self.node.get(path)
+
+    def work(self) -> None:
+        harness.ask(self.program, 5)
+        self.hear()
+
+    def has_answered(self) -> bool:
+        stdout = self.program.process.stdout
+        assert stdout is not None
+        return bool(select.select([stdout], [], [], 0)[0])
+
+    def hear(self) -> None:
+        self.answers.append(harness.answer(self.program))
+        assert self.answers[-1], "the program has ended"
+
+    # --- what somebody does -----------------------------------------------------------------------------------------
+
+    def make_job(self) -> None:
+        job = self.ask("POST", "/v1/jobs", {"name": "kept"}).json()["id"]
+        self.done["a job"] = lambda: self.get(f"/v1/jobs/{job}")["name"] == "kept"
+
+    def stop_job(self) -> None:
+        job = self.ask("POST", "/v1/jobs", {"name": "stopped"}).json()["id"]
+        self.ask("DELETE", f"/v1/jobs/{job}")
+        self.done["a stopped job"] = lambda: self.get(f"/v1/jobs/{job}")["state"] == "stopped"
+
+    def with_a_key(self) -> None:
+        key = {"Idempotency-Key": os.urandom(8).hex()}
+        job = self.ask("POST", "/v1/jobs", {"name": "once"}, **key).json()["id"]
+        self.done["an answer"] = lambda: self.ask("POST", "/v1/jobs", {"name": "once"}, **key).json()["id"] == job
+
+    def refused_with_a_key(self) -> None:
+        secret = self.ask("POST", "/v1/tokens", {"name": "kept", "scope": "operate"}).json()["token"]
+        headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": "a"}
+        with self.node.http() as http:
+            assert http.post("/v1/tokens", json={"name": "kept"}, headers=headers).status_code == 403
+
+    def make_token(self) -> None:
+        token = self.ask("POST", "/v1/tokens", {"name": "kept"}).json()["id"]
+        self.done["a token"] = lambda: token in [each["id"] for each in self.get("/v1/tokens")]
+
+    def revoke_token(self) -> None:
+        made = self.ask("POST", "/v1/tokens", {"name": "revoked"}).json()
+        self.ask("DELETE", f"/v1/tokens/{made['id']}")
+
+        def gone() -> bool:
+            with self.node.http() as http:
+                return http.get("/v1/jobs", headers={"Authorization": f"Bearer {made['token']}"}).status_code == 401
+
+        self.done["a revoked token"] = gone
+
+    def cordon(self) -> None:
+        self.ask("PATCH", "/v1/devices/cpu:2", {"cordoned": True, "reason": "why"}, **{"If-Match": "*"})
+        self.done["a cordoned device"] = lambda: self.get("/v1/devices/cpu:2")["cordoned"] is True
+
+    def drain(self) -> None:
+        self.ask("POST", "/v1/devices/cpu:2:drain", {})
+
+    def change_policy(self) -> None:
+        version = self.ask("PATCH", "/v1/policies/retention", {"events": 5000}, **{"If-Match": "*"}).json()["version"]
+        self.done["a policy"] = lambda: self.get("/v1/policies/retention")["version"] == version
+
+    def reset_breaker(self) -> None:
+        self.ask("POST", "/v1/circuit-breaker:reset")
+
+    def elsewhere(self) -> dict[str, str]:
+        """The body of a request to move the program."""
+        device = self.get(f"/v1/processes/{self.process}")["device"]
+        return {"process": self.process, "target": "cpu:1" if device == "cpu:0" else "cpu:0"}
+
+    def move(self) -> None:
+        operation = self.ask("POST", "/v1/migrations", self.elsewhere()).headers["location"]
+        self.done["an operation"] = lambda: self.get(operation)["subject"]["id"] == self.process
+
+    def move_with_the_driver(self) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+        self.newcomers.append(child)
+        self.driver.program(child.pid)
+        body = {"process": f"pid:{child.pid}", "target": "cuda:1", "engine": "driver"}
+        operation = self.ask("POST", "/v1/migrations", body).headers["location"]
+        self.done["an operation"] = lambda: self.get(operation)["kind"] == "migration"
+
+    def pause_and_go_on(self) -> None:
+        self.pause()
+        self.ask("POST", f"/v1/processes/{self.process}:rebind", {"pid": self.program.process.pid})
+
+    def pause(self) -> None:
+        self.ask("POST", f"/v1/processes/{self.process}:pause")
+
+    def go_on(self) -> bool:
+        with self.node.http() as http:
+            return http.post(f"/v1/processes/{self.process}:continue").status_code == 200
+
+    def keep_a_cut(self) -> None:
+        while self.node.is_alive:
+            self.work()
+            time.sleep(0.02)
+
+    def forget_a_cut(self) -> None:
+        until(lambda: len(self.kept_after_work()) >= 2, "more cuts than are to be kept")
+        self.start_daemon()
+
+    def kept_after_work(self) -> list[tuple[str, int, str]]:
+        self.work()
+        return self.kept()
+
+    def kept(self) -> list[tuple[str, int, str]]:
+        with contextlib.closing(sqlite3.connect(self.node.folder / "xmig.db")) as database:
+            return database.execute("select process_id, number, manifest from kept_cuts order by number").fetchall()
+
+    def stray(self) -> set[Path]:
+        """Files of the store that no record names."""
+        with contextlib.closing(sqlite3.connect(self.node.folder / "xmig.db")) as database:
+            named = {f"{name}.zst" for (name,) in database.execute("select hash from kept_parts")}
+        named |= {f"{number}.json" for _, number, _ in self.kept()}
+        return {path for path in (self.node.folder / "store").rglob("*") if path.is_file() and path.name not in named}
+
+    def newcomer(self) -> dict[str, Any] | None:
+        """A program that nobody has registered; its process, if it was let in."""
+        child = subprocess.Popen(
+            [sys.executable, "-c", NEWCOMER], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.newcomers.append(child)
+        assert child.stdout is not None
+        if child.stdout.readline() != "0\n":
+            return None
+        self.done["a program that was let in"] = lambda: self._process_of(child)["state"] in ("running", "lost")
+        return self._process_of(child)
+
+    def _process_of(self, child: subprocess.Popen[str]) -> dict[str, Any]:
+        # It is let in before that is written down.
+        return until(lambda: next((p for p in self.get("/v1/processes") if p["pid"] == child.pid), None), "its process")
+
+    def fault(self) -> None:
+        process = self.newcomer()
+        assert process is not None
+        os.kill(process["server_pid"], signal.SIGKILL)
+
+    def acknowledge(self) -> None:
+        process = self.newcomer()
+        assert process is not None
+        os.kill(process["server_pid"], signal.SIGKILL)
+        fault = until(lambda: self.get(f"/v1/faults?process={process['id']}"), "the fault")[0]["id"]
+        self.ask("POST", f"/v1/faults/{fault}:ack")
+        self.done["an acknowledged fault"] = lambda: self.get(f"/v1/faults/{fault}")["acknowledged_at"] is not None
+
+    def start_daemon(self) -> None:
+        self.node.kill()
+        self.node.launch()
+
+    def lose(self) -> None:
+        """Nobody holds the memory of a program whose server and daemon have gone."""
+        process = self.newcomer()
+        assert process is not None
+        self.node.kill()
+        os.kill(process["server_pid"], signal.SIGKILL)
+        until(lambda: not alive(process["server_pid"]), "the server is gone")
+        self.node.launch()
+
+    def tidy(self) -> None:
+        self.node.kill()
+        done = subprocess.run([sys.executable, "-c", TIDY], env=self.node.environment, cwd=harness.ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL
+
+
+def acts(*names: str, by: Callable[[Scene], Any]) -> dict[str, Callable[[Scene], Any]]:
+    return dict.fromkeys(names, by)
+
+
+# Who comes to a write, or to a place of the store.
+ACTS = {
+    **acts("audit.intent", "audit.outcome", "events.add", "jobs.add", by=Scene.make_job),
+    **acts("jobs.stop", by=Scene.stop_job),
+    **acts("keys.claim", "keys.answer", by=Scene.with_a_key),
+    **acts("keys.release", by=Scene.refused_with_a_key),
+    **acts("tokens.create", by=Scene.make_token),
+    **acts("tokens.revoke", by=Scene.revoke_token),
+    **acts("devices.change", by=Scene.cordon),
+    **acts("devices.cordon", by=Scene.drain),
+    **acts("policies.change", by=Scene.change_policy),
+    **acts("breaker.reset", by=Scene.reset_breaker),
+    **acts("breaker.acted", by=Scene.lose),
+    **acts("operations.begin", "operations.save", "operations.end", by=Scene.move),
+    **acts("migrations.intent", "migrations.save", by=Scene.move),
+    **acts("native.adopt", by=Scene.move_with_the_driver),
+    **acts("segments.add", "kept_cuts.add", "store.objects", "store.manifest", by=Scene.keep_a_cut),
+    **acts("kept_cuts.remove", by=Scene.forget_a_cut),
+    **acts("jobs.made", "processes.start", "processes.state", "processes.assign", "devices.learn", by=Scene.newcomer),
+    **acts("faults.add", "recoveries.save", by=Scene.fault),
+    **acts("faults.acknowledge", by=Scene.acknowledge),
+    **acts("processes.rebind", by=Scene.pause_and_go_on),
+    **acts("devices.configure", "native.forget", by=Scene.start_daemon),
+    **acts("history.tidy", by=Scene.tidy),
+}
+
+
+# A daemon that dies here leaves files in the store that no record names.
+STRAY = ("store.objects", "store.manifest", "write.begun kept_cuts.add", "write.committed kept_cuts.remove")
+
+
+@pytest.fixture(scope="module")
+def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="xmig-") as name:
+        folder = Path(name)
+        (folder / "driver").mkdir()
+        driver = Driver(folder / "driver", libraries)
+        driver.gpu(f"{FIRST} {80 * GIB} 0 0 0 NVIDIA H200", f"{SECOND} {80 * GIB} 0 0 0 NVIDIA H200")
+        zygote = Zygote(driver.environment)
+        node = ForkedNode(
+            folder, zygote, native_dir=native_dir, devices="cpu:0,cpu:1,cpu:2", device_memory=1 << 30,
+            adoption_grace=1, cut_budget=0.3, store_budget=1, store_cuts=1, failpoint=folder / "point",
+        )  # fmt: skip
+        node.daemon_environment = driver.environment
+        with contextlib.closing(zygote), node:
+            program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
+            harness.go(program)
+            preload = node.client.post("/v1/jobs", {"name": "to read how"})["preload"]
+            scene = Scene(node, folder / "point", driver, program, node.environment | {"LD_PRELOAD": preload})
+            scene.process = program.until("running")["id"]
+            yield scene
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash(scene: Scene, point: str) -> None:
+    node = scene.node
+    scene.done.clear()
+    scene.point.write_text(point)
+    with contextlib.suppress(httpx.TransportError):
+        ACTS[point.split()[-1]](scene)
+    until(lambda: not node.is_alive, f"the daemon comes to {point}")
+    scene.point.unlink()
+    stray, kept = scene.stray(), scene.kept()
+    node.start()
+    missing = [what for what, is_there in scene.done.items() if not is_there()]
+    assert missing == [], f"acknowledged, and gone after a crash at {point}"
+    for child in scene.newcomers:
+        child.kill()
+        child.communicate()
+    scene.newcomers.clear()
+    settle(node, scene.process)
+    harness.ask(scene.program, 5)
+    # Whoever has paused it lets it go on.
+    until(lambda: scene.has_answered() or scene.go_on(), "the program goes on")
+    scene.hear()
+    if point in STRAY:
+        assert stray
+        until(lambda: not stray & scene.stray(), "what no record names is removed")
+        until(lambda: scene.kept_after_work()[-1:] > kept[-1:], "cuts are kept again")
+        until(lambda: whole(scene), "what is kept is whole")
+    scene.ask("PATCH", "/v1/devices/cpu:2", {"cordoned": False}, **{"If-Match": "*"})
+
+
+@pytest.mark.parametrize("moment", ["write.begun", "write.committed"])
+def test_a_key_tells_what_it_began(scene: Scene, moment: str) -> None:
+    node, key = scene.node, {"Idempotency-Key": moment}
+    body, before = scene.elsewhere(), [each["id"] for each in scene.get("/v1/migrations")]
+    scene.point.write_text(f"{moment} operations.begin")
+    with contextlib.suppress(httpx.TransportError):
+        scene.ask("POST", "/v1/migrations", body, **key)
+    until(lambda: not node.is_alive, "the daemon is dead")
+    scene.point.unlink()
+    node.start()
+    settle(node, scene.process)
+    new = [each for each in scene.get("/v1/migrations") if each["id"] not in before]
+    with node.http() as http:
+        answer = http.post("/v1/migrations", json=body, headers=key)
+        if moment == "write.begun":  # nothing was written, so nothing was done
+            assert (answer.status_code, answer.json()["code"], new) == (409, "outcome_unknown", [])
+            return
+        operation = answer.json()
+        assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/operations/{operation['id']}")
+        assert [each["operation_id"] for each in new] == [operation["id"]]
+        assert operation == http.get(answer.headers["location"]).json()
+        assert http.post("/v1/migrations", json=body, headers=key).json() == operation
+        assert http.post("/v1/migrations", json={**body, "target": "cpu:2"}, headers=key).status_code == 422
+
+
+def test_a_pause_outlives_the_daemon(scene: Scene) -> None:
+    scene.pause()
+    scene.node.kill()
+    scene.node.start()
+    settle(scene.node, scene.process)
+    harness.ask(scene.program, 5)
+    until(scene.go_on, "it is paused, and goes on")
+    scene.hear()
+
+
+def whole(scene: Scene) -> bool:
+    """Everything that the database names is in the store; False if some of it has been removed since."""
+    store = scene.node.folder / "store"
+    for row in scene.kept():
+        try:
+            verify(Objects(store / "objects"), Manifests(store / "cuts").read(*row))
+        except Damaged:
+            assert row not in scene.kept()
+            return False
+    return True
+
+
+def test_the_program_has_not_noticed(scene: Scene, kernels: Path) -> None:
+    undisturbed = harness.start(scene.node, PROGRAMS / "stepwise.py", kernels=kernels)
+    harness.go(undisturbed)
+    assert scene.answers == [harness.steps(undisturbed, 5) for _ in scene.answers]
+    harness.output(undisturbed)
+    harness.output(scene.program)

@@ -1,0 +1,177 @@
+"""A database of an earlier version is brought up to date with everything in it, or left as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from tests.harness import ROOT
+from xmigd.database import migrate
+from xmigd.database.engine import make_engine, prepare_folder
+from xmigd.errors import StartError
+
+*OLDER, HEAD = sorted(path.name[:4] for path in (migrate.scripts() / "versions").glob("[0-9]*_*.py"))
+
+
+def older(path: Path, revision: str) -> None:
+    """What that version left behind: a job with two processes and what happened to them."""
+    prepare_folder(path)
+    engine = make_engine(path, writer=True)
+    with engine.begin() as connection:
+        command.upgrade(migrate.alembic_config(connection), revision)
+    engine.dispose()
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            """
+            insert into devices (id, kind, ordinal, configured, memory_bytes, seen_at)
+              values ('cpu:0', 'cpu', 0, 1, 5, 1.5);
+            insert into jobs (id, name, command, uid, registered, token_hash, stopped, created_at)
+              values ('j1', 'a job', 'python train.py', 1000, 1, 'hash', 0, 2.5);
+            insert into processes (id, job_id, pid, start_time, uid, gid, command, device, state, why, generation,
+                                   started_at)
+              values ('p1', 'j1', 5, 7, 1000, 1000, 'python train.py', 'cpu:0', 'running', 'ready', 3, 2.5),
+                     ('p2', 'j1', 6, 8, 1000, 1000, 'python train.py', 'cpu:0', 'ended', 'done', 1, 2.5);
+            insert into faults (process_id, number, kind, text, at) values ('p1', 1, 'server', 'killed', 3.5);
+            insert into recoveries (process_id, number, cause, outcome, attempts, standby, cut, detected_ms, story, at)
+              values ('p1', 1, 'killed', 'resumed', 1, 'warm', 4, 1.5, 'a line', 3.5);
+            insert into journal_segments (process_id, number, position, sequence, journal_bytes, live_bytes,
+                                          copied_bytes, chunks, objects, ms, reason, at)
+              values ('p1', 1, 100, 10, 100, 50, 50, 1, 2, 0.5, 'time', 3.5);
+            """
+        )
+    database.close()
+
+
+def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """What an older version has put there, column by column."""
+    with sqlite3.connect(path) as database:
+        found = {
+            table: sorted(database.execute(f"select {columns} from {table}").fetchall())
+            for table, columns in (
+                ("devices", "id, kind, ordinal, configured, memory_bytes, seen_at"),
+                ("jobs", "id, name, command, uid, registered, token_hash, stopped, created_at"),
+                ("processes", "id, job_id, pid, start_time, uid, gid, device, state, why, generation"),
+                ("faults", "process_id, number, kind, text, at"),
+                ("recoveries", "process_id, number, cause, outcome, attempts, cut, story"),
+                ("journal_segments", "process_id, number, position, sequence, ms, reason"),
+            )
+        }  # fmt: skip
+    database.close()
+    return found
+
+
+def revision(path: Path) -> str:
+    with sqlite3.connect(path) as database:
+        found: str = database.execute("select version_num from alembic_version").fetchone()[0]
+    database.close()
+    return found
+
+
+@pytest.mark.parametrize("source", OLDER)
+def test_everything_is_there_afterwards(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "xmig.db"
+    older(path, source)
+    before = content(path)
+    engine = make_engine(path, writer=True)
+    migrate.upgrade(path, engine)
+    engine.dispose()
+    assert revision(path) == HEAD
+    assert content(path) == before
+    # The backup is a whole database of the earlier version.
+    backup = path.with_suffix(f".{source}.bak")
+    assert content(backup) == before
+    assert revision(backup) == source
+    assert backup.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("target", OLDER)
+def test_the_way_back(tmp_path: Path, target: str) -> None:
+    """The downgrade scripts keep what the older version knows."""
+    path = tmp_path / "xmig.db"
+    older(path, "0002")
+    before = content(path)
+    engine = make_engine(path, writer=True)
+    migrate.upgrade(path, engine)
+    with engine.connect() as connection:
+        migrate.to_revision(connection, target, down=True)
+    assert content(path) == before
+    assert revision(path) == target
+    migrate.upgrade(path, engine)
+    engine.dispose()
+    assert content(path) == before
+
+
+def test_a_newer_database_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "xmig.db"
+    older(path, HEAD)
+    engine = make_engine(path, writer=True)
+    with engine.begin() as connection:
+        connection.execute(text("update alembic_version set version_num = '9999'"))
+    before = content(path)
+    with pytest.raises(StartError, match="another version of xmigd") as refused:
+        migrate.upgrade(path, engine)
+    engine.dispose()
+    assert "install the version that wrote it" in refused.value.hint
+    assert content(path) == before
+    assert revision(path) == "9999"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from alembic.operations import Operations
+from xmigd.database import migrate
+from xmigd.database.engine import make_engine
+path, left = Path(sys.argv[1]), int(sys.argv[2])
+def counted(function):
+    def call(*arguments, **options):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+for name in ("create_table", "create_index", "add_column", "batch_alter_table", "execute"):
+    setattr(Operations, name, counted(getattr(Operations, name)))
+migrate._back_up = counted(migrate._back_up)
+migrate.shutil.move = counted(migrate.shutil.move)
+engine = make_engine(path, writer=True)
+migrate.upgrade(path, engine)
+engine.dispose()
+"""
+
+
+def test_an_upgrade_that_is_killed_is_repeated(tmp_path: Path) -> None:
+    """At every step of it: the next start finds the old database or the new one, never something between."""
+    kills = 0
+    for count in range(1, 200):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        path = folder / "xmig.db"
+        older(path, "0001")
+        before = content(path)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        # Steps close together are one test: each start of Python costs as much as all the rest.
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, path, str(1 + (count - 1) * 4)], env=environment, check=False
+        )
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+        kills += 1
+        assert content(path) == before
+        assert revision(path) == "0001"
+        engine = make_engine(path, writer=True)
+        migrate.upgrade(path, engine)
+        engine.dispose()
+        assert content(path) == before
+        assert revision(path) == HEAD
+    assert kills >= 3

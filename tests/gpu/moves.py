@@ -1,0 +1,207 @@
+"""Moves between two GPUs, suspension and resumption, beside the driver's own checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from tests.gpu.bench import Bench, Failed, Outcome, Running
+from tests.gpu.cases import INFERRED, MOVED, SMALL_MOVED, TRAINED, Case
+from xmigd.client import Client
+from xmigd.measurements import Row
+
+OVER = ("succeeded", "failed", "cancelled")
+ROUND_TRIPS = 20
+TIMEOUT = 120
+
+
+class Moving:
+    """A running program that is moved back and forth, and what the daemon says of each move."""
+
+    def __init__(self, running: Running, devices: tuple[str, str], client: Client | None = None) -> None:
+        """`client`: of the daemon that moves a program which runs natively."""
+        self.program = running.program
+        if client is None:
+            assert running.program is not None
+            client = running.program.node.client
+        self.client = client
+        self.devices = devices
+        self.spans: list[tuple[float, float]] = []  # CLOCK_MONOTONIC, as the program's own steps
+
+    def info(self) -> dict[str, Any]:
+        found = None if self.program is None else self.program.info()
+        if found is None:
+            raise Failed("the daemon does not know the program")
+        return found
+
+    def move(self) -> dict[str, Any]:
+        """To the other device; the migration's record."""
+        info = self.info()
+        target = self.devices[info["device"] == self.devices[0]]
+        return self._ended("/v1/migrations", {"process": info["id"], "target": target})
+
+    def move_native(self, process: str, target: str) -> dict[str, Any]:
+        """The same of a program that was not started under xMIG, `pid:1234`."""
+        return self._ended("/v1/migrations", {"process": process, "target": target, "engine": "driver"})
+
+    def suspend(self) -> dict[str, Any]:
+        return self._ended(f"/v1/processes/{self.info()['id']}:suspend", {"to": "host"})
+
+    def resume(self) -> dict[str, Any]:
+        return self._ended(f"/v1/processes/{self.info()['id']}:resume", {})
+
+    def _ended(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        began = time.monotonic()
+        operation = self.client.post(path, body)
+        while operation["state"] not in OVER:
+            if time.monotonic() - began > TIMEOUT:
+                raise Failed(f"{path} is not over after {TIMEOUT} s: {operation['phase']}")
+            operation = self.client.get(f"/v1/operations/{operation['id']}/wait", timeout=10)
+        self.spans.append((began, time.monotonic()))
+        if operation["state"] != "succeeded":
+            error = operation["error"] or {}
+            raise Failed(f"{path}: {error.get('code')}: {error.get('detail')}")
+        found = [m for m in self.client.get("/v1/migrations", limit=100) if m["operation_id"] == operation["id"]]
+        if not found:
+            raise Failed(f"{path}: no record of it")
+        return dict(found[0])
+
+
+def forty(bench: Bench) -> Iterator[Row]:
+    """A 40 GB job: downtime, the parts of a move, what it costs the running program."""
+    moves, outcome = moved(bench, MOVED, 4)
+    yield from downtime("move-40GB", moves, outcome, MOVED, 500)
+    yield Row(
+        name="move-40GB: whole move", value=round(median(seconds(m) for m, _ in moves), 3), unit="s", better="lower",
+        conditions=f"median of {len(moves)}, from the request to its end; set-up "
+        f"{max(m['setup_ms'] or 0 for m, _ in moves):.0f} ms at most; "
+        f"rounds {', '.join(str(len(m['iterations'])) for m, _ in moves)}",
+    )  # fmt: skip
+    copied = sum(i["copied_bytes"] for m, _ in moves for i in m["iterations"])
+    took = sum(i["ms"] for m, _ in moves for i in m["iterations"])
+    if took:
+        yield Row(
+            name="move-40GB: copied and hashed", value=round(copied / took / 1e6, 1), unit="GB/s", better="higher",
+            conditions="all rounds together, from the source's shadow",
+        )  # fmt: skip
+    yield slow_down(moves, outcome)
+
+
+def back_and_forth(bench: Bench) -> Iterator[Row]:
+    """A job of 4 GB that is moved twenty times."""
+    moves, outcome = moved(bench, SMALL_MOVED, 2 if bench.rehearsal else ROUND_TRIPS)
+    yield from downtime("move-4GB", moves, outcome, SMALL_MOVED, None)
+
+
+def training(bench: Bench) -> Iterator[Row]:
+    yield from framework(bench, TRAINED, 500)
+
+
+def inference(bench: Bench) -> Iterator[Row]:
+    yield from framework(bench, INFERRED, 100)
+
+
+def suspension(bench: Bench) -> Iterator[Row]:
+    """40 GB to host memory and back."""
+    with bench.node(devices=bench.two_devices()) as node, bench.started(MOVED, node) as running:
+        running.holding()
+        moving = Moving(running, bench.two())
+        used = bench.device_used()
+        away = moving.suspend()
+        left = bench.device_used()
+        back = moving.resume()
+        outcome = running.finish()
+    # Before a resumption is asked for the program stands in any case; from then on as long as it takes.
+    for name, record, stands in (("suspend", away, (away["downtime_ms"] or 0) / 1e3), ("resume", back, seconds(back))):
+        phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in record["phases"])
+        yield Row(
+            name=f"{name}-40GB: the program stands", value=round(stands, 3), unit="s",
+            target=1.2, better="lower",
+            conditions=f"{MOVED.said}; whole {seconds(record):.2f} s; {phases} ms; device memory in use "
+            f"{used / 1e9:.1f} GB before, {left / 1e9:.1f} while suspended",
+        )  # fmt: skip
+    yield spoiled("suspend-40GB", outcome)
+
+
+def driver(bench: Bench) -> Iterator[Row]:
+    """The driver's own checkpoint of the same program, which runs natively: the peer that a move is compared with."""
+    if bench.rehearsal:
+        raise Failed("the driver's own checkpoint needs its driver")
+    devices = bench.two()
+    with bench.node(devices=bench.two_devices()) as node, bench.started(SMALL_MOVED, None) as running:
+        running.holding()
+        moving = Moving(running, devices, node.client)
+        process = f"pid:{running.process.pid}"
+        records = [moving.move_native(process, devices[number]) for number in (1, 0)]
+        outcome = running.finish()
+    moves = list(zip(records, moving.spans, strict=True))
+    yield from downtime("driver-4GB", moves, outcome, SMALL_MOVED, None)
+
+
+def moved(bench: Bench, case: Case, times: int) -> tuple[list[Any], Outcome]:
+    """Each move's record and when it was; the program's outcome."""
+    with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
+        running.holding()
+        moving = Moving(running, bench.two())
+        records = [moving.move() for _ in range(times)]
+        outcome = running.finish()
+    return list(zip(records, moving.spans, strict=True)), outcome
+
+
+def framework(bench: Bench, case: Case, target: float) -> Iterator[Row]:
+    """Moves of a PyTorch program while it runs; its results are those of an undisturbed run."""
+    undisturbed = bench.native(case)
+    with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
+        assert running.program is not None
+        running.program.until("running")
+        moving = Moving(running, bench.two())
+        records = [moving.move() for _ in range(2)]
+        outcome = running.finish()
+    longest = max(record["downtime_ms"] or 0 for record in records)
+    yield Row(
+        name=f"{case.name}: downtime", value=round(longest, 1), unit="ms", target=target, better="lower",
+        conditions=f"{case.said}; the longer of {len(records)}",
+    )  # fmt: skip
+    same = undisturbed.result.get("losses") == outcome.result.get("losses")
+    yield Row(
+        name=f"{case.name}: differences", value=0 if same else 1, unit="in all", target=0, better="lower",
+        conditions="losses, to the last bit, from a native run without a move",
+    )  # fmt: skip
+
+
+def downtime(name: str, moves: list[Any], outcome: Outcome, case: Case, target: float | None) -> Iterator[Row]:
+    times = [record["downtime_ms"] or 0 for record, _ in moves]
+    longest = max((record for record, _ in moves), key=lambda record: record["downtime_ms"] or 0)
+    phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in longest["phases"])
+    yield Row(
+        name=f"{name}: downtime", value=round(max(times), 1), unit="ms", target=target, better="lower",
+        conditions=f"{case.said}; the longest of {len(times)}, median {median(times):.1f}; its phases: {phases} ms",
+    )  # fmt: skip
+    yield spoiled(name, outcome)
+
+
+def spoiled(name: str, outcome: Outcome) -> Row:
+    return Row(
+        name=f"{name}: differences", value=outcome.result["spoiled"], unit="in all", target=0, better="lower",
+        conditions="pieces of memory that are not as they were, or as they were last written",
+    )  # fmt: skip
+
+
+def slow_down(moves: list[Any], outcome: Outcome) -> Row:
+    """A step that was over while a move copied, against one of quiet times. The downtime itself is not in it."""
+    steps = list(zip(outcome.result["ends"], outcome.result["lengths"], strict=True))
+    spans = [span for _, span in moves]
+    during = [length for end, length in steps if any(a <= end - length and end <= b for a, b in spans)]
+    quiet = [length for end, length in steps if all(end < a or end - length > b for a, b in spans)]
+    if not during or not quiet:
+        raise Failed("no step was over while a move copied")
+    return Row(
+        name="move-40GB: step while copying", value=round(median(during) / median(quiet), 3), unit="× a quiet one",
+        target=1.1, better="lower", conditions=f"median of {len(during)} steps, {len(quiet)} quiet ones",
+    )  # fmt: skip
+
+
+def seconds(record: dict[str, Any]) -> float:
+    return float((record["ended_at"] or record["started_at"]) - record["started_at"])

@@ -1,0 +1,116 @@
+"""Suspension and resumption with real servers: to host memory and to files, here and elsewhere, across a restart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests import harness
+from tests.migration.moves import begin, ended, info, kill, refusal, resumed, suspended
+from tests.recovery.conftest import Starter
+from xmigd.demo.node import Node, Program
+
+PARTS = (200, 300, 50, 400)
+
+
+def check_free(daemon: Node, program: Program, where: str) -> None:
+    """No server of it is left, and it waits."""
+    asleep = info(program)
+    assert (asleep["state"], asleep["location"], asleep["suspended"]) == ("suspended", where, True)
+    harness.wait_until(lambda: not harness.server_pids(daemon), "its servers are gone")
+
+
+@pytest.mark.parametrize("to", ["host", "file"])
+def test_suspended_and_resumed_here_and_elsewhere(
+    daemon: Node, start: Starter, undisturbed: Callable[..., str], to: str
+) -> None:
+    expected = undisturbed("training", 12000, 8)
+    program = start("training", 12000, 8)
+    harness.go(program)
+    folder = daemon.folder / "suspended" / info(program)["id"]
+    for device in ("cpu:1", "cpu:1", "cpu:0"):
+        result = suspended(program, to)["result"]
+        assert result["process_location"] == to
+        check_free(daemon, program, to)
+        assert folder.exists() == (to == "file")
+        if to == "file":
+            assert {os.stat(path).st_mode & 0o777 for path in folder.iterdir()} <= {0o600}
+        assert harness.stands_still(program) or program.process.poll() is None
+        resumed(program, device)
+        assert (program.until("running")["device"], info(program)["location"]) == (device, "device")
+    assert harness.output(program) == expected
+    harness.wait_until(lambda: harness.held(daemon).memfds == 0, "nothing is left")
+    assert not folder.exists()
+
+
+def test_the_daemon_is_restarted_while_it_is_suspended(daemon: Node, start: Starter) -> None:
+    quiet, program = start("stepwise"), start("stepwise")
+    for each in (quiet, program):
+        harness.go(each)
+    for part, to in zip(PARTS[:2], ("host", "file"), strict=True):
+        assert harness.steps(program, part) == harness.steps(quiet, part)
+        suspended(program, to)
+        harness.ask(program, part)
+        daemon.kill()
+        daemon.start()
+        harness.wait_until(lambda: bool(info(program)["held_bytes"]), "it is found again")
+        assert info(program)["state"] == "suspended"
+        resumed(program)
+        assert harness.answer(program) == harness.steps(quiet, part)
+    for each in (quiet, program):
+        harness.output(each)
+
+
+def test_a_server_dies_while_it_suspends_or_resumes(
+    daemon: Node, start: Starter, undisturbed: Callable[..., str]
+) -> None:
+    """It is running or suspended, and goes on from either."""
+    expected = undisturbed("training", 12000, 8)
+    program = start("training", 12000, 8)
+    harness.go(program)
+    for _ in range(3):
+        source = program.until("running")["server_pid"]
+        path = f"/v1/processes/{info(program)['id']}"
+        operation = daemon.client.post(f"{path}:suspend", {"to": "host"})
+        kill(source)
+        ended(daemon, operation)
+        harness.wait_until(lambda: info(program)["state"] in ("running", "suspended"), "it runs, or is suspended")
+        if info(program)["state"] == "running":
+            suspended(program)
+        operation = daemon.client.post(f"{path}:resume", {"device": "cpu:1"})
+        for pid in harness.server_pids(daemon):
+            kill(pid)
+        ended(daemon, operation)
+        harness.wait_until(lambda: info(program)["state"] in ("running", "suspended"), "it runs, or is suspended")
+        if info(program)["state"] == "suspended":
+            resumed(program, "cpu:1")
+    assert harness.output(program) == expected
+
+
+def test_a_program_that_is_suspended_ends_when_it_is_killed(daemon: Node, start: Starter) -> None:
+    program = start("training", 100000)
+    harness.go(program)
+    suspended(program, "file")
+    problem = refusal(daemon, "/v1/migrations", {"process": info(program)["id"], "target": "cpu:1"})
+    assert (problem["code"], problem["process_location"]) == ("suspended", "file")
+    program.process.kill()
+    program.process.communicate()
+    program.until("ended")
+    harness.wait_until(lambda: harness.held(daemon).memfds == 0, "nothing is left")
+    assert not (daemon.folder / "suspended" / info(program)["id"]).exists()
+
+
+def test_it_moves_again_after_it_was_resumed(daemon: Node, start: Starter) -> None:
+    quiet, program = start("stepwise"), start("stepwise")
+    for each in (quiet, program):
+        harness.go(each)
+    for part in PARTS:
+        harness.ask(program, part)
+        suspended(program)
+        resumed(program, "cpu:1")
+        assert harness.answer(program) == harness.steps(quiet, part)
+        assert ended(daemon, begin(program, "cpu:0"))["state"] == "succeeded"
+    for each in (quiet, program):
+        harness.output(each)

@@ -1,0 +1,98 @@
+"""What systemd is to the daemon, in a few lines: it listens to sd_notify, keeps descriptors, and passes them on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from xmigd.demo.node import Node
+from xmigd.supervisor.fds import same_file
+
+HIGH = 400  # where descriptors wait that are to become 3, 4, ... in the next daemon
+
+
+class ManagedNode(Node):
+    """A node whose daemon is a service. `stored` is the store; `said` is every message without descriptors."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        super().__init__(folder, **settings)
+        self.stored: list[tuple[str, int]] = []
+        self.said: list[str] = []
+        self.watchdog_us = 0
+        self._lock = threading.Lock()
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.bind(str(folder / "notify"))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __exit__(self, *what: Any) -> None:
+        super().__exit__(*what)
+        self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        for _, fd in self.stored:
+            os.close(fd)
+
+    @property
+    def names(self) -> list[str]:
+        with self._lock:
+            return [name for name, _ in self.stored]
+
+    def lose(self, name: str) -> None:
+        """As if there had been no room for it."""
+        with self._lock:
+            self._remove(name)
+
+    def popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for _, fd in self.stored]
+            names = ":".join(name for name, _ in self.stored)
+        redirections = " ".join(f"{3 + i}<&{fd} {fd}<&-" for i, fd in enumerate(sources))
+        command = f"export LISTEN_PID=$$; exec {shlex.quote(sys.executable)} -m xmigd.main {redirections}"
+        environment = self.environment | {"NOTIFY_SOCKET": str(self.folder / "notify")}
+        if sources:
+            environment |= {"LISTEN_FDS": str(len(sources)), "LISTEN_FDNAMES": names}
+        if self.watchdog_us:
+            environment["WATCHDOG_USEC"] = str(self.watchdog_us)
+        process = subprocess.Popen(
+            ["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, pass_fds=sources,
+        )  # fmt: skip
+        for fd in sources:
+            os.close(fd)
+        return process
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 16)
+            except OSError:
+                return
+            if not data:
+                return
+            lines = dict(line.split("=", 1) for line in data.decode().split("\n"))
+            with self._lock:
+                if "FDSTORE" in lines:
+                    for fd in fds:
+                        self._add(lines["FDNAME"], fd)
+                elif "FDSTOREREMOVE" in lines:
+                    self._remove(lines["FDNAME"])
+                else:
+                    self.said.append(data.decode())
+
+    def _add(self, name: str, fd: int) -> None:
+        """An open file is kept once, under its first name."""
+        if any(same_file(fd, kept) for _, kept in self.stored):
+            os.close(fd)
+        else:
+            self.stored.append((name, fd))
+
+    def _remove(self, name: str) -> None:
+        for stored in [stored for stored in self.stored if stored[0] == name]:
+            os.close(stored[1])
+            self.stored.remove(stored)

@@ -1,0 +1,159 @@
+"""Memory that the service manager keeps: the daemon and a server die at the same moment, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from tests.recovery.conftest import PROGRAMS
+from tests.recovery.service_manager import ManagedNode
+from xmigd.demo.node import Program
+
+PARTS = (200, 300, 50)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ManagedNode]:
+    with ManagedNode(tmp_path, adoption_grace=0.5) as node:
+        yield node
+
+
+def stepwise(node: ManagedNode, kernels: Path) -> Program:
+    program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
+    harness.go(program)
+    return program
+
+
+@pytest.fixture
+def expected(node: ManagedNode, kernels: Path) -> list[str]:
+    """The answers of a program that nothing happens to."""
+    program = stepwise(node, kernels)
+    answers = [harness.steps(program, part) for part in PARTS]
+    harness.output(program)
+    return answers
+
+
+def kill_both(node: ManagedNode, program: Program) -> None:
+    server = program.until("running")["server_pid"]
+    node.kill()
+    os.kill(server, signal.SIGKILL)
+
+
+def settled(node: ManagedNode) -> bool:
+    """Has the manager been told of everything that the daemon holds?"""
+    assert node.process is not None
+    links = []
+    for link in Path(f"/proc/{node.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(os.readlink(link))
+    memory = [link for link in links if "memfd:xmig-" in link and "index" not in link]
+    return len([name for name in node.names if not name.startswith("index-")]) == len(memory) >= 5
+
+
+def test_daemon_and_server_die_together(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
+    program = stepwise(node, kernels)
+    answers = []
+    for part in PARTS:
+        answers.append(harness.steps(program, part))
+        harness.wait_until(lambda: settled(node), "the store has all memory")
+        kill_both(node, program)
+        node.start()
+    assert answers == expected
+    program.until("running")
+    harness.output(program)
+    program.until("ended")
+    assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)] * len(PARTS)
+    harness.wait_until(lambda: len(node.names) == 1, "nothing of it is kept but the index")
+
+
+def test_server_dies_while_no_daemon_is_there(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
+    program = stepwise(node, kernels)
+    answers = [harness.steps(program, PARTS[0])]
+    harness.wait_until(lambda: settled(node), "the store has all memory")
+    server = program.until("running")["server_pid"]
+    node.kill()
+    os.kill(server, signal.SIGKILL)
+    harness.ask(program, PARTS[1])
+    node.start()
+    answers.append(harness.answer(program))
+    answers.append(harness.steps(program, PARTS[2]))
+    assert answers == expected
+    harness.output(program)
+
+
+def test_adopted_memory_is_kept_too(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
+    """The second daemon is told by the server what it has; the third has it from the second's store."""
+    program = stepwise(node, kernels)
+    answers = [harness.steps(program, PARTS[0])]
+    node.kill()
+    node.start()
+    harness.wait_until(lambda: (program.info() or {})["standby"] == "warm", "the server is adopted")
+    answers.append(harness.steps(program, PARTS[1]))
+    harness.wait_until(lambda: settled(node), "the store has all memory")
+    kill_both(node, program)
+    node.start()
+    answers.append(harness.steps(program, PARTS[2]))
+    assert answers == expected
+    harness.output(program)
+
+
+def is_lost(program: Program) -> str:
+    """Wait until its program is told that its memory is lost. Returns why."""
+    harness.ask(program, 10)
+    program.process.communicate(timeout=60)
+    assert program.process.returncode != 0
+    return str(program.until("lost", "ended")["why"])
+
+
+def test_what_is_not_complete_is_not_used(node: ManagedNode, kernels: Path) -> None:
+    program = stepwise(node, kernels)
+    harness.steps(program, PARTS[0])
+    harness.wait_until(lambda: settled(node), "the store has all memory")
+    kill_both(node, program)
+    node.lose(node.names[-1])
+    node.start()
+    assert "not kept" in is_lost(program)
+
+
+def test_what_has_changed_since_is_not_used(node: ManagedNode, kernels: Path) -> None:
+    """Another allocation, while there was no daemon to be given it."""
+    program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
+    harness.wait_until(lambda: settled(node), "the store has all memory")
+    server = program.until("running")["server_pid"]
+    node.kill()
+    harness.go(program)
+    harness.steps(program, PARTS[0])
+    os.kill(server, signal.SIGKILL)
+    node.start()
+    assert "changed while no daemon was there" in is_lost(program)
+
+
+def test_ready_watchdog_reload_and_stop(node: ManagedNode, tmp_path: Path) -> None:
+    node.stop()
+    node.watchdog_us = 300_000
+    configuration = tmp_path / "xmigd.toml"
+    configuration.write_text("")
+    node.environment["XMIG_CONFIG"] = str(configuration)
+    node.said.clear()
+    node.start()
+    assert node.process is not None
+    harness.wait_until(lambda: node.said.count("WATCHDOG=1") >= 3, "the watchdog is kept quiet")
+    assert node.said[0].startswith("READY=1\nSTATUS=")
+    configuration.write_text('log_level = "debug"\nport = 1\n')
+    before = len(node.said)
+    os.kill(node.process.pid, signal.SIGHUP)
+    harness.wait_until(lambda: any(s.startswith("READY=1") for s in node.said[before:]), "it has reloaded")
+    assert any(said.startswith("RELOADING=1\nMONOTONIC_USEC=") for said in node.said[before:])
+    log = node.log.read_text()
+    assert "changed=log_level" in log
+    configuration.write_text("log_level = 7\n")
+    os.kill(node.process.pid, signal.SIGHUP)
+    harness.wait_until(lambda: "the settings are not taken over" in node.log.read_text(), "a mistake is said")
+    node.stop()
+    assert any(said.startswith("STOPPING=1") for said in node.said)
