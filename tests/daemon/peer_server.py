@@ -49,7 +49,7 @@ class Peer:
         path = self.runtime_dir / "behaviour.json"
         what = json.loads(path.read_text()).get(point) if path.exists() else None
         if isinstance(what, int):
-            path.write_text(json.dumps({point: what - 1} if what > 1 else {}))
+            self.behave_next({point: what - 1} if what > 1 else {})
             what = "exit"
         if what == "exit":
             sys.exit(3)
@@ -64,7 +64,7 @@ class Peer:
             time.sleep(0.01)
             what = json.loads(path.read_text()).get(point)
         if what == "kill":
-            path.write_text("{}")
+            self.behave_next({})
             os.kill(os.getppid(), signal.SIGKILL)
         if what == "close":
             self.sock.close()
@@ -81,6 +81,11 @@ class Peer:
             )  # fmt: skip
             sys.exit(70)
         return str(what)
+
+    def behave_next(self, behaviour: dict[str, Any]) -> None:
+        written = self.runtime_dir / f"behaviour.{os.getpid()}"
+        written.write_text(json.dumps(behaviour))
+        written.replace(self.runtime_dir / "behaviour.json")  # other servers may be reading it
 
     def send(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
         socket.send_fds(self.sock, [json.dumps({"type": type, **fields}).encode()], fds or [])
@@ -196,9 +201,7 @@ class Peer:
                 if self.behave("handover") == "refuse":
                     self.send("handover_failed", text="there is no memory for a cut")
                     return
-                self.stop(
-                    "handed_over", cut=self.cuts, position=100, t=t, stopped_t=t, drained_t=t, cut_ms=0.5
-                )
+                self.stop("handed_over", cut=self.cuts, position=100, t=t, stopped_t=t, drained_t=t, cut_ms=0.5)
                 self.behave("handed_over")
             case "take":
                 self.behave("take")
@@ -252,19 +255,21 @@ class Peer:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 self.sock.connect(str(self.runtime_dir / "control.sock"))
-                break
-            except OSError:
+                self.announce(self.job)
+                return
+            except OSError:  # no daemon yet, or one that is dying: its listening socket may outlive its connections
                 self.sock.close()
                 time.sleep(0.02)
-        if self.job is None:
-            sys.exit(0)
+        sys.exit(0)
+
+    def announce(self, job: dict[str, Any]) -> None:
         source_first = self.behave("announced") == "source_first"
         begun = self.runtime_dir / "source_announces"
         while source_first and self.took and not begun.exists():
             time.sleep(0.005)
         self.send(
-            "announce", fds=self.fds, job=self.job["job"], pid=os.getpid(), device=self.device,
-            client_pid=self.job["client_pid"], generation=self.generation,
+            "announce", fds=self.fds, job=job["job"], pid=os.getpid(), device=self.device,
+            client_pid=job["client_pid"], generation=self.generation,
         )  # fmt: skip
         for fields, fd in self.memory.values():
             self.send("memory", fds=[fd], **fields)

@@ -104,7 +104,8 @@ MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each
 SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that each step writes", "--mib 3815 --hold",
                    "--mib 16 --dirty-mib 2 --hold")  # fmt: skip
 TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
-               "--context 256 --warmup 0 --steps 600 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+               "--context 256 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
-                "--warmup 0 --steps 3000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+                "--context 3000 --warmup 0 --steps 3000 --deterministic",
+                f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

@@ -96,11 +96,11 @@ def back_and_forth(bench: Bench) -> Iterator[Row]:
 
 
 def training(bench: Bench) -> Iterator[Row]:
-    yield from framework(bench, TRAINED, 500)
+    yield from framework(bench, TRAINED, 2 if bench.rehearsal else ROUND_TRIPS, 500)
 
 
 def inference(bench: Bench) -> Iterator[Row]:
-    yield from framework(bench, INFERRED, 100)
+    yield from framework(bench, INFERRED, 2, 100)
 
 
 def suspension(bench: Bench) -> Iterator[Row]:
@@ -150,28 +150,28 @@ def moved(bench: Bench, case: Case, times: int) -> tuple[list[Any], Outcome]:
     return list(zip(records, moving.spans, strict=True)), outcome
 
 
-def framework(bench: Bench, case: Case, target: float) -> Iterator[Row]:
+def framework(bench: Bench, case: Case, times: int, target: float) -> Iterator[Row]:
     """Moves of a PyTorch program while it runs; its results are those of an undisturbed run."""
     undisturbed = bench.native(case)
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
         assert running.program is not None
         running.program.until("running")
         moving = Moving(running, bench.two())
-        records = [moving.move() for _ in range(2)]
+        records = [moving.move() for _ in range(times)]
         outcome = running.finish()
-    longest = max(record["downtime_ms"] or 0 for record in records)
+    yield from downtime(case.name, list(zip(records, moving.spans, strict=True)), None, case, target)
+    compared = ("losses", "tokens", "sha256")
+    different = [name for name in compared if undisturbed.result.get(name) != outcome.result.get(name)]
     yield Row(
-        name=f"{case.name}: downtime", value=round(longest, 1), unit="ms", target=target, better="lower",
-        conditions=f"{case.said}; the longer of {len(records)}",
-    )  # fmt: skip
-    same = undisturbed.result.get("losses") == outcome.result.get("losses")
-    yield Row(
-        name=f"{case.name}: differences", value=0 if same else 1, unit="in all", target=0, better="lower",
-        conditions="losses, to the last bit, from a native run without a move",
+        name=f"{case.name}: differences", value=len(different), unit="in all", target=0, better="lower",
+        conditions=f"after {times} moves, from a native run without one: losses or tokens, and the SHA-256 of weights "
+        f"or caches{'; different: ' if different else ''}{', '.join(different)}",
     )  # fmt: skip
 
 
-def downtime(name: str, moves: list[Any], outcome: Outcome, case: Case, target: float | None) -> Iterator[Row]:
+def downtime(
+    name: str, moves: list[Any], outcome: Outcome | None, case: Case, target: float | None
+) -> Iterator[Row]:  # fmt: skip
     times = [record["downtime_ms"] or 0 for record, _ in moves]
     longest = max((record for record, _ in moves), key=lambda record: record["downtime_ms"] or 0)
     phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in longest["phases"])
@@ -179,7 +179,8 @@ def downtime(name: str, moves: list[Any], outcome: Outcome, case: Case, target: 
         name=f"{name}: downtime", value=round(max(times), 1), unit="ms", target=target, better="lower",
         conditions=f"{case.said}; the longest of {len(times)}, median {median(times):.1f}; its phases: {phases} ms",
     )  # fmt: skip
-    yield spoiled(name, outcome)
+    if outcome is not None:
+        yield spoiled(name, outcome)
 
 
 def spoiled(name: str, outcome: Outcome) -> Row:
