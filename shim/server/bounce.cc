@@ -1,16 +1,17 @@
 #include "server/bounce.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "journal/layout.h"
 #include "journal/mapping.h"
@@ -21,7 +22,19 @@ using journal::kGranule;
 
 namespace {
 
-constexpr size_t kMostThreads = 8;  // more do not make memory faster
+constexpr size_t kMostThreads = 16;
+constexpr const char* kDeviceFailed = "the device could not copy";
+
+// 0, or an errno.
+int transfer(auto&& call, int fd, std::byte* buffer, uint64_t offset) {
+  for (uint64_t done = 0; done < kGranule;) {
+    const ssize_t now = call(fd, buffer + done, kGranule - done, static_cast<off_t>(offset + done));
+    if (now < 0 && errno == EINTR) continue;
+    if (now <= 0) return now < 0 ? errno : EIO;  // shorter than it was
+    done += static_cast<uint64_t>(now);
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -31,15 +44,15 @@ class Bounce::Lane {
   Lane(const DriverTable& driver, uint32_t ordinal) : driver_(driver), ordinal_(ordinal) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
     buffers_ = journal::Mapping(::mmap(nullptr, 2 * kGranule, PROT_READ | PROT_WRITE, kFlags, -1, 0), 2 * kGranule);
-    good_ = static_cast<bool>(buffers_) &&
-            driver_.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS;
-    if (!good_) return;
-    // Where this fails the copies are slower, and right.
+    if (!buffers_) return;
+    // Where these fail, as on a device without memory, the copies are slower, and right.
+    if (driver_.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) stream_ = nullptr;
     driver_.cuMemHostRegister_v2(buffers_.data(), buffers_.size(), CU_MEMHOSTREGISTER_PORTABLE);
+    good_ = true;
     for (CUevent& event : events_) good_ &= driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
   }
   ~Lane() {
-    if (stream_) driver_.cuStreamSynchronize(stream_);
+    driver_.cuStreamSynchronize(stream_);
     for (const CUevent event : events_) {
       if (event) driver_.cuEventDestroy_v2(event);
     }
@@ -50,6 +63,7 @@ class Bounce::Lane {
 
   bool good() const { return good_; }
   uint32_t ordinal() const { return ordinal_; }
+  int error() const { return error_; }  // errno of the last failure; 0: it was the device's
 
   bool to_plain(const Piece& piece) {
     const size_t mine = next();
@@ -58,23 +72,18 @@ class Bounce::Lane {
     }
     // While the device fills this one, the one before it is emptied.
     const bool fine = finish();
-    waiting_ = piece.plain;
+    waiting_ = piece;
     waiting_in_ = mine;
     return fine;
   }
   bool to_device(const Piece& piece) {
     const size_t mine = next();
     if (used_[mine] && driver_.cuEventSynchronize(events_[mine]) != CUDA_SUCCESS) return false;
-    std::memcpy(buffer(mine), piece.plain, kGranule);
+    error_ = transfer(::pread, piece.fd, buffer(mine), piece.offset);
+    if (error_ != 0) return false;
     return driver_.cuMemcpyHtoDAsync_v2(piece.device, buffer(mine), kGranule, stream_) == CUDA_SUCCESS && mark(mine);
   }
-  // The last copy is done.
-  bool finish() {
-    if (!waiting_) return true;
-    if (driver_.cuEventSynchronize(events_[waiting_in_]) != CUDA_SUCCESS) return false;
-    std::memcpy(std::exchange(waiting_, nullptr), buffer(waiting_in_), kGranule);
-    return true;
-  }
+  // All copies are done.
   bool settle() { return finish() && driver_.cuStreamSynchronize(stream_) == CUDA_SUCCESS; }
 
  private:
@@ -84,6 +93,13 @@ class Bounce::Lane {
     used_[i] = true;
     return driver_.cuEventRecordWithFlags(events_[i], stream_, 0) == CUDA_SUCCESS;
   }
+  bool finish() {
+    if (!waiting_) return true;
+    if (driver_.cuEventSynchronize(events_[waiting_in_]) != CUDA_SUCCESS) return false;
+    const Piece piece = *std::exchange(waiting_, std::nullopt);
+    error_ = transfer(::pwrite, piece.fd, buffer(waiting_in_), piece.offset);
+    return error_ == 0;
+  }
 
   const DriverTable& driver_;
   const uint32_t ordinal_;
@@ -92,37 +108,116 @@ class Bounce::Lane {
   std::array<CUevent, 2> events_{};
   std::array<bool, 2> used_{};
   size_t turn_ = 0;
-  std::byte* waiting_ = nullptr;  // what the buffer `waiting_in_` is for
+  std::optional<Piece> waiting_;  // what the buffer `waiting_in_` is for
   size_t waiting_in_ = 0;
+  int error_ = 0;
   bool good_ = false;
 };
 
-bool Bounce::copy(std::span<const Piece> pieces, bool to_plain) {
+// The pieces that one thread takes at a time, one after another, lie from one bound to the next.
+struct Bounce::Run {
+  bool to_plain;
+  std::vector<Piece> pieces;
+  std::vector<size_t> bounds{0};
   std::atomic<size_t> next{0};
   std::atomic<bool> good{true};
-  const auto work = [&] {
-    std::unique_ptr<Lane> lane;
-    for (size_t i; good && (i = next.fetch_add(1)) < pieces.size();) {
-      const Piece& piece = pieces[i];
-      use_ordinal_(piece.ordinal);
-      if (!lane || lane->ordinal() != piece.ordinal) {
-        if (lane && !lane->settle()) good = false;
-        lane = std::make_unique<Lane>(driver_, piece.ordinal);
-      }
-      if (!lane->good() || !(to_plain ? lane->to_plain(piece) : lane->to_device(piece))) good = false;
-    }
-    if (lane && !lane->settle()) good = false;
-  };
-  const size_t threads = std::min({kMostThreads, size_t{std::max(1u, std::thread::hardware_concurrency())}, pieces.size() / 4 + 1});
+  std::mutex mutex;
+  std::string why;
+
+  void failed(const std::string& text) {
+    good = false;
+    const std::lock_guard lock(mutex);
+    if (why.empty()) why = text;
+  }
+};
+
+Bounce::Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal)
+    : driver_(driver), use_ordinal_(std::move(use_ordinal)) {}
+
+Bounce::~Bounce() {
+  for (std::unique_ptr<Lane>& lane : idle_) {
+    use_ordinal_(lane->ordinal());
+    lane.reset();
+  }
+}
+
+// One descriptor's pieces are written by one thread: the kernel lets no two in at once.
+bool Bounce::to_plain(std::span<const Piece> pieces, std::string& why) {
+  Run all{.to_plain = true, .pieces{pieces.begin(), pieces.end()}};
+  std::stable_sort(all.pieces.begin(), all.pieces.end(), [](const Piece& a, const Piece& b) { return a.fd < b.fd; });
+  for (size_t i = 1; i < all.pieces.size(); ++i) {
+    if (all.pieces[i].fd != all.pieces[i - 1].fd) all.bounds.push_back(i);
+  }
+  return run(all, why);
+}
+
+bool Bounce::to_device(std::span<const Piece> pieces, std::string& why) {
+  constexpr size_t kAtOnce = 4;
+  Run all{.to_plain = false, .pieces{pieces.begin(), pieces.end()}};
+  for (size_t i = kAtOnce; i < all.pieces.size(); i += kAtOnce) all.bounds.push_back(i);
+  return run(all, why);
+}
+
+bool Bounce::run(Run& run, std::string& why) {
+  if (run.pieces.empty()) return true;
+  const size_t groups = run.bounds.size();
+  run.bounds.push_back(run.pieces.size());
+  const size_t threads = std::min({kMostThreads, size_t{std::max(1u, std::thread::hardware_concurrency())}, groups});
   std::vector<std::thread> helpers;
   try {
-    while (helpers.size() + 1 < threads) helpers.emplace_back(work);
+    while (helpers.size() + 1 < threads) helpers.emplace_back([this, &run] { work(run); });
   } catch (const std::system_error&) {
     // No thread to be had: those that there are do it.
   }
-  work();
+  work(run);
   for (std::thread& helper : helpers) helper.join();
-  return good;
+  why = run.why;
+  return run.good;
+}
+
+void Bounce::work(Run& run) {
+  std::unique_ptr<Lane> mine;
+  const auto check = [&](bool fine) {
+    if (fine) return;
+    const int error = mine->error();
+    run.failed(error == 0 ? kDeviceFailed : std::string("what was kept off the device: ") + std::strerror(error));
+  };
+  for (size_t group; run.good && (group = run.next.fetch_add(1)) + 1 < run.bounds.size();) {
+    for (size_t i = run.bounds[group]; run.good && i < run.bounds[group + 1]; ++i) {
+      const Piece& piece = run.pieces[i];
+      if (!mine || mine->ordinal() != piece.ordinal) {
+        if (mine) {
+          check(mine->settle());
+          if (run.good) give_back(std::move(mine));
+        }
+        use_ordinal_(piece.ordinal);
+        mine = lane(piece.ordinal);
+        if (!mine->good()) return run.failed("there is no memory for buffers");
+      }
+      check(run.to_plain ? mine->to_plain(piece) : mine->to_device(piece));
+    }
+  }
+  if (!mine || !run.good) return;
+  check(mine->settle());
+  if (run.good) give_back(std::move(mine));
+}
+
+std::unique_ptr<Bounce::Lane> Bounce::lane(uint32_t ordinal) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const auto& one) { return one->ordinal() == ordinal; });
+    if (found != idle_.end()) {
+      std::unique_ptr<Lane> lane = std::move(*found);
+      idle_.erase(found);
+      return lane;
+    }
+  }
+  return std::make_unique<Lane>(driver_, ordinal);
+}
+
+void Bounce::give_back(std::unique_ptr<Lane> lane) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(lane));
 }
 
 }  // namespace xmig::server

@@ -1,15 +1,20 @@
-// Copies between a device and memory of this process that the device cannot reach, as that of files: through small
+// Copies between a device and plain memory, which has a descriptor and no address here (Hosted::plain): through small
 // page-locked buffers, on several threads, each with one buffer that the device works on and one that the processor does.
+//
+// Reading and writing take no pages into this process: nothing is zeroed, faulted in or locked before content comes, and
+// nothing is taken apart when the process ends.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "device/device.h"
 #include "driver_table.h"
 
 namespace xmig::server {
@@ -17,24 +22,32 @@ namespace xmig::server {
 class Bounce {
  public:
   // `use_ordinal` makes a device's context the calling thread's current one.
-  Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal)
-      : driver_(driver), use_ordinal_(std::move(use_ordinal)) {}
+  Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal);
+  ~Bounce();
+  Bounce(const Bounce&) = delete;
 
   struct Piece {
     uint64_t device;
-    std::byte* plain;
+    int fd;
+    uint64_t offset;
     uint32_t ordinal;
   };
-  // One granule each. The device is drained. False: the device failed, or there is no memory for the buffers.
-  bool to_plain(std::span<const Piece> pieces) { return copy(pieces, true); }
-  bool to_device(std::span<const Piece> pieces) { return copy(pieces, false); }
+  // One granule each. The device is drained. False: the device failed, or there is no memory; `why` says what it was.
+  bool to_plain(std::span<const Piece> pieces, std::string& why);
+  bool to_device(std::span<const Piece> pieces, std::string& why);
 
  private:
   class Lane;
-  bool copy(std::span<const Piece> pieces, bool to_plain);
+  struct Run;
+  bool run(Run& run, std::string& why);
+  void work(Run& run);
+  std::unique_ptr<Lane> lane(uint32_t ordinal);
+  void give_back(std::unique_ptr<Lane> lane);
 
   const DriverTable& driver_;
   const std::function<void(uint32_t)> use_ordinal_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> idle_;
 };
 
 }  // namespace xmig::server

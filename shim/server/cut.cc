@@ -171,11 +171,11 @@ bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<ui
 }
 
 void Executor::add_move(Moves& moves, uint64_t to, uint64_t from) const {
-  const auto in_file = [this](uint64_t at) { return at >= kShadowBase && shadow_.place(at) == Place::kFile; };
-  if (in_file(to)) {
-    moves.to_file.push_back({from, reinterpret_cast<std::byte*>(to), ordinal_of_address(from)});
-  } else if (in_file(from)) {
-    moves.from_file.push_back({to, reinterpret_cast<std::byte*>(from), ordinal_of_address(to)});
+  const auto plain = [this](uint64_t at) { return at >= kShadowBase ? shadow_.plain_at(at) : std::nullopt; };
+  if (const auto target = plain(to)) {
+    moves.to_plain.push_back({from, target->fd, target->offset, ordinal_of_address(from)});
+  } else if (const auto source = plain(from)) {
+    moves.from_plain.push_back({to, source->fd, source->offset, ordinal_of_address(to)});
   } else {
     moves.direct.emplace_back(to, from);
   }
@@ -184,11 +184,21 @@ void Executor::add_move(Moves& moves, uint64_t to, uint64_t from) const {
 bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& all, bool count) {
   Moves moves;
   for (const auto& [to, from] : all) add_move(moves, to, from);
-  return copy(moves, count);
+  std::string why;
+  return copy(moves, count, why);
 }
 
-bool Executor::copy(const Moves& sorted, bool count) {
-  if (!bounce_.to_plain(sorted.to_file) || !bounce_.to_device(sorted.from_file)) return false;
+bool Executor::copy(const Moves& sorted, bool count, std::string& why) {
+  const std::span<const Bounce::Piece> to_plain = sorted.to_plain;
+  size_t brought = 0;
+  for (size_t i = 0; count && i < to_plain.size(); ++i) {
+    if (!injector_.cut_due(i + 1)) continue;
+    if (!bounce_.to_plain(to_plain.subspan(brought, i - brought), why)) return false;
+    injector_.at_cut(i + 1, sequence_);
+    brought = i;
+  }
+  if (!bounce_.to_plain(to_plain.subspan(brought), why) || !bounce_.to_device(sorted.from_plain, why)) return false;
+  why = "the device could not copy";
   const auto& moves = sorted.direct;
   std::vector<device::Move> batch;  // of one device
   uint32_t batch_ordinal = 0;
@@ -200,9 +210,10 @@ bool Executor::copy(const Moves& sorted, bool count) {
   for (size_t i = 0; i < moves.size(); ++i) {
     const auto [to, from] = moves[i];
     const uint32_t ordinal = ordinal_of_address(std::min(to, from));  // the device's range lies below the shadow's
-    const bool struck = count && injector_.cut_due(i + 1);
+    const size_t number = to_plain.size() + i + 1;
+    const bool struck = count && injector_.cut_due(number);
     if ((ordinal != batch_ordinal || struck) && !flush()) return false;
-    if (struck) injector_.at_cut(i + 1, sequence_);
+    if (struck) injector_.at_cut(number, sequence_);
     batch_ordinal = ordinal;
     if (!batch.empty() && batch.back().to + batch.back().bytes == to && batch.back().from + batch.back().bytes == from) {
       batch.back().bytes += kGranule;

@@ -228,14 +228,14 @@ class Executor final : public Witness {
   std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
                                                           const std::vector<uint64_t>& hashes) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
-  // Copies of granules, `to` and `from`, by how they have to be made: what is in a file the device cannot reach.
+  // Copies of granules, `to` and `from`, by how they have to be made: plain memory the device cannot reach.
   struct Moves {
     std::vector<std::pair<uint64_t, uint64_t>> direct;
-    std::vector<Bounce::Piece> to_file, from_file;
+    std::vector<Bounce::Piece> to_plain, from_plain;
   };
   void add_move(Moves& moves, uint64_t to, uint64_t from) const;
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
-  bool copy(const Moves& moves, bool count);
+  bool copy(const Moves& moves, bool count, std::string& why);
   void trim();
 
   // redo.cc

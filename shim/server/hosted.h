@@ -17,6 +17,10 @@ enum class HostedKind : uint8_t {
 // Where a shadow is. What is not on a device can stay without a server.
 enum class Place : uint8_t { kDevice, kHost, kFile };
 
+// Names of what is in host memory: with an address that the device reaches, or with none here.
+inline constexpr const char* kLockedName = "host";
+inline constexpr const char* kPlainName = "memfd";
+
 struct Hosted {
   uint64_t id = 0;
   HostedKind kind = HostedKind::kDevice;
@@ -27,8 +31,12 @@ struct Hosted {
   ipc::UniqueFd fd;
   bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own cut
 
-  // The daemon gives it back by name: `host`, or `file:` and the file's name.
-  Place place() const { return name.empty() ? Place::kDevice : name == "host" ? Place::kHost : Place::kFile; }
+  // The daemon gives it back by name: one of these, or `file:` and the file's name.
+  Place place() const {
+    return name.empty() ? Place::kDevice : name == kLockedName || name == kPlainName ? Place::kHost : Place::kFile;
+  }
+  // Has it no address here? Then it is read and written through its descriptor (Bounce).
+  bool plain() const { return name == kPlainName || place() == Place::kFile; }
 };
 
 }  // namespace xmig::server

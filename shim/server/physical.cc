@@ -12,7 +12,6 @@
 namespace xmig::server {
 namespace {
 
-constexpr const char* kHostName = "host";
 
 CUmemLocation location(uint32_t ordinal) {
   CUmemLocation where{};
@@ -104,11 +103,13 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
   return CUDA_SUCCESS;
 }
 
+// A file that is too short would kill whoever reads it.
+bool Physical::long_enough(const Hosted& memory) {
+  struct stat status {};
+  return ::fstat(memory.fd.get(), &status) == 0 && static_cast<uint64_t>(status.st_size) >= memory.bytes;
+}
+
 CUresult Physical::map_host(const Hosted& memory) {
-  struct stat status {};  // a file that is too short would kill whoever reads it
-  if (::fstat(memory.fd.get(), &status) != 0 || static_cast<uint64_t>(status.st_size) < memory.bytes) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   void* const at = reinterpret_cast<void*>(memory.address);
   if (::mmap(at, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd.get(), 0) == MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -137,15 +138,26 @@ CUresult Physical::no_pages(const char* where, uint64_t bytes, std::string* why)
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// With `why` it is made beforehand: the caller tells the daemon, when nobody else can be telling it of everything.
-CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                               std::string* why) {
+CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
   ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
   // Pages are taken now: later there is nobody to tell that there are none.
-  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, why);
-  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kHostName, std::move(fd)};
+  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, nullptr);
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kLockedName, std::move(fd)};
   if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) return result;
   lock_pages(memory);
+  daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+// With `why` it is made beforehand: the caller tells the daemon, when nobody else can be telling it of everything.
+CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                                std::string* why) {
+  ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
+  const auto size = static_cast<off_t>(bytes);
+  const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
+  if (!made) return no_pages("host memory", bytes, why);
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
   if (!why) daemon_.memory_add(memory);
   out = std::move(memory);
   return CUDA_SUCCESS;
@@ -165,10 +177,6 @@ CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t addre
     return result;
   }
   Hosted memory{id, kind, static_cast<int>(ordinal), address, bytes, "file:" + name, std::move(fd)};
-  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) {
-    ::unlinkat(directory_.get(), name.c_str(), 0);
-    return result;
-  }
   if (!why) daemon_.memory_add(memory);
   out = std::move(memory);
   return CUDA_SUCCESS;
@@ -177,11 +185,10 @@ CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t addre
 CUresult Physical::adopt(const Hosted& memory) {
   taken(memory.id);
   if (memory.place() != Place::kDevice) {
+    if (!long_enough(memory)) return CUDA_ERROR_INVALID_VALUE;
+    if (memory.plain()) return CUDA_SUCCESS;
     const CUresult result = map_host(memory);
-    // Files cannot be page-locked: Bounce copies to and from them.
-    if (result == CUDA_SUCCESS && memory.place() == Place::kHost) {
-      lock_pages(memory);
-    }
+    if (result == CUDA_SUCCESS) lock_pages(memory);
     return result;
   }
   CUmemGenericAllocationHandle handle = 0;
@@ -200,9 +207,11 @@ void Physical::release(Hosted& memory) {
 }
 
 void Physical::let_go(Hosted& memory) {
-  if (memory.place() != Place::kDevice) {
+  if (memory.plain()) {
+    // It has never been mapped.
+  } else if (memory.place() == Place::kHost) {
     void* const at = reinterpret_cast<void*>(memory.address);
-    if (memory.place() == Place::kHost) driver_.cuMemHostUnregister(at);
+    driver_.cuMemHostUnregister(at);
     // Back to a reservation, so that nothing else comes to lie there.
     ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   } else {

@@ -59,10 +59,13 @@ class Physical {
 
   // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
   CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
-  // The same from host memory, for shadows that the device has no room for, or from a file in the directory that
-  // keep_files_in() named. `why`, if given, gets the reason of a failure instead of the log.
-  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                       std::string* why = nullptr);
+  // The same from host memory that the device reaches, which takes long: each page is taken and locked.
+  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. `why`, if given,
+  // gets the reason of a failure instead of the log; then host memory takes its pages when they are written, which may
+  // fail, and otherwise at once.
+  CUresult create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                        std::string* why = nullptr);
   CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                        std::string* why = nullptr);
   void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
@@ -79,7 +82,8 @@ class Physical {
 
  private:
   CUresult map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
-  CUresult map_host(const Hosted& memory);
+  static bool long_enough(const Hosted& memory);
+  static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
   void explain(CUresult result, uint64_t bytes);
   CUresult no_pages(const char* where, uint64_t bytes, std::string* why);

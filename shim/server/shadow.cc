@@ -10,6 +10,7 @@ using journal::kGranule;
 // A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
 constexpr uint64_t kSmallestSlab = 8 * kGranule;
 constexpr uint64_t kLargestSlab = 512 * kGranule;
+constexpr uint64_t kLargestMemfd = 32 * kGranule;  // one thread at a time writes to a descriptor
 
 uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
 
@@ -40,8 +41,10 @@ std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t byte
   return address;
 }
 
-Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted) {
-  const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, kLargestSlab);
+// `locked`: host memory with an address that the device reaches.
+Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked) {
+  const uint64_t largest = place == Place::kHost && !locked ? kLargestMemfd : kLargestSlab;
+  const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, largest);
   for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
     const auto address = gap(ordinal, place, bytes);
     if (!address) continue;
@@ -49,7 +52,10 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted) {
     CUresult result = CUDA_SUCCESS;
     switch (place) {
       case Place::kDevice: result = physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
-      case Place::kHost: result = physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+      case Place::kHost:
+        result = locked ? physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory)
+                        : physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, slab.memory);
+        break;
       case Place::kFile: result = physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
     }
     if (result != CUDA_SUCCESS) continue;
@@ -65,11 +71,12 @@ std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t
   for (auto it = first; it != slabs_.end() && ordinal_of(it->first) == ordinal && !chosen; ++it) {
     const Slab& slab = it->second;
     const Place its = slab.memory.place();
-    const bool fits = its == place || (place == Place::kDevice && !strictly && its == Place::kHost && !slab.held);
+    const bool instead = place == Place::kDevice && !strictly && its == Place::kHost && !slab.memory.plain();
+    const bool fits = its == place || instead;
     if (!slab.memory.foreign && fits && slab.used_count < slab.used.size()) chosen = &it->second;
   }
-  if (!chosen) chosen = add_slab(ordinal, place, wanted);
-  if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted);
+  if (!chosen) chosen = add_slab(ordinal, place, wanted, false);
+  if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted, true);
   if (!chosen) return std::nullopt;
   const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
   *free = true;
@@ -94,6 +101,12 @@ Place Shadow::place(uint64_t slot) const {
   return it == slabs_.end() ? Place::kDevice : it->second.memory.place();
 }
 
+std::optional<Shadow::PlainAt> Shadow::plain_at(uint64_t slot) const {
+  const auto it = containing(slot);
+  if (it == slabs_.end() || !it->second.memory.plain()) return std::nullopt;
+  return PlainAt{it->second.memory.fd.get(), slot - it->first};
+}
+
 std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, uint64_t bytes) {
   const auto address = gap(ordinal, Place::kHost, bytes);
   if (address) set_aside_.emplace(*address, bytes);
@@ -108,6 +121,22 @@ void Shadow::add_held(Hosted memory) {
   slab.held = true;
   slab.memory = std::move(memory);
   slabs_.emplace(address, std::move(slab));
+}
+
+std::vector<Shadow::Room> Shadow::held_rooms() const {
+  std::vector<Room> rooms;
+  for (const auto& [address, slab] : slabs_) {
+    if (!slab.held || slab.memory.name != kPlainName) continue;
+    for (size_t i = 0; i < slab.used.size(); ++i) {
+      if (slab.used[i]) continue;
+      if (i > 0 && !slab.used[i - 1]) {
+        rooms.back().bytes += kGranule;
+      } else {
+        rooms.push_back({{slab.memory.fd.get(), i * kGranule}, kGranule});
+      }
+    }
+  }
+  return rooms;
 }
 
 void Shadow::unhold() {

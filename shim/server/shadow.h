@@ -17,17 +17,30 @@ class Shadow {
   }
   Shadow(const Shadow&) = delete;
 
-  // A slot for the device `ordinal`, as an address of this process. Without `strictly` it is from host memory where the
-  // device has no room. `wanted`: how many will be asked for now, this one included. Nothing: there is no memory.
+  // A slot for the device `ordinal`. One on the device is an address of this process, also where, without `strictly`, it
+  // is from host memory because the device has no room; one elsewhere may be plain (plain_at). `wanted`: how many will
+  // be asked for now, this one included. Nothing: there is no memory.
   std::optional<uint64_t> allocate(uint32_t ordinal, Place place, uint64_t wanted = 1, bool strictly = false);
   void free(uint64_t slot);
   Place place(uint64_t slot) const;
+  // Where a slot of plain memory is: its descriptor, and the offset in it. Nothing if the slot has an address.
+  struct PlainAt {
+    int fd;
+    uint64_t offset;
+  };
+  std::optional<PlainAt> plain_at(uint64_t slot) const;
 
   // Room is made beforehand, while others work: addresses are set aside; then the slab is made, which takes long; then it
   // is added, or the addresses are given up. What was made so is kept for slots off the device, until unhold().
   std::optional<uint64_t> set_aside(uint32_t ordinal, uint64_t bytes);
   void add_held(Hosted memory);
   void give_up(uint64_t address) { set_aside_.erase(address); }
+  // Where these have not been used yet, in memory without an address.
+  struct Room {
+    PlainAt at;
+    uint64_t bytes;
+  };
+  std::vector<Room> held_rooms() const;
   void unhold();
   bool on_device(uint64_t slot) const;  // this server's, or the one that the job was on before
   bool has_device_slabs(uint32_t ordinal) const { return device_bytes(ordinal) != 0; }
@@ -63,7 +76,7 @@ class Shadow {
   Map::iterator containing(uint64_t slot);
   Map::const_iterator containing(uint64_t slot) const { return const_cast<Shadow*>(this)->containing(slot); }
   std::optional<uint64_t> gap(uint32_t ordinal, Place place, uint64_t bytes) const;
-  Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted);
+  Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked);
 
   Physical& physical_;
   Map slabs_;

@@ -4,10 +4,13 @@
 // shadow on the device and never out of live memory. The last cut copies what has changed since, straight to where it stays.
 //
 // Lock order: staging_mutex_ before hosted_mutex_.
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <fstream>
-#include <system_error>
 #include <thread>
 
 #include "server/clock.h"
@@ -19,10 +22,9 @@ using journal::kGranule;
 
 namespace {
 
-constexpr uint64_t kSlab = 256 * kGranule;
-constexpr size_t kBatch = 64;  // granules that a cut may have to wait for
+constexpr uint64_t kSlab = 32 * kGranule;  // what one thread writes
+constexpr size_t kBatch = 512;             // granules that a cut may have to wait for
 constexpr int kPasses = 4;     // over what has changed since the one before
-constexpr size_t kMostThreads = 8;
 constexpr uint64_t kProgressEvery = 200'000'000;  // ns
 constexpr uint64_t kSpared = 256ull << 20;        // host memory that others are to have
 
@@ -79,7 +81,7 @@ class Executor::Evacuation {
     }
   }
 
-  // Slabs for everything that will have to go there. Making them takes long: the pages are taken, and page-locked.
+  // Slabs for everything that will have to go there. Files take their room now; memory does when it is written.
   bool make_room(std::string& why) {
     std::array<uint64_t, journal::kMaxDevices> wanted{};
     {
@@ -101,38 +103,14 @@ class Executor::Evacuation {
             std::to_string(*available >> 20) + " MiB are available";
       return false;
     }
-    struct Wanted {
-      uint32_t ordinal;
-      uint64_t bytes;
-    };
-    std::vector<Wanted> slabs;
     for (uint32_t ordinal = 0; ordinal < executor_.contexts_.count(); ++ordinal) {
-      for (uint64_t left = wanted[ordinal]; left != 0;) {
-        slabs.push_back({ordinal, std::min(left, kSlab)});
-        left -= slabs.back().bytes;
+      for (uint64_t left = wanted[ordinal]; left != 0 && !stopping_;) {
+        const uint64_t bytes = std::min(left, kSlab);
+        if (!make_slab(ordinal, bytes, why)) return false;
+        left -= bytes;
       }
     }
-    std::atomic<size_t> next{0};
-    std::mutex mutex;
-    const auto work = [&] {
-      for (size_t i; !stopping_ && (i = next.fetch_add(1)) < slabs.size();) {
-        std::string text;
-        if (make_slab(slabs[i].ordinal, slabs[i].bytes, text)) continue;
-        const std::lock_guard lock(mutex);
-        if (why.empty()) why = text;
-        next = slabs.size();
-      }
-    };
-    std::vector<std::thread> helpers;
-    const size_t threads = std::min({kMostThreads, size_t{std::max(1u, std::thread::hardware_concurrency() / 2)}, slabs.size()});
-    try {
-      while (helpers.size() + 1 < threads) helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      // No thread to be had: those that there are do it.
-    }
-    work();
-    for (std::thread& helper : helpers) helper.join();
-    return why.empty();
+    return true;
   }
 
   bool make_slab(uint32_t ordinal, uint64_t bytes, std::string& why) {
@@ -150,7 +128,7 @@ class Executor::Evacuation {
     const CUresult result =
         to_ == Place::kFile
             ? executor_.physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, memory, &why)
-            : executor_.physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, memory, &why);
+            : executor_.physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, memory, &why);
     const std::lock_guard lock(executor_.hosted_mutex_);
     if (result == CUDA_SUCCESS) {
       executor_.daemon_.memory_add(memory);
@@ -158,7 +136,6 @@ class Executor::Evacuation {
       return true;
     }
     executor_.shadow_.give_up(*address);
-    if (why.empty()) why = "host memory cannot be mapped (CUDA error " + std::to_string(result) + ")";
     return false;
   }
 
@@ -180,6 +157,22 @@ class Executor::Evacuation {
       before = copied;
     }
     if (to_suspend_ && !stopping_) executor_.daemon_.suspend_progress(total_, total_);
+    return reserve(why);
+  }
+
+  // A cut may fill what is still empty, and then there is nobody to tell that there are no pages.
+  bool reserve(std::string& why) {
+    std::vector<Shadow::Room> rooms;
+    {
+      const std::lock_guard lock(executor_.hosted_mutex_);
+      rooms = executor_.shadow_.held_rooms();
+    }
+    for (const Shadow::Room& room : rooms) {
+      if (stopping_) break;
+      if (::fallocate(room.at.fd, 0, static_cast<off_t>(room.at.offset), static_cast<off_t>(room.bytes)) == 0) continue;
+      why = std::string("host memory has no room for the rest of the shadow: ") + std::strerror(errno);
+      return false;
+    }
     return true;
   }
 
@@ -209,10 +202,7 @@ class Executor::Evacuation {
       executor_.add_move(moves, *slot, chunk->slot);
       arrived.push_back({chunk->address, {chunk->hash, *slot}});
     }
-    if (!executor_.copy(moves, false)) {
-      why = "the device could not copy out of its shadow";
-      return std::nullopt;
-    }
+    if (!executor_.copy(moves, false, why)) return std::nullopt;
     for (const auto& [address, staged] : arrived) executor_.staged_[address] = staged;
     copied += arrived.size() * kGranule;
     done_ += arrived.size() * kGranule;

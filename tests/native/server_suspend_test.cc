@@ -87,7 +87,7 @@ void host() {
     }
     CHECK(job.resume(i % 2 == 0 ? "cpu:1" : "cpu:0"));
     program.let_run();
-    Job::wait([&] { return held(job, "shadow", "host") == 0; });  // back on the device
+    Job::wait([&] { return held(job, "shadow", "memfd") == 0; });  // back on the device
     if (i % 2 == 1) job.kill_server();
     program.let_run();
   }
@@ -109,7 +109,7 @@ void files() {
       program.let_run();
       CHECK(suspension.suspend().at("type") == "suspended");
       check_suspended(job, program);
-      CHECK(held(job, "shadow", "host") == 0);
+      CHECK(held(job, "shadow", "memfd") == 0);
       CHECK(held(job, "shadow", "file:") >= 16 << 20);
     }
     CHECK(job.resume("cpu:1"));
@@ -156,7 +156,7 @@ void aborts() {
     }
     program.let_run();
     CHECK(is_running(job));
-    Job::wait([&] { return held(job, "shadow", "host") == 0; });
+    Job::wait([&] { return held(job, "shadow", "memfd") == 0; });
     if (point == 3) job.kill_server();
     program.let_run();
   }
@@ -243,14 +243,14 @@ void shadow_on_host() {
   program.let_run();
   Suspension suspension(job);
   job.send({{"type", "cut"}, {"host", true}});
-  Job::wait([&] { return held(job, "shadow", "") == 0 && held(job, "shadow", "host") != 0; });
+  Job::wait([&] { return held(job, "shadow", "") == 0 && held(job, "shadow", "memfd") != 0; });
   program.let_run();
   job.kill_server();
   program.let_run();
   job.send({{"type", "cut"}, {"host", true}});
   Job::wait([&] { return held(job, "shadow", "") == 0; });
   job.send({{"type", "cut"}, {"host", false}});
-  Job::wait([&] { return held(job, "shadow", "host") == 0; });
+  Job::wait([&] { return held(job, "shadow", "memfd") == 0; });
   program.end();
   check_whole(job);
 }
