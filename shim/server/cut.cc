@@ -253,7 +253,7 @@ bool Executor::take_cut(const char* reason) {
   cut_trouble_.clear();
   cut_retry_ = 0;
   cut_now_ = false;
-  policy_.taken(end, end - start);
+  policy_.taken(end, end - start - std::min(end - start, report.once_ns));
   report.ms = static_cast<double>(end - start) / 1e6;
   report.off_device = place_ != Place::kDevice;
   requests_.fetch_and(~kAnswer);
@@ -322,6 +322,8 @@ std::string Executor::attempt_cut(CutReport& report) {
   const auto give_back = [&](const ChunkState& chunk) {
     if (chunk.slot != 0) given_back.push_back(chunk.slot);
   };
+  size_t fresh = 0;
+  const uint64_t placing = now_ns();
   auto old = chunks_.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
@@ -360,11 +362,13 @@ std::string Executor::attempt_cut(CutReport& report) {
                                            : "there is no memory for the shadow, neither on the device nor on the host";
       }
       taken.push_back(*slot);
+      ++fresh;
     }
     if (changed) moves.emplace_back(*slot, address);
     next.push_back({address, hashes[i], *slot});
   }
   for (; old != chunks_.cend(); ++old) give_back(*old);
+  if (fresh != 0) report.once_ns = now_ns() - placing;
 
   CutContent content;
   content.number = cut_number_ + 1;
@@ -393,7 +397,10 @@ std::string Executor::attempt_cut(CutReport& report) {
   }
 
   // From here on nothing may fail for want of something.
-  if (!copy_chunks(moves, true) || !write_cut_file(file, bytes)) {
+  const uint64_t copying = now_ns();
+  const bool copied = copy_chunks(moves, true);
+  if (fresh != 0) report.once_ns += (now_ns() - copying) * fresh / moves.size();
+  if (!copied || !write_cut_file(file, bytes)) {
     faults_.give_up(sequence_, "a cut could not be written");
   }
   journal::JournalHeader& header = job_.header();

@@ -1,7 +1,7 @@
 // When to take a cut.
 //
-// Cuts cost time in which nothing is executed; the budget is a share of time. What a cut costs is learnt from the last
-// one. What they gain is a short redo, which is as long as the work since the last cut: a redo that is short enough for
+// Cuts cost time in which nothing is executed; the budget is a share of time. What a cut will cost is learnt from the last
+// one, without what that did for the first time. What they gain is a short redo, which is as long as the work since the last cut: a redo that is short enough for
 // nobody to notice is worth twice the budget, and no more than that.
 //
 // Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
@@ -27,6 +27,7 @@ class CutPolicy {
     last_ = now;
     due_ = now + kFirstInRedo;
   }
+  // `cost`: what the next one is expected to take.
   void taken(uint64_t now, uint64_t cost) {
     interval_ = std::clamp(share_of(cost), kShortest, kLongest);
     if (interval_ > kGoodRedo && share_of(cost) / 2 <= kGoodRedo) interval_ = kGoodRedo;

@@ -384,7 +384,9 @@ void Executor::execute() {
   used_stream_.reset();
   contexts_.use(ordinal);
   device_.set_sequence(sequence);
+  const uint64_t began = redoing_ ? now_ns() : 0;
   dispatch();
+  if (redoing_) [[unlikely]] redo_times_.took(op_of(record_), now_ns() - began);
   if (used_stream_) {
     last_stream_ = *used_stream_;
     last_ordinal_ = ordinal;
@@ -538,6 +540,7 @@ bool Executor::check_finished_redo() {
   RedoReport report = replies_.report();
   report.records = redone_;
   daemon_.redone(report);
+  if (const std::string text = redo_times_.text(redone_, now_ns()); !text.empty()) log_(Level::kInfo, text);
   if (report.differing != 0) {
     log_(Level::kWarning, "the redo was not bit-exact: " + std::to_string(report.differing) + " of " +
                               std::to_string(report.compared) + " results differ, first that of record " +

@@ -38,6 +38,7 @@
 #include "server/preload.h"
 #include "server/progress.h"
 #include "server/record.h"
+#include "server/redo_times.h"
 #include "server/replies.h"
 #include "server/requests.h"
 #include "server/scratch.h"
@@ -412,6 +413,7 @@ class Executor final : public Witness {
   bool redoing_ = false;
   uint64_t redo_until_ = 0;
   uint64_t redone_ = 0;
+  RedoTimes redo_times_;
   std::optional<Delivery> deliver_;
   std::optional<Careful> careful_;
 

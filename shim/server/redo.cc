@@ -129,6 +129,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   deliver_ = deliver;
   careful_ = careful;
   progress_.idle(sequence_);
+  redo_times_ = RedoTimes(now_ns());
   redoing_ = true;
   redo_until_ = std::max(executed, position_);
   policy_.start_redo(now_ns());

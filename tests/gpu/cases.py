@@ -93,7 +93,7 @@ FAULTED = Case("faults", "gpt2", "GPT-2, 4 layers of 512",
                "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 600 --deterministic",
                f"{KILLED_GPT} --warmup 0")  # fmt: skip
 FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layers of 256",
-                      "--context 128 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+                      "--context 128 --warmup 0 --steps 1200 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its own", "", "")
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
@@ -108,4 +108,5 @@ TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
                 "--context 3000 --warmup 0 --steps 3000 --deterministic",
                 f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip
+DRIVEN = {"driver-4GB": (SMALL_MOVED, 2), "driver-40GB": (MOVED, 1)}  # and how often each is moved
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

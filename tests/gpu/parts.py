@@ -8,7 +8,7 @@ from functools import partial
 
 from tests.gpu import faults, kills, memory, moves, profile, recovery, results, steps
 from tests.gpu.bench import Bench
-from tests.gpu.cases import KILLED, RESULTS, TIMED
+from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED
 from xmigd.measurements import Row
 
 
@@ -48,7 +48,7 @@ MOVES = [
     Part("move-training", "migration", 60, moves.training, topic="migration"),
     Part("move-inference", "migration", 60, moves.inference, topic="migration"),
     Part("suspend-40GB", "migration", 60, moves.suspension, topic="migration"),
-    Part("driver-4GB", "migration", 60, moves.driver, topic="migration"),
+    *(Part(name, "migration", 60, partial(moves.driver, name=name), topic="migration") for name in DRIVEN),
 ]
 
 

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from statistics import median
 
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import RECOVERED
@@ -41,13 +42,15 @@ def measure(bench: Bench) -> Iterator[Row]:
         stall = outcome.result["slowest_s"] - outcome.result["step_s"]
         phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
         slowest = max(done, key=lambda r: float(r["resumed_ms"]))
+        cuts = [float(cut["ms"]) for cut in outcome.cuts]
         live = (info or {}).get("live_bytes") or 0
         yield Row(
             name=f"recovery of 10 GB {'with' if standby else 'without'} standby, {kind}: stall", value=round(stall, 3),
             unit="s", target=target, better="lower",
             conditions=f"the longest step of {struck} strikes less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
-            + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms",
+            + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms; "
+            f"{slowest['records'] or 0} records redone; {len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
         )  # fmt: skip
         if kind != "kill":
             yield Row(

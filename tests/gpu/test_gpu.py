@@ -200,4 +200,4 @@ def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
     bench.kind = "cpu"
     rows = {row.name: row for part in (moves.forty, moves.suspension) for row in part(bench)}
     assert rows["move-40GB: differences"].value == rows["suspend-40GB: differences"].value == 0
-    assert {"move-40GB: downtime", "move-40GB: whole move", "suspend-40GB: the program stands"} <= rows.keys()
+    assert {"move-40GB: downtime", "move-40GB: whole move", "suspend-40GB", "resume-40GB"} <= rows.keys()
