@@ -52,6 +52,7 @@ void Executor::consider_cut(bool idle) {
       suspend(stop.since);
     } else {
       take_cut(stop.reason);
+      cuts_decided_.fetch_add(1);
     }
     return;
   }
@@ -80,6 +81,7 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
       } else if (answered & kAnswer) {
         daemon_.cut_stands(cut_number_);
       }
+      cuts_decided_.fetch_add(1);
     }
     return std::nullopt;
   }

@@ -30,7 +30,8 @@ class CutPolicy {
   // `cost`: what the next one is expected to take.
   void taken(uint64_t now, uint64_t cost) {
     interval_ = std::clamp(share_of(cost), kShortest, kLongest);
-    if (interval_ > kGoodRedo && share_of(cost) / 2 <= kGoodRedo) interval_ = kGoodRedo;
+    const uint64_t twice = share_of(cost) / 2;  // the interval at twice the budget
+    if (interval_ > kGoodRedo && twice <= kFairRedo) interval_ = std::max(kGoodRedo, twice);
     last_ = now;
     due_ = now + interval_;
   }
@@ -60,6 +61,7 @@ class CutPolicy {
   static constexpr uint64_t kShortest = 150'000'000;
   // With the grace, a quarter of it, and a cut's own time: at most 250 ms of work to be done again.
   static constexpr uint64_t kGoodRedo = 200'000'000;
+  static constexpr uint64_t kFairRedo = 300'000'000;  // the longest that twice the budget is spent for
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLongest = 60'000'000'000;
   // A device that works through what it has been given loses nothing meanwhile.

@@ -371,6 +371,7 @@ class Executor final : public Witness {
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
   std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
+  std::atomic<uint64_t> cuts_decided_{0};  // taken, or found not to be needed or not possible
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;
   std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed

@@ -23,9 +23,10 @@ using journal::kGranule;
 namespace {
 
 constexpr uint64_t kSlab = 32 * kGranule;  // what one thread writes
-constexpr size_t kBatch = 512;             // granules that a cut may have to wait for
+constexpr size_t kBatch = 1024;            // granules that a cut may have to wait for
 constexpr int kPasses = 4;     // over what has changed since the one before
-constexpr uint64_t kProgressEvery = 200'000'000;  // ns
+constexpr uint64_t kProgressEvery = 200'000'000;     // ns
+constexpr uint64_t kPatienceForCut = 1'000'000'000;  // ns
 constexpr uint64_t kSpared = 256ull << 20;        // host memory that others are to have
 
 // Of the machine: pages that can be had without swapping. Nothing if it does not say.
@@ -59,6 +60,7 @@ class Executor::Evacuation {
   void run() {
     const uint64_t start = now_ns();
     std::string why;
+    wait_for_cut();
     if (!make_room(why) || !bring(why)) {
       if (stopping_) return;
       executor_.log_(Level::kWarning, "the shadow stays where it is: " + why);
@@ -78,6 +80,17 @@ class Executor::Evacuation {
       executor_.wanted_place_ = to_;
       executor_.must_settle_ = true;
       executor_.request(kCut);
+    }
+  }
+
+  // What no cut has yet would have to be copied while the program stands. If none is possible for so long, it has to go
+  // without.
+  void wait_for_cut() {
+    const std::atomic<uint64_t>& decided = executor_.cuts_decided_;
+    const uint64_t before = decided.load(), until = now_ns() + kPatienceForCut;
+    executor_.request(kCut);
+    while (!stopping_ && decided.load() == before && now_ns() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 

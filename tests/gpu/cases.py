@@ -106,7 +106,7 @@ SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that 
 TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
                "--context 256 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
-                "--context 3000 --warmup 0 --steps 3000 --deterministic",
+                "--context 1600 --warmup 0 --steps 1600 --deterministic",
                 f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip
 DRIVEN = {"driver-4GB": (SMALL_MOVED, 2), "driver-40GB": (MOVED, 1)}  # and how often each is moved
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

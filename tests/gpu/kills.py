@@ -47,12 +47,15 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def strikes(running: Running, status: Path, count: int, chance: random.Random) -> Iterator[str]:
-    """Kill its server `count` times, each time in another phase of a step; the phases in which they died."""
+def strikes(
+    running: Running, status: Path, count: int, chance: random.Random, *, preloaded: bool = False
+) -> Iterator[str]:
+    """Kill its server `count` times, each time in another phase of a step; the phases in which they died. `preloaded`: not
+    before the standby has loaded what it will need."""
     phases: list[str] = []
     pid: int | None = None
     for _ in range(count):
-        pid = warm_server(running, pid)
+        pid = warm_server(running, pid, preloaded=preloaded)
         if pid is None:
             return
         if not phases:
@@ -69,12 +72,13 @@ def strikes(running: Running, status: Path, count: int, chance: random.Random) -
             yield phase(status)
 
 
-def warm_server(running: Running, killed: int | None = None) -> int | None:
+def warm_server(running: Running, killed: int | None = None, *, preloaded: bool = False) -> int | None:
     """The server's process, another than `killed`, with a standby beside it; None when the program has ended."""
     assert running.program is not None
     while running.process.poll() is None:
         info = running.program.info()
         warm = info is not None and info["state"] == "running" and info["standby"] == "warm"
+        warm = warm and info is not None and (not preloaded or info["standby_preloaded"])
         if info is not None and warm and info["server_pid"] != killed:
             return int(info["server_pid"])
         if info is not None and info["state"] in ("losing", "lost"):

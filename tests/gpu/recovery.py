@@ -31,7 +31,7 @@ def measure(bench: Bench) -> Iterator[Row]:
             if kind != "kill":
                 struck = sum(illegal_address(running, bench) for _ in range(STRIKES))
             elif standby:
-                struck = len(list(strikes(running, status, STRIKES, random.Random(5))))
+                struck = len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
             else:
                 struck = sum(cold_kill(running) for _ in range(STRIKES))
             info = running.program.info()
@@ -62,7 +62,7 @@ def measure(bench: Bench) -> Iterator[Row]:
 
 def illegal_address(running: Running, bench: Bench) -> bool:
     """A kernel that stores to nowhere, beside the program's next one; wait until another server runs."""
-    before = warm_server(running)
+    before = warm_server(running, preloaded=not bench.rehearsal)
     if before is None:
         return False
     assert running.program is not None

@@ -167,9 +167,11 @@ void policy() {
   CutPolicy policy(0.01);
   policy.start(1000);
   CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
-  policy.taken(0, 5'000'000);  // 5 ms at 1 %: every 500 ms, and at 2 % still too dear for 200 ms
-  CHECK(!policy.due(499'000'000) && policy.due(500'000'000) && !policy.overdue(599'000'000));
-  CHECK(policy.overdue(600'000'000));
+  policy.taken(0, 7'000'000);  // 7 ms at 1 %: every 700 ms, and at 2 % still too dear for 300 ms
+  CHECK(!policy.due(699'000'000) && policy.due(700'000'000) && !policy.overdue(799'000'000));
+  CHECK(policy.overdue(800'000'000));
+  policy.taken(0, 5'000'000);  // at 2 % every 250 ms
+  CHECK(!policy.due(249'000'000) && policy.due(250'000'000));
   policy.taken(0, 4'000'000);  // every 400 ms, or for twice the budget every 200 ms: taken after 250 ms at the latest
   CHECK(!policy.due(199'000'000) && policy.due(200'000'000) && !policy.overdue(249'000'000));
   CHECK(policy.overdue(250'000'000));

@@ -34,6 +34,7 @@ def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
     info.server_pid = live.server_pid
     info.generation = live.generation
     info.standby = live.standby_state
+    info.standby_preloaded = live.standby_preloaded
     info.device, info.location, info.suspended = live.row.device, live.location, live.state == "suspended"
     info.held_bytes = sum(handle.size for handle in live.handles.values())
     info.shadow_bytes = live.shadow_bytes

@@ -151,6 +151,7 @@ class ProcessInfo(Answer):
     why: str
     server_pid: int | None
     standby: str | None = None
+    standby_preloaded: bool = Field(default=False, description="has it loaded the modules that a recovery will need?")
     location: str = Field(default="device", description="of its state: device, moving, host, file or lost")
     suspended: bool = False
     generation: int

@@ -43,10 +43,12 @@ class Preload:
                 self.added(handle)
         if self._changed or objects != self._objects:
             self._changed, self._objects = False, objects
+            standby.preloaded = False
             standby.send(m.pack("preload"), (memory.cut0, memory.cut1))
 
     def loaded(self, server: Server, message: m.Preloaded) -> None:
         server.preloaded_bytes = message.device_bytes
+        server.preloaded = True
 
     def _standby(self) -> Server | None:
         number = self._process.machine.standby

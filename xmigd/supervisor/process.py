@@ -120,6 +120,12 @@ class Process:
         return None if number is None else self.machine.servers[number]
 
     @property
+    def standby_preloaded(self) -> bool:
+        number = self.machine.standby
+        server = None if number is None else self.servers.get(number)
+        return server is not None and server.preloaded
+
+    @property
     def location(self) -> v.Location:
         """Where its state is."""
         if self.state in ("losing", "lost"):

@@ -112,6 +112,7 @@ class Server:
         self.start_time = 0
         self.device_bytes = 0  # that it takes for itself
         self.preloaded_bytes = 0  # and for what it has loaded ahead, as a standby
+        self.preloaded = False  # all that it was told to
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
