@@ -50,8 +50,10 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
 def strikes(
     running: Running, status: Path, count: int, chance: random.Random, *, preloaded: bool = False
 ) -> Iterator[str]:
-    """Kill its server `count` times, each time in another phase of a step; the phases in which they died. `preloaded`: not
-    before the standby has loaded what it will need."""
+    """Kill its server `count` times, each time in another phase of a step; the phases in which they died.
+
+    `preloaded`: not before the standby has loaded what it will need.
+    """
     phases: list[str] = []
     pid: int | None = None
     for _ in range(count):
