@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 constexpr uint64_t kPage = 4096;
 // What a standby may take of the device for code; the rest is loaded by the recovery.
 constexpr uint64_t kMostDeviceBytes = 256ull << 20;
+// What a kernel takes at most, about: the driver takes memory for code in pieces of this size.
+constexpr uint64_t kPiece = 4ull << 20;
 
 }  // namespace
 
@@ -95,15 +98,18 @@ void Preload::step() {
   Entry& entry = found->second;
   contexts_.use(entry.ordinal);
   const DriverTable& driver = device_.driver();
+  // The driver tells of the whole device only: what others take meanwhile must not count as taken here.
   size_t before = 0, after = 0, total = 0;
+  uint64_t most = kPiece;
   driver.cuMemGetInfo_v2(&before, &total);
   if (!work.kernel) {
     load(entry);
+    most = std::max(most, entry.identity.bytes);
   } else if (*work.kernel < entry.module.kernels.size()) {
     report_.kernels += load_kernel(driver, entry.module.kernels[*work.kernel]) == CUDA_SUCCESS;
   }
   driver.cuMemGetInfo_v2(&after, &total);
-  if (after < before) report_.device_bytes += before - after;
+  if (after < before) report_.device_bytes += std::min<uint64_t>(before - after, most);
 }
 
 // What cannot be loaded now is loaded, or fails, where it is needed.

@@ -17,6 +17,8 @@ using journal::kGranule;
 
 namespace {
 
+constexpr uint64_t kLongRestore = 50'000'000;  // ns
+
 // Which records of the ring change what a cut keeps beside memory.
 bool changes_objects(Op op) {
   switch (op) {
@@ -92,6 +94,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     return false;
   }
   daemon_.phase("mapped");
+  const uint64_t mapped = now_ns();
 
   position_ = cut_position_ = content.position;
   published_ = executed;
@@ -102,6 +105,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
   if (!restore_objects(content, why)) return false;
+  const uint64_t made = now_ns();
   if (comes_without_memory_) {
     if (!fill(why)) return false;
   } else if (!memory_is_state) {
@@ -109,6 +113,11 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   }
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
+  if (const uint64_t now = now_ns(); now - mapped > kLongRestore) {
+    const auto ms = [](uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; };
+    log_(Level::kInfo, "restoring took " + ms(made - mapped) + " for " + std::to_string(content.objects.size()) +
+                           " objects and " + ms(now - made) + " for memory");
+  }
 
   if (cut_again) {
     if (!replay_objects(cutting - 1, why)) return false;

@@ -93,7 +93,7 @@ FAULTED = Case("faults", "gpt2", "GPT-2, 4 layers of 512",
                "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 600 --deterministic",
                f"{KILLED_GPT} --warmup 0")  # fmt: skip
 FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layers of 256",
-                      "--context 128 --warmup 0 --steps 1200 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+                      "--context 128 --warmup 0 --steps 700 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its own", "", "")
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
