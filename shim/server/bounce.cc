@@ -22,7 +22,7 @@ using journal::kGranule;
 
 namespace {
 
-constexpr size_t kMostThreads = 32;
+constexpr size_t kMostThreads = 16;
 constexpr const char* kDeviceFailed = "the device could not copy";
 
 // 0, or an errno.
