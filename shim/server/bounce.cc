@@ -22,7 +22,6 @@ using journal::kGranule;
 
 namespace {
 
-constexpr size_t kMostThreads = 16;
 constexpr const char* kDeviceFailed = "the device could not copy";
 
 // 0, or an errno.
@@ -131,8 +130,8 @@ struct Bounce::Run {
   }
 };
 
-Bounce::Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal)
-    : driver_(driver), use_ordinal_(std::move(use_ordinal)) {}
+Bounce::Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads)
+    : driver_(driver), use_ordinal_(std::move(use_ordinal)), most_threads_(most_threads) {}
 
 Bounce::~Bounce() {
   for (std::unique_ptr<Lane>& lane : idle_) {
@@ -162,7 +161,7 @@ bool Bounce::run(Run& run, std::string& why) {
   if (run.pieces.empty()) return true;
   const size_t groups = run.bounds.size();
   run.bounds.push_back(run.pieces.size());
-  const size_t threads = std::min({kMostThreads, size_t{std::max(1u, std::thread::hardware_concurrency())}, groups});
+  const size_t threads = std::min({most_threads_, size_t{std::max(1u, std::thread::hardware_concurrency())}, groups});
   std::vector<std::thread> helpers;
   try {
     while (helpers.size() + 1 < threads) helpers.emplace_back([this, &run] { work(run); });

@@ -21,8 +21,10 @@ namespace xmig::server {
 
 class Bounce {
  public:
+  // More make memory no faster (docs/decisions/0009).
+  static constexpr size_t kMostThreads = 16;
   // `use_ordinal` makes a device's context the calling thread's current one.
-  Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal);
+  Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads = kMostThreads);
   ~Bounce();
   Bounce(const Bounce&) = delete;
 
@@ -46,6 +48,7 @@ class Bounce {
 
   const DriverTable& driver_;
   const std::function<void(uint32_t)> use_ordinal_;
+  const size_t most_threads_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> idle_;
 };

@@ -11,6 +11,7 @@
 
 #include "journal/layout.h"
 #include "server/clock.h"
+#include "server/measure.h"
 #include "server/server.h"
 
 namespace {
@@ -44,6 +45,14 @@ int print_layout() {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::string_view(argv[1]) == "--layout") return print_layout();
+  if (argc == 4 && std::string_view(argv[1]) == "--measure") {
+    try {
+      return xmig::server::measure(argv[2], std::strtoull(argv[3], nullptr, 10));
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "xmig-server: %s\n", error.what());
+      return 1;
+    }
+  }
   const uint64_t started = xmig::server::now_ns();
   std::string why;
   auto options = xmig::server::parse_options(argc, argv, why);

@@ -261,7 +261,12 @@ bool Executor::fill(std::string& why) {
     }
   }
   clear(zeros);
+  const uint64_t start = now_ns();
   if (!copy_and_hash(moves, hashes)) faults_.give_up(sequence_, "the device could not copy from the shadow");
+  if (const double ms = ms_since(start); ms > 500) {
+    log_(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " +
+                           std::to_string(static_cast<uint64_t>(ms)) + " ms");
+  }
   if (hashes == expected) return true;
   why = "what was copied from the shadow is not what the cut says: it was changed, or is damaged";
   trouble_ = {"bad_cut", why};

@@ -26,6 +26,7 @@ constexpr uint64_t kSlab = 32 * kGranule;  // what one thread writes
 constexpr size_t kBatch = 1024;            // granules that a cut may have to wait for
 constexpr int kPasses = 4;     // over what has changed since the one before
 constexpr uint64_t kProgressEvery = 200'000'000;     // ns
+constexpr uint64_t kLong = 500'000'000;               // ns
 constexpr uint64_t kPatienceForCut = 1'000'000'000;  // ns
 constexpr uint64_t kSpared = 256ull << 20;        // host memory that others are to have
 
@@ -61,7 +62,10 @@ class Executor::Evacuation {
     const uint64_t start = now_ns();
     std::string why;
     wait_for_cut();
-    if (!make_room(why) || !bring(why)) {
+    const uint64_t cut = now_ns();
+    const bool has_room = make_room(why);
+    const uint64_t room = now_ns();
+    if (!has_room || !bring(why)) {
       if (stopping_) return;
       executor_.log_(Level::kWarning, "the shadow stays where it is: " + why);
       executor_.drop_staged();
@@ -74,6 +78,12 @@ class Executor::Evacuation {
       return executor_.request(kCut);  // the empty slabs go with it, and somebody may wait for one
     }
     if (stopping_) return;
+    if (const uint64_t end = now_ns(); end - start > kLong) {
+      const auto ms = [](uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; };
+      executor_.log_(Level::kInfo, "bringing " + std::to_string(done_ >> 20) + " MiB of the shadow off the device took " +
+                                       ms(end - room) + ", after " + ms(cut - start) + " for a cut and " + ms(room - cut) +
+                                       " for room");
+    }
     if (to_suspend_) {
       executor_.daemon_.prepared(static_cast<double>(now_ns() - start) / 1e6);
     } else {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import faults, kills, memory, moves, profile, recovery, results, steps
+from tests.gpu import faults, kills, memory, moves, profile, recovery, results, speeds, steps
 from tests.gpu.bench import Bench
 from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED
 from xmigd.measurements import Row
@@ -34,6 +34,7 @@ PARTS = [
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
     Part("recovery", "recovery", 60, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
+    Part("speeds", "speeds", 20, speeds.measure),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
     Part("faults", "faults", 70, faults.hundred, alone=False),
     Part("faults-graphs", "faults", 25, faults.graphs, alone=False),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.gpu import moves
+from tests.gpu import moves, speeds
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import PATIENCE, Bench, Failed, Outcome
 from tests.gpu.cases import (
@@ -201,3 +201,14 @@ def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
     rows = {row.name: row for part in (moves.forty, moves.suspension) for row in part(bench)}
     assert rows["move-40GB: differences"].value == rows["suspend-40GB: differences"].value == 0
     assert {"move-40GB: downtime", "move-40GB: whole move", "suspend-40GB", "resume-40GB"} <= rows.keys()
+
+
+def test_speeds_of_a_device_and_its_buses(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + PATIENCE)
+    bench.kind = "cpu"
+    rows = {row.name: row.value for row in speeds.measure(bench)}
+    assert set(rows) == {"content hash", *speeds.WAYS.values()}
+    assert all(value > 0 for value in rows.values())
+    bench.kind = "nothing"
+    with pytest.raises(Failed, match=r"xmig-server: .*nothing"):
+        list(speeds.measure(bench))

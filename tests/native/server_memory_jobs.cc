@@ -57,7 +57,9 @@ void pinned_ahead() {
   };
   const auto is_copied = [&](uint64_t position) { return (job.record(position)->state.load() & 0xff) == journal::kCopied; };
   std::vector<uint64_t> got(kBytes / 8);
-  for (uint64_t round = 1; round <= 12; ++round) {
+  // A move waits for the gate as long as a server waits to hand over, and is given up then.
+  const uint64_t rounds = instead_of_kill ? 3 : 12;
+  for (uint64_t round = 1; round <= rounds; ++round) {
     // What the device writes before the copy comes from `own`: by a copy, or by a kernel.
     const uint64_t late = 1000 + round;
     job.append(Op::cuMemsetD32Async, Args_cuMemsetD32Async{own, static_cast<uint32_t>(late), kBytes / 4, 0});
@@ -66,7 +68,7 @@ void pinned_ahead() {
     std::fill_n(in, kBytes / 8, round);
     std::fill_n(other, kBytes / 8, round);
     job.launch(kernel, work, gate);
-    const bool by_kernel = round == 12;  // from then on, until a cut, everything takes its turn
+    const bool by_kernel = round == rounds;  // from then on, until a cut, everything takes its turn
     if (by_kernel) {
       job.launch(copy, work, other_address, own, kBytes);
     } else {
