@@ -6,7 +6,8 @@
 #   make docs    the pages of docs/ that are made from the code: settings, errors, command line, REST
 #   make openapi   docs/openapi.json out of the API
 #   make dist    what packages are built from, in dist/
-#   make packages   RPMs and the wheel, in build/packages, installed and run in a machine with systemd
+#   make built-packages   RPMs and the wheel, in build/packages
+#   make packages   the same, and only their tests: installed and run in a machine with systemd
 #   make coverage   docs/coverage.md out of the API table
 #   make gpu-kit what make gpu needs on a machine without network, in build/gpu-kit   (KIT_PYTHON=3.12)
 PYTHON ?= python3
@@ -24,7 +25,7 @@ demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
 
 # pytest comes last: its closing line says how many tests ran.
-test: lint native-test sanitize fuzz pytest
+test: lint native-test sanitize fuzz built-packages pytest
 
 bench: build
 	$(python) -m tests.bench $(ARGS)

@@ -12,7 +12,7 @@ python="$PWD/.venv/bin/python"
 export CCACHE_DISABLE=1
 "$setup/system.sh" packages
 trap 'kill $(jobs -p) 2>/dev/null || :' EXIT  # what still runs beside what has failed
-"$setup/boot_tree.sh" &
+{ "$setup/system.sh" boot || :; "$setup/boot_tree.sh"; } &
 tree=$!
 "$setup/dist.sh" >/dev/null
 rm -rf "$out"/{next,wheel,wheels}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# system.sh build|fuzz|packages: the system packages that are missing, installed where this may be done; otherwise one line
+# system.sh build|fuzz|packages|boot: the system packages that are missing, installed where this may be done; otherwise one line
 # that says exactly what to install.
 set -euo pipefail
 
@@ -30,6 +30,8 @@ packages)
   command -v rpmbuild >/dev/null || need rpm rpm-build
   command -v rpmlint >/dev/null || need rpmlint rpmlint
   command -v systemd-analyze >/dev/null || need systemd systemd
+  ;;
+boot)
   command -v systemd-nspawn >/dev/null || need systemd-container systemd-container
   command -v debootstrap >/dev/null || need debootstrap debootstrap
   ;;

@@ -1,1 +1,1 @@
-"""Tests of what `make packages` builds."""
+"""Tests of what `make built-packages` builds."""

@@ -1,4 +1,4 @@
-"""What `make packages` has built, and a machine to install it on."""
+"""What `make built-packages` has built, and a machine to install it on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def packages(build: str) -> list[Path]:
     """The packages of one of the builds; skips the test if there are none."""
     found = sorted((BUILT / build / "RPMS").glob("*/*.rpm"))
     if not found:
-        pytest.skip("make packages builds what this tests")
+        pytest.skip("make built-packages builds what this tests")
     return found
 
 
@@ -29,7 +29,7 @@ def packages(build: str) -> list[Path]:
 def wheel() -> Path:
     found = sorted((BUILT / "wheel").glob("xmig-*manylinux*.whl"))
     if not found:
-        pytest.skip("make packages builds the wheel")
+        pytest.skip("make built-packages builds the wheel")
     return found[0]
 
 
@@ -37,8 +37,10 @@ def wheel() -> Path:
 def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Container]:
     """A booted machine, with the packages and the wheel where its users are."""
     first, next_release = packages("first"), packages("next")
+    if WHY_NOT.exists():
+        pytest.skip(WHY_NOT.read_text().strip())
     if not TREE.is_dir():
-        pytest.skip(WHY_NOT.read_text().strip() if WHY_NOT.exists() else "make packages makes the machine")
+        pytest.skip("make built-packages makes the machine")
     folder = tmp_path_factory.mktemp("machine")
     supplied = describe_host(folder, [*first, *next_release])
     with Container(TREE, folder, binds={BUILT / "wheels": "/wheels"}) as machine:

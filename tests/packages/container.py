@@ -5,6 +5,7 @@ What is changed in it goes into a folder of the test (an overlay); the tree stay
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import time
@@ -47,20 +48,42 @@ class Container:
 
     def _boot(self) -> None:
         command: list[str | Path] = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit"]
-        command += [f"--directory={self.root}", "--console=read-only"]
+        # With a network of its own, which is a loopback: nobody else's dashboard has its port.
+        command += [f"--directory={self.root}", "--console=read-only", "--private-network"]
         command += [f"--bind-ro={source}:{target}" for source, target in self._binds.items()]
         with self.log.open("wb") as log:
             self._nspawn = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             assert self._nspawn.poll() is None, f"it does not boot: {self._last()}"
-            if self._leader == 0:
-                children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
-                self._leader = int(children[0]) if children else 0
-            elif self._enter(["systemctl", "is-active", "--quiet", "basic.target"]).returncode == 0:
+            self._leader = self._find_leader(self._nspawn.pid)
+            if self._leader and self._answers():
                 return
             time.sleep(0.2)
         raise AssertionError(f"it has not booted within {PATIENCE:g} s: {self._last()}")
+
+    @staticmethod
+    def _find_leader(nspawn: int) -> int:
+        """The container's first process; 0: there is none yet. Before it nspawn has another child, which makes it, and
+        goes."""
+        children = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+        for child in children:
+            try:
+                status = Path(f"/proc/{child}/status").read_text()
+                program = Path(f"/proc/{child}/comm").read_text().strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            numbers = re.findall(r"^NSpid:(.*)$", status, re.MULTILINE)[0].split()
+            if len(numbers) > 1 and numbers[-1] == "1" and program == "systemd":
+                return int(child)
+        return 0
+
+    def _answers(self) -> bool:
+        """Whether the manager says that it has started what everything else needs."""
+        try:
+            return self._enter(["systemctl", "is-active", "--quiet", "basic.target"]).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
 
     def _last(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
@@ -119,7 +142,7 @@ class Container:
         """Wait until a script succeeds; what it printed."""
         end = time.monotonic() + timeout
         while True:
-            done = self._enter(["/bin/bash", "-euo", "pipefail", "-c", script])
+            done = self._enter(["/bin/bash", "-euo", "pipefail", "-c", script], timeout)
             if done.returncode == 0:
                 return done.stdout
             assert time.monotonic() < end, f"not within {timeout:g} s: {what}\n{done.stderr[-2000:]}\n{self.journal()}"

@@ -60,13 +60,24 @@ def weights(output: str) -> str:
     return json.dumps([line["losses"] for line in lines if "losses" in line] + [lines[-1]["weights"]])
 
 
+# Memory files by their inodes: those of the daemon that the manager, which is process 1, has no copy of.
+KEPT = """
+memory() {
+  for fd in /proc/$1/fd/*; do
+    case $(readlink $fd) in /memfd:xmig*) stat --dereference --format=%i $fd ;; esac
+  done | sort --unique
+}
+daemon=$(systemctl show --value -p MainPID xmigd)
+held=$(memory $daemon)
+[ $(wc -l <<<"$held") -gt 6 ]
+missing=$(comm -23 <(echo "$held") <(memory 1))
+[ -z "$missing" ] || { echo "of $(wc -w <<<"$held") files the manager lacks:" $missing >&2; exit 1; }
+"""
+
+
 def settled(machine: Container) -> None:
     """Wait until the manager has a copy of every piece of memory that the daemon holds."""
-    machine.until(
-        'pid=$(systemctl show --value -p MainPID xmigd); held=$(ls -l /proc/$pid/fd | grep -c "memfd:xmig"); '
-        '[ "$held" -gt 6 ] && [ "$(systemctl show --value -p NFileDescriptorStore xmigd)" -ge "$held" ]',
-        "everything is kept",
-    )
+    machine.until(KEPT, "everything is kept")
 
 
 class Disturbed:
@@ -98,21 +109,27 @@ class Disturbed:
 
     def row(self, state: str = "running") -> dict[str, Any]:
         """Its process in the daemon's list, once it is in this state."""
-        found = self._machine.until(
-            "xmigctl ps -o json | python3 -c '"
-            "import json, sys; print(next(json.dumps(row) for row in json.load(sys.stdin) "
-            f"if row[\"job_name\"] == \"{self._name}\" and row[\"state\"] == \"{state}\"))'",
-            f"its process is {state}",
-        )
-        row: dict[str, Any] = json.loads(found)
+        row: dict[str, Any] = json.loads(self._machine.until(self._listed(state), f"its process is {state}"))
         return row
+
+    def _listed(self, state: str, field: str = "") -> str:
+        """What prints its process, or one field of it, if it is in this state, and fails otherwise."""
+        shown = f'row["{field}"]' if field else "row"
+        return (
+            f"xmigctl ps -o json | python3 -c 'import json, sys; print(next(json.dumps({shown}) "
+            "for row in json.load(sys.stdin) "
+            f'if row["job_name"] == "{self._name}" and row["state"] == "{state}"))\''
+        )
 
     def server(self) -> int:
         """The pid of its server, which is in a unit of its own."""
-        pid = int(self.row()["server_pid"])
-        scope = f"/xmig.slice/xmig-server-{pid}.scope"
-        self._machine.until(f"grep -E '^(0:|[0-9]+:name=systemd):.*{scope}$' /proc/{pid}/cgroup", "it is in its scope")
-        return pid
+        # Asked for again each time: right after a crash the one that is named may be gone.
+        found = self._machine.until(
+            f"pid=$({self._listed('running', 'server_pid')}); "
+            'grep -qE "^(0:|[0-9]+:name=systemd):.*/xmig.slice/xmig-server-$pid.scope$" /proc/$pid/cgroup; echo $pid',
+            "it has a server, which is in its scope",
+        )
+        return int(found)
 
     def scope(self) -> str:
         """The unit that holds its program."""
@@ -197,7 +214,7 @@ class TestPackages:
             "systemctl daemon-reload; systemctl restart xmigd"
         )
         job.kill_daemon("kill -STOP {daemon}")
-        machine.run("journalctl | grep 'xmigd.service: Watchdog timeout'")
+        machine.until("journalctl | grep 'xmigd.service: Watchdog timeout'", "it was the watchdog")
         machine.run("rm -r /run/systemd/system/xmigd.service.d; systemctl daemon-reload")
         assert job.server() == server
 

@@ -35,7 +35,7 @@ def test_two_builds_in_different_folders_are_the_same() -> None:
     """Binary packages, source package, wheel."""
     first = digests("first")
     if not (BUILT / "second" / "RPMS").is_dir():
-        pytest.skip("make packages builds them twice")
+        pytest.skip("make built-packages builds them twice")
     assert first == digests("second")
     assert len(first) == len(NAMES) + 2
 
