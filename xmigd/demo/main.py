@@ -105,28 +105,38 @@ def strike(program: Program, kind: str) -> None:
         os.kill(info["server_pid"], signal.SIGKILL)
 
 
-def disturbed(console: Console, node: Node, chance: random.Random, strikes: int, quiet: Training, epochs: int
+def reach(program: Program, output: Path, moment: float, began: float) -> None:
+    """Wait until a training has done so many epochs, of the last one a part, which takes as long as the others took.
+
+    How far it is, and not how late: a machine that others use, too, is now faster and now slower."""
+    whole = int(moment)
+    while (done := output.read_text().count("\n")) < whole and program.process.poll() is None:
+        time.sleep(0.002)
+    if done == whole and whole:
+        time.sleep((moment - whole) * (time.monotonic() - began) / whole)
+
+
+def disturbed(console: Console, node: Node, chance: random.Random, strikes: int, epochs: int
               ) -> tuple[Training, list[dict[str, Any]]]:  # fmt: skip
     """The training with `strikes` strikes at random moments; each recovery is printed as it is over."""
     program = start(node, "disturbed", epochs)
     program.until("running", "ended")
-    moments = sorted(chance.uniform(0.02, 0.9) * quiet.seconds for _ in range(strikes))
+    began = time.monotonic()
+    moments = sorted(chance.uniform(0.02, 0.8) * epochs for _ in range(strikes))
     kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
     console.print(f"[bold]{'':4}{'':7}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
                   f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
     console.print(f"[dim]{'':4}{'strike':7}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
                   f"{'records':>10}   replies[/dim]")  # fmt: skip
     recoveries: list[dict[str, Any]] = []
-    went_on = time.monotonic()
-    for number, (before, moment, kind) in enumerate(zip([0.0, *moments], moments, kinds, strict=False), 1):
-        time.sleep(max(0.0, went_on + moment - before - time.monotonic()))
+    for number, (moment, kind) in enumerate(zip(moments, kinds, strict=True), 1):
+        reach(program, node.folder / "disturbed.out", moment, began)
         if program.process.poll() is not None:
             break
         strike(program, kind)
         recovery = recovered(program, number)
         if recovery is None:
             break
-        went_on = time.monotonic()
         recoveries.append(recovery)
         console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(recovery[f"{phase}_ms"]) for phase in PHASES)
                       + f"{recovery['records'] or 0:>10}   {verdict(recovery)}")  # fmt: skip
@@ -232,7 +242,7 @@ def run(arguments: Sequence[str] = ()) -> int:
                       f"undisturbed: {quiet.seconds:.1f} s, accuracy {result['accuracy']:.2%}")  # fmt: skip
         console.print(f"The same, its GPU server killed or made to fault {options.strikes} times (seed {seed}); "
                       "time since the strike:\n")  # fmt: skip
-        struck, recoveries = disturbed(console, node, random.Random(seed), options.strikes, quiet, options.epochs)
+        struck, recoveries = disturbed(console, node, random.Random(seed), options.strikes, options.epochs)
         identical = compare(console, quiet, struck, recoveries, options.strikes)
         identical = moved(console, node, quiet, options.epochs) and identical
         if options.serve:
@@ -247,5 +257,6 @@ def run(arguments: Sequence[str] = ()) -> int:
     finally:
         if not options.serve or not keep:
             node.stop()
+        node.client.close()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
