@@ -60,6 +60,8 @@ class TestPolicies:
     def test_over_the_api(self, http: httpx.Client, daemon: Node) -> None:
         names = {policy["name"]: policy for policy in http.get("/v1/policies").json()}
         assert names.keys() == {"recovery", "circuit-breaker", "devices", "retention"}
+        assert all(policy["units"].keys() == policy["settings"].keys() for policy in names.values())
+        assert names["recovery"]["units"]["hang_timeout"] == "seconds"
         found = http.get("/v1/policies/recovery")
         assert found.headers["etag"] == '"0"'
         path, body = "/v1/policies/recovery", {"max_attempts": 7}

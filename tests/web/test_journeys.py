@@ -147,9 +147,14 @@ def test_make_a_token_and_revoke_it(page: Page, node: Node) -> None:
 def test_change_a_policy(page: Page, node: Node) -> None:
     page.goto("/settings")
     policy = page.locator(".policy").filter(has_text="How processes are recovered")
+    for value in ("max attempts", "cut budget share", "hang timeout seconds"):
+        expect(policy.get_by_label(value)).to_be_visible()
+    expect(page.locator(".policy input:visible")).to_have_count(page.locator(".policy .unit").count())
+    expect(page.locator(".policy .unit").filter(has_not_text=re.compile(r"\w"))).to_have_count(0)
     policy.get_by_label("max attempts").fill("7")
     policy.get_by_role("button", name="Apply").click()
     expect(page.locator(".note")).to_contain_text("it applies from now on")
+    expect(policy).to_contain_text("the setting says 5 attempts")
     assert node.client.get("/v1/policies/recovery")["settings"]["max_attempts"] == 7
     # Somebody else changes it while the page stands as it was: nothing is overwritten unseen.
     policy.get_by_label("max attempts").fill("8")

@@ -108,12 +108,24 @@ def test_the_keyboard_reaches_every_control(chromium: Browser, front: Front, liv
             assert page.evaluate("[...missing].map((each) => each.outerHTML)") == [], name
 
 
-def test_no_page_is_wider_than_a_telephone(chromium: Browser, front: Front, lived: Program) -> None:
-    with chromium.new_context(base_url=front.address, viewport={"width": 400, "height": 800}) as context:
+# Cells with as many lines as words, of which there are several.
+STACKED = """() => [...document.querySelectorAll("main :is(th, td, dt, dd, h1, h2, label > span)")].filter((each) => {
+  const words = each.innerText.trim().split(/\\s+/).length;
+  const range = document.createRange();
+  range.selectNodeContents(each);
+  const tops = [...range.getClientRects()].filter((at) => at.width > 1).map((at) => at.bottom).sort((a, b) => a - b);
+  const lines = tops.filter((top, i) => i === 0 || top - tops[i - 1] > 8).length;
+  return each.checkVisibility() && words > 1 && lines >= words;
+}).map((each) => each.innerText)"""
+
+
+def test_every_page_on_a_telephone(chromium: Browser, front: Front, lived: Program) -> None:
+    with chromium.new_context(base_url=front.address, viewport={"width": 375, "height": 800}) as context:
         page = context.new_page()
         for name, path in pages(lived).items():
             page.goto(path)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
+            assert page.evaluate("document.documentElement.scrollWidth") <= 375, name
+            assert page.evaluate(STACKED) == [], f"{name}: one word a line"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

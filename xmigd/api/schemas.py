@@ -323,6 +323,7 @@ class PolicyInfo(Answer):
     version: int = Field(description="its ETag's; 0: nobody has changed it")
     settings: dict[str, float | int] = Field(description="what applies")
     defaults: dict[str, float | int] = Field(description="what the settings say")
+    units: dict[str, str] = Field(description="what each value is measured in, or counts: seconds, share, faults…")
     updated_at: float | None
     updated_by: str | None
 

@@ -28,11 +28,11 @@ def list_policies(output: OutputOption = Output.table) -> None:
     if output is Output.table:
         rows = [
             {"policy": row["name"], "value": name, "now": value, "default": row["defaults"].get(name),
-             "updated_by": row["updated_by"], "updated_at": row["updated_at"]}
+             "unit": row.get("units", {}).get(name), "updated_by": row["updated_by"], "updated_at": row["updated_at"]}
             for row in rows for name, value in row["settings"].items()
         ]  # fmt: skip
-    columns = {"policy": "POLICY", "value": "VALUE", "now": "NOW", "default": "DEFAULT", "updated_by": "CHANGED BY",
-               "updated_at": "CHANGED"}  # fmt: skip
+    columns = {"policy": "POLICY", "value": "VALUE", "now": "NOW", "default": "DEFAULT", "unit": "UNIT",
+               "updated_by": "CHANGED BY", "updated_at": "CHANGED"}  # fmt: skip
     show(rows, output, columns, "there are no policies")
 
 

@@ -25,36 +25,54 @@ from xmigd.settings import Settings
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def units(cls) -> dict[str, str]:
+        """What each value is measured in, or counts."""
+        return {name: value["unit"] for name, value in cls.model_json_schema()["properties"].items()}
+
 
 G = TypeVar("G", bound=Group)
+
+
+def measured(unit: str, **options: Any) -> Any:
+    """A field in this unit. What `0` means stands in its description, and not in the unit."""
+    return Field(json_schema_extra={"unit": unit}, **options)
 
 
 class RecoveryPolicy(Group):
     """How processes are recovered. `max_attempts` applies at once, the others to processes that begin later."""
 
-    max_attempts: int = Field(ge=1, le=1000, description="recoveries in a row without progress before it is lost")
-    cut_budget: float = Field(gt=0, le=0.5, description="share of a process's time that cuts may cost")
-    hang_timeout: float = Field(ge=0, le=1e9, description="seconds without progress that count as hung; 0: never")
+    max_attempts: int = measured(
+        "attempts", ge=1, le=1000, description="recoveries in a row without progress before it is lost"
+    )
+    cut_budget: float = measured("share", gt=0, le=0.5, description="share of a process's time that cuts may cost")
+    hang_timeout: float = measured(
+        "seconds", ge=0, le=1e9, description="seconds without progress that count as hung; 0: never"
+    )
 
 
 class BreakerPolicy(Group):
     """When the circuit breaker opens."""
 
-    max_actions: int = Field(default=10, ge=1, le=10_000, description="automatic actions within the window")
-    window_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    max_actions: int = measured(
+        "actions", default=10, ge=1, le=10_000, description="automatic actions within the window"
+    )
+    window_seconds: float = measured("seconds", default=600.0, ge=1, le=86_400)
 
 
 class DevicePolicy(Group):
     """When a device that faults again and again is drained, unless the circuit breaker is open."""
 
-    max_faults: int = Field(default=0, ge=0, le=10_000, description="of the device, within the window; 0: never")
-    window_seconds: float = Field(default=3600.0, ge=1, le=86_400)
+    max_faults: int = measured(
+        "faults", default=0, ge=0, le=10_000, description="of the device, within the window; 0: never"
+    )
+    window_seconds: float = measured("seconds", default=3600.0, ge=1, le=86_400)
 
 
 class RetentionPolicy(Group):
     """What is kept for how long."""
 
-    events: int = Field(ge=100, le=1_000_000, description="events that can be replayed")
+    events: int = measured("events", ge=100, le=1_000_000, description="events that can be replayed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +82,7 @@ class PolicyState:
     version: int
     settings: dict[str, Any]
     defaults: dict[str, Any]
+    units: dict[str, str]
     updated_at: float | None
     updated_by: str | None
 
@@ -120,7 +139,8 @@ class Policies:
         return PolicyState(
             name=name, description=(type(found).__doc__ or "").strip(), version=0 if row is None else row.version,
             settings=found.model_dump(), defaults=self._defaults[name].model_dump(),
-            updated_at=None if row is None else row.updated_at, updated_by=None if row is None else row.updated_by,
+            units=type(found).units(), updated_at=None if row is None else row.updated_at,
+            updated_by=None if row is None else row.updated_by,
         )  # fmt: skip
 
     def states(self) -> list[PolicyState]:

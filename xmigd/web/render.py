@@ -45,6 +45,7 @@ def make_templates() -> Environment:
     templates.filters |= {
         "bytes": bytes_text, "count": count_text, "ms": ms_text, "rate": rate_text, "clock": clock_text,
         "iso": iso_text, "duration": duration_text, "share": share, "percent": percent_text, "words": words,
+        "number": number_text,
     }  # fmt: skip
     return templates
 
@@ -73,6 +74,11 @@ def rate_text(value: float | None) -> str:
 def count_text(value: float | None) -> str:
     """1234567 → 1 234 567, with narrow spaces that do not break."""
     return DASH if value is None else f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def number_text(value: float) -> str:
+    """As a person would put it into a form."""
+    return str(int(value)) if value == int(value) else str(value)
 
 
 def ms_text(value: float | None) -> str:
