@@ -207,6 +207,14 @@ class TestPackages:
         job.kill_daemon("kill -9 {daemon}")
         assert job.server() == server
 
+        # One crash after the other, most of them while the daemon begins.
+        job.kill_daemon(
+            "last=0; for n in 1 2 3 4 5 6 7 8; do "
+            'until pid=$(systemctl show --value -p MainPID xmigd); [ "$pid" != 0 ] && [ "$pid" != $last ]; do :; done; '
+            "kill -9 $pid; last=$pid; done"
+        )
+        assert job.server() == server
+
         # An event loop that stands still.
         machine.run(
             "mkdir -p /run/systemd/system/xmigd.service.d; cd /run/systemd/system/xmigd.service.d; "
