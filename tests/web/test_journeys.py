@@ -41,7 +41,10 @@ def test_run_a_job_and_see_it(page: Page, node: Node) -> None:
     expect(page.locator("#samples")).to_be_visible()
 
 
-def test_a_chart_of_a_single_sample_shows_its_time(page: Page, training: Program) -> None:
+def test_a_chart_of_a_single_sample_shows_its_time(page: Page, node: Node, training: Program) -> None:
+    # A page that does not renew itself has to be asked for when there is something to draw.
+    series = f"/v1/processes/{_process(training)}/series"
+    wait_until(lambda: any(node.client.get(series)["samples"]["live_bytes"]), "a sample")
     page.add_init_script(
         "window.drawn = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
         "CanvasRenderingContext2D.prototype.fillText = "
