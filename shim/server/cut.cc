@@ -255,7 +255,9 @@ bool Executor::take_cut(const char* reason) {
   cut_trouble_.clear();
   cut_retry_ = 0;
   cut_now_ = false;
-  policy_.taken(end, end - start - std::min(end - start, report.once_ns));
+  // A server's first cut tells nothing of the next: code, pages and buffers are touched for the first time, too.
+  const uint64_t once = std::exchange(has_cut_, true) ? report.once_ns : end - start;
+  policy_.taken(end, end - start - std::min(end - start, once));
   report.ms = static_cast<double>(end - start) / 1e6;
   report.off_device = place_ != Place::kDevice;
   requests_.fetch_and(~kAnswer);

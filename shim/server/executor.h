@@ -371,6 +371,7 @@ class Executor final : public Witness {
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
   std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
+  bool has_cut_ = false;  // this server
   std::atomic<uint64_t> cuts_decided_{0};  // taken, or found not to be needed or not possible
   uint64_t cut_position_ = 0;
   uint64_t trimmed_ = 0;
