@@ -64,7 +64,11 @@ void Executor::consider_cut(bool idle) {
     stop_.reset();
     return suspending ? fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
   }
-  policy_.gave_up(now, now - stop_->since);
+  if (stop_->deadline == stop_->since) {
+    policy_.busy(now);
+  } else {
+    policy_.gave_up(now, now - stop_->since);
+  }
   if (cut_now_) cut_blocked_until_ = now + (now - stop_->since);
   stop_.reset();
 }

@@ -33,14 +33,17 @@ class CutPolicy {
     const uint64_t twice = share_of(cost) / 2;  // the interval at twice the budget
     if (interval_ > kGoodRedo && twice <= kFairRedo) interval_ = std::max(kGoodRedo, twice);
     last_ = now;
+    look_at_ = 0;
     due_ = now + interval_;
   }
   // Not possible before then.
   void postpone(uint64_t until) { due_ = until; }
+  // A cut was due, but this was no good moment: the device had work. That makes it no less urgent.
+  void busy(uint64_t now) { look_at_ = now + kLookEvery; }
   // The device did not finish within patience().
   void gave_up(uint64_t now, uint64_t waited) { due_ = now + share_of(waited); }
 
-  bool due(uint64_t now) const { return now >= due_; }
+  bool due(uint64_t now) const { return now >= due_ && now >= look_at_; }
   bool overdue(uint64_t now) const { return now >= due_ + std::min(interval_ / 4, kGrace); }
   uint64_t due_at() const { return due_; }
   // How long the executor may stop for an overdue cut: the longer there has been none, the longer.
@@ -63,6 +66,7 @@ class CutPolicy {
   static constexpr uint64_t kGoodRedo = 200'000'000;
   static constexpr uint64_t kFairRedo = 300'000'000;  // the longest that twice the budget is spent for
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
+  static constexpr uint64_t kLookEvery = 100'000;
   static constexpr uint64_t kLongest = 60'000'000'000;
   // A device that works through what it has been given loses nothing meanwhile.
   static constexpr uint64_t kLeastPatience = 100'000'000;
@@ -74,6 +78,7 @@ class CutPolicy {
   uint64_t interval_ = kFirst;
   uint64_t due_ = 0;
   uint64_t last_ = 0;
+  uint64_t look_at_ = 0;  // for a good moment
 };
 
 }  // namespace xmig::server

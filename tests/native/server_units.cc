@@ -175,6 +175,12 @@ void policy() {
   policy.taken(0, 4'000'000);  // every 400 ms, or for twice the budget every 200 ms: taken after 250 ms at the latest
   CHECK(!policy.due(199'000'000) && policy.due(200'000'000) && !policy.overdue(249'000'000));
   CHECK(policy.overdue(250'000'000));
+  for (uint64_t now = 200'000'000; now < 250'000'000; now += 1'000'000) {  // no good moment comes
+    CHECK(policy.due(now) && !policy.overdue(now));
+    policy.busy(now);
+    CHECK(!policy.due(now + 1000));
+  }
+  CHECK(policy.overdue(250'000'000));
   policy.taken(0, 100'000);  // never more often than this
   CHECK(!policy.due(149'000'000) && policy.due(150'000'000));
   CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
