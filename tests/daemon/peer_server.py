@@ -3,15 +3,16 @@
 It hands over memfds as its device memory and checks that they come back at a recovery, or reach the target of a move.
 What it shall do wrong is read from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is
 `hello`, `assign`, `inject`, `go`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`, `take`,
-`resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`, `hold` (until that is
-taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's), `kill` (the daemon),
-`source_first` (of two servers that announce themselves, the one that had the program begins, and does not come to the
-end), or a number: so often `exit`, then good.
+`took`, `resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`, `hold` (until
+that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's), `kill` (the
+daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and does not come
+to the end), or a number: so often `exit`, then good.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -45,9 +46,12 @@ class Peer:
         self.off_device = False  # its shadow
         self.stopped: dict[str, Any] | None = None  # what it said when it stopped for a move
 
-    def behave(self, point: str) -> str:
+    def wanted(self, point: str) -> Any:
         path = self.runtime_dir / "behaviour.json"
-        what = json.loads(path.read_text()).get(point) if path.exists() else None
+        return json.loads(path.read_text()).get(point) if path.exists() else None
+
+    def behave(self, point: str) -> str:
+        what = self.wanted(point)
         if isinstance(what, int):
             self.behave_next({point: what - 1} if what > 1 else {})
             what = "exit"
@@ -62,7 +66,7 @@ class Peer:
             time.sleep(600)
         while what == "hold":
             time.sleep(0.01)
-            what = json.loads(path.read_text()).get(point)
+            what = self.wanted(point)
         if what == "kill":
             self.behave_next({})
             os.kill(os.getppid(), signal.SIGKILL)
@@ -88,6 +92,11 @@ class Peer:
         written.replace(self.runtime_dir / "behaviour.json")  # other servers may be reading it
 
     def send(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
+        """What a daemon that has just died does not hear is lost; its end is seen at the next receive."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.tell(type, fds=fds, **fields)
+
+    def tell(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
         socket.send_fds(self.sock, [json.dumps({"type": type, **fields}).encode()], fds or [])
 
     def add_memory(self, number: int, kind: str = "device", name: str = "") -> None:
@@ -202,11 +211,12 @@ class Peer:
                     self.send("handover_failed", text="there is no memory for a cut")
                     return
                 self.stop("handed_over", cut=self.cuts, position=100, t=t, stopped_t=t, drained_t=t, cut_ms=0.5)
-                self.behave("handed_over")
             case "take":
                 self.behave("take")
                 assert sorted(f["kind"] for f, _ in self.memory.values()) == ["device", "device", "image", "shadow"]
                 self.took = True
+                if self.behave("took") == "kill":
+                    return  # there is nobody to tell
                 for name in ("mapped", "restored", "redone", "resumed"):
                     self.send("phase", name=name, t=time.monotonic_ns())
                 self.behave("resumed")
@@ -238,13 +248,15 @@ class Peer:
                     self.send("suspend_failed", text="no space left on device")
                     return
                 self.stop("suspended", cut=self.cuts, position=100, bytes=GRANULE, t=t, ms=0.5)
-                self.behave("suspended")
             case other:
                 raise AssertionError(other)
 
     def stop(self, type: str, **fields: Any) -> None:
+        """It stands; `kill`: the daemon dies before it hears that, and not shortly afterwards."""
         self.stopped = {"type": type, **fields}
-        self.send(**self.stopped)
+        if self.wanted(type) != "kill":
+            self.send(**self.stopped)
+        self.behave(type)
 
     def reconnect(self) -> None:
         if self.mode == "move" and not self.took:
@@ -267,18 +279,18 @@ class Peer:
         begun = self.runtime_dir / "source_announces"
         while source_first and self.took and not begun.exists():
             time.sleep(0.005)
-        self.send(
+        self.tell(
             "announce", fds=self.fds, job=job["job"], pid=os.getpid(), device=self.device,
             client_pid=job["client_pid"], generation=self.generation,
         )  # fmt: skip
         for fields, fd in self.memory.values():
-            self.send("memory", fds=[fd], **fields)
+            self.tell("memory", fds=[fd], **fields)
         if source_first and not self.took:
             begun.touch()
             signal.pause()
-        self.send("announced")
+        self.tell("announced")
         if self.stopped is not None:
-            self.send(**self.stopped)
+            self.tell(**self.stopped)
 
     def run(self) -> None:
         self.behave("hello")

@@ -325,7 +325,7 @@ def test_a_target_that_has_the_program_need_not_wait_for_its_source(node: Node) 
     """The source is in the middle of its announcement when the target comes: it is ended, and not the target."""
     with Program(node) as program:
         process = started(node, program)
-        node.behave(resumed="kill")
+        node.behave(took="kill")  # before it can say so: else the daemon might have ended the source
         operation = move(node, process)
         assert node.daemon is not None
         node.daemon.wait(60)
