@@ -45,6 +45,18 @@ def test_suspended_and_resumed_here_and_elsewhere(
     assert not folder.exists()
 
 
+def test_suspended_again_as_soon_as_it_is_resumed(daemon: Node, start: Starter) -> None:
+    """The files of the time before are still on their way out."""
+    program = start("training", 100000, 8)
+    harness.go(program)
+    for _ in range(20):
+        suspended(program, "file")
+        resumed(program)
+    program.process.kill()
+    program.until("ended")
+    assert not (daemon.folder / "suspended" / info(program)["id"]).exists()
+
+
 def test_the_daemon_is_restarted_while_it_is_suspended(daemon: Node, start: Starter) -> None:
     quiet, program = start("stepwise"), start("stepwise")
     for each in (quiet, program):

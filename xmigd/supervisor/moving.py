@@ -366,7 +366,9 @@ class Moving:
         if name and "/" not in name and name not in (".", ".."):
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
-            if not any(handle.name.startswith("file:") for handle in self._process.handles.values()):
+            move = self._process.machine.move
+            preparing = move is not None and move.kind == "suspend"  # to write there, perhaps
+            if not preparing and not any(h.name.startswith("file:") for h in self._process.handles.values()):
                 self._remove_folder()
 
     def _remove_folder(self) -> None:
