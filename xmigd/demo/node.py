@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from xmigd.client import Client
+from xmigd.client import Client, NoDaemon
 from xmigd.errors import StartError
 from xmigd.settings import Settings
 
@@ -53,9 +54,12 @@ class Node:
         assert self.process is not None
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
-            if self._listens():
-                self.client.get("/v1/node")
-                return
+            # A server that the daemon before was just starting has its sockets, too, until it is another program: what
+            # connects then is not answered.
+            with contextlib.suppress(NoDaemon):
+                if self._listens():
+                    self.client.get("/v1/node")
+                    return
             time.sleep(0.01)
         last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         self.stop()
