@@ -242,7 +242,8 @@ bool Executor::take_cut(const char* reason) {
   place_ = wanted_place_;
   CutReport report;
   report.reason = reason;
-  const std::string trouble = attempt_cut(report);
+  uint64_t once_ns = 0;
+  const std::string trouble = attempt_cut(report, once_ns);
   const uint64_t end = now_ns();
   if (!trouble.empty()) {
     header.cutting.store(0, std::memory_order_seq_cst);
@@ -260,7 +261,7 @@ bool Executor::take_cut(const char* reason) {
   cut_retry_ = 0;
   cut_now_ = false;
   // A server's first cut tells nothing of the next: code, pages and buffers are touched for the first time, too.
-  const uint64_t once = std::exchange(has_cut_, true) ? report.once_ns : end - start;
+  const uint64_t once = std::exchange(has_cut_, true) ? once_ns : end - start;
   policy_.taken(end, end - start - std::min(end - start, once));
   report.ms = static_cast<double>(end - start) / 1e6;
   report.off_device = place_ != Place::kDevice;
@@ -311,8 +312,9 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
   return wanted;
 }
 
-// Empty: committed. Otherwise the reason, and nothing has changed.
-std::string Executor::attempt_cut(CutReport& report) {
+// Empty: committed. Otherwise the reason, and nothing has changed. `once_ns`: of its time, what the next cut of the same work
+// will not take, because this one found new places in the shadow.
+std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   for (auto& [address, variable] : variables_) from_variable(variable);
   const std::vector<uint64_t> granules = live_granules();
   std::vector<uint64_t> hashes;
@@ -376,7 +378,7 @@ std::string Executor::attempt_cut(CutReport& report) {
     next.push_back({address, hashes[i], *slot});
   }
   for (; old != chunks_.cend(); ++old) give_back(*old);
-  if (fresh != 0) report.once_ns = now_ns() - placing;
+  if (fresh != 0) once_ns = now_ns() - placing;
 
   CutContent content;
   content.number = cut_number_ + 1;
@@ -407,7 +409,7 @@ std::string Executor::attempt_cut(CutReport& report) {
   // From here on nothing may fail for want of something.
   const uint64_t copying = now_ns();
   const bool copied = copy_chunks(moves, true);
-  if (fresh != 0) report.once_ns += (now_ns() - copying) * fresh / moves.size();
+  if (fresh != 0) once_ns += (now_ns() - copying) * fresh / moves.size();
   if (!copied || !write_cut_file(file, bytes)) {
     faults_.give_up(sequence_, "a cut could not be written");
   }

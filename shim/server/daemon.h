@@ -23,7 +23,6 @@ struct CutReport {
   uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
   bool off_device = false;  // the whole of its shadow
   std::string reason;
-  uint64_t once_ns = 0;  // of its time, what the next one of the same work will not take: new places in the shadow
 };
 
 // Whose work it can have been that a device faulted at: `sequence`, if that is not 0, or else a record after `after` and

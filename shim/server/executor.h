@@ -221,7 +221,7 @@ class Executor final : public Witness {
   bool device_idle();
   void drain();
   bool take_cut(const char* reason);
-  std::string attempt_cut(CutReport& report);
+  std::string attempt_cut(CutReport& report, uint64_t& once_ns);
   std::optional<uint64_t> zeros_hash();
   bool must_leave(uint64_t slot) const;
   bool may_return(uint64_t slot) const;

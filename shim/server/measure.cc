@@ -14,6 +14,7 @@
 #include "server/bounce.h"
 #include "server/clock.h"
 #include "server/contexts.h"
+#include "server/hosted.h"
 #include "server/options.h"
 
 namespace xmig::server {
@@ -22,7 +23,6 @@ namespace {
 using journal::kGranule;
 
 constexpr int kRuns = 5;
-constexpr uint64_t kMemfd = 32 * kGranule;  // as a suspended job's
 
 int fail(const std::string& why) {
   std::fprintf(stderr, "xmig-server: %s\n", why.c_str());
@@ -62,14 +62,10 @@ CUdeviceptr allocate(const DriverTable& driver, uint64_t bytes) {
 }  // namespace
 
 int measure(const std::string& name, uint64_t mib) {
-  std::vector<char*> words;
-  std::string parts[] = {"xmig-server", "--device", name, "--control-fd", "0", "--runtime-dir", "/"};
-  for (std::string& part : parts) words.push_back(part.data());
-  std::string why;
-  const auto options = parse_options(static_cast<int>(words.size()), words.data(), why);
-  if (!options) return fail(why);
+  Options options;
+  if (!parse_device(name, options)) return fail("'" + name + "' is no device");
   const uint64_t granules = std::max<uint64_t>(1, (mib << 20) / kGranule), bytes = granules * kGranule;
-  const auto device = device::open(options->device_kind, options->ordinals, bytes + (64ull << 20));
+  const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
   const DriverTable& driver = device->driver();
   Contexts contexts(driver);
   if (driver.cuInit(0) != CUDA_SUCCESS || contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
@@ -85,13 +81,14 @@ int measure(const std::string& name, uint64_t mib) {
   nlohmann::json result = {{"bytes", bytes}};
   result["hash_gb_s"] = speed(bytes, kRuns, [&] { return device->hash(chunks, hashes); });
 
+  std::string why;
   for (const size_t threads : {4, 8, 16, 32}) {
     Bounce bounce(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
     std::vector<ipc::UniqueFd> memfds;
     std::vector<Bounce::Piece> pieces;
-    for (uint64_t at = 0; at < bytes; at += kMemfd) {
+    for (uint64_t at = 0; at < bytes; at += kPlainBytes) {
       memfds.emplace_back(::memfd_create("xmig-measure", MFD_CLOEXEC));
-      for (uint64_t in = 0; in < std::min(kMemfd, bytes - at); in += kGranule) {
+      for (uint64_t in = 0; in < std::min(kPlainBytes, bytes - at); in += kGranule) {
         pieces.push_back({memory + at + in, memfds.back().get(), in, 0});
       }
     }

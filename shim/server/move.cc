@@ -22,6 +22,7 @@ namespace {
 
 constexpr uint64_t kBatchGranules = 128;            // between two looks at the clock, and what is hashed at once
 constexpr uint64_t kProgressEvery = 200'000'000;    // ns
+constexpr uint64_t kLongFill = 500'000'000;         // ns
 constexpr int kCutReads = 200;                      // of a source that takes one cut after the other
 constexpr auto kCutReadPause = std::chrono::milliseconds(5);
 
@@ -263,9 +264,8 @@ bool Executor::fill(std::string& why) {
   clear(zeros);
   const uint64_t start = now_ns();
   if (!copy_and_hash(moves, hashes)) faults_.give_up(sequence_, "the device could not copy from the shadow");
-  if (const double ms = ms_since(start); ms > 500) {
-    log_(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " +
-                           std::to_string(static_cast<uint64_t>(ms)) + " ms");
+  if (const uint64_t took = now_ns() - start; took > kLongFill) {
+    log_(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " + in_ms(took));
   }
   if (hashes == expected) return true;
   why = "what was copied from the shadow is not what the cut says: it was changed, or is damaged";

@@ -15,6 +15,8 @@ bool parse_number(std::string_view text, T& value) {
   return error == std::errc{} && end == text.data() + text.size() && !text.empty();
 }
 
+}  // namespace
+
 bool parse_device(std::string_view text, Options& options) {
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos || colon == 0) return false;
@@ -30,8 +32,6 @@ bool parse_device(std::string_view text, Options& options) {
   }
   return options.ordinals.size() <= journal::kMaxDevices;
 }
-
-}  // namespace
 
 std::string Options::device() const {
   std::string text = device_kind;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace xmig::server {
@@ -18,6 +19,8 @@ struct Options {
   std::string device() const;  // as on the command line: "cpu:0,1"
 };
 
+// "cuda:0,1", into the two fields that say so. False when it is none.
+bool parse_device(std::string_view text, Options& options);
 // Nothing, and `why` in one sentence, when the arguments make no sense.
 std::optional<Options> parse_options(int argc, char** argv, std::string& why);
 

@@ -114,9 +114,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
   if (const uint64_t now = now_ns(); now - mapped > kLongRestore) {
-    const auto ms = [](uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; };
-    log_(Level::kInfo, "restoring took " + ms(made - mapped) + " for " + std::to_string(content.objects.size()) +
-                           " objects and " + ms(now - made) + " for memory");
+    log_(Level::kInfo, "restoring took " + in_ms(made - mapped) + " for " + std::to_string(content.objects.size()) +
+                           " objects and " + in_ms(now - made) + " for memory");
   }
 
   if (cut_again) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops.h"
+#include "server/clock.h"
 
 namespace xmig::server {
 
@@ -32,11 +33,11 @@ class RedoTimes {
       if (slow_[op].count != 0) order.push_back(op);
     }
     std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return slow_[a].ns > slow_[b].ns; });
-    std::string text = "the redo of " + std::to_string(records) + " records took " + ms(now - start_) + ": " + ms(issued_) +
+    std::string text = "the redo of " + std::to_string(records) + " records took " + in_ms(now - start_) + ": " + in_ms(issued_) +
                        " to give them to the device";
     for (size_t i = 0; i < std::min<size_t>(order.size(), 4); ++i) {
       const One& one = slow_[order[i]];
-      text += (i == 0 ? ", of it " : ", ") + ms(one.ns) + " for " + std::to_string(one.count) + " slow " +
+      text += (i == 0 ? ", of it " : ", ") + in_ms(one.ns) + " for " + std::to_string(one.count) + " slow " +
               kOpInfo[order[i]].name;
     }
     return text;
@@ -48,7 +49,6 @@ class RedoTimes {
   struct One {
     uint64_t count = 0, ns = 0;
   };
-  static std::string ms(uint64_t ns) { return std::to_string((ns + 500'000) / 1'000'000) + " ms"; }
 
   uint64_t start_ = 0;
   uint64_t issued_ = 0;

@@ -10,7 +10,6 @@ using journal::kGranule;
 // A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
 constexpr uint64_t kSmallestSlab = 8 * kGranule;
 constexpr uint64_t kLargestSlab = 512 * kGranule;
-constexpr uint64_t kLargestMemfd = 32 * kGranule;  // one thread at a time writes to a descriptor
 
 uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
 
@@ -43,7 +42,7 @@ std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t byte
 
 // `locked`: host memory with an address that the device reaches.
 Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked) {
-  const uint64_t largest = place == Place::kHost && !locked ? kLargestMemfd : kLargestSlab;
+  const uint64_t largest = place == Place::kHost && !locked ? kPlainBytes : kLargestSlab;
   const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, largest);
   for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
     const auto address = gap(ordinal, place, bytes);

@@ -22,8 +22,7 @@ using journal::kGranule;
 
 namespace {
 
-constexpr uint64_t kSlab = 32 * kGranule;  // what one thread writes
-constexpr size_t kBatch = 1024;            // granules that a cut may have to wait for
+constexpr size_t kBatch = 1024;  // granules that a cut may have to wait for
 constexpr int kPasses = 4;     // over what has changed since the one before
 constexpr uint64_t kProgressEvery = 200'000'000;     // ns
 constexpr uint64_t kLong = 500'000'000;               // ns
@@ -79,9 +78,9 @@ class Executor::Evacuation {
     }
     if (stopping_) return;
     if (const uint64_t end = now_ns(); end - start > kLong) {
-      const auto ms = [](uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; };
       executor_.log_(Level::kInfo, "bringing " + std::to_string(done_ >> 20) + " MiB of the shadow off the device took " +
-                                       ms(end - room) + ", after " + ms(cut - start) + " for a cut and " + ms(room - cut) +
+                                       in_ms(end - room) + ", after " + in_ms(cut - start) + " for a cut and " +
+                                       in_ms(room - cut) +
                                        " for room");
     }
     if (to_suspend_) {
@@ -128,7 +127,7 @@ class Executor::Evacuation {
     }
     for (uint32_t ordinal = 0; ordinal < executor_.contexts_.count(); ++ordinal) {
       for (uint64_t left = wanted[ordinal]; left != 0 && !stopping_;) {
-        const uint64_t bytes = std::min(left, kSlab);
+        const uint64_t bytes = std::min(left, kPlainBytes);
         if (!make_slab(ordinal, bytes, why)) return false;
         left -= bytes;
       }

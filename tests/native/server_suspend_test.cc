@@ -96,6 +96,20 @@ void host() {
   check_whole(job);
 }
 
+// What no cut has yet is brought, too, while the program runs.
+void brings_all() {
+  Job job({.cut_budget = 1e-9});  // after the second cut none is due for a long time
+  const uint64_t word = job.memory(8);
+  while (job.counters().cuts < 2) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{word, 1, 8, 0});
+  constexpr uint64_t kBytes = 16 << 20;
+  const uint64_t late = job.memory(kBytes);
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{late, 7, kBytes, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  Suspension suspension(job);
+  CHECK(suspension.prepare().at("type") == "prepared");
+  CHECK(held(job, "shadow", "memfd") >= kBytes);
+}
+
 void files() {
   const auto directory = std::filesystem::temp_directory_path() / ("xmig-suspend-" + std::to_string(::getpid()));
   std::filesystem::create_directory(directory);
@@ -256,7 +270,7 @@ void shadow_on_host() {
 }
 
 const Tests kTests = {
-    {"host", host}, {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
+    {"host", host}, {"brings_all", brings_all}, {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
     {"shadow_on_host", shadow_on_host},
 };
 
