@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import APIResponse, Browser, Page, Route, expect
 
 from tests.harness import kill_server, wait_until
 from tests.web.front import Front, end_calm, start_calm
@@ -191,6 +191,30 @@ def test_the_daemon_is_away_for_a_while(page: Page, node: Node, training: Progra
     job = node.client.post("/v1/jobs", {"name": "made-meanwhile"})["id"]
     expect(page.locator(f"#job-{job}")).to_contain_text("made-meanwhile")
     expect(badge).to_be_hidden()
+    training.until("running")
+
+
+def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node, training: Program) -> None:
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        held.append((route, route.fetch()))
+
+    page.goto("/jobs")
+    expect(page.locator("#live")).to_contain_text("training")
+    page.route("**/jobs", hold)
+    node.client.post("/v1/jobs", {"name": "asked-for"})
+    while not held:
+        page.wait_for_timeout(10)
+    node.kill()
+    expect(page.locator("#stale")).to_contain_text("Stale since")
+    route, answer = held[0]
+    route.fulfill(response=answer)
+    expect(page.locator("#live")).to_contain_text("asked-for")
+    expect(page.locator("#stale")).to_contain_text("Stale since")
+    page.unroute("**/jobs")
+    node.start()
+    expect(page.locator("#stale")).to_be_hidden()
     training.until("running")
 
 

@@ -5,35 +5,32 @@ document.documentElement.classList.add("js");
 
 (() => {
   const badge = document.getElementById("stale");
-  let since = null;
   let lastId = "";
+  // Two things are to be there, and neither says anything of the other: a page that was asked for while xmigd was there
+  // may come after the word that it is gone.
+  const gone = { events: false, page: false };
 
-  function stale(at) {
-    if (since !== null) return;
-    since = at;
-    document.body.classList.add("is-stale");
+  function is(what, away, at = new Date()) {
+    gone[what] = away;
+    const stale = gone.events || gone.page;
+    if (stale === !badge.hidden) return;
+    document.body.classList.toggle("is-stale", stale);
+    badge.hidden = !stale;
+    badge.replaceChildren();
+    if (!stale) return;
     const time = document.createElement("time");
     time.dateTime = at.toISOString();
     time.textContent = at.toTimeString().slice(0, 8);
-    badge.replaceChildren("Stale since ", time, ": no connection to xmigd; trying again");
-    badge.hidden = false;
-  }
-
-  function fresh() {
-    since = null;
-    document.body.classList.remove("is-stale");
-    badge.replaceChildren();
-    badge.hidden = true;
+    badge.append("Stale since ", time, ": no connection to xmigd; trying again");
   }
 
   // The extension makes a new source after some errors, and a new source does not know the last event by itself.
   htmx.createEventSource = (url) => {
     const source = new EventSource(lastId ? `${url}&last=${encodeURIComponent(lastId)}` : url);
     source.addEventListener("change", (event) => { lastId = event.lastEventId; });
-    source.addEventListener("open", fresh);
-    source.addEventListener("error", () => stale(new Date()));
-    source.addEventListener("down", (event) => stale(new Date(Number(event.data) * 1000)));
-    source.addEventListener("up", fresh);
+    source.addEventListener("error", () => is("events", true));
+    source.addEventListener("down", (event) => is("events", true, new Date(Number(event.data) * 1000)));
+    source.addEventListener("up", () => is("events", false));
     source.addEventListener("denied", () => location.reload());
     return source;
   };
@@ -60,7 +57,7 @@ document.documentElement.classList.add("js");
   }
 
   htmx.defineExtension("morph", { isInlineSwap: (style) => style === "morph", handleSwap: morph });
-  document.body.addEventListener("htmx:sendError", () => stale(new Date()));
-  document.body.addEventListener("htmx:responseError", () => stale(new Date()));
-  document.body.addEventListener("htmx:beforeSwap", () => { if (since !== null) fresh(); });
+  document.body.addEventListener("htmx:sendError", () => is("page", true));
+  document.body.addEventListener("htmx:responseError", () => is("page", true));
+  document.body.addEventListener("htmx:beforeSwap", (event) => { if (event.detail.shouldSwap) is("page", false); });
 })();

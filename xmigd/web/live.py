@@ -99,8 +99,7 @@ class Relay:
             try:
                 headers = {"accept": "text/event-stream"} | ({"last-event-id": self.last_id} if self.last_id else {})
                 async with self.api.stream("/v1/events", headers=headers) as answer:
-                    if down:
-                        self._tell("up")
+                    self._tell("up")  # also at first: a page that lost the front does not know of xmigd
                     # What happened between the page's making and this moment.
                     self._touch()
                     down, wait = False, 0.1
