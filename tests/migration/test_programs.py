@@ -1,0 +1,43 @@
+"""Every conformance program, moved, suspended and resumed in the middle of what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from tests.conformance.start import STOP
+from tests.conformance.test_conformance import PROGRAMS
+from tests.migration.moves import moved, resumed, suspended
+from xmigd.demo.node import Node
+
+EVERY = 5  # lines
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(daemon: Node, kernels: Path, name: str) -> None:
+    path = harness.CONFORMANCE / f"{name}.py"
+    here, there = ("cpu:0,1", "cpu:1,0") if name == "second_device" else ("cpu:0", "cpu:1")
+    undisturbed = harness.run(daemon, path, kernels=kernels, device=here)
+    stopping = {"XMIG_TEST_STOP_EVERY": str(EVERY)}
+    program = harness.start(daemon, path, kernels=kernels, device=here, environment=stopping)
+    said, count = "", 0
+    harness.go(program)
+    assert program.process.stdout is not None
+    for line in program.process.stdout:
+        if line != f"{STOP}\n":
+            said += line
+            continue
+        here, there = there, here
+        if count % 3 < 2:
+            moved(program, here)
+        else:
+            suspended(program)
+            resumed(program, here)
+        count += 1
+        harness.go(program)
+    assert harness.output(program) == ""
+    assert said == undisturbed
+    assert count > 2
+    assert program.recoveries() == []
