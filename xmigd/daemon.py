@@ -163,6 +163,7 @@ async def serve(settings: Settings) -> None:
         status = f"{settings.devices}; programs come to {settings.client_socket}"
         loop.add_signal_handler(signal.SIGHUP, reload, settings, manager, status)
         tidying = loop.create_task(retention.keep_tidy(writer, settings))
+        pooling = loop.create_task(supervisor.host_pool.keep())
         # What was made until now lives as long as the process: collections that look at it again and again would only
         # delay recoveries.
         gc.collect()
@@ -176,6 +177,7 @@ async def serve(settings: Settings) -> None:
         await asyncio.wait({*serving, loop.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
         stopping.set()
         tidying.cancel()
+        pooling.cancel()
         manager.stopping("programs and servers go on")
         logger.info("stopping", why="a signal asked for it")
         await operations.stop()

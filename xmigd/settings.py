@@ -92,6 +92,9 @@ class Settings(Configuration):
     )  # fmt: skip
     standby: bool = Field(default=True, description="keep one warm standby server per process")
     preload: bool = Field(default=True, description="let standbys load the modules and kernels of their process")
+    host_pool_mib: int = Field(
+        default=0, ge=0, description="MiB of host memory that is kept ready for suspended processes; 0: none"
+    )
     start_timeout: float = Field(default=30.0, gt=0, description="seconds a new process waits for its server")
     recovery_timeout: float = Field(default=300.0, gt=0, description="seconds a recovery may stay in one phase")
     max_attempts: int = Field(

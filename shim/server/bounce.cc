@@ -15,6 +15,7 @@
 
 #include "journal/layout.h"
 #include "journal/mapping.h"
+#include "server/clock.h"
 
 namespace xmig::server {
 
@@ -23,6 +24,18 @@ using journal::kGranule;
 namespace {
 
 constexpr const char* kDeviceFailed = "the device could not copy";
+
+// Adds the time until its end.
+class Timer {
+ public:
+  explicit Timer(uint64_t& sum) : sum_(sum), start_(now_ns()) {}
+  ~Timer() { sum_ += now_ns() - start_; }
+  Timer(const Timer&) = delete;
+
+ private:
+  uint64_t& sum_;
+  const uint64_t start_;
+};
 
 // 0, or an errno.
 int transfer(auto&& call, int fd, std::byte* buffer, uint64_t offset) {
@@ -41,6 +54,7 @@ int transfer(auto&& call, int fd, std::byte* buffer, uint64_t offset) {
 class Bounce::Lane {
  public:
   Lane(const DriverTable& driver, uint32_t ordinal) : driver_(driver), ordinal_(ordinal) {
+    const Timer timer(spent_.making_ns);
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
     buffers_ = journal::Mapping(::mmap(nullptr, 2 * kGranule, PROT_READ | PROT_WRITE, kFlags, -1, 0), 2 * kGranule);
     if (!buffers_) return;
@@ -62,6 +76,7 @@ class Bounce::Lane {
 
   bool good() const { return good_; }
   uint32_t ordinal() const { return ordinal_; }
+  Spent spent() { return std::exchange(spent_, {}); }
   int error() const { return error_; }  // errno of the last failure; 0: it was the device's
 
   bool to_plain(const Piece& piece) {
@@ -77,13 +92,20 @@ class Bounce::Lane {
   }
   bool to_device(const Piece& piece) {
     const size_t mine = next();
-    if (used_[mine] && driver_.cuEventSynchronize(events_[mine]) != CUDA_SUCCESS) return false;
-    error_ = transfer(::pread, piece.fd, buffer(mine), piece.offset);
+    if (used_[mine] && !wait(mine)) return false;
+    {
+      const Timer timer(spent_.copying_ns);
+      error_ = transfer(::pread, piece.fd, buffer(mine), piece.offset);
+    }
     if (error_ != 0) return false;
     return driver_.cuMemcpyHtoDAsync_v2(piece.device, buffer(mine), kGranule, stream_) == CUDA_SUCCESS && mark(mine);
   }
   // All copies are done.
-  bool settle() { return finish() && driver_.cuStreamSynchronize(stream_) == CUDA_SUCCESS; }
+  bool settle() {
+    if (!finish()) return false;
+    const Timer timer(spent_.waiting_ns);
+    return driver_.cuStreamSynchronize(stream_) == CUDA_SUCCESS;
+  }
 
  private:
   size_t next() { return turn_++ % 2; }
@@ -92,10 +114,15 @@ class Bounce::Lane {
     used_[i] = true;
     return driver_.cuEventRecordWithFlags(events_[i], stream_, 0) == CUDA_SUCCESS;
   }
+  bool wait(size_t i) {
+    const Timer timer(spent_.waiting_ns);
+    return driver_.cuEventSynchronize(events_[i]) == CUDA_SUCCESS;
+  }
   bool finish() {
     if (!waiting_) return true;
-    if (driver_.cuEventSynchronize(events_[waiting_in_]) != CUDA_SUCCESS) return false;
+    if (!wait(waiting_in_)) return false;
     const Piece piece = *std::exchange(waiting_, std::nullopt);
+    const Timer timer(spent_.copying_ns);
     error_ = transfer(::pwrite, piece.fd, buffer(waiting_in_), piece.offset);
     return error_ == 0;
   }
@@ -109,6 +136,7 @@ class Bounce::Lane {
   size_t turn_ = 0;
   std::optional<Piece> waiting_;  // what the buffer `waiting_in_` is for
   size_t waiting_in_ = 0;
+  Spent spent_;
   int error_ = 0;
   bool good_ = false;
 };
@@ -216,7 +244,21 @@ std::unique_ptr<Bounce::Lane> Bounce::lane(uint32_t ordinal) {
 
 void Bounce::give_back(std::unique_ptr<Lane> lane) {
   const std::lock_guard lock(mutex_);
+  const Spent spent = lane->spent();
+  spent_.copying_ns += spent.copying_ns;
+  spent_.waiting_ns += spent.waiting_ns;
+  spent_.making_ns += spent.making_ns;
   idle_.push_back(std::move(lane));
+}
+
+std::string Bounce::text(const Spent& spent) {
+  return "of all threads together " + in_ms(spent.copying_ns) + " in the kernel, " + in_ms(spent.waiting_ns) +
+         " waiting for the device, " + in_ms(spent.making_ns) + " making buffers";
+}
+
+Bounce::Spent Bounce::spent() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(spent_, {});
 }
 
 }  // namespace xmig::server

@@ -38,6 +38,13 @@ class Bounce {
   bool to_plain(std::span<const Piece> pieces, std::string& why);
   bool to_device(std::span<const Piece> pieces, std::string& why);
 
+  // Of all threads together, since the last look: in the kernel's copies, waiting for the device, making buffers.
+  struct Spent {
+    uint64_t copying_ns = 0, waiting_ns = 0, making_ns = 0;
+  };
+  Spent spent();
+  static std::string text(const Spent& spent);  // for a line of the log
+
  private:
   class Lane;
   struct Run;
@@ -50,7 +57,8 @@ class Bounce {
   const std::function<void(uint32_t)> use_ordinal_;
   const size_t most_threads_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Lane>> idle_;
+  std::vector<std::unique_ptr<Lane>> idle_;  // guarded by mutex_
+  Spent spent_;                              // likewise
 };
 
 }  // namespace xmig::server

@@ -270,7 +270,7 @@ class Executor final : public Witness {
   void consume_staged(const ChunkState& chunk);
   Place cut_place() const;
   void back_to_device();
-  void start_evacuation(Place to, uint64_t bytes_hint, bool to_suspend);
+  void start_evacuation(Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room, bool to_suspend);
   void end_evacuation(bool drop);
   void drop_staged();
   void suspend(uint64_t stopped);

@@ -35,9 +35,9 @@ void forbid_core_dumps() {
 int print_layout() {
   using namespace xmig::journal;
   std::printf("{\"layout_version\": %u, \"header_bytes\": %lu, \"staging_bytes\": %lu, \"pinned_bytes\": %lu, "
-              "\"tail_offset\": %zu, \"memory_changes_at\": %zu, \"server_pid_at\": %zu}\n",
+              "\"tail_offset\": %zu, \"memory_changes_at\": %zu, \"server_pid_at\": %zu, \"room_bytes\": %lu}\n",
               kLayoutVersion, kHeaderBytes, kStagingBytes, kPinnedBytes, offsetof(JournalHeader, tail),
-              offsetof(JournalHeader, memory_changes), offsetof(JournalHeader, server_pid));
+              offsetof(JournalHeader, memory_changes), offsetof(JournalHeader, server_pid), xmig::server::kPlainBytes);
   return 0;
 }
 

@@ -93,9 +93,16 @@ int measure(const std::string& name, uint64_t mib) {
       }
     }
     auto& said = result["threads"][std::to_string(threads)];
-    said["to_new_memfds_gb_s"] = speed(bytes, 1, [&] { return bounce.to_plain(pieces, why); });
-    said["to_memfds_gb_s"] = speed(bytes, kRuns, [&] { return bounce.to_plain(pieces, why); });
-    said["from_memfds_gb_s"] = speed(bytes, kRuns, [&] { return bounce.to_device(pieces, why); });
+    const auto take = [&](const std::string& way, int runs, const std::function<bool()>& run) {
+      bounce.spent();
+      said[way + "_gb_s"] = speed(bytes, runs, run);
+      const Bounce::Spent spent = bounce.spent();
+      said[way + "_thread_ms"] = {{"kernel", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
+                                  {"buffers", spent.making_ns / 1'000'000}};
+    };
+    take("to_new_memfds", 1, [&] { return bounce.to_plain(pieces, why); });
+    take("to_memfds", kRuns, [&] { return bounce.to_plain(pieces, why); });
+    take("from_memfds", kRuns, [&] { return bounce.to_device(pieces, why); });
     if (!why.empty()) return fail(why);
   }
   std::printf("%s\n", result.dump().c_str());

@@ -262,10 +262,12 @@ bool Executor::fill(std::string& why) {
     }
   }
   clear(zeros);
+  bounce_.spent();
   const uint64_t start = now_ns();
   if (!copy_and_hash(moves, hashes)) faults_.give_up(sequence_, "the device could not copy from the shadow");
   if (const uint64_t took = now_ns() - start; took > kLongFill) {
-    log_(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " + in_ms(took));
+    log_(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " + in_ms(took) +
+                          "; " + Bounce::text(bounce_.spent()));
   }
   if (hashes == expected) return true;
   why = "what was copied from the shadow is not what the cut says: it was changed, or is damaged";

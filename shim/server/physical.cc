@@ -104,9 +104,9 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
 }
 
 // A file that is too short would kill whoever reads it.
-bool Physical::long_enough(const Hosted& memory) {
+bool Physical::long_enough(const ipc::UniqueFd& fd, uint64_t bytes) {
   struct stat status {};
-  return ::fstat(memory.fd.get(), &status) == 0 && static_cast<uint64_t>(status.st_size) >= memory.bytes;
+  return ::fstat(fd.get(), &status) == 0 && static_cast<uint64_t>(status.st_size) >= bytes;
 }
 
 CUresult Physical::map_host(const Hosted& memory) {
@@ -152,11 +152,14 @@ CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t addre
 
 // With `why` it is made beforehand: the caller tells the daemon, when nobody else can be telling it of everything.
 CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                                std::string* why) {
-  ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
-  const auto size = static_cast<off_t>(bytes);
-  const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
-  if (!made) return no_pages("host memory", bytes, why);
+                                std::string* why, ipc::UniqueFd given) {
+  ipc::UniqueFd fd = std::move(given);
+  if (!fd || !long_enough(fd, bytes)) {
+    fd.reset(::memfd_create("xmig-shadow", MFD_CLOEXEC));
+    const auto size = static_cast<off_t>(bytes);
+    const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
+    if (!made) return no_pages("host memory", bytes, why);
+  }
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
   if (!why) daemon_.memory_add(memory);
   out = std::move(memory);
@@ -185,7 +188,7 @@ CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t addre
 CUresult Physical::adopt(const Hosted& memory) {
   taken(memory.id);
   if (memory.place() != Place::kDevice) {
-    if (!long_enough(memory)) return CUDA_ERROR_INVALID_VALUE;
+    if (!long_enough(memory.fd, memory.bytes)) return CUDA_ERROR_INVALID_VALUE;
     if (memory.plain()) return CUDA_SUCCESS;
     const CUresult result = map_host(memory);
     if (result == CUDA_SUCCESS) lock_pages(memory);

@@ -64,8 +64,9 @@ class Physical {
   // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. `why`, if given,
   // gets the reason of a failure instead of the log; then host memory takes its pages when they are written, which may
   // fail, and otherwise at once.
+  // `given`: memory that may be used for it, long enough or not.
   CUresult create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                        std::string* why = nullptr);
+                        std::string* why = nullptr, ipc::UniqueFd given = {});
   CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                        std::string* why = nullptr);
   void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
@@ -82,7 +83,7 @@ class Physical {
 
  private:
   CUresult map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
-  static bool long_enough(const Hosted& memory);
+  static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
   static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
   void explain(CUresult result, uint64_t bytes);

@@ -277,6 +277,10 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
     Take take;
     fields.unsigned_number("cut", take.cut);
     if (fields.finished()) request = take;
+  } else if (type == "room") {
+    if (fds.empty()) fields.fail("room comes with descriptors");
+    if (fields.finished()) request = Room{std::move(fds)};
+    fds.clear();
   } else if (type == "prepare_suspend") {
     request = read_prepare_suspend(fields, fds);
   } else if (type == "suspend") {

@@ -74,12 +74,17 @@ struct Handover {};
 struct Take {
   uint64_t cut = 0;
 };
+// Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next.
+struct Room {
+  std::vector<ipc::UniqueFd> slabs;
+};
 enum class SuspendTo { kHost, kFile };
 // Bring the shadow to where it can stay without a server, while the program runs.
 struct PrepareSuspend {
   SuspendTo to = SuspendTo::kHost;
   uint64_t bytes_hint = 0;
-  ipc::UniqueFd directory;  // kFile
+  ipc::UniqueFd directory;            // kFile
+  std::vector<ipc::UniqueFd> room;  // kHost: what came before it
 };
 struct Suspend {};
 // To a standby: load what these cuts of the process have that it may get.
@@ -97,8 +102,8 @@ struct Stop {
   std::string reason;
 };
 
-using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, PrepareSuspend,
-                             Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Stop>;
+using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, Room,
+                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 5;

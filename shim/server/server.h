@@ -48,6 +48,7 @@ class Server {
   std::optional<int> operator()(Round& request);
   std::optional<int> operator()(Handover& request);
   std::optional<int> operator()(Take& request);
+  std::optional<int> operator()(Room& request);
   std::optional<int> operator()(PrepareSuspend& request);
   std::optional<int> operator()(Suspend& request);
   std::optional<int> operator()(AbortSuspend& request);
@@ -88,6 +89,7 @@ class Server {
   std::optional<Assign> assignment_;
   std::optional<Job> job_;
   std::vector<Hosted> given_;
+  std::vector<ipc::UniqueFd> room_;  // for the next suspension
   std::unique_ptr<Executor> executor_;
   std::thread thread_;
   std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be told of it

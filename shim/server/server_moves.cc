@@ -4,6 +4,9 @@
 // is asked to do takes long, so that the executor's thread does it, while this one goes on listening.
 #include <unistd.h>
 
+#include <iterator>
+#include <utility>
+
 #include "server/server.h"
 
 namespace xmig::server {
@@ -86,7 +89,13 @@ std::optional<int> Server::operator()(Handover&) {
   return std::nullopt;
 }
 
+std::optional<int> Server::operator()(Room& request) {
+  std::move(request.slabs.begin(), request.slabs.end(), std::back_inserter(room_));
+  return std::nullopt;
+}
+
 std::optional<int> Server::operator()(PrepareSuspend& request) {
+  request.room = std::exchange(room_, {});
   if (serving_) {
     executor_->prepare_suspend(std::move(request));
   } else {

@@ -44,8 +44,8 @@ std::optional<uint64_t> available_memory() {
 // Brings what is in the device's slots to slots elsewhere, on threads of its own.
 class Executor::Evacuation {
  public:
-  Evacuation(Executor& executor, Place to, uint64_t bytes_hint, bool to_suspend)
-      : executor_(executor), to_(to), bytes_hint_(bytes_hint), to_suspend_(to_suspend) {
+  Evacuation(Executor& executor, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room, bool to_suspend)
+      : executor_(executor), to_(to), bytes_hint_(bytes_hint), to_suspend_(to_suspend), room_(std::move(room)) {
     thread_ = std::thread([this] { run(); });
   }
   ~Evacuation() {
@@ -64,6 +64,7 @@ class Executor::Evacuation {
     const uint64_t cut = now_ns();
     const bool has_room = make_room(why);
     const uint64_t room = now_ns();
+    executor_.bounce_.spent();
     if (!has_room || !bring(why)) {
       if (stopping_) return;
       executor_.log_(Level::kWarning, "the shadow stays where it is: " + why);
@@ -80,8 +81,7 @@ class Executor::Evacuation {
     if (const uint64_t end = now_ns(); end - start > kLong) {
       executor_.log_(Level::kInfo, "bringing " + std::to_string(done_ >> 20) + " MiB of the shadow off the device took " +
                                        in_ms(end - room) + ", after " + in_ms(cut - start) + " for a cut and " +
-                                       in_ms(room - cut) +
-                                       " for room");
+                                       in_ms(room - cut) + " for room; " + Bounce::text(executor_.bounce_.spent()));
     }
     if (to_suspend_) {
       executor_.daemon_.prepared(static_cast<double>(now_ns() - start) / 1e6);
@@ -120,9 +120,10 @@ class Executor::Evacuation {
     }
     total_ = sum;
     const auto available = to_ == Place::kHost ? available_memory() : std::nullopt;
-    if (available && sum + kSpared > *available) {
+    const uint64_t given = room_.size() * kPlainBytes;
+    if (available && sum + kSpared > *available + given) {
       why = "host memory has no room: the shadow takes " + std::to_string(sum >> 20) + " MiB, and " +
-            std::to_string(*available >> 20) + " MiB are available";
+            std::to_string((*available + given) >> 20) + " MiB are available";
       return false;
     }
     for (uint32_t ordinal = 0; ordinal < executor_.contexts_.count(); ++ordinal) {
@@ -146,11 +147,17 @@ class Executor::Evacuation {
       return false;
     }
     executor_.contexts_.use(ordinal);
+    ipc::UniqueFd given;
+    if (!room_.empty()) {
+      given = std::move(room_.back());
+      room_.pop_back();
+    }
     Hosted memory;
     const CUresult result =
         to_ == Place::kFile
             ? executor_.physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, memory, &why)
-            : executor_.physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, memory, &why);
+            : executor_.physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, memory, &why,
+                                               std::move(given));
     const std::lock_guard lock(executor_.hosted_mutex_);
     if (result == CUDA_SUCCESS) {
       executor_.daemon_.memory_add(memory);
@@ -235,6 +242,7 @@ class Executor::Evacuation {
   const Place to_;
   const uint64_t bytes_hint_;
   const bool to_suspend_;
+  std::vector<ipc::UniqueFd> room_;  // slabs that were given for it
   uint64_t total_ = 0, done_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
@@ -242,10 +250,10 @@ class Executor::Evacuation {
 
 // --- from the thread that listens to the daemon
 
-void Executor::start_evacuation(Place to, uint64_t bytes_hint, bool to_suspend) {
+void Executor::start_evacuation(Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room, bool to_suspend) {
   end_evacuation(true);
   const std::lock_guard lock(evacuation_mutex_);
-  evacuation_ = std::make_shared<Evacuation>(*this, to, bytes_hint, to_suspend);
+  evacuation_ = std::make_shared<Evacuation>(*this, to, bytes_hint, std::move(room), to_suspend);
 }
 
 // Nothing is staged any more after this; what has been is kept for a cut, or given up.
@@ -266,7 +274,7 @@ void Executor::drop_staged() {
 void Executor::keep_on_host(bool host) {
   if (host) {
     if (wanted_place_ == Place::kHost) return ask_for_cut();
-    return start_evacuation(Place::kHost, 0, false);
+    return start_evacuation(Place::kHost, 0, {}, false);
   }
   end_evacuation(true);
   wanted_place_ = Place::kDevice;
@@ -283,7 +291,7 @@ void Executor::prepare_suspend(PrepareSuspend prepare) {
     physical_.keep_files_in(std::move(prepare.directory));
   }
   suspend_to_ = to;
-  start_evacuation(to, prepare.bytes_hint, true);
+  start_evacuation(to, prepare.bytes_hint, std::move(prepare.room), true);
 }
 
 void Executor::abort_suspend() {

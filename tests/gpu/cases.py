@@ -103,6 +103,8 @@ MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each
              "--mib 64 --dirty-mib 2 --hold")  # fmt: skip
 SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that each step writes", "--mib 3815 --hold",
                    "--mib 16 --dirty-mib 2 --hold")  # fmt: skip
+SMALLEST_MOVED = Case("move-16MB", "moved", "16 MB, of which each step writes 2", "--mib 16 --dirty-mib 2 --hold",
+                      "--mib 16 --dirty-mib 2 --hold")  # fmt: skip
 TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
                "--context 256 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",

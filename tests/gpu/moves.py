@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tests.gpu.bench import Bench, Failed, Outcome, Running
-from tests.gpu.cases import DRIVEN, INFERRED, MOVED, SMALL_MOVED, TRAINED, Case
+from tests.gpu.cases import DRIVEN, INFERRED, MOVED, SMALL_MOVED, SMALLEST_MOVED, TRAINED, Case
 from xmigd.client import Client
 from xmigd.measurements import Row
 
@@ -16,6 +18,11 @@ OVER = ("succeeded", "failed", "cancelled")
 ROUND_TRIPS = 20
 QUIET = 0.5  # seconds before and after moves: steps with which those of a move are compared
 TIMEOUT = 120
+POOL_MIB = 40960
+SWITCHES = 5
+DIRTY_BYTES = 64e6  # that a step of the 40 GB job writes
+NVLINK, HASH = 394, 4500  # GB/s: measured between two of these GPUs, and what hashing is to reach
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class Moving:
@@ -72,8 +79,15 @@ class Moving:
 
 def forty(bench: Bench) -> Iterator[Row]:
     """A 40 GB job: downtime, the parts of a move, what it costs the running program."""
+    least, _ = moved(bench, SMALLEST_MOVED, SWITCHES)
+    switch = median(record["downtime_ms"] or 0 for record, _ in least)
+    yield Row(
+        name="move-16MB: downtime", value=round(switch, 1), unit="ms", better="lower",
+        conditions=f"{SMALLEST_MOVED.said}; median of {len(least)}: what it takes to go on in another context",
+    )  # fmt: skip
     moves, outcome = moved(bench, MOVED, 4)
     yield from downtime("move-40GB", moves, outcome, MOVED, 500)
+    yield floor(moves, switch)
     yield Row(
         name="move-40GB: whole move", value=round(median(seconds(m) for m, _ in moves), 3), unit="s", better="lower",
         conditions=f"median of {len(moves)}, from the request to its end; set-up "
@@ -105,24 +119,60 @@ def inference(bench: Bench) -> Iterator[Row]:
 
 
 def suspension(bench: Bench) -> Iterator[Row]:
-    """40 GB to host memory and back."""
-    with bench.node(devices=bench.two_devices()) as node, bench.started(MOVED, node) as running:
+    """40 GB to host memory and back: to memory that was kept ready, to such of huge pages, and to what there was."""
+    yield from suspended(bench, "", target=1.2)
+    with huge_pages() as huge:
+        if huge:
+            yield from suspended(bench, ", huge pages", target=None)
+    yield from suspended(bench, ", no pool", target=None, pool=False)
+
+
+def suspended(bench: Bench, how: str, *, target: float | None, pool: bool = True) -> Iterator[Row]:
+    mib = (64 if bench.rehearsal else POOL_MIB) if pool else 0
+    with bench.node(devices=bench.two_devices(), host_pool_mib=mib) as node, bench.started(MOVED, node) as running:
         running.holding()
+        began = time.monotonic()
+        while pool_bytes(node.client) < mib << 20:
+            if time.monotonic() - began > TIMEOUT:
+                raise Failed(f"the pool is not full after {TIMEOUT} s: {pool_bytes(node.client) >> 20} MiB")
+            time.sleep(0.1)
+        filled = time.monotonic() - began
         moving = Moving(running, bench.two())
         used = bench.device_used()
         away = moving.suspend()
         left = bench.device_used()
         back = moving.resume()
         outcome = running.finish()
+    kept = f", {mib} MiB of host memory kept ready, made in {filled:.0f} s" if pool else ""
     for name, record in (("suspend", away), ("resume", back)):
         phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in record["phases"])
         stands = "" if record is back else f"the program stands from {away['downtime_ms'] or 0:.0f} ms before its end; "
         yield Row(
-            name=f"{name}-40GB", value=round(seconds(record), 3), unit="s", target=1.2, better="lower",
-            conditions=f"{MOVED.said}; from the request to the end; {stands}{phases} ms; device memory in use "
+            name=f"{name}-40GB{how}", value=round(seconds(record), 3), unit="s", target=target, better="lower",
+            conditions=f"{MOVED.said}{kept}; from the request to the end; {stands}{phases} ms; device memory in use "
             f"{used / 1e9:.1f} GB before, {left / 1e9:.1f} while suspended",
         )  # fmt: skip
-    yield spoiled("suspend-40GB", outcome)
+    yield spoiled(f"suspend-40GB{how}", outcome)
+
+
+def pool_bytes(client: Client) -> int:
+    lines = client.get_text("/metrics").splitlines()
+    return next(int(float(line.split()[1])) for line in lines if line.startswith("xmigd_host_pool_bytes "))
+
+
+@contextlib.contextmanager
+def huge_pages() -> Iterator[bool]:
+    """Memory of the kind that the pool has gets huge pages meanwhile, if that may be set here."""
+    try:
+        before = HUGE.read_text().partition("[")[2].partition("]")[0]
+        HUGE.write_text("within_size")
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        HUGE.write_text(before)
 
 
 def driver(bench: Bench, name: str) -> Iterator[Row]:
@@ -184,6 +234,19 @@ def downtime(
     )  # fmt: skip
     if outcome is not None:
         yield spoiled(name, outcome)
+
+
+def floor(moves: list[Any], switch: float) -> Row:
+    """The longest downtime against what it cannot be shorter than."""
+    record = max((record for record, _ in moves), key=lambda record: record["downtime_ms"] or 0)
+    copied, hashed = DIRTY_BYTES / NVLINK / 1e6, (record["total_bytes"] or 0) / HASH / 1e6
+    least = copied + hashed + switch
+    return Row(
+        name="move-40GB: downtime against its floor", value=round((record["downtime_ms"] or 0) / least, 2), unit="×",
+        target=1.5, better="lower",
+        conditions=f"{least:.1f} ms: {copied:.1f} for the 64 MB of a step at {NVLINK} GB/s, {hashed:.1f} to hash "
+        f"all of it at {HASH} GB/s, {switch:.1f} for the switch, as of the job with 16 MB",
+    )  # fmt: skip
 
 
 def spoiled(name: str, outcome: Outcome) -> Row:

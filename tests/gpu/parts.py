@@ -48,7 +48,7 @@ MOVES = [
     Part("move-4GB", "migration", 60, moves.back_and_forth, topic="migration"),
     Part("move-training", "migration", 60, moves.training, topic="migration"),
     Part("move-inference", "migration", 60, moves.inference, topic="migration"),
-    Part("suspend-40GB", "migration", 60, moves.suspension, topic="migration"),
+    Part("suspend-40GB", "migration", 120, moves.suspension, topic="migration"),
     *(Part(name, "migration", 60, partial(moves.driver, name=name), topic="migration") for name in DRIVEN),
 ]
 

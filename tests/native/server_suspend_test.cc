@@ -1,8 +1,10 @@
 // Suspension and resumption with the real xmig-server, on cpu devices: what the daemon does, in one process.
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <set>
 
 #include "server_program.h"
 
@@ -108,6 +110,40 @@ void brings_all() {
   Suspension suspension(job);
   CHECK(suspension.prepare().at("type") == "prepared");
   CHECK(held(job, "shadow", "memfd") >= kBytes);
+}
+
+// What was given for it is used, as far as it is long enough, and what is left over is not kept.
+void given_room() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  const auto links = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(job.server()) + "/fd")) {
+      std::error_code gone;
+      const std::string link = std::filesystem::read_symlink(entry, gone).string();
+      if (link.find("memfd:given-") != std::string::npos) found.insert(link.substr(0, link.find(' ')));
+    }
+    return found;
+  };
+  std::vector<ipc::UniqueFd> given;
+  for (int i = 0; i < 4; ++i) {
+    given.emplace_back(::memfd_create(("given-" + std::to_string(i)).c_str(), MFD_CLOEXEC));
+    CHECK(::ftruncate(given[i].get(), i == 3 ? 4096 : 32 * journal::kGranule) == 0);  // taken from the end
+  }
+  Suspension suspension(job);
+  const int first[] = {given[0].get(), given[1].get()}, second[] = {given[2].get(), given[3].get()};
+  job.send({{"type", "room"}}, first);
+  job.send({{"type", "room"}}, second);
+  CHECK(suspension.prepare().at("type") == "prepared");
+  CHECK(links() == (std::set<std::string>{"/memfd:given-0", "/memfd:given-1", "/memfd:given-2"}));
+  program.let_run(30);
+  CHECK(suspension.suspend().at("type") == "suspended");
+  check_suspended(job, program);
+  CHECK(job.resume("cpu:1"));
+  Job::wait([&] { return held(job, "shadow", "memfd") == 0 && links().empty(); });
+  program.end();
+  check_whole(job);
 }
 
 void files() {
@@ -270,7 +306,8 @@ void shadow_on_host() {
 }
 
 const Tests kTests = {
-    {"host", host}, {"brings_all", brings_all}, {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
+    {"host", host}, {"brings_all", brings_all}, {"given_room", given_room},
+    {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
     {"shadow_on_host", shadow_on_host},
 };
 

@@ -14,6 +14,7 @@ from xmigd.driver_checkpoint.machine import Call, Checkpointing, Kind, Result, S
 from xmigd.driver_checkpoint.node import Gpus, Program
 from xmigd.driver_checkpoint.plan import device_map
 from xmigd.errors import Unavailable
+from xmigd.host_memory import available_memory
 from xmigd.migration.plan import size
 
 logger = log.get("driver_checkpoint")
@@ -49,7 +50,7 @@ class Engine:
         helper: Helper,
         *,
         look: Callable[[], Gpus] = node.look,
-        host_memory: Callable[[], int] = node.available_memory,
+        host_memory: Callable[[], int] = available_memory,
         wait: float = WAIT,
         spare: int = SPARE,
     ) -> None:

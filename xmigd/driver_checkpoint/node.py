@@ -116,9 +116,3 @@ def _maps(pid: int) -> tuple[int, bool, bool]:
     except OSError:
         pass
     return uvm, shares, shim
-
-
-def available_memory() -> int:
-    """MemAvailable of the host, in bytes."""
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -28,6 +28,7 @@ from xmigd.driver_checkpoint.machine import Checkpointing, Kind
 from xmigd.driver_checkpoint.node import Gpu, Gpus, Program
 from xmigd.driver_checkpoint.plan import Known, against, against_target, make_plan, needed_bytes
 from xmigd.errors import Cancelled, Conflict, Forbidden, NotFound, ProcessLocation, XmigError
+from xmigd.host_memory import available_memory
 from xmigd.migration.events import Location, MigrationRecord, Phase, PhaseTime, Reason
 from xmigd.migration.places import Places
 from xmigd.migration.plan import Plan
@@ -71,7 +72,7 @@ class DriverMoves:
         """`process`: pid:1234. `uid`: who asks; None: an operator. Changes nothing."""
         program = await _find(process, uid)
         gpus = await asyncio.to_thread(node.look)
-        return make_plan(program, gpus, node.available_memory(), await self._known())
+        return make_plan(program, gpus, available_memory(), await self._known())
 
     async def move(self, process: str, target: str, *, uid: int | None, requestor: str) -> OperationRow:
         """Raises Conflict with every reason against it."""
@@ -79,7 +80,7 @@ class DriverMoves:
         gpus = await asyncio.to_thread(node.look)
         found = _gpu(gpus, target)
         known = await self._known()
-        reasons = against(program, gpus, node.available_memory(), known, "move")
+        reasons = against(program, gpus, available_memory(), known, "move")
         _refuse([*reasons, *against_target(program, gpus, found, known)])
         source = gpus.of(program.pid)[0]
         journey = Journey("move", program, source.uuid, found.uuid, needed_bytes(program, gpus))
@@ -89,7 +90,7 @@ class DriverMoves:
         """Its device memory goes to the host's, and its GPU is free."""
         program = await _find(process, uid)
         gpus = await asyncio.to_thread(node.look)
-        _refuse(against(program, gpus, node.available_memory(), await self._known(), "suspend"))
+        _refuse(against(program, gpus, available_memory(), await self._known(), "suspend"))
         source = gpus.of(program.pid)[0]
         journey = Journey("suspend", program, source.uuid, source.uuid, needed_bytes(program, gpus))
         return await self._start(journey, source.device, "host", requestor)
@@ -104,7 +105,7 @@ class DriverMoves:
         gpus = await asyncio.to_thread(node.look)
         source, target = _gpu(gpus, last["device"]), _gpu(gpus, device or last["device"])
         known = await self._known()
-        reasons = against(program, gpus, node.available_memory(), known, "resume")
+        reasons = against(program, gpus, available_memory(), known, "resume")
         needed = last["bytes"] or 0
         if target.free_bytes < needed:
             reasons.append(Reason("no_room", f"{target.device} has no room for it"))

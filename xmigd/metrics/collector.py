@@ -121,6 +121,8 @@ class NodeCollector(Collector):
             "xmigd_automatic_actions_refused", "What the circuit breaker stopped", value=node.breaker.refused
         )
         failing = node.writer.failure is not None
+        ready = node.supervisor.host_pool.ready
+        yield _gauge("xmigd_host_pool_bytes", "Host memory that is ready for suspensions", [], [((), ready)])
         yield _gauge("xmigd_database_failing", "1: it takes no writes", [], [((), failing)])
 
     def _requests(self) -> Iterable[Metric]:

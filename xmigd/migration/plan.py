@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from xmigd.host_memory import RESERVE, available_memory
 from xmigd.migration.estimate import Estimate
 from xmigd.migration.events import Kind, Reason
 from xmigd.supervisor.process import Process
 
 MAX_TARGETS = 64
-RESERVE = 256 << 20  # bytes of host memory that a suspension leaves to the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,23 +155,16 @@ def against_suspension(process: Process, to: str, folder: Path) -> list[Reason]:
     needed = process.last_cut.live_bytes if process.last_cut is not None else sum(needed_bytes(process))
     if to == "file":
         existing = next(path for path in (folder, *folder.parents) if path.exists())
-        room = os.statvfs(existing)
-        free = room.f_bavail * room.f_frsize
+        disk = os.statvfs(existing)
+        free = disk.f_bavail * disk.f_frsize
         if free < needed:
             return [Reason("file_system_full", f"{existing} has {size(free)} free, the process needs {size(needed)}")]
-    elif (free_host := available_memory()) is not None and free_host - RESERVE < needed:
-        text = f"the host has {size(free_host)} of memory available, the process needs {size(needed)}"
-        return [Reason("pool_too_small", text)]
+    else:
+        room = available_memory() + process.host_pool.ready
+        if room - RESERVE < needed:
+            text = f"the host has {size(room)} of memory available, the process needs {size(needed)}"
+            return [Reason("pool_too_small", text)]
     return []
-
-
-def available_memory() -> int | None:
-    """MemAvailable, in bytes."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
 
 
 def size(count: int) -> str:

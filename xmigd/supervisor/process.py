@@ -22,6 +22,7 @@ from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, close_all
+from xmigd.supervisor.host_pool import HostPool
 from xmigd.supervisor.moved import restored_memory
 from xmigd.supervisor.moving import Moving, make_handle
 from xmigd.supervisor.preload import Preload
@@ -49,6 +50,7 @@ class Process:
         finished: Callable[[Process], None],
         fd_store: FdStore,
         suspend_dir: Path,
+        host_pool: HostPool,
         cut_committed: Callable[[Process, m.Cut], None],
         faults: int = 0,
         recoveries: int = 0,
@@ -72,6 +74,7 @@ class Process:
         self._finished = finished
         self._cut_committed = cut_committed
         self.fd_store = fd_store
+        self.host_pool = host_pool
         self.servers: dict[int, Server] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -32,6 +32,7 @@ from xmigd.supervisor.channel import Peer, Received, peer_pidfd
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import Fd, JobMemory, close_all
 from xmigd.supervisor.handshake import ClientHello, pack_welcome, parse_hello
+from xmigd.supervisor.host_pool import HostPool, in_host_memory
 from xmigd.supervisor.jobs import check_membership, choose_device, new_id, new_job, resolve_device
 from xmigd.supervisor.listeners import Listener
 from xmigd.supervisor.process import Process, now
@@ -82,6 +83,7 @@ class Supervisor:
         self._movers = {
             each.row.id: (each.server_pid, each.migration.target_pid) for each in live if each.migration is not None
         }
+        self.host_pool = HostPool(settings.host_pool_mib << 20, layout.room_bytes, self._suspended_bytes)
         self._fd_store = fd_store
         fd_store.forget_others({process.row.id for process in live})
         self._expectations = Expectations(
@@ -257,8 +259,16 @@ class Supervisor:
             row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
             cut_budget=self._cut_budget, records=self._records, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            cut_committed=self._keep, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
+            host_pool=self.host_pool, cut_committed=self._keep, fd_store=self._fd_store,
+            faults=faults, recoveries=recoveries,
         )  # fmt: skip
+
+    def _suspended_bytes(self) -> int | None:
+        """Host memory that suspended processes have; None while that changes."""
+        moves = [process.machine.move for process in self.processes.values()]
+        if any(move is not None and move.kind == "suspend" for move in moves):
+            return None
+        return sum(in_host_memory(process.handles.values()) for process in self.processes.values())
 
     def _admit(self, process: Process) -> None:
         sock = self._starting.pop(process.row.id, None)

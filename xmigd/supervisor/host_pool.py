@@ -1,0 +1,101 @@
+"""Host memory for suspended processes that has its pages already: a suspension need not wait for them.
+
+Each piece is made for one process and never used by another: what a user's server has held may be read by that user's
+processes for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from xmigd import log
+from xmigd.host_memory import RESERVE, available_memory
+from xmigd.supervisor.fds import Fd, Handle
+
+logger = log.get("host-pool")
+
+PERIOD = 1.0  # seconds between two looks at what is missing
+STEP = 2 << 20
+MOST_AT_ONCE = 4  # threads, and no more than a quarter of the processors
+PLAIN = "memfd"  # what servers call it (shim/server/hosted.h)
+
+
+class HostPool:
+    """`size` bytes in pieces of `piece` bytes, less what suspended processes have. `taken`: the bytes that they have;
+    None while one is about to take some."""
+
+    def __init__(self, size: int, piece: int, taken: Callable[[], int | None]) -> None:
+        self._size = size
+        self._piece = piece
+        self._taken = taken
+        self._ready: deque[Fd] = deque()
+        self._making = 0
+        self._why = ""
+
+    @property
+    def ready(self) -> int:
+        """Bytes that can be had at once."""
+        return len(self._ready) * self._piece
+
+    def take(self, wanted: int) -> list[Fd]:
+        """Pieces for so many bytes, as far as there are."""
+        count = min(-(-wanted // self._piece), len(self._ready))
+        return [self._ready.pop() for _ in range(count)]
+
+    async def keep(self) -> None:
+        """Make what is missing, for ever."""
+        at_once = max(1, (os.cpu_count() or 1) // 4)
+        await asyncio.gather(*(self._keep() for _ in range(min(at_once, MOST_AT_ONCE))))
+
+    async def _keep(self) -> None:
+        while True:
+            if not self._is_short() or not self._has_room() or not await self._add():
+                await asyncio.sleep(PERIOD)
+
+    def _is_short(self) -> bool:
+        taken = self._taken()
+        return taken is not None and self.ready + taken + (self._making + 1) * self._piece <= self._size
+
+    def _has_room(self) -> bool:
+        if available_memory() - RESERVE >= self._piece * (self._making + 1):
+            return True
+        self._say("the host has no more memory available")
+        return False
+
+    async def _add(self) -> bool:
+        self._making += 1
+        try:
+            self._ready.append(await asyncio.to_thread(make_piece, self._piece))
+        except OSError as error:
+            self._say(error.strerror or type(error).__name__)
+            return False
+        finally:
+            self._making -= 1
+        self._why = ""
+        if not self._is_short() and self._making == 0:
+            logger.info("host memory for suspensions is ready", mib=self.ready >> 20)
+        return True
+
+    def _say(self, why: str) -> None:
+        if why != self._why:
+            logger.warning("the host pool is smaller than it is to be", mib=self.ready >> 20, why=why)
+        self._why = why
+
+
+def make_piece(size: int) -> Fd:
+    """Empty host memory, each page of it written once. Raises OSError."""
+    piece = Fd(os.memfd_create("xmig-room", os.MFD_CLOEXEC))
+    nothing = bytes(min(STEP, size))
+    for at in range(0, size, len(nothing)):
+        if os.pwrite(piece.fileno(), nothing, at) != len(nothing):
+            raise OSError(errno.EIO, "it was written in part")
+    return piece
+
+
+def in_host_memory(handles: Iterable[Handle]) -> int:
+    """Bytes of host memory that the shadow of a process takes while it needs no device."""
+    return sum(handle.size for handle in handles if handle.kind == "shadow" and handle.name == PLAIN)
