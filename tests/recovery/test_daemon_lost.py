@@ -35,6 +35,7 @@ def test_jobs_go_on_and_are_found_again(daemon: Node, start: Starter) -> None:
     os.kill(server, signal.SIGKILL)
     answers.append(harness.steps(program, PARTS[3]))
     assert answers == expected
+    program.until("running")
     harness.output(program)
     program.until("ended")
     assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]
