@@ -26,7 +26,7 @@ def from_pool(size: int) -> int:
 
 # Allocate, use, free, all in the order of a stream, as a training step does; the same memory again and again.
 kept = malloc(8 * N)
-RUNTIME.cudaMemset(kept, 0, 8 * N)
+RUNTIME.cudaMemsetAsync(kept, 0, 8 * N, stream)  # the legacy stream's would be in no order with what follows
 for step in range(40):
     a, b = from_pool(8 * N), from_pool(3 * MIB + step)
     launch(fill, 8, 64, a, step, N, stream=stream)
