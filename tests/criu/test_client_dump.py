@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.migration.moves import moved, resumed, suspended
 from xmigd.demo.node import Node, Program
 
 ROOT = Path(__file__).parents[2]
@@ -64,15 +65,19 @@ def alive(pid: int) -> bool:
 
 
 def dumped(
-    daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None]
-) -> tuple[Path, Path, Program, dict[str, Any]]:
+    daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None], *,
+    pause: float = 0.02, move: bool = False,
+) -> tuple[Path, Path, Program, dict[str, Any]]:  # fmt: skip
     """A program that was paused and dumped on its way: the undisturbed output, its own so far, it, and its process."""
     undisturbed = tmp_path / "undisturbed"
     assert start(daemon, native_dir, undisturbed, 0).finish()[0] == 0
 
     output = tmp_path / "steps"
-    program = start(daemon, native_dir, output, 0.02)
+    program = start(daemon, native_dir, output, pause)
     wait_for_lines(output, STEPS // 4)
+    program.until("running")
+    if move:
+        moved(program)
     info = program.until("running")
     daemon.client.post(f"/v1/processes/{info['id']}:pause", {})
     criu("dump", tmp_path / "images", "-t", str(program.process.pid))
@@ -121,6 +126,26 @@ def test_restored_program_survives_the_loss_of_its_server(
     wait_for_lines(output, STEPS)
     assert output.read_text() == undisturbed.read_text()
     assert [recovery["outcome"] for recovery in program.recoveries()] == ["resumed"]
+
+
+@pytest.mark.criu
+def test_restored_program_is_moved_and_suspended(
+    daemon: Node, native_dir: Path, tmp_path: Path, criu: Callable[..., None]
+) -> None:
+    """What it was before it was dumped, and what it is now, has the same servers."""
+    undisturbed, output, program, info = dumped(daemon, native_dir, tmp_path, criu, pause=0.1, move=True)
+    criu("restore", tmp_path / "images", "--restore-detached", "--pidfile", str(tmp_path / "pid"))
+    restored = int((tmp_path / "pid").read_text())
+    daemon.client.post(f"/v1/processes/{info['id']}:rebind", {"pid": restored})
+    moved(program)
+    suspended(program)
+    resumed(program, info["device"])
+    moved(program)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed.read_text()
+    after = program.info()
+    assert after is not None
+    assert (after["recoveries"], after["pid"]) == (0, restored)
 
 
 def test_pause_and_continue(daemon: Node, native_dir: Path, tmp_path: Path) -> None:
