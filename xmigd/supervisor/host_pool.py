@@ -48,6 +48,8 @@ class HostPool:
 
     async def keep(self) -> None:
         """Make what is missing, for ever."""
+        if self._size < self._piece:
+            return
         at_once = max(1, (os.cpu_count() or 1) // 4)
         await asyncio.gather(*(self._keep() for _ in range(min(at_once, MOST_AT_ONCE))))
 
@@ -57,8 +59,11 @@ class HostPool:
                 await asyncio.sleep(PERIOD)
 
     def _is_short(self) -> bool:
+        missing = self._size - self.ready - (self._making + 1) * self._piece
+        if missing < 0:
+            return False
         taken = self._taken()
-        return taken is not None and self.ready + taken + (self._making + 1) * self._piece <= self._size
+        return taken is not None and taken <= missing
 
     def _has_room(self) -> bool:
         if available_memory() - RESERVE >= self._piece * (self._making + 1):
