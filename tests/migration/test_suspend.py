@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from tests import harness
 from tests.migration.moves import begin, ended, info, kill, refusal, resumed, suspended
 from tests.recovery.conftest import Starter
 from xmigd.demo.node import Node, Program
+from xmigd.host_memory import available_memory
 
 PARTS = (200, 300, 50, 400)
 
@@ -112,6 +119,62 @@ def test_a_program_that_is_suspended_ends_when_it_is_killed(daemon: Node, start:
     program.until("ended")
     harness.wait_until(lambda: harness.held(daemon).memfds == 0, "nothing is left")
     assert not (daemon.folder / "suspended" / info(program)["id"]).exists()
+
+
+HUNGRY = """
+import sys
+from cuda.bindings import driver
+def good(answer):
+    assert answer[0] == 0, answer
+    return answer[-1]
+good(driver.cuInit(0))
+good(driver.cuCtxSetCurrent(good(driver.cuDevicePrimaryCtxRetain(0))))
+good(driver.cuMemAlloc(int(sys.argv[1])))
+print("it has it", flush=True)
+sys.stdin.readline()
+"""
+
+
+def refused(node: Node, to: str, size: int) -> dict[str, Any]:
+    """With what a program of so many bytes may not be suspended. It goes on."""
+    program = node.program([sys.executable, "-c", HUNGRY, str(size)], stdin=subprocess.PIPE)
+    assert program.process.stdout is not None
+    assert program.process.stdout.readline() == "it has it\n"
+    problem = refusal(node, f"/v1/processes/{info(program)['id']}:suspend", {"to": to})
+    assert (problem["process_location"], problem["phase"]) == ("source", "planning")
+    assert info(program)["state"] == "running"
+    assert program.process.stdin is not None
+    program.process.stdin.write("\n")
+    assert program.finish()[0] == 0
+    return problem
+
+
+def test_more_than_the_host_has(native_dir: Path) -> None:
+    size = 128 << 30  # of a device that holds nothing
+    if available_memory() > size:
+        pytest.skip("this machine has more memory than the largest program here")
+    with (
+        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
+        Node(Path(folder), native_dir=native_dir, devices="null:0") as node,
+    ):
+        problem = refused(node, "host", size)
+    assert problem["code"] == "pool_too_small"
+    assert "the process needs 128.0 GiB" in problem["detail"]
+
+
+def test_more_than_the_file_system_has(native_dir: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="xmig-") as folder, contextlib.ExitStack() as after:
+        small = Path(folder) / "small"
+        small.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
+        if (done := subprocess.run(mount, capture_output=True, text=True, check=False)).returncode != 0:
+            pytest.skip(f"no file system of one's own: {done.stderr.strip()}")
+        after.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
+        settings = {"native_dir": native_dir, "device_memory": 1 << 30, "database": small / "xmig.db"}
+        with Node(Path(folder), **settings) as node:
+            problem = refused(node, "file", 128 << 20)
+    assert problem["code"] == "file_system_full"
+    assert f"{small} has" in problem["detail"]
 
 
 def test_it_moves_again_after_it_was_resumed(daemon: Node, start: Starter) -> None:
