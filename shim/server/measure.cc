@@ -68,7 +68,11 @@ int measure(const std::string& name, uint64_t mib) {
   const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
   const DriverTable& driver = device->driver();
   Contexts contexts(driver);
-  if (driver.cuInit(0) != CUDA_SUCCESS || contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
+  const uint64_t start = now_ns();
+  if (driver.cuInit(0) != CUDA_SUCCESS) return fail("the driver cannot be used");
+  const uint64_t initialised = now_ns();
+  if (contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
+  const uint64_t opened = now_ns();
   contexts.use(0);
   const CUdeviceptr memory = allocate(driver, bytes);
   if (memory == 0) return fail("the device has no room for " + std::to_string(mib) + " MiB");
@@ -78,7 +82,9 @@ int measure(const std::string& name, uint64_t mib) {
   std::vector<device::Chunk> chunks;
   std::vector<uint64_t> hashes(granules);
   for (uint64_t i = 0; i < granules; ++i) chunks.push_back({memory + i * kGranule, kGranule});
-  nlohmann::json result = {{"bytes", bytes}};
+  nlohmann::json result = {{"bytes", bytes},
+                           {"driver_ms", static_cast<double>(initialised - start) / 1e6},
+                           {"context_ms", static_cast<double>(opened - initialised) / 1e6}};
   result["hash_gb_s"] = speed(bytes, kRuns, [&] { return device->hash(chunks, hashes); });
 
   std::string why;

@@ -30,6 +30,10 @@ def measure(bench: Bench) -> Iterator[Row]:
         name="content hash", value=round(said["hash_gb_s"], 1), unit="GB/s", target=4500, better="higher",
         conditions=f"XXH3 of chunks of 2 MiB, {size}; median of 5",
     )  # fmt: skip
+    yield Row(
+        name="a server's driver and context", value=round(said["driver_ms"] + said["context_ms"], 1), unit="ms",
+        better="lower", conditions=f"{said['driver_ms']:.1f} for the driver, {said['context_ms']:.1f} for the context",
+    )  # fmt: skip
     for way, text in WAYS.items():
         speeds = {int(threads): figures[f"{way}_gb_s"] for threads, figures in said["threads"].items()}
         spent = said["threads"]["16"][f"{way}_thread_ms"]
