@@ -56,6 +56,7 @@ venv:
 
 lint: venv
 	$(python) -m ruff check .
+	$(python) -m ruff format --check .
 	$(python) -m mypy
 
 native-test: build

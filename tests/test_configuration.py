@@ -60,9 +60,7 @@ class TestRefused:
 
 def test_a_certificate_of_the_dashboard_that_is_none(tmp_path: Path) -> None:
     none = tmp_path / "none.pem"
-    code, text = said(
-        tmp_path, "xmigd.web.main", XMIG_WEB_PORT=0, XMIG_WEB_TLS_CERTIFICATE=none, XMIG_WEB_TLS_KEY=none
-    )
+    code, text = said(tmp_path, "xmigd.web.main", XMIG_WEB_PORT=0, XMIG_WEB_TLS_CERTIFICATE=none, XMIG_WEB_TLS_KEY=none)
     assert code == 1
     assert f"xmig-web: {none} and {none} cannot be used" in text
     assert "XMIG_WEB_TLS_KEY" in text

@@ -36,9 +36,7 @@ def test_what_is_missing_is_written_read_and_shown(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == GOOD | {"missing": missing}
     assert measurements.read(path) == written
     shown = (tmp_path / "journal.md").read_text()
-    assert shown.endswith(
-        "\nNot measured:\n\n- kills: under xMIG: exit code 1\n- jax: no time was left for it\n"
-    )
+    assert shown.endswith("\nNot measured:\n\n- kills: under xMIG: exit code 1\n- jax: no time was left for it\n")
     # Nothing missing: not a word about it.
     whole = Measurements.model_validate(GOOD).write(tmp_path)
     assert "missing" not in json.loads(whole.read_text())

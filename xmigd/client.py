@@ -86,9 +86,7 @@ class Client:
         self._body(answer, json_expected=False)
         return answer.text
 
-    def post(
-        self, path: str, body: dict[str, Any] | None = None, *, keep_null: dict[str, Any] | None = None
-    ) -> Any:
+    def post(self, path: str, body: dict[str, Any] | None = None, *, keep_null: dict[str, Any] | None = None) -> Any:
         """What is None in `body` is left out; `keep_null` is sent as it is, where null has a meaning."""
         return self._body(self._request("POST", path, json=_given(body or {}) | (keep_null or {})))
 

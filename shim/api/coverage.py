@@ -14,17 +14,26 @@ EntryPoints = list[tuple[str, int, bool, str]]
 
 # (title, names): a function belongs to the first that fits.
 GROUPS: tuple[tuple[str, str], ...] = (
-    ("Initialisation, versions, entry points, errors",
-     r"cu(Init|DriverGetVersion|GetProcAddress|GetExportTable|GetError).*"),
+    (
+        "Initialisation, versions, entry points, errors",
+        r"cu(Init|DriverGetVersion|GetProcAddress|GetExportTable|GetError).*",
+    ),
     ("Green contexts", r"cu(GreenCtx|DevResource|DevSmResource).*|.*(DevResource|GreenCtx)|cuCtx(Record|Wait)Event"),
-    ("Arrays, textures, surfaces", r"cu(Array|MipmappedArray|Tex(Ref|Object)|Surf(Ref|Object)).*|.*(Tex|Surf)Ref"
-     r"|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA).*|cuMemMapArray.*|.*Texture1D.*"),
-    ("Graphs and stream capture",
-     r"cuGraph(?!ics).*|cuUserObject.*|cuStream.*Captur.*|cuThreadExchange.*|cuDevice.*Graph.*"),
+    (
+        "Arrays, textures, surfaces",
+        r"cu(Array|MipmappedArray|Tex(Ref|Object)|Surf(Ref|Object)).*|.*(Tex|Surf)Ref"
+        r"|cuMemcpy(AtoA|AtoD|AtoH|DtoA|HtoA).*|cuMemMapArray.*|.*Texture1D.*",
+    ),
+    (
+        "Graphs and stream capture",
+        r"cuGraph(?!ics).*|cuUserObject.*|cuStream.*Captur.*|cuThreadExchange.*|cuDevice.*Graph.*",
+    ),
     ("Devices", r"cuDevice(?!PrimaryCtx).*"),
     ("Contexts", r"cu(Ctx|DevicePrimaryCtx|FlushGPUDirect).*"),
-    ("Sharing with other processes and devices",
-     r"cu(Ipc|Multicast).*|cuMem(Pool)?(Export|Import).*|cuMemGetHandleFor.*"),
+    (
+        "Sharing with other processes and devices",
+        r"cu(Ipc|Multicast).*|cuMem(Pool)?(Export|Import).*|cuMemGetHandleFor.*",
+    ),
     ("Graphics, external memory and semaphores", r"cu(Graphics|Import|Destroy|External|Signal|Wait).*"),
     ("Copies and fills", r"cuMem(cpy|set|Batch).*"),
     ("Tensor maps", r"cuTensorMap.*"),
@@ -91,9 +100,11 @@ def coverage_md(protos: dict[str, Prototype], points: EntryPoints) -> str:
     check_reasons(rows)
     counts = Counter(r.call for r in rows)
     covered = len(rows) - counts["not supported"]
-    said = (f"**{covered} of {len(rows)} functions are covered**: {counts['local']} local, {counts['queued']} queued, "
-            f"{counts['synchronous']} synchronous; {counts['not supported']} are not supported. "
-            f"{sum(r.per_thread for r in rows)} have a form for per-thread default streams, too.")
+    said = (
+        f"**{covered} of {len(rows)} functions are covered**: {counts['local']} local, {counts['queued']} queued, "
+        f"{counts['synchronous']} synchronous; {counts['not supported']} are not supported. "
+        f"{sum(r.per_thread for r in rows)} have a form for per-thread default streams, too."
+    )
     newest = max(version for _, version, _, _ in points)
     out = [ABOUT.format(version=version_text(newest), counts=said)]
     for title, members in grouped(rows):
@@ -150,9 +161,11 @@ def version_text(version: int) -> str:
 
 
 def export_tables_md() -> str:
-    out = ["\n## Unpublished tables (`cuGetExportTable`)\n\nA slot that is not named here answers "
-           "`CUDA_ERROR_NOT_SUPPORTED` and names itself in the job's log.\n\n"
-           "| table | asked for by | slots that are called, of | what each answers |\n|---|---|---|---|\n"]
+    out = [
+        "\n## Unpublished tables (`cuGetExportTable`)\n\nA slot that is not named here answers "
+        "`CUDA_ERROR_NOT_SUPPORTED` and names itself in the job's log.\n\n"
+        "| table | asked for by | slots that are called, of | what each answers |\n|---|---|---|---|\n"
+    ]
     for t in table.EXPORT_TABLES:
         answers = ", ".join(f"{n}: {what}" for n, (_, what) in t.answers.items())
         out.append(f"| {t.name} `{t.uuid}` | {t.asked_by} | {len(t.answers)} of {t.slots} | {answers} |\n")

@@ -54,7 +54,7 @@ def prototypes(include: Path, compiler: str) -> dict[str, Prototype]:
     """Every function that ``cuda.h`` (or the profiler's header) declares under any version, by its exported symbol."""
     text = subprocess.run(
         [compiler, "-E", "-P", "-x", "c", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", "-"],
-        input=f"#include <cuda.h>\n#include \"{PROFILER}\"\n",
+        input=f'#include <cuda.h>\n#include "{PROFILER}"\n',
         capture_output=True,
         text=True,
         check=True,

@@ -20,7 +20,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
     # Not tmp_path: a socket's path has at most 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="xmig-test-") as folder, Node(
-        Path(folder), devices="cpu:0,cpu:1", device_memory=1 << 30
-    ) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
+        Node(Path(folder), devices="cpu:0,cpu:1", device_memory=1 << 30) as node,
+    ):
         yield node

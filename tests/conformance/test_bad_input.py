@@ -36,11 +36,16 @@ assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"small") == 0
 driver.launch = launch
 """
 
-COOPERATIVE = PTX + r"""
+COOPERATIVE = (
+    PTX
+    + r"""
 driver.launch = lambda grid: driver.cuLaunchCooperativeKernel(function, grid, 1, 1, 64, 1, 1, 0, None, None)
 assert driver.launch(132 * 32) == driver.launch(132 * 32) == 0
 """
-CLUSTER = PTX + r"""
+)
+CLUSTER = (
+    PTX
+    + r"""
 class Config(ctypes.Structure):
     _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
                 ("count", ctypes.c_uint)]
@@ -51,6 +56,7 @@ def launch(grid, cluster):
 driver.launch = launch
 assert launch(8, 4) == launch(8, 4) == 0
 """
+)
 
 MISTAKES = [
     ("memory", "", "cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 38))", 2,
@@ -83,9 +89,10 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def null_node(native_dir: Path) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="xmig-test-") as folder, Node(
-        Path(folder), native_dir=native_dir, devices="null:0", port=-1
-    ) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
+        Node(Path(folder), native_dir=native_dir, devices="null:0", port=-1) as node,
+    ):
         yield node
 
 

@@ -21,9 +21,7 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]
     asked = tmp_path / "asked"
     end = time.monotonic() + 380
     environment = {"XMIG_ASKED": str(asked)}
-    yield Bench(
-        tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment
-    )
+    yield Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment)
     assert "cuInit" in called(asked)
     assert not_covered(asked) == []
 

@@ -98,7 +98,12 @@ class MoveWorld(World):
     def begin(self, kind: v.Kind = "move", target: str = "cpu:1", id: str = "1", **fields: Any) -> int:
         """Returns the target's number, or the source's of a suspension."""
         record = v.MigrationRecord(
-            id=id, kind=kind, process="p", source=self.machine.where or self.device, target=target, started=self.t,
+            id=id,
+            kind=kind,
+            process="p",
+            source=self.machine.where or self.device,
+            target=target,
+            started=self.t,
             **fields,
         )
         self.tell(v.MoveRequested, record=record)

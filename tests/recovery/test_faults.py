@@ -69,12 +69,8 @@ def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> 
     assert harness.output(program) == expected
 
 
-@pytest.mark.parametrize(
-    ("which", "error"), [("store", 700), ("assert", 710), ("trap", 719), ("misaligned", 716)]
-)
-def test_own_fault_reaches_the_program(
-    start: Starter, which: str, error: int
-) -> None:
+@pytest.mark.parametrize(("which", "error"), [("store", 700), ("assert", 710), ("trap", 719), ("misaligned", 716)])
+def test_own_fault_reaches_the_program(start: Starter, which: str, error: int) -> None:
     program = start("own_fault", which)
     harness.go(program)
     output = harness.output(program)

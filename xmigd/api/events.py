@@ -47,9 +47,7 @@ async def list_events(
     after: Annotated[int | None, Query(ge=0, le=EXACT, description="what followed this id, oldest first")] = None,
     before: Annotated[int | None, Query(ge=0, le=EXACT, description="what came before this id")] = None,
     limit: Limit = 100,
-    last_event_id: Annotated[
-        str | None, Header(pattern=r"^[0-9]{1,18}$", description="where a stream goes on")
-    ] = None,
+    last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,18}$", description="where a stream goes on")] = None,
 ) -> list[EventInfo] | Response:
     """What happened. With `after` oldest first, otherwise the newest first; or a stream."""
     if STREAM not in request.headers.get("accept", ""):

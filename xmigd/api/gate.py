@@ -156,9 +156,7 @@ class Gate:
         finally:
             if intent is not None:
                 outcome = "done" if status < 400 else state.get("code") or str(status)
-                self._node.audit.outcome(
-                    intent, caller, action, outcome, status=status, request_id=state["request_id"]
-                )
+                self._node.audit.outcome(intent, caller, action, outcome, status=status, request_id=state["request_id"])
             if claim is not None and not claim.answered:
                 await self._idempotency.give_up(claim)
 

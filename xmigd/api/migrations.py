@@ -222,9 +222,7 @@ async def suspend_process(
         if request.to != "host":
             raise Conflict("the driver saves to host memory only", code="engine_not_possible", hint="to: host")
         return accepted(await node.native.suspend(process, uid=caller.owner, requestor=caller.name), response)
-    row = await node.moves.suspend(
-        _controlled(node, caller, process), request.to, requestor=caller.name
-    )
+    row = await node.moves.suspend(_controlled(node, caller, process), request.to, requestor=caller.name)
     return accepted(row, response)
 
 
@@ -236,9 +234,7 @@ async def resume_process(
     if is_native(process):
         row = await node.native.resume(process, request.device, uid=caller.owner, requestor=caller.name)
         return accepted(row, response)
-    row = await node.moves.resume(
-        _controlled(node, caller, process), request.device, requestor=caller.name
-    )
+    row = await node.moves.resume(_controlled(node, caller, process), request.device, requestor=caller.name)
     return accepted(row, response)
 
 
@@ -251,4 +247,3 @@ async def drain_device(
         raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
     row = await node.moves.drain(device, reason=request.reason or "drained", requestor=caller.name)
     return accepted(row, response)
-

@@ -54,9 +54,7 @@ def list_tokens(node: TheNode, caller: AnyCaller) -> list[TokenInfo]:
 
 
 @router.delete("/{token}", operation_id="revoke_token", status_code=204)
-async def revoke_token(
-    node: TheNode, caller: OperatingCaller, token: Annotated[str, Path(max_length=32)]
-) -> None:
+async def revoke_token(node: TheNode, caller: OperatingCaller, token: Annotated[str, Path(max_length=32)]) -> None:
     """Revoke a token. From the answer on nobody gets in with it; whoever listens is disconnected."""
     if caller.owner is None:
         caller.check_operator()

@@ -112,7 +112,6 @@ class DatabaseRecords:
         statement = row.on_conflict_do_update(index_elements=["process_id", "number"], set_=values)
         self._writer.record("recoveries.save", lambda session: session.execute(statement))
 
-
     def migration(self, record: MigrationRecord) -> None:
         work = migration_work(record)
         self._writer.record("migrations.save", work)

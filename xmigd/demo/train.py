@@ -119,8 +119,19 @@ class Network:
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             into, out = self.activations[i], self.activations[i + 1]
             a, b = LAYERS[i], LAYERS[i + 1]
-            self.kernels("gemm", rows, into.argument, weight.value.argument, out.argument, u32(rows), u32(b), u32(a),
-                         u32(0), u32(0), u32(0))
+            self.kernels(
+                "gemm",
+                rows,
+                into.argument,
+                weight.value.argument,
+                out.argument,
+                u32(rows),
+                u32(b),
+                u32(a),
+                u32(0),
+                u32(0),
+                u32(0),
+            )
             self.kernels("bias_add", rows, out.argument, bias.value.argument, u32(rows), u32(b))
             if b != LAYERS[-1]:
                 self.kernels("relu", rows * b, out.argument, c_uint64(rows * b))
@@ -128,18 +139,48 @@ class Network:
 
     def backward(self, rows: int) -> None:
         """Gradients of the mean loss; the loss itself goes to ``losses``."""
-        self.kernels("softmax_cross_entropy", rows, self.activations[-1].argument, self.labels.argument,
-                     self.row_loss.argument, self.gradients[-1].argument, u32(rows), u32(LAYERS[-1]))
+        self.kernels(
+            "softmax_cross_entropy",
+            rows,
+            self.activations[-1].argument,
+            self.labels.argument,
+            self.row_loss.argument,
+            self.gradients[-1].argument,
+            u32(rows),
+            u32(LAYERS[-1]),
+        )
         self.kernels("reduce_sum", 1, self.row_loss.argument, self.losses.at(self.steps), u32(rows), u32(1))
         for i in reversed(range(len(self.weights))):
             a, b = LAYERS[i], LAYERS[i + 1]
             into, gradient = self.activations[i], self.gradients[i + 1]
-            self.kernels("gemm", a, into.argument, gradient.argument, self.weights[i].gradient.argument, u32(a),
-                         u32(b), u32(rows), u32(1), u32(0), u32(0))
+            self.kernels(
+                "gemm",
+                a,
+                into.argument,
+                gradient.argument,
+                self.weights[i].gradient.argument,
+                u32(a),
+                u32(b),
+                u32(rows),
+                u32(1),
+                u32(0),
+                u32(0),
+            )
             self.kernels("reduce_sum", b, gradient.argument, self.biases[i].gradient.argument, u32(rows), u32(b))
             if i:
-                self.kernels("gemm", rows, gradient.argument, self.weights[i].value.argument,
-                             self.gradients[i].argument, u32(rows), u32(a), u32(b), u32(0), u32(1), u32(0))
+                self.kernels(
+                    "gemm",
+                    rows,
+                    gradient.argument,
+                    self.weights[i].value.argument,
+                    self.gradients[i].argument,
+                    u32(rows),
+                    u32(a),
+                    u32(b),
+                    u32(0),
+                    u32(1),
+                    u32(0),
+                )
                 self.kernels("relu_backward", rows * a, into.argument, self.gradients[i].argument, c_uint64(rows * a))
 
     def update(self) -> None:
@@ -147,9 +188,21 @@ class Network:
         self.steps += 1
         for p in self.weights + self.biases:
             n = p.value.count
-            self.kernels("adamw", n, p.value.argument, p.gradient.argument, p.first.argument, p.second.argument,
-                         c_uint64(n), c_float(self.rate), c_float(BETA1), c_float(BETA2), c_float(EPSILON),
-                         c_float(DECAY), u32(self.steps))
+            self.kernels(
+                "adamw",
+                n,
+                p.value.argument,
+                p.gradient.argument,
+                p.first.argument,
+                p.second.argument,
+                c_uint64(n),
+                c_float(self.rate),
+                c_float(BETA1),
+                c_float(BETA2),
+                c_float(EPSILON),
+                c_float(DECAY),
+                u32(self.steps),
+            )
 
     def accuracy(self, images: Floats, labels: NDArray[np.int32]) -> float:
         """Share of images whose largest logit is the label's."""
@@ -157,8 +210,15 @@ class Network:
         for begin in range(0, len(images), BATCH):
             rows = self.forward(images[begin : begin + BATCH], labels[begin : begin + BATCH])
             # One block: the count is one number.
-            self.kernels("count_correct", 1, self.activations[-1].argument, self.labels.argument,
-                         self.correct.argument, u32(rows), u32(LAYERS[-1]))
+            self.kernels(
+                "count_correct",
+                1,
+                self.activations[-1].argument,
+                self.labels.argument,
+                self.correct.argument,
+                u32(rows),
+                u32(LAYERS[-1]),
+            )
         return int(self.correct.read().view(np.uint32)[0]) / len(images)
 
     def hash(self) -> str:
@@ -200,11 +260,20 @@ def main() -> None:
         # Hexadecimal digits: nothing is rounded.
         every = [x.hex() for x in losses.tolist()]
         print(json.dumps({"epoch": epoch + 1, "loss": float(losses.mean()), "losses": every}), flush=True)
-    print(json.dumps({
-        "images": len(images), "train": len(train), "test": len(test), "steps": network.steps,
-        "accuracy": network.accuracy(images[test], labels[test]), "weights": network.hash(),
-        "seconds": time.monotonic() - began,
-    }), flush=True)
+    print(
+        json.dumps(
+            {
+                "images": len(images),
+                "train": len(train),
+                "test": len(test),
+                "steps": network.steps,
+                "accuracy": network.accuracy(images[test], labels[test]),
+                "weights": network.hash(),
+                "seconds": time.monotonic() - began,
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ class Inventory:
         if device.startswith("cuda:"):
             return self._read_gpu(description)
         total = description.total_bytes if description is not None else self._memory or None
-        return Reading(
-            total_bytes=total, used_bytes=held, free_bytes=None if total is None else max(0, total - held)
-        )
+        return Reading(total_bytes=total, used_bytes=held, free_bytes=None if total is None else max(0, total - held))
 
     def _read_gpu(self, description: Description | None) -> Reading:
         nvml = self._start_nvml()

@@ -121,9 +121,7 @@ class PublishingRecords:
             self._bus.publish("process.location", "process", record.process, self._job_of.get(record.process), data)
 
     def _publish_state(self, process: str, state: str, why: str) -> None:
-        self._bus.publish(
-            "process.state", "process", process, self._job_of.get(process), {"state": state, "why": why}
-        )
+        self._bus.publish("process.state", "process", process, self._job_of.get(process), {"state": state, "why": why})
 
 
 def publish_job(bus: Bus, job: JobRow) -> None:

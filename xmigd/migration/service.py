@@ -257,9 +257,7 @@ async def _carry_out(process: Process, record: MigrationRecord, operation: Opera
         location = "lost"
     if ended.state == "cancelled":
         raise Cancelled("it was cancelled", process_location=location)
-    raise Conflict(
-        ended.error or "it failed", code=ended.code, phase=_failed_in(ended), process_location=location
-    )
+    raise Conflict(ended.error or "it failed", code=ended.code, phase=_failed_in(ended), process_location=location)
 
 
 def where(location: str, kind: str, *, moved: bool) -> ProcessLocation:

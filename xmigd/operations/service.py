@@ -299,6 +299,4 @@ class Operations:
 
     def _publish(self, type: Any, operation: Operation, *, durable: bool = True) -> None:
         row = operation.row
-        self._bus.publish(
-            type, "operation", row.id, row.job_id, row.as_dict(), owner=row.owner, durable=durable
-        )
+        self._bus.publish(type, "operation", row.id, row.job_id, row.as_dict(), owner=row.owner, durable=durable)

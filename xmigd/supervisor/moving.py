@@ -146,9 +146,7 @@ class Moving:
                 self._tell(v.TargetFailed(t=t, server=number, code=message.code, text=message.text))
             case m.HandedOver():
                 self._tell(
-                    v.HandedOver(
-                        t=t, server=number, cut=message.cut, drained=message.drained_t, cut_ms=message.cut_ms
-                    )
+                    v.HandedOver(t=t, server=number, cut=message.cut, drained=message.drained_t, cut_ms=message.cut_ms)
                 )
             case m.HandoverFailed() | m.SuspendFailed():
                 self._tell(v.HandoverFailed(t=t, server=number, text=message.text))

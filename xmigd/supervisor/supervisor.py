@@ -87,8 +87,12 @@ class Supervisor:
         self._fd_store = fd_store
         fd_store.forget_others({process.row.id for process in live})
         self._expectations = Expectations(
-            live, settings.adoption_grace, rescue=self._rescue, lost=self._lost_meanwhile,
-            rival_gone=lambda process: self._adopter.rival_gone(process), settled=fd_store.settled,
+            live,
+            settings.adoption_grace,
+            rescue=self._rescue,
+            lost=self._lost_meanwhile,
+            rival_gone=lambda process: self._adopter.rival_gone(process),
+            settled=fd_store.settled,
         )
         self._adopter = Adopter(
             serving=lambda process: process in self.processes,
@@ -110,9 +114,7 @@ class Supervisor:
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it."""
         if device is not None:
             resolve_device(device, self._settings.device_names)
-        return new_job(
-            name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout
-        )
+        return new_job(name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout)
 
     def set_recovery(self, *, max_attempts: int, cut_budget: float, hang_timeout: float) -> None:
         """What an operator wants. A process that runs keeps its budget and timeout: its server has them."""

@@ -14,9 +14,30 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 __all__ = [
-    "DRIVER", "RUNTIME", "CudaError", "Dim3", "byref", "c_char_p", "c_float", "c_int", "c_size_t", "c_uint", "c_void_p",
-    "event", "expect", "expect_error", "image", "kernel", "launch", "malloc", "pack", "pattern", "read", "say",
-    "stream", "write",
+    "DRIVER",
+    "RUNTIME",
+    "CudaError",
+    "Dim3",
+    "byref",
+    "c_char_p",
+    "c_float",
+    "c_int",
+    "c_size_t",
+    "c_uint",
+    "c_void_p",
+    "event",
+    "expect",
+    "expect_error",
+    "image",
+    "kernel",
+    "launch",
+    "malloc",
+    "pack",
+    "pattern",
+    "read",
+    "say",
+    "stream",
+    "write",
 ]
 
 H2H, H2D, D2H, D2D, DEFAULT = range(5)  # cudaMemcpyKind

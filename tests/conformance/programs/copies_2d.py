@@ -35,13 +35,31 @@ class Copy3D(Structure):
     """CUDA_MEMCPY3D."""
 
     _fields_ = (
-        ("srcXInBytes", c_size_t), ("srcY", c_size_t), ("srcZ", c_size_t), ("srcLOD", c_size_t),
-        ("srcMemoryType", c_uint), ("srcHost", c_void_p), ("srcDevice", c_void_p), ("srcArray", c_void_p),
-        ("reserved0", c_void_p), ("srcPitch", c_size_t), ("srcHeight", c_size_t),
-        ("dstXInBytes", c_size_t), ("dstY", c_size_t), ("dstZ", c_size_t), ("dstLOD", c_size_t),
-        ("dstMemoryType", c_uint), ("dstHost", c_void_p), ("dstDevice", c_void_p), ("dstArray", c_void_p),
-        ("reserved1", c_void_p), ("dstPitch", c_size_t), ("dstHeight", c_size_t),
-        ("WidthInBytes", c_size_t), ("Height", c_size_t), ("Depth", c_size_t),
+        ("srcXInBytes", c_size_t),
+        ("srcY", c_size_t),
+        ("srcZ", c_size_t),
+        ("srcLOD", c_size_t),
+        ("srcMemoryType", c_uint),
+        ("srcHost", c_void_p),
+        ("srcDevice", c_void_p),
+        ("srcArray", c_void_p),
+        ("reserved0", c_void_p),
+        ("srcPitch", c_size_t),
+        ("srcHeight", c_size_t),
+        ("dstXInBytes", c_size_t),
+        ("dstY", c_size_t),
+        ("dstZ", c_size_t),
+        ("dstLOD", c_size_t),
+        ("dstMemoryType", c_uint),
+        ("dstHost", c_void_p),
+        ("dstDevice", c_void_p),
+        ("dstArray", c_void_p),
+        ("reserved1", c_void_p),
+        ("dstPitch", c_size_t),
+        ("dstHeight", c_size_t),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+        ("Depth", c_size_t),
     )
 
 
@@ -52,14 +70,46 @@ source = create_string_buffer(data, len(data))
 box = malloc(5 * 4 * 3)
 target = create_string_buffer(X * Y * Z)
 HOST, DEVICE = 1, 2
-DRIVER.cuMemcpy3D_v2(byref(Copy3D(
-    srcXInBytes=2, srcY=3, srcZ=1, srcMemoryType=HOST, srcHost=addressof(source), srcPitch=X, srcHeight=Y,
-    dstMemoryType=DEVICE, dstDevice=box, dstPitch=5, dstHeight=4, WidthInBytes=5, Height=4, Depth=3,
-)))
-DRIVER.cuMemcpy3D_v2(byref(Copy3D(
-    srcMemoryType=DEVICE, srcDevice=box, srcPitch=5, srcHeight=4, dstXInBytes=1, dstY=1, dstZ=2,
-    dstMemoryType=HOST, dstHost=addressof(target), dstPitch=X, dstHeight=Y, WidthInBytes=5, Height=4, Depth=3,
-)))
+DRIVER.cuMemcpy3D_v2(
+    byref(
+        Copy3D(
+            srcXInBytes=2,
+            srcY=3,
+            srcZ=1,
+            srcMemoryType=HOST,
+            srcHost=addressof(source),
+            srcPitch=X,
+            srcHeight=Y,
+            dstMemoryType=DEVICE,
+            dstDevice=box,
+            dstPitch=5,
+            dstHeight=4,
+            WidthInBytes=5,
+            Height=4,
+            Depth=3,
+        )
+    )
+)
+DRIVER.cuMemcpy3D_v2(
+    byref(
+        Copy3D(
+            srcMemoryType=DEVICE,
+            srcDevice=box,
+            srcPitch=5,
+            srcHeight=4,
+            dstXInBytes=1,
+            dstY=1,
+            dstZ=2,
+            dstMemoryType=HOST,
+            dstHost=addressof(target),
+            dstPitch=X,
+            dstHeight=Y,
+            WidthInBytes=5,
+            Height=4,
+            Depth=3,
+        )
+    )
+)
 expected = bytearray(X * Y * Z)
 for z in range(3):
     for y in range(4):

@@ -27,8 +27,12 @@ expect_error(RUNTIME, 21, "cudaMemcpy", area, area, 8, 77)
 expect(RUNTIME.code("cudaGetLastError") != 0, "kept as the last error")
 expect(RUNTIME.code("cudaGetLastError") == 0, "and cleared")
 for call, arguments in (
-    ("cuStreamSynchronize", (0x1234,)), ("cuEventSynchronize", (0x1234,)), ("cuEventRecord", (0x1234, 0)),
-    ("cuModuleUnload", (0x1234,)), ("cuStreamDestroy_v2", (0x1234,)), ("cuEventDestroy_v2", (0x1234,)),
+    ("cuStreamSynchronize", (0x1234,)),
+    ("cuEventSynchronize", (0x1234,)),
+    ("cuEventRecord", (0x1234, 0)),
+    ("cuModuleUnload", (0x1234,)),
+    ("cuStreamDestroy_v2", (0x1234,)),
+    ("cuEventDestroy_v2", (0x1234,)),
 ):
     expect_error(DRIVER, 400, call, *arguments)
 expect_error(DRIVER, 101, "cuDeviceGet", byref(c_int()), 99)

@@ -138,14 +138,24 @@ say("x", read(x, 8 * N), "y", read(y, 8 * N))
 # Built by hand, then changed: one node of the executable graph, and all of it.
 class KernelParams(ctypes.Structure):
     _fields_ = (
-        ("function", c_void_p), ("grid", Dim3), ("block", Dim3), ("shared", c_uint), ("parameters", c_void_p),
-        ("extra", c_void_p), ("kernel", c_void_p), ("context", c_void_p),
+        ("function", c_void_p),
+        ("grid", Dim3),
+        ("block", Dim3),
+        ("shared", c_uint),
+        ("parameters", c_void_p),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
     )
 
 
 class MemsetParams(ctypes.Structure):
     _fields_ = (
-        ("to", ctypes.c_uint64), ("pitch", c_size_t), ("value", c_uint), ("element", c_uint), ("width", c_size_t),
+        ("to", ctypes.c_uint64),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("element", c_uint),
+        ("width", c_size_t),
         ("height", c_size_t),
     )
 
@@ -196,7 +206,7 @@ DRIVER.cuGraphExecUpdate_v2(run, other, info)
 DRIVER.cuGraphLaunch(run, second)
 RUNTIME.cudaStreamSynchronize(second)
 say("updated", read(x, 8 * N))
-say("another shape", DRIVER.code("cuGraphExecUpdate_v2", run, inner, info), info[0] & 0xffffffff)
+say("another shape", DRIVER.code("cuGraphExecUpdate_v2", run, inner, info), info[0] & 0xFFFFFFFF)
 
 # Page-locked memory and host functions: read and written when the launch comes to it, each launch anew.
 pointer = c_void_p()

@@ -32,7 +32,13 @@ class Packed(Structure):
     """The parameters of the kernel `parameters`, packed as the compiler does."""
 
     _fields_ = (
-        ("a", c_uint8), ("b", c_uint16), ("c", c_uint), ("d", c_uint64), ("e", c_float), ("f", c_double), ("g", Pair),
+        ("a", c_uint8),
+        ("b", c_uint16),
+        ("c", c_uint),
+        ("d", c_uint64),
+        ("e", c_float),
+        ("f", c_double),
+        ("g", Pair),
         ("out", c_uint64),
     )
 
@@ -41,8 +47,16 @@ class Config(Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
-        ("gridX", c_uint), ("gridY", c_uint), ("gridZ", c_uint), ("blockX", c_uint), ("blockY", c_uint),
-        ("blockZ", c_uint), ("shared", c_uint), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint),
+        ("gridX", c_uint),
+        ("gridY", c_uint),
+        ("gridZ", c_uint),
+        ("blockX", c_uint),
+        ("blockY", c_uint),
+        ("blockZ", c_uint),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
     )
 
 
@@ -61,8 +75,15 @@ def result() -> list[float]:
 
 
 for n in range(5):
-    values = (c_uint8(200 + n), c_uint16(60000 + n), c_uint(2**32 - 1 - n), c_uint64(2**52 + n), c_float(0.5 + n),
-              c_double(1e300 / (n + 1)), Pair(7 + n, -0.125 * n))
+    values = (
+        c_uint8(200 + n),
+        c_uint16(60000 + n),
+        c_uint(2**32 - 1 - n),
+        c_uint64(2**52 + n),
+        c_float(0.5 + n),
+        c_double(1e300 / (n + 1)),
+        Pair(7 + n, -0.125 * n),
+    )
     expected = [200 + n, 60000 + n, 2**32 - 1 - n, 2**52 + n, 0.5 + n, 1e300 / (n + 1), 7 + n, -0.125 * n]
     DRIVER.cuLaunchKernel(every, 1, 1, 1, 1, 1, 1, 0, 0, pack(*values, out), 0)
     expect(result() == expected, "parameters by pointer")

@@ -49,8 +49,14 @@ class Properties(Structure):
     """cudaMemPoolProps."""
 
     _fields_ = (
-        ("allocType", c_int), ("handleTypes", c_int), ("locationType", c_int), ("locationId", c_int),
-        ("security", c_void_p), ("maxSize", c_size_t), ("usage", c_ushort), ("reserved", c_ubyte * 54),
+        ("allocType", c_int),
+        ("handleTypes", c_int),
+        ("locationType", c_int),
+        ("locationId", c_int),
+        ("security", c_void_p),
+        ("maxSize", c_size_t),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 54),
     )
 
 

@@ -24,8 +24,15 @@ class Properties(Structure):
     """CUmemAllocationProp."""
 
     _fields_ = (
-        ("type", c_int), ("handles", c_int), ("location", c_int), ("ordinal", c_int), ("windows", c_void_p),
-        ("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4),
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", c_int),
+        ("ordinal", c_int),
+        ("windows", c_void_p),
+        ("compression", c_ubyte),
+        ("rdma", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
     )
 
 

@@ -1,7 +1,7 @@
 """Work that takes long, or never ends.
 
-    hanging.py endless         a kernel of the program's own that never ends: it gets the error, and can go on
-    hanging.py waits SECONDS   work that waits so long for the program itself, and kernels that just take their time
+hanging.py endless         a kernel of the program's own that never ends: it gets the error, and can go on
+hanging.py waits SECONDS   work that waits so long for the program itself, and kernels that just take their time
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Copies, each larger than the journal, both ways; also without any wait between them.
 
-    large_copies.py MIB
+large_copies.py MIB
 """
 
 import ctypes

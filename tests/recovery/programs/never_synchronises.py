@@ -1,6 +1,6 @@
 """Launches, and never once waits, until the end.
 
-    never_synchronises.py LAUNCHES
+never_synchronises.py LAUNCHES
 """
 
 import sys

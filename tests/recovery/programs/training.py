@@ -1,6 +1,6 @@
 """A loop like training: launches, copies, an event, now and then a result on the host, and one line at the end.
 
-    training.py STEPS [MIB]
+training.py STEPS [MIB]
 """
 
 import sys
