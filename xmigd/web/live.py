@@ -47,7 +47,7 @@ class Relay:
     interest: Interest
     last_id: str
     stopping: asyncio.Event
-    _news: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(64))
+    _link: tuple[str, str] = ("", "")  # the connection to xmigd, as the page is to be told of it: what, and since when
     _changed: bool = False
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,14 +55,16 @@ class Relay:
         """What the browser gets."""
         tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._end())]
         looked = time.monotonic()
+        told = self._link
         try:
             yield "retry: 1000\n\n"
             while not self.stopping.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), min(HEARTBEAT, self.interest.every or HEARTBEAT))
                 self._woken.clear()
-                while not self._news.empty():
-                    yield self._news.get_nowait()
+                if told != self._link:
+                    told = self._link
+                    yield self._message(*told)
                 due = self.interest.every and time.monotonic() - looked >= self.interest.every
                 if self._changed or due:
                     self._changed = False
@@ -84,8 +86,7 @@ class Relay:
         return f"{number}event: {kind}\ndata: {data}\n\n"
 
     def _tell(self, kind: str, data: str = "") -> None:
-        with contextlib.suppress(asyncio.QueueFull):
-            self._news.put_nowait(self._message(kind, data))
+        self._link = (kind, data)
         self._woken.set()
 
     def _touch(self) -> None:
