@@ -122,16 +122,17 @@ def test_a_program_that_is_suspended_ends_when_it_is_killed(daemon: Node, start:
 
 
 HUNGRY = """
-import sys
+import select, sys
 from cuda.bindings import driver
 def good(answer):
     assert answer[0] == 0, answer
     return answer[-1]
 good(driver.cuInit(0))
 good(driver.cuCtxSetCurrent(good(driver.cuDevicePrimaryCtxRetain(0))))
-good(driver.cuMemAlloc(int(sys.argv[1])))
+memory = good(driver.cuMemAlloc(int(sys.argv[1])))
 print("it has it", flush=True)
-sys.stdin.readline()
+while not select.select([sys.stdin], [], [], 0.005)[0]:  # it works on, so that there are cuts
+    good(driver.cuMemsetD8(memory, 1, 1))
 """
 
 
@@ -140,6 +141,7 @@ def refused(node: Node, to: str, size: int) -> dict[str, Any]:
     program = node.program([sys.executable, "-c", HUNGRY, str(size)], stdin=subprocess.PIPE)
     assert program.process.stdout is not None
     assert program.process.stdout.readline() == "it has it\n"
+    harness.wait_until(lambda: (info(program)["live_bytes"] or 0) >= size, "its memory is in a cut")
     problem = refusal(node, f"/v1/processes/{info(program)['id']}:suspend", {"to": to})
     assert (problem["process_location"], problem["phase"]) == ("source", "planning")
     assert info(program)["state"] == "running"

@@ -82,16 +82,17 @@ def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str
 def test_killed_at_every_redo(start: Starter, undisturbed: Callable[..., str]) -> None:
     """Whatever kills each server as it begins to redo: the daemon does not spin, but says that it waits."""
     deaths = 7
-    program = start("training", STEPS)
-    harness.go(program)
+    expected = undisturbed("training", 10 * STEPS)
+    program = start("training", 10 * STEPS)
     for _ in range(deaths):
         program.inject("kill", point="redo", sequence=1)
+    harness.go(program)
     time.sleep(0.05)
     began = time.monotonic()
     harness.kill_server(program)
     said = "servers in a row were lost without progress; the next one follows in"
     harness.wait_until(lambda: said in (program.until("recovering")["why"]), "the state tells of the pause")
-    assert harness.output(program) == undisturbed("training", STEPS)
+    assert harness.output(program) == expected
     # Three are replaced at once, the others after 0.1, 0.2, 0.4, 0.8, 1.6 s.
     assert time.monotonic() - began >= 3.1
     check_recovered(program, at_least=1)
