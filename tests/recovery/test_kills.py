@@ -87,7 +87,7 @@ def test_killed_at_every_redo(start: Starter, undisturbed: Callable[..., str]) -
     for _ in range(deaths):
         program.inject("kill", point="redo", sequence=1)
     harness.go(program)
-    time.sleep(0.05)
+    harness.wait_until(lambda: program.position() > 100, "there is something to redo")
     began = time.monotonic()
     harness.kill_server(program)
     said = "servers in a row were lost without progress; the next one follows in"
