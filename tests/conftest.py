@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import harness
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 from xmigd.native import find_native_dir
@@ -41,9 +41,5 @@ def frameworks() -> Path:
 @pytest.fixture
 def daemon(native_dir: Path) -> Iterator[Node]:
     """A real xmigd with two cpu devices, and nothing left of it afterwards."""
-    # Not tmp_path: a socket's path has at most 107 bytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
-        Node(Path(folder), native_dir=native_dir, device_memory=1 << 30) as node,
-    ):
+    with harness.own_node(native_dir) as node:
         yield node

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ def cudart(version: str) -> Path:
     package = {"12": "nvidia-cuda-runtime-cu12", "13": "nvidia-cuda-runtime"}[version]
     files = importlib.metadata.files(package) or []
     return Path(next(f for f in files if f.name == f"libcudart.so.{version}").locate()).resolve()
+
+
+@contextlib.contextmanager
+def own_node(native_dir: Path, **settings: object) -> Iterator[Node]:
+    """A daemon in a folder of its own, with cpu devices of 1 GiB if nothing else is said; nothing is left of it."""
+    # Not pytest's own folder: a socket's path has at most 107 bytes.
+    settings = {"native_dir": native_dir, "device_memory": 1 << 30} | settings
+    with tempfile.TemporaryDirectory(prefix="xmig-") as folder, Node(Path(folder), **settings) as node:
+        yield node
 
 
 def start(

@@ -121,9 +121,10 @@ def inference(bench: Bench) -> Iterator[Row]:
 def suspension(bench: Bench) -> Iterator[Row]:
     """40 GB to host memory and back: to memory that was kept ready, to such of huge pages, and to what there was."""
     yield from suspended(bench, "", target=1.2)
-    with huge_pages() as huge:
-        if huge:
-            yield from suspended(bench, ", huge pages", target=None)
+    if not bench.rehearsal:  # it sets something of the whole machine
+        with huge_pages() as huge:
+            if huge:
+                yield from suspended(bench, ", huge pages", target=None)
     yield from suspended(bench, ", no pool", target=None, pool=False)
 
 

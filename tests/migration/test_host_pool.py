@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import harness
+from tests.gpu.moves import pool_bytes
 from tests.migration.moves import info, resumed, suspended
 from tests.recovery.conftest import PROGRAMS
 from xmigd import host_memory
@@ -28,17 +28,13 @@ STEP = host_pool.STEP
 @pytest.fixture
 def daemon(native_dir: Path) -> Iterator[Node]:
     """Overrides the one for everybody: with a pool."""
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
-        Node(Path(folder), native_dir=native_dir, device_memory=2 << 30, host_pool_mib=SIZE >> 20) as node,
-    ):
+    with harness.own_node(native_dir, device_memory=2 << 30, host_pool_mib=SIZE >> 20) as node:
         yield node
 
 
 def ready(node: Node) -> int:
     """What the daemon says that it has ready."""
-    lines = node.client.get_text("/metrics").splitlines()
-    return next(int(float(line.split()[1])) for line in lines if line.startswith("xmigd_host_pool_bytes "))
+    return pool_bytes(node.client)
 
 
 def pieces(node: Node) -> set[int]:

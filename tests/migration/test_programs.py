@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +19,7 @@ EVERY = 6  # lines
 @pytest.fixture(scope="module")
 def daemon(native_dir: Path) -> Iterator[Node]:
     """One for all programs."""
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
-        Node(Path(folder), native_dir=native_dir, device_memory=1 << 30) as node,
-    ):
+    with harness.own_node(native_dir) as node:
         yield node
 
 

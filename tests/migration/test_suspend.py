@@ -155,10 +155,7 @@ def test_more_than_the_host_has(native_dir: Path) -> None:
     size = 128 << 30  # of a device that holds nothing
     if available_memory() > size:
         pytest.skip("this machine has more memory than the largest program here")
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
-        Node(Path(folder), native_dir=native_dir, devices="null:0") as node,
-    ):
+    with harness.own_node(native_dir, devices="null:0", device_memory=0) as node:
         problem = refused(node, "host", size)
     assert problem["code"] == "pool_too_small"
     assert "the process needs 128.0 GiB" in problem["detail"]

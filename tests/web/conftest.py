@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests import harness
 from tests.web.front import PATIENCE, Front
 from xmigd.demo.node import Node
 
@@ -22,11 +22,7 @@ expect.set_options(timeout=PATIENCE * 1000)
 
 @pytest.fixture(scope="module")
 def node(native_dir: Path) -> Iterator[Node]:
-    # Not pytest's own folder: a socket's path has at most 107 bytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-") as folder,
-        Node(Path(folder), native_dir=native_dir, device_memory=1 << 30) as node,
-    ):
+    with harness.own_node(native_dir) as node:
         yield node
 
 

@@ -84,7 +84,7 @@ def make_plan(
         process=process.row.id, engine=engine,
         source=process.machine.where if process.state == "suspended" else process.row.device,
         live_bytes=None if process.last_cut is None else process.last_cut.live_bytes,
-        held_bytes=sum(h.size for h in process.handles.values() if h.kind == "device"),
+        held_bytes=process.program_bytes,
     )  # fmt: skip
     known = {place.id: place for place in places}
     kind = process.row.device.partition(":")[0]

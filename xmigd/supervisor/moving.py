@@ -254,8 +254,7 @@ class Moving:
         hint = 0 if self._process.last_cut is None else self._process.last_cut.live_bytes
         packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
         if instruction.to != "file":
-            held = sum(handle.size for handle in self._process.handles.values() if handle.kind == "device")
-            room = self._process.host_pool.take(hint or held)
+            room = self._process.host_pool.take(hint or self._process.program_bytes)
             for first in range(0, len(room), m.MAX_FDS):
                 server.send(m.pack("room"), room[first : first + m.MAX_FDS])
             server.send(packed)

@@ -108,6 +108,11 @@ class Process:
         return server.pid if server is not None and server.pid else None
 
     @property
+    def program_bytes(self) -> int:
+        """Device memory that its program has."""
+        return sum(handle.size for handle in self.handles.values() if handle.kind == "device")
+
+    @property
     def device_bytes(self) -> int:
         """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
         return sum(server.device_bytes + server.preloaded_bytes for server in self.servers.values())
