@@ -172,7 +172,11 @@ class MoveWorld(World):
         assert keeper is not None
         self.tell(e.Hello, server=keeper)
         self.tell(v.Kept, server=keeper)
-        self.exit(source, killed=True)
+        # The device is free when both are gone, in whatever order.
+        for server in (source, 1):
+            assert self.machine.servers[server] == "dying"
+            assert (self.machine.state, self.record("s").phase) == ("running", "releasing")
+            self.exit(server, killed=True)
         return keeper
 
 
@@ -563,7 +567,6 @@ def test_suspend_and_resume(world: MoveWorld) -> None:
     keeper = world.suspend()
     assert (world.machine.state, world.machine.where, world.keeping) == ("suspended", "host", keeper)
     assert (world.record("s").state, world.record("s").location) == ("done", "host")
-    world.exit(1, killed=True)  # the standby
     assert world.alive == {keeper}
     target = world.begin("resume", "cpu:1", id="r")
     world.tell(e.Hello, server=target)
@@ -587,8 +590,10 @@ def test_a_suspension_fails(world: MoveWorld, prepared: bool) -> None:
     world.begin("suspend", "file")
     if prepared:
         world.tell(v.Prepared, server=0, ms=1.0)
+    assert world.machine.standby is None
     world.tell(v.HandoverFailed, server=0, text="no space left on device")
     assert (world.record().code, world.holder, world.machine.state) == ("source_refused", 0, "running")
+    assert world.machine.standby is not None
     assert world.machine.keeper is None
 
 
@@ -609,11 +614,31 @@ def test_a_keeper_that_cannot_be_started_does_not_hold_up_a_suspension(world: Mo
     world.tell(e.SpawnFailed, server=world.machine.keeper, reason="no memory")
     world.stops(0)
     world.tell(v.Suspended, server=0, cut=1, total_bytes=1, at=world.t, ms=1.0)
+    world.exit(1, killed=True)
     world.exit(0, killed=True)
     assert world.machine.state == "suspended"
     world.timer("keeper")
     world.tell(e.Hello, server=world.machine.keeper)
     assert world.keeping is not None
+
+
+def test_a_standby_that_could_not_start_does_not_hold_up_a_suspension(world: MoveWorld) -> None:
+    world.exit(1, killed=True)
+    world.timer("spawn")
+    standby = world.machine.standby
+    assert standby is not None
+    source = world.begin("suspend", "host")
+    assert world.machine.standby is None
+    world.tell(v.Prepared, server=source, ms=3.0)
+    world.stops(source)
+    world.tell(v.Suspended, server=source, cut=1, total_bytes=MIB, at=world.t, ms=1.0)
+    world.tell(v.KeeperGone, text="none")
+    world.exit(source, killed=True)
+    assert world.machine.state == "running"
+    assert world.machine.servers[standby] == "dying"
+    world.alive.discard(standby)
+    world.tell(e.SpawnFailed, server=standby, reason="no memory")
+    assert world.machine.state == "suspended"
 
 
 def test_a_keeper_that_dies_is_replaced(world: MoveWorld) -> None:

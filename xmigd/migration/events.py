@@ -169,6 +169,11 @@ class SourceGone(MoveEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLeft(MoveEvent):
+    """After LeaveDevice: the exits of all were seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperGone(MoveEvent):
     text: str
 
@@ -376,8 +381,18 @@ class KeepNow(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class DropStandby(Instruction):
+    """There will be nothing to take over. If it fails, there will be one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveDevice(Instruction):
+    """Nothing of the process may stay on the device. Answered by DeviceLeft."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parked(Instruction):
-    """The source is gone and was meant to: the process is suspended."""
+    """Its servers are gone and were meant to: the process is suspended."""
 
 
 @dataclass(frozen=True, slots=True)

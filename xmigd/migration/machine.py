@@ -14,7 +14,7 @@ copying       rounds: the source takes a cut, the target copies what it does not
 committing    it is being written down who hands over to whom
 handing_over  the source is to stop at a last cut
 keeping       a keeper is given every descriptor, so that the daemon may die while no server is there
-releasing     the source's exit gives the device back
+releasing     the exits of the source and of its standby give the device back
 taking        the target restores that cut and answers the program
 rolling_back  it has failed; who must not go on is not gone yet, or the source still has to say whether it stopped
 
@@ -111,6 +111,7 @@ class Move:
         self._go("preparing")
         if self.kind == "suspend":
             assert self.source is not None
+            self._out.append(v.DropStandby())  # it ends meanwhile
             self._out.append(v.PrepareSuspend(self.source, self.record.target))
             self._out.append(v.Patience(self.limits.phase_timeout))
         else:
@@ -166,6 +167,9 @@ class Move:
                 self._target_gone(event)
             case v.SourceGone():
                 self._source_gone(event)
+            case v.DeviceLeft():
+                if self.phase == "releasing":
+                    self._park()
             case v.CancelRequested():
                 if self.may_cancel is None:
                     self._give_up("cancelled", event.why)
@@ -430,14 +434,13 @@ class Move:
         self._out.append(v.KeepNow())
 
     def _release(self) -> None:
-        """Nothing of the source is needed any more. Its exit gives the device back to the last byte."""
+        """Nothing of the source is needed any more. The exits of its servers give the device back to the last byte."""
         self._go("releasing")
-        if self.source is None:
-            self._park()
-            return
-        self._out.append(v.Dismiss(self.source, "its process is suspended"))
-        self._out.append(v.DropDeviceMemory())
+        if self.source is not None:
+            self._out.append(v.Dismiss(self.source, "its process is suspended"))
         self._out.append(v.Patience(self.limits.phase_timeout))
+        self._out.append(v.DropDeviceMemory())
+        self._out.append(v.LeaveDevice())
 
     def _park(self) -> None:
         self._finish("done")
@@ -509,11 +512,9 @@ class Move:
     def _source_gone(self, event: v.SourceGone) -> None:
         self._asked = False
         self.source = None
-        if self.phase == "releasing":
-            self._park()
-        elif self.phase == "rolling_back":
+        if self.phase == "rolling_back":
             self._taken_back()
-        elif self.phase not in ("keeping", "taking"):  # then it has done its part
+        elif self.phase not in ("keeping", "releasing", "taking"):  # then it has done its part
             self._fail("source_lost", f"the server that had the program was lost: {event.text}")
 
     def _time_is_up(self) -> None:
@@ -522,7 +523,7 @@ class Move:
         elif self.phase == "copying" and self._awaits_cut:
             self._begin_round()  # with the last one that there is
         elif self.phase == "releasing":
-            self._out.append(v.Patience(self.limits.phase_timeout))  # it was killed: its exit takes as long as it takes
+            self._out.append(v.Patience(self.limits.phase_timeout))  # they were killed: exits take what they take
         elif self.phase == "rolling_back":
             if self._asked and self.source is not None:
                 self._out.append(v.Dismiss(self.source, "it does not say whether it has stopped"))

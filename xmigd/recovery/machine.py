@@ -175,7 +175,7 @@ class Machine(MovingCore):
         if self.state == "running":
             if self.active is None:
                 assert move is not None
-                assert move.phase in ("taking", "keeping", "rolling_back")
+                assert move.phase in ("taking", "keeping", "releasing", "rolling_back")
             else:
                 assert self.servers[self.active] in ("assigned", "stopped", "dying")
             assert self.recovery is None
@@ -440,6 +440,10 @@ class Machine(MovingCore):
             self._deaths[event.server] = Death(self._fault("protocol", event.reason))
 
     def _exited(self, event: e.Exited) -> None:
+        self._gone(event)
+        self._look_who_is_left()
+
+    def _gone(self, event: e.Exited) -> None:
         state = self.servers.pop(event.server)
         death = self._deaths.pop(event.server, None)
         striking = self._striking.pop(event.server, None)
@@ -546,6 +550,7 @@ class Machine(MovingCore):
         elif number == self.active:
             self.active = None
             self._server_gone_before_work(f"no server could be started: {reason}")
+        self._look_who_is_left()
 
     def _server_gone_before_work(self, why: str) -> None:
         self._fault("spawn", why)

@@ -85,6 +85,11 @@ class MovingCore(Core, ABC):
                         self._steer(v.KeeperGone(t=self._t, text="there is none"))
                     else:
                         self._give_keeper()
+                case v.DropStandby():
+                    self._drop_standby()
+                    self._clear("spawn")
+                case v.LeaveDevice():
+                    self._look_who_is_left()
                 case v.Parked():
                     self._park()
                 case v.Switch(_, server):
@@ -98,6 +103,8 @@ class MovingCore(Core, ABC):
                         self._drop_keeper("nothing is suspended")
                     if source_lost:
                         self._recover_source()
+                    elif self.state == "running":
+                        self._want_standby()
                 case v.GiveTarget(server, mode):
                     self.servers[server] = "assigned" if mode == "resume" else "copying"
                     injections = tuple(one for one in self.armed.values() if one.point == "import")
@@ -126,9 +133,12 @@ class MovingCore(Core, ABC):
         else:
             self._save("moved")
 
+    def _look_who_is_left(self) -> None:
+        """On the device that a suspended process is to leave."""
+        if self.move is not None and self.move.phase == "releasing" and not self.servers.keys() - {self.keeper}:
+            self._steer(v.DeviceLeft(t=self._t))
+
     def _park(self) -> None:
-        self._drop_standby()
-        self._clear("spawn")
         self._clear("stable")
         self._source_death = None
         self._out.append(v.DropDeviceMemory())
