@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
+import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from tests.recovery.conftest import PROGRAMS
 from xmigd import host_memory
 from xmigd.demo.node import Node
 from xmigd.supervisor import host_pool
-from xmigd.supervisor.fds import Fd
+from xmigd.supervisor.fds import LIBC, Fd
 from xmigd.supervisor.host_pool import HostPool
 
 PIECE = 64 << 20
@@ -90,7 +94,7 @@ def test_a_host_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what others do not need, and says once that this is less than it is to have."""
     room = [host_memory.RESERVE + 3 * STEP - 1]
 
-    def made(size: int) -> Fd:
+    def made(size: int) -> tuple[Fd, str]:
         room[0] -= size
         return make(size)
 
@@ -112,6 +116,44 @@ def test_a_host_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         while pool.ready < 4 * STEP:
             await asyncio.sleep(0)
         assert said == ["the host has no more memory available"]
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_it_has_huge_pages() -> None:
+    """Without a setting of the machine. A kernel that has none says why, and small ones are there."""
+    piece, small = host_pool.make_piece(PIECE)
+    assert os.fstat(piece.fileno()).st_blocks * 512 == PIECE
+    if small:
+        pytest.skip(f"this kernel makes none: {small}")
+    reserved = host_pool.map_memory(None, 2 * PIECE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    start = -(-reserved // PIECE) * PIECE
+    host_pool.map_memory(start, PIECE, mmap.PROT_READ, mmap.MAP_SHARED | host_pool.MAP_FIXED, piece.fileno())
+    ctypes.string_at(start, PIECE)
+    mapped = Path("/proc/self/smaps").read_text().partition(f"{start:x}-")[2]
+    found = re.search(r"^ShmemPmdMapped: +(\d+) kB$", mapped, re.MULTILINE)
+    assert found is not None
+    assert int(found[1]) << 10 == PIECE
+    LIBC.munmap(ctypes.c_void_p(reserved), ctypes.c_size_t(2 * PIECE))
+
+
+def test_small_pages_where_there_are_no_huge_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(fd: int, size: int) -> None:
+        raise OSError(errno.EINVAL, "refused")
+
+    monkeypatch.setattr(host_pool, "make_huge", refused)
+    monkeypatch.setattr(host_pool, "PERIOD", 0.01)
+    said: list[str] = []
+    monkeypatch.setattr(host_pool.logger, "warning", lambda text, **fields: said.append(text))
+
+    async def main() -> None:
+        pool = HostPool(4 * STEP, STEP, lambda: 0)
+        keeping = asyncio.create_task(pool.keep())
+        while pool.ready < 4 * STEP:
+            await asyncio.sleep(0)
+        assert all(os.fstat(piece.fileno()).st_blocks * 512 == STEP for piece in pool.take(4 * STEP))
+        assert said == ["the host pool gets no huge pages: a suspension takes longer"]
         keeping.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xmigd.native import Layout
 
-LIBC = ctypes.CDLL(None)
+LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_KCMP, KCMP_FILE = 312, 0  # of x86-64; Python does not know the call
 F_ADD_SEALS = 1033
 MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
