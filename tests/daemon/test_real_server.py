@@ -4,6 +4,7 @@ is given, as the user that it runs as. The programs here shake hands and do noth
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from pathlib import Path
 
@@ -52,6 +53,9 @@ def test_servers_run_as_the_program_does(node: Node) -> None:
             assert set(status["Gid"].split()) == {"65534"}
             assert set(status["Groups"].split()) <= {"65534"}
             assert int(status["CapEff"], 16) == 0
+            # Where the driver keeps what it compiles.
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            assert f"HOME={pwd.getpwuid(65534).pw_dir}".encode() in environment
         os.kill(process["server_pid"], signal.SIGKILL)
         wait_for_recoveries(node, 1)
         # Without root's rights it finds the next daemon too.

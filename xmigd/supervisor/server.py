@@ -63,6 +63,14 @@ def groups_of(uid: int, gid: int) -> list[int]:
         return [gid]
 
 
+def home_of(uid: int) -> dict[str, str]:
+    """Where the driver keeps what it has compiled (~/.nv/ComputeCache), as it does natively."""
+    try:
+        return {"HOME": pwd.getpwuid(uid).pw_dir}
+    except KeyError:
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a server ended."""
@@ -161,7 +169,7 @@ class Server:
             program.command(self.device, control_fd),
             stdin=subprocess.DEVNULL,
             cwd="/",
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | home_of(user.uid),
             pass_fds=(control_fd,),
             start_new_session=True,
             restore_signals=False,  # SIGPIPE stays ignored: a server outlives whoever reads its stderr

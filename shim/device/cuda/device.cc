@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 
@@ -66,6 +68,7 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
                         "the NVIDIA driver is too old: it lacks " + missing +
                             "; xMIG needs one for CUDA 12.4 or newer (550 or newer)");
+    auto starting = std::async(std::launch::async, [] { return std::make_unique<UsedMemory>(); });
     check(driver_.cuInit(0), "cuInit");
     int count = 0;
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -73,13 +76,13 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_INVALID_DEVICE, "the driver shows " + std::to_string(count) +
                                                        " GPUs, but device(s) " + visible + " were asked for");
     units_.resize(ordinals.size());
-    const UsedMemory used;
+    const std::unique_ptr<UsedMemory> used = starting.get();
     std::vector<uint64_t> before;
-    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) before.push_back(used.of(uuid_of(ordinal).bytes));
+    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) before.push_back(used->of(uuid_of(ordinal).bytes));
     // The first ordinal comes last: its context is the one that stays current.
     for (size_t ordinal = units_.size(); ordinal-- > 0;) open_unit(static_cast<int>(ordinal), units_[ordinal]);
     for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) {
-      const uint64_t after = used.of(uuid_of(ordinal).bytes);
+      const uint64_t after = used->of(uuid_of(ordinal).bytes);
       if (before[ordinal] != 0 && after > before[ordinal]) own_bytes_ += after - before[ordinal];
     }
   }
