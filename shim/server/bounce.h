@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "driver_table.h"
+#include "journal/layout.h"
 
 namespace xmig::server {
 
@@ -33,12 +34,14 @@ class Bounce {
     int fd;
     uint64_t offset;
     uint32_t ordinal;
+    uint64_t mapped = 0;  // where it is in this process, too
+    uint64_t bytes = journal::kGranule;
   };
   // One granule each. The device is drained. False: the device failed, or there is no memory; `why` says what it was.
   bool to_plain(std::span<const Piece> pieces, std::string& why);
   bool to_device(std::span<const Piece> pieces, std::string& why);
 
-  // Of all threads together, since the last look: in the kernel's copies, waiting for the device, making buffers.
+  // Of all threads together, since the last look: copying between buffers and memory, waiting for the device, making buffers.
   struct Spent {
     uint64_t copying_ns = 0, waiting_ns = 0, making_ns = 0;
   };

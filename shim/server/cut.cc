@@ -179,7 +179,7 @@ bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<ui
 void Executor::add_move(Moves& moves, uint64_t to, uint64_t from) const {
   const auto plain = [this](uint64_t at) { return at >= kShadowBase ? shadow_.plain_at(at) : std::nullopt; };
   if (const auto target = plain(to)) {
-    moves.to_plain.push_back({from, target->fd, target->offset, ordinal_of_address(from)});
+    moves.to_plain.push_back({from, target->fd, target->offset, ordinal_of_address(from), target->mapped ? to : 0});
   } else if (const auto source = plain(from)) {
     moves.from_plain.push_back({to, source->fd, source->offset, ordinal_of_address(to)});
   } else {

@@ -32,13 +32,14 @@ struct Hosted {
   uint64_t bytes = 0;
   std::string name;
   ipc::UniqueFd fd;
+  bool mapped = false;   // it is plain, and at its address all the same, for the processor only
   bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own cut
 
   // The daemon gives it back by name: one of these, or `file:` and the file's name.
   Place place() const {
     return name.empty() ? Place::kDevice : name == kLockedName || name == kPlainName ? Place::kHost : Place::kFile;
   }
-  // Has it no address here? Then it is read and written through its descriptor (Bounce).
+  // Has it no address that the device reaches? Then it is read and written by the processor (Bounce).
   bool plain() const { return name == kPlainName || place() == Place::kFile; }
 };
 

@@ -1,6 +1,8 @@
 #include "server/measure.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -11,6 +13,7 @@
 #include "device/device.h"
 #include "ipc/fd.h"
 #include "journal/layout.h"
+#include "journal/mapping.h"
 #include "server/bounce.h"
 #include "server/clock.h"
 #include "server/contexts.h"
@@ -22,7 +25,8 @@ namespace {
 
 using journal::kGranule;
 
-constexpr int kRuns = 5;
+constexpr int kHashes = 9;
+constexpr int kCopies = 3;
 
 int fail(const std::string& why) {
   std::fprintf(stderr, "xmig-server: %s\n", why.c_str());
@@ -59,20 +63,57 @@ CUdeviceptr allocate(const DriverTable& driver, uint64_t bytes) {
   return fine ? address : 0;
 }
 
+// As a suspended job's memory is: new, or kept ready as the daemon does (xmigd/supervisor/host_pool.py).
+class HostMemory {
+ public:
+  HostMemory(uint64_t bytes, CUdeviceptr device, bool kept) {
+    for (uint64_t at = 0; at < bytes; at += kPlainBytes) {
+      const uint64_t size = std::min(kPlainBytes, bytes - at);
+      const int fd = memfds_.emplace_back(::memfd_create("xmig-measure", MFD_CLOEXEC)).get();
+      const uint64_t mapped = kept ? keep_ready(fd, size) : 0;
+      for (uint64_t in = 0; in < size; in += kGranule) {
+        pieces_.push_back({device + at + in, fd, in, 0, mapped == 0 ? 0 : mapped + in});
+      }
+    }
+  }
+  const std::vector<Bounce::Piece>& pieces() const { return pieces_; }
+
+ private:
+  // Huge pages, or small ones where the kernel makes none. Where it is mapped.
+  uint64_t keep_ready(int fd, uint64_t size) {
+    if (::ftruncate(fd, static_cast<off_t>(size)) != 0) return 0;
+    const char nothing = 0;
+    for (uint64_t at = 0; at < size; at += kGranule) {
+      if (::pwrite(fd, &nothing, 1, static_cast<off_t>(at)) != 1) return 0;
+    }
+    const journal::Mapping& reserved = mapped_.emplace_back(
+        ::mmap(nullptr, size + kGranule, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), size + kGranule);
+    if (!reserved) return 0;
+    const auto start = (reinterpret_cast<uintptr_t>(reserved.data()) + kGranule - 1) / kGranule * kGranule;
+    void* const mapped = ::mmap(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (mapped == MAP_FAILED) return 0;
+    if (::madvise(mapped, size, kCollapse) != 0) ::fallocate(fd, 0, 0, static_cast<off_t>(size));
+    return start;
+  }
+
+  static constexpr int kCollapse = 25;  // MADV_COLLAPSE, which the C library's header may be too old for
+  std::vector<ipc::UniqueFd> memfds_;
+  std::vector<journal::Mapping> mapped_;
+  std::vector<Bounce::Piece> pieces_;
+};
+
 }  // namespace
 
 int measure(const std::string& name, uint64_t mib) {
   Options options;
   if (!parse_device(name, options)) return fail("'" + name + "' is no device");
   const uint64_t granules = std::max<uint64_t>(1, (mib << 20) / kGranule), bytes = granules * kGranule;
+  const uint64_t start = now_ns();
   const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
+  const uint64_t opened = now_ns();
   const DriverTable& driver = device->driver();
   Contexts contexts(driver);
-  const uint64_t start = now_ns();
-  if (driver.cuInit(0) != CUDA_SUCCESS) return fail("the driver cannot be used");
-  const uint64_t initialised = now_ns();
-  if (contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
-  const uint64_t opened = now_ns();
+  if (driver.cuInit(0) != CUDA_SUCCESS || contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
   contexts.use(0);
   const CUdeviceptr memory = allocate(driver, bytes);
   if (memory == 0) return fail("the device has no room for " + std::to_string(mib) + " MiB");
@@ -82,33 +123,27 @@ int measure(const std::string& name, uint64_t mib) {
   std::vector<device::Chunk> chunks;
   std::vector<uint64_t> hashes(granules);
   for (uint64_t i = 0; i < granules; ++i) chunks.push_back({memory + i * kGranule, kGranule});
-  nlohmann::json result = {{"bytes", bytes},
-                           {"driver_ms", static_cast<double>(initialised - start) / 1e6},
-                           {"context_ms", static_cast<double>(opened - initialised) / 1e6}};
-  result["hash_gb_s"] = speed(bytes, kRuns, [&] { return device->hash(chunks, hashes); });
+  nlohmann::json result = {{"bytes", bytes}, {"open_ms", static_cast<double>(opened - start) / 1e6}};
+  result["hash_gb_s"] = speed(bytes, kHashes, [&] { return device->hash(chunks, hashes); });
 
   std::string why;
-  for (const size_t threads : {4, 8, 16, 32}) {
+  for (const size_t threads : {8, 16}) {
     Bounce bounce(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
-    std::vector<ipc::UniqueFd> memfds;
-    std::vector<Bounce::Piece> pieces;
-    for (uint64_t at = 0; at < bytes; at += kPlainBytes) {
-      memfds.emplace_back(::memfd_create("xmig-measure", MFD_CLOEXEC));
-      for (uint64_t in = 0; in < std::min(kPlainBytes, bytes - at); in += kGranule) {
-        pieces.push_back({memory + at + in, memfds.back().get(), in, 0});
-      }
-    }
     auto& said = result["threads"][std::to_string(threads)];
     const auto take = [&](const std::string& way, int runs, const std::function<bool()>& run) {
       bounce.spent();
       said[way + "_gb_s"] = speed(bytes, runs, run);
       const Bounce::Spent spent = bounce.spent();
-      said[way + "_thread_ms"] = {{"kernel", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
+      said[way + "_thread_ms"] = {{"copying", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
                                   {"buffers", spent.making_ns / 1'000'000}};
     };
-    take("to_new_memfds", 1, [&] { return bounce.to_plain(pieces, why); });
-    take("to_memfds", kRuns, [&] { return bounce.to_plain(pieces, why); });
-    take("from_memfds", kRuns, [&] { return bounce.to_device(pieces, why); });
+    {
+      const HostMemory fresh(bytes, memory, false);
+      take("to_new", 1, [&] { return bounce.to_plain(fresh.pieces(), why); });
+    }
+    const HostMemory kept(bytes, memory, true);
+    take("to_kept", kCopies, [&] { return bounce.to_plain(kept.pieces(), why); });
+    take("from_kept", kCopies, [&] { return bounce.to_device(kept.pieces(), why); });
     if (!why.empty()) return fail(why);
   }
   std::printf("%s\n", result.dump().c_str());

@@ -154,13 +154,16 @@ CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t addre
 CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                                 std::string* why, ipc::UniqueFd given) {
   ipc::UniqueFd fd = std::move(given);
-  if (!fd || !long_enough(fd, bytes)) {
+  const bool kept = fd && long_enough(fd, bytes);
+  if (!kept) {
     fd.reset(::memfd_create("xmig-shadow", MFD_CLOEXEC));
     const auto size = static_cast<off_t>(bytes);
     const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
     if (!made) return no_pages("host memory", bytes, why);
   }
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
+  // It has huge pages, as a rule: to map them takes no time.
+  memory.mapped = kept && map_host(memory) == CUDA_SUCCESS;
   if (!why) daemon_.memory_add(memory);
   out = std::move(memory);
   return CUDA_SUCCESS;
@@ -210,11 +213,11 @@ void Physical::release(Hosted& memory) {
 }
 
 void Physical::let_go(Hosted& memory) {
-  if (memory.plain()) {
-    // It has never been mapped.
+  if (memory.plain() && !memory.mapped) {
+    // It is nowhere.
   } else if (memory.place() == Place::kHost) {
     void* const at = reinterpret_cast<void*>(memory.address);
-    driver_.cuMemHostUnregister(at);
+    if (!memory.plain()) driver_.cuMemHostUnregister(at);
     // Back to a reservation, so that nothing else comes to lie there.
     ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   } else {

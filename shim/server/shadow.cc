@@ -22,6 +22,14 @@ Shadow::Map::iterator Shadow::containing(uint64_t slot) {
   return slot - it->first < it->second.memory.bytes ? it : slabs_.end();
 }
 
+void Shadow::note_room(uint64_t address, const Slab& slab) {
+  if (slab.used_count < slab.used.size()) {
+    with_room_.insert(address);
+  } else {
+    with_room_.erase(address);
+  }
+}
+
 std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t bytes) const {
   const bool device = place == Place::kDevice;
   uint64_t address = device ? shadow_base(ordinal) : host_shadow_base(ordinal);
@@ -59,20 +67,20 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, b
     }
     if (result != CUDA_SUCCESS) continue;
     slab.used.assign(bytes / kGranule, false);
+    with_room_.insert(*address);
     return &slabs_.emplace(*address, std::move(slab)).first->second;
   }
   return nullptr;
 }
 
 std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
-  const auto first = slabs_.lower_bound(shadow_base(ordinal));
   Slab* chosen = nullptr;
-  for (auto it = first; it != slabs_.end() && ordinal_of(it->first) == ordinal && !chosen; ++it) {
-    const Slab& slab = it->second;
+  for (auto it = with_room_.lower_bound(shadow_base(ordinal)); it != with_room_.end() && !chosen; ++it) {
+    if (ordinal_of(*it) != ordinal) break;
+    Slab& slab = slabs_.at(*it);
     const Place its = slab.memory.place();
     const bool instead = place == Place::kDevice && !strictly && its == Place::kHost && !slab.memory.plain();
-    const bool fits = its == place || instead;
-    if (!slab.memory.foreign && fits && slab.used_count < slab.used.size()) chosen = &it->second;
+    if (!slab.memory.foreign && (its == place || instead)) chosen = &slab;
   }
   if (!chosen) chosen = add_slab(ordinal, place, wanted, false);
   if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted, true);
@@ -80,6 +88,7 @@ std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t
   const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
   *free = true;
   ++chosen->used_count;
+  note_room(chosen->memory.address, *chosen);
   return chosen->memory.address + static_cast<uint64_t>(free - chosen->used.begin()) * kGranule;
 }
 
@@ -88,6 +97,7 @@ void Shadow::free(uint64_t slot) {
   if (it == slabs_.end()) return;
   it->second.used[(slot - it->first) / kGranule] = false;
   --it->second.used_count;
+  note_room(it->first, it->second);
 }
 
 bool Shadow::on_device(uint64_t slot) const {
@@ -103,7 +113,7 @@ Place Shadow::place(uint64_t slot) const {
 std::optional<Shadow::PlainAt> Shadow::plain_at(uint64_t slot) const {
   const auto it = containing(slot);
   if (it == slabs_.end() || !it->second.memory.plain()) return std::nullopt;
-  return PlainAt{it->second.memory.fd.get(), slot - it->first};
+  return PlainAt{it->second.memory.fd.get(), slot - it->first, it->second.memory.mapped};
 }
 
 std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, uint64_t bytes) {
@@ -120,6 +130,7 @@ void Shadow::add_held(Hosted memory) {
   slab.held = true;
   slab.memory = std::move(memory);
   slabs_.emplace(address, std::move(slab));
+  with_room_.insert(address);
 }
 
 std::vector<Shadow::Room> Shadow::held_rooms() const {
@@ -155,6 +166,7 @@ void Shadow::trim() {
   for (auto it = slabs_.begin(); it != slabs_.end();) {
     if (it->second.used_count == 0 && !it->second.held) {
       physical_.release(it->second.memory);
+      with_room_.erase(it->first);
       it = slabs_.erase(it);
     } else {
       ++it;
@@ -178,6 +190,7 @@ CUresult Shadow::adopt(Hosted memory) {
   const uint64_t address = memory.address;
   slab.memory = std::move(memory);
   slabs_.emplace(address, std::move(slab));
+  with_room_.insert(address);
   return CUDA_SUCCESS;
 }
 
@@ -185,6 +198,7 @@ bool Shadow::forget(uint64_t id) {
   for (auto it = slabs_.begin(); it != slabs_.end(); ++it) {
     if (it->second.memory.id != id) continue;
     physical_.let_go(it->second.memory);
+    with_room_.erase(it->first);
     slabs_.erase(it);
     return true;
   }
@@ -207,6 +221,7 @@ bool Shadow::take(uint64_t slot) {
   if (it->second.used[index]) return false;  // two chunks in one slot: not a cut of ours
   it->second.used[index] = true;
   ++it->second.used_count;
+  note_room(it->first, it->second);
   return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "server/physical.h"
@@ -23,10 +24,12 @@ class Shadow {
   std::optional<uint64_t> allocate(uint32_t ordinal, Place place, uint64_t wanted = 1, bool strictly = false);
   void free(uint64_t slot);
   Place place(uint64_t slot) const;
-  // Where a slot of plain memory is: its descriptor, and the offset in it. Nothing if the slot has an address.
+  // Where a slot of plain memory is: its descriptor, and the offset in it; `mapped`: and at its address. Nothing if the
+  // slot has an address that the device reaches.
   struct PlainAt {
     int fd;
     uint64_t offset;
+    bool mapped = false;
   };
   std::optional<PlainAt> plain_at(uint64_t slot) const;
 
@@ -78,8 +81,11 @@ class Shadow {
   std::optional<uint64_t> gap(uint32_t ordinal, Place place, uint64_t bytes) const;
   Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked);
 
+  void note_room(uint64_t address, const Slab& slab);
+
   Physical& physical_;
   Map slabs_;
+  std::set<uint64_t> with_room_;  // addresses of slabs that have a free slot
   std::map<uint64_t, uint64_t> set_aside_;  // bytes, by address
 };
 

@@ -22,7 +22,7 @@ using journal::kGranule;
 
 namespace {
 
-constexpr size_t kBatch = 1024;  // granules that a cut may have to wait for
+constexpr size_t kBatch = 2048;  // granules that a cut may have to wait for
 constexpr int kPasses = 4;     // over what has changed since the one before
 constexpr uint64_t kProgressEvery = 200'000'000;     // ns
 constexpr uint64_t kLong = 500'000'000;               // ns
