@@ -29,7 +29,7 @@ from tests.gpu.parts import Part, chosen
 from xmigd.errors import XmigError
 from xmigd.measurements import FOLDER, Measurements, Missing, Row, current_commit, describe_machine, show
 
-TOGETHER = 6
+TOGETHER = min(12, max(4, (os.cpu_count() or 1) // 2))
 
 
 def main() -> int:

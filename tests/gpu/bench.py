@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.gpu.cases import Case
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
+from xmigd.native import find_native_dir
 
 PATIENCE = 120.0  # seconds for one program
 
@@ -49,11 +52,25 @@ class Running:
 
     def holding(self) -> dict[str, Any]:
         """Wait until a program that was started with `--hold` has done its steps; its results."""
-        while "\nholding\n" not in self._out.read_text():
+        self._until_said("holding")
+        return self._result()
+
+    def turn(self, number: int) -> None:
+        """Wait until a program that was started with `--turns` is to do this part of its steps, from 1 on."""
+        self._until_said("turn", number)
+
+    def go(self) -> None:
+        """Let it do that part."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _until_said(self, word: str, times: int = 1) -> None:
+        while self._out.read_text().splitlines().count(word) < times:
             if self.process.poll() is not None or time.monotonic() > self._end:
                 self.finish()
-            time.sleep(0.01)
-        return self._result()
+                raise Failed(f"{self._side} it ended too soon")
+            time.sleep(0.005)
 
     def finish(self) -> Outcome:
         """Wait for its end. Raises Failed with the last line that it said."""
@@ -109,6 +126,7 @@ class Bench:
         self.end = end
         self.kind = "null" if rehearsal else "cuda"
         self.environment = environment or {}  # of every program
+        self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
         self._numbers: dict[str, int] = {}
 
     @contextmanager
@@ -185,6 +203,19 @@ class Bench:
         number = self._numbers["xmigd"] = self._numbers.get("xmigd", 0) + 1
         if log.exists():
             shutil.copy(log, self.logs / f"xmigd-{number}.log")
+
+    def can(self, mib: int) -> dict[str, Any]:
+        """What the device and its buses can, with so much memory: `xmig-server --measure`."""
+        command = [str(find_native_dir(None) / "xmig-server"), "--measure", f"{self.kind}:0", str(mib)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        if done.returncode != 0:
+            raise Failed(f"xmig-server --measure: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        return dict(json.loads(done.stdout))
+
+    @functools.cached_property
+    def context_s(self) -> float:
+        """What the driver and a context take to start in a server."""
+        return float(median(self.can(64)["open_ms"] for _ in range(3)) / 1e3)
 
     def device_used(self) -> int:
         """Bytes in use on the device, by whomever."""

@@ -39,7 +39,7 @@ class Case:
 
 # Their step times are compared: native and under xMIG in turn, nothing else on the GPU.
 TIMED = [
-    Case("gpt2", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", "--steps 40", TINY_GPT, target=1),
+    Case("gpt2", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", "--steps 80", TINY_GPT, target=1),
     Case("gpt2-b1", "gpt2", "GPT-2-small, B=1, 256 tokens, bf16 autocast, AdamW foreach",
          "--batch 1 --context 256 --optimizer foreach --steps 100 --deterministic", TINY_GPT, target=1),
     Case("resnet50", "resnet50", "ResNet-50, B=64, channels last, bf16 autocast, SGD", "", TINY_RESNET, target=1),

@@ -31,6 +31,11 @@ PARTS = [
     *(Part(case.name, "results", 30, partial(results.measure, case=case), alone=False) for case in RESULTS),
     Part("two-jobs", "results", 30, results.two_jobs, alone=False),
     Part("files", "results", 15, results.device_files, alone=False),
+    *(
+        Part(f"{case.name}-again", "steps", 30, partial(steps.once_more, case=case), alone=False)
+        for case in TIMED
+        if not case.deterministic
+    ),
     *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
     Part("recovery", "recovery", 60, recovery.measure),
     Part("memory", "memory", 20, memory.measure),
@@ -46,9 +51,9 @@ PARTS = [
 MOVES = [
     Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
     Part("move-4GB", "migration", 60, moves.back_and_forth, topic="migration"),
-    Part("move-training", "migration", 60, moves.training, topic="migration"),
+    Part("move-training", "migration", 120, moves.training, topic="migration"),
     Part("move-inference", "migration", 60, moves.inference, topic="migration"),
-    Part("suspend-40GB", "migration", 120, moves.suspension, topic="migration"),
+    Part("suspend-40GB", "migration", 45, moves.suspension, topic="migration"),
     *(Part(name, "migration", 60, partial(moves.driver, name=name), topic="migration") for name in DRIVEN),
 ]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tests.gpu import moves, speeds
+from tests.gpu import moves, speeds, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import PATIENCE, Bench, Failed, Outcome
 from tests.gpu.cases import (
@@ -34,7 +36,6 @@ from tests.gpu.faults import lost
 from tests.gpu.injections import Strike
 from tests.gpu.parts import PARTS, chosen
 from tests.gpu.results import compared
-from tests.gpu.steps import settled
 from tests.harness import ROOT
 from xmigd import measurements
 
@@ -130,23 +131,29 @@ def test_what_native_runs_do_not_share_is_not_compared(
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("xmig", "again"),
     [
-        ({}, True),
-        ({"step_s": 0.99}, False),  # within what blocks are apart
-        ({"lower_s": 0.5}, False),
-        ({"losses": [2.0]}, False),
-        ({"first_step_s": 10.9}, False),  # near its target
+        ([10.9], 0),
+        ([11.1, 10.0], 1),  # near the target: once more, and the median counts
+        ([11.5, 11.5], 1),
     ],
 )
-def test_one_pair_is_enough_where_nothing_is_in_doubt(changes: dict[str, Any], expected: bool) -> None:
+def test_starts_are_repeated_where_there_is_doubt(
+    monkeypatch: pytest.MonkeyPatch, xmig: list[float], again: int
+) -> None:
     run = {"losses": [1.0], "step_s": 1.0, "lower_s": 0.99, "upper_s": 1.01, "first_step_s": 10.0}
-    native = [Outcome(run, [], [], [])]
-    xmig = [Outcome(run | {"step_s": 0.8, "lower_s": 0.795, "upper_s": 0.805} | changes, [], [], [])]
-    deterministic, other = TIMED[1], TIMED[0]
-    assert settled(deterministic, native, xmig) == expected
-    assert not settled(other, native, xmig)  # its losses need two native runs
-    assert not settled(deterministic, [], [])
+    left = [Outcome(run | {"first_step_s": start}, [], [], []) for start in xmig]
+    native = Outcome(run, [], [], [])
+    monkeypatch.setattr(steps, "in_turn", lambda *_: (native, left.pop(0)))
+    bench = SimpleNamespace(
+        node=contextlib.nullcontext, context_s=0.2, native=lambda *_: native, under=lambda *_: left.pop(0)
+    )
+    _, row, different = steps.measure(cast(Bench, bench), TIMED[1])
+    assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)
+    assert row.target == 1.12
+    assert ("native 1e+04, 1e+04 ms" in row.conditions) == bool(again)
+    assert not left
+    assert different.value == 0
 
 
 def test_what_did_not_strike_is_known_by_its_kind() -> None:
@@ -211,7 +218,7 @@ def test_speeds_of_a_device_and_its_buses(tmp_path: Path) -> None:
     bench.kind = "cpu"
     rows = {row.name: row.value for row in speeds.measure(bench)}
     start = "a server's driver and context"  # the cpu device has them at once
-    assert set(rows) == {"content hash", start, *speeds.WAYS.values()}
+    assert set(rows) == {"content hash", start, *(text for text, _ in speeds.WAYS.values())}
     assert all(value > 0 for name, value in rows.items() if name != start)
     bench.kind = "nothing"
     with pytest.raises(Failed, match=r"xmig-server: .*nothing"):

@@ -34,6 +34,7 @@ def arguments(description: str | None, *, steps: int, warmup: int = 10, block: i
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deterministic", action="store_true", help="the framework's deterministic mode")
     parser.add_argument("--status", type=Path, help="file that always says the step and the phase: two 32-bit numbers")
+    parser.add_argument("--turns", type=int, default=0, help='parts of the steps; before each print "turn" and wait')
     parser.add_argument("--hold", action="store_true", help='after the steps print "holding" and wait for a line')
     return parser
 
@@ -76,11 +77,15 @@ class Steps:
 
     def __iter__(self) -> Iterator[int]:
         warmup, block = self._options.warmup, self._options.block
+        turns, blocks = self._options.turns, self._options.steps // block
         for number in range(warmup + self._options.steps):
             if number >= warmup and (number - warmup) % block == 0:
                 now = self._now()
                 if number > warmup:
                     self.blocks.append((now - self.began) / block)
+                count = (number - warmup) // block
+                if count == 0 or count * turns // blocks > (count - 1) * turns // blocks:
+                    now = self._turn(now)
                 self.began = now
             self.status.step(number)
             yield number
@@ -90,6 +95,14 @@ class Steps:
         if self._options.steps and self._options.steps % block == 0:
             self.blocks.append((self._now() - self.began) / block)
         self.status.phase("end")
+
+    def _turn(self, now: float) -> float:
+        """Wait for it, if there are turns. When it goes on."""
+        if not self._options.turns:
+            return now
+        print("turn", flush=True)
+        sys.stdin.readline()
+        return self._now()
 
     def _now(self) -> float:
         self._synchronize()
