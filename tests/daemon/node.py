@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,6 +105,25 @@ class Node:
     def pid(self) -> int:
         assert self.daemon is not None
         return self.daemon.pid
+
+    def descriptors(self) -> list[str]:
+        """What the daemon has open, but for the database: its readers are a pool (xmigd/database/engine.py), which
+        opens one more when more threads read at once than ever before, and keeps it."""
+        database = str(self.database.resolve())
+        return [name for name in open_fds(self.pid) if not name.startswith(database)]
+
+    def wait_until_closed(self, before: list[str]) -> None:
+        """It has no more open than `before`, which `descriptors` said."""
+        now: list[str] = []
+
+        def closed() -> bool:
+            now[:] = self.descriptors()
+            return len(now) <= len(before)
+
+        try:
+            until(closed, "descriptors are closed")
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {Counter(now) - Counter(before)} more") from None
 
     @contextlib.contextmanager
     def http(self) -> Iterator[httpx.Client]:

@@ -18,7 +18,7 @@ from xmigd.native import Layout, read_layout
 from xmigd.supervisor.fds import JobMemory
 from xmigd.supervisor.handshake import HELLO, MAGIC, WELCOME, pack_hello, pack_welcome, parse_hello, unpack_welcome
 
-from .node import ROOT, Node, Program, open_fds, send_raw, until
+from .node import ROOT, Node, Program, send_raw, until
 
 
 def number(expression: str, names: dict[str, int]) -> int:
@@ -95,7 +95,7 @@ def test_memory_is_sealed() -> None:
 
 
 def test_garbage_at_the_sockets(node: Node) -> None:
-    before = open_fds(node.pid)
+    before = node.descriptors()
     chance = random.Random(1)
     for path in (node.runtime_dir / "client.sock", node.runtime_dir / "control.sock"):
         for size in [1, 2, HELLO.size - 1, HELLO.size, HELLO.size + 1, 5000, 60_000] * 4:
@@ -110,11 +110,11 @@ def test_garbage_at_the_sockets(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
     until(lambda: not node.servers(), "servers end")
-    until(lambda: len(open_fds(node.pid)) <= len(before), "descriptors are closed")
+    node.wait_until_closed(before)
 
 
 def test_descriptors_sent_by_strangers_are_closed(node: Node) -> None:
-    before = open_fds(node.pid)
+    before = node.descriptors()
     for name in ("client.sock", "control.sock"):
         for count in (1, 5, 50):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -125,7 +125,7 @@ def test_descriptors_sent_by_strangers_are_closed(node: Node) -> None:
                     sock.recv(1000)
                 except ConnectionResetError:
                     continue
-    until(lambda: len(open_fds(node.pid)) <= len(before), "descriptors are closed")
+    node.wait_until_closed(before)
 
 
 def test_silent_connections_do_not_keep_others_out(node: Node) -> None:

@@ -17,7 +17,7 @@ from xmigd.errors import ProtocolError
 from xmigd.recovery.events import Assign, Careful, Deliver, Injection
 from xmigd.supervisor import messages as m
 
-from .node import ROOT, Node, Program, alive, open_fds, until
+from .node import ROOT, Node, Program, alive, until
 
 GOOD: list[dict[str, Any]] = [
     {"type": "hello", "pid": 1, "device": "cpu:0", "warm_ms": 1.5, "device_bytes": 1},
@@ -129,7 +129,7 @@ def test_false_announcements(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
         process = node.wait_for_standby()
-        before = open_fds(node.pid)
+        before = node.descriptors()
         for wrong in (
             {"job": process["id"]}, {"pid": 1}, {"client_pid": 0}, {"job": "x"}, {"job": "../" * 10}, {"fds": 4},
             {"fds": 0}, {"client_pid": 1 << 30},
@@ -138,7 +138,7 @@ def test_false_announcements(node: Node) -> None:
                 assert sock.recv(1000) == b""
         assert alive(process["server_pid"])
         assert node.wait_for_standby()["server_pid"] == process["server_pid"]
-        until(lambda: len(open_fds(node.pid)) <= len(before), "descriptors are closed")
+        node.wait_until_closed(before)
 
 
 def test_a_server_that_talks_nonsense_is_replaced(node: Node) -> None:

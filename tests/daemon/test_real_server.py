@@ -26,7 +26,7 @@ def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[:2] == (0, 3)
         process = node.wait_for_standby()
-        before = len(open_fds(node.pid))
+        before = node.descriptors()
         for count in range(1, 21):
             victims = node.servers() if count % 4 == 0 else [process["server_pid"]]
             for pid in victims:
@@ -36,7 +36,7 @@ def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
         # A standby that is killed at the same moment may have been given the process before.
         assert process["generation"] >= 21
         assert len(node.servers()) == 2
-        until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+        node.wait_until_closed(before)
         assert all(recovery["differing"] == 0 for recovery in node.get("/v1/recoveries"))
     until(lambda: not node.servers(), "servers end with their program")
 

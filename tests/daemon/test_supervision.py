@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .conftest import MakeNode
-from .node import Node, Program, alive, open_fds, until
+from .node import Node, Program, alive, until
 
 
 def started(node: Node, program: Program) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def wait_for_recoveries(node: Node, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_program_gets_a_server_and_a_standby_and_leaves_nothing(node: Node) -> None:
-    before = len(open_fds(node.pid))
+    before = node.descriptors()
     with Program(node) as program:
         process = started(node, program)
         assert process["pid"] == program.pid
@@ -37,7 +37,7 @@ def test_a_program_gets_a_server_and_a_standby_and_leaves_nothing(node: Node) ->
         assert len(node.servers()) == 2
     until(lambda: not node.servers(), "servers end with their program")
     assert until(lambda: [p for p in node.processes() if p["state"] == "ended"], "the process ended")
-    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+    node.wait_until_closed(before)
 
 
 def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
@@ -147,12 +147,12 @@ def test_a_device_that_cannot_be_used(node: Node) -> None:
 
 
 def test_a_program_that_dies_in_its_handshake(node: Node) -> None:
-    before = len(open_fds(node.pid))
+    before = node.descriptors()
     node.behave(hello="hang")
     with Program(node):
         until(lambda: node.servers(), "a server is starting")
     until(lambda: not node.servers(), "it is stopped")
-    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+    node.wait_until_closed(before)
 
 
 def test_injected_faults_do_not_count(node: Node) -> None:
@@ -221,7 +221,7 @@ def test_stopping_a_job(node: Node) -> None:
 def test_many_programs_at_once(make_node: MakeNode) -> None:
     node = make_node(XMIG_STANDBY="false")
     node.start()
-    before = len(open_fds(node.pid))
+    before = node.descriptors()
     programs = [Program(node) for _ in range(12)]
     try:
         for program in programs:
@@ -232,7 +232,7 @@ def test_many_programs_at_once(make_node: MakeNode) -> None:
         for program in programs:
             program.kill()
     until(lambda: not node.servers(), "servers end with their programs")
-    until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+    node.wait_until_closed(before)
 
 
 def test_no_descriptors_left(make_node: MakeNode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.conftest import MakeNode
-from tests.daemon.node import Node, Program, alive, open_fds, until
+from tests.daemon.node import Node, Program, alive, until
 from tests.daemon.test_supervision import started, wait_for_recoveries
 
 OVER = ("succeeded", "failed", "cancelled")
@@ -73,7 +73,7 @@ def test_a_migration_is_there_as_soon_as_its_operation(node: Node) -> None:
 def test_a_move_and_back(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
-        before = len(open_fds(node.pid))
+        before = node.descriptors()
         for target in ("cpu:1", "cpu:0"):
             operation = ended(node, move(node, process, target))
             assert operation["state"] == "succeeded", operation
@@ -99,7 +99,7 @@ def test_a_move_and_back(node: Node) -> None:
         assert "earlier move" in targets["cpu:1"]["expected_downtime_basis"]
         assert (targets["cpu:1"]["expected_downtime_ms"] > 0, targets["cpu:0"]["expected_downtime_ms"]) == (True, None)
         until(lambda: len(node.servers()) == 2, "sources are gone")
-        until(lambda: len(open_fds(node.pid)) <= before, "descriptors are closed")
+        node.wait_until_closed(before)
         # It can be recovered there: the target's memory is what the next server gets.
         os.kill(process["server_pid"], signal.SIGKILL)
         wait_for_recoveries(node, 1)
