@@ -19,12 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.gpu.cases import Case
+from tests.gpu.cases import PATIENCE, Case
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 from xmigd.native import find_native_dir
-
-PATIENCE = 120.0  # seconds for one program
 
 
 class Failed(XmigError):
@@ -178,7 +176,7 @@ class Bench:
         }  # fmt: skip
         if self.rehearsal:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # its pool of processes takes longer than tiny kernels
-        end = min(self.end, time.monotonic() + PATIENCE)
+        end = min(self.end, time.monotonic() + case.patience)
         with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
             options["start_new_session"] = True  # its workers end with it

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PATIENCE = 120.0
 PROGRAMS = Path(__file__).parent / "programs"
 
 TINY_GPT = "--batch 2 --layers 2 --width 64 --heads 2 --context 32 --words 500 --warmup 2 --steps 4 --block 2"
@@ -16,7 +17,8 @@ TINY_STEPS = "--warmup 1 --steps 4 --block 2"
 
 @dataclass(frozen=True)
 class Case:
-    """A program and its arguments. ``tiny`` replaces sizes; ``target``: of the step time, times native."""
+    """A program and its arguments. ``tiny`` replaces sizes; ``target``: of the step time, times native; ``patience``:
+    seconds for one run."""
 
     name: str
     program: str
@@ -25,6 +27,7 @@ class Case:
     tiny: str = TINY_STEPS
     environment: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
+    patience: float = PATIENCE
 
     @property
     def deterministic(self) -> bool:
@@ -90,8 +93,8 @@ RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 500 --ballast 7",
                  f"{TINY_GPT} --ballast 0 --block 1 --steps 3000")  # fmt: skip
 FAULTED = Case("faults", "gpt2", "GPT-2, 4 layers of 512",
-               "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 600 --deterministic",
-               f"{KILLED_GPT} --warmup 0")  # fmt: skip
+               "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 800 --deterministic",
+               f"{KILLED_GPT} --warmup 0", patience=240)  # fmt: skip
 FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layers of 256",
                       "--context 128 --warmup 0 --steps 700 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its own", "", "")

@@ -3,7 +3,6 @@ own bugs: it is told what it is told natively."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,20 +18,19 @@ from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 FAULTS = 100
+SEED = 7
 PATIENCE = 20.0  # seconds for one fault to strike
 POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
-JOBS = 2  # that share the GPU, and the faults
 HANG_TIMEOUT = 2.0  # seconds
 
 
 def hundred(bench: Bench) -> Iterator[Row]:
-    """A hundred faults of random kind at random records, in two jobs on one GPU."""
+    """A hundred faults of random kind at random records of one run."""
     with bench.node() as node:
         native, last = references(bench, node, FAULTED)
         points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
-        plans = [schedule(FAULTS // JOBS, last // 20, last * 17 // 20, seed, points) for seed in range(JOBS)]
-        outcomes = struck(bench, node, FAULTED, plans)
-    yield from rows(FAULTED, native, outcomes, FAULTS)
+        outcome = struck(bench, node, FAULTED, schedule(FAULTS, last // 20, last * 14 // 20, SEED, points))
+    yield from rows(FAULTED, native, outcome, FAULTS)
 
 
 def graphs(bench: Bench) -> Iterator[Row]:
@@ -42,8 +40,8 @@ def graphs(bench: Bench) -> Iterator[Row]:
         kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
         point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
         plan = [Strike(*kind, point, last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
-        outcomes = struck(bench, node, FAULTED_GRAPHS, [plan])
-    yield from rows(FAULTED_GRAPHS, native, outcomes, len(plan))
+        outcome = struck(bench, node, FAULTED_GRAPHS, plan)
+    yield from rows(FAULTED_GRAPHS, native, outcome, len(plan))
 
 
 def references(bench: Bench, node: Node, case: Case) -> tuple[Outcome, int]:
@@ -60,19 +58,15 @@ def references(bench: Bench, node: Node, case: Case) -> tuple[Outcome, int]:
     return native, last
 
 
-def struck(bench: Bench, node: Node, case: Case, plans: list[list[Strike]]) -> list[Outcome]:
-    """Run it as often as there are plans, at the same time, each with its strikes.
-
-    One that falls into a server which is about to die is lost with it: it is armed again, once the others have struck.
-    """
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(plans)) as pool:
-        jobs = [stack.enter_context(bench.started(case, node)) for _ in plans]
-        for job, plan in zip(jobs, plans, strict=True):
-            assert job.program is not None
-            job.program.until("running")
-            arm(job.program, plan)
-        list(pool.map(strike_the_lost, jobs, plans))
-        return [job.finish() for job in jobs]
+def struck(bench: Bench, node: Node, case: Case, plan: list[Strike]) -> Outcome:
+    """Run it with these strikes. One that falls into a server which is about to die is lost with it: it is armed again,
+    once the others have struck."""
+    with bench.started(case, node) as job:
+        assert job.program is not None
+        job.program.until("running")
+        arm(job.program, plan)
+        strike_the_lost(job, plan)
+        return job.finish()
 
 
 def strike_the_lost(job: Running, plan: list[Strike]) -> None:
@@ -110,11 +104,10 @@ def lost(plan: list[Strike], struck: list[dict[str, Any]]) -> list[Strike]:
     return missing
 
 
-def rows(case: Case, native: Outcome, outcomes: list[Outcome], planned: int) -> Iterator[Row]:
-    recoveries = [r for outcome in outcomes for r in outcome.recoveries]
-    faults = [f for outcome in outcomes for f in outcome.faults]
-    found = [text for outcome in outcomes for text in differences(native.result, outcome.result)]
-    done = [r for r in recoveries if r["resumed_ms"] is not None]
+def rows(case: Case, native: Outcome, outcome: Outcome, planned: int) -> Iterator[Row]:
+    faults = outcome.faults
+    found = differences(native.result, outcome.result)
+    done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
     inexact = sum(r["exact"] is False for r in done)
     kinds = Counter(f["error"] or "kill" for f in faults if f["injection"] is not None)
     others = Counter(f["kind"] for f in faults if f["injection"] is None)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.gpu import moves, speeds, steps
 from tests.gpu.__main__ import find_gpu
-from tests.gpu.bench import PATIENCE, Bench, Failed, Outcome
+from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
     FILES,
     HELD,
@@ -22,6 +22,7 @@ from tests.gpu.cases import (
     KILLED,
     MOVED,
     PAIR,
+    PATIENCE,
     PROGRAMS,
     RECOVERED,
     RESULTS,
