@@ -127,6 +127,20 @@ def kill_server(program: Program) -> int | None:
     return server
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until all of it stands: one thread takes the signal, and until that one has run, the others go
+    on for milliseconds."""
+
+    def stands() -> bool:
+        with contextlib.suppress(OSError):  # a thread has ended meanwhile
+            stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+            return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+        return False
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(stands, f"{pid} is stopped")
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
     """Poll until it holds. Fails with `what` when it does not within `timeout` seconds."""
     end = time.monotonic() + timeout

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.harness import stop
 from xmigd.native import SERVER
 from xmigd.supervisor.channel import Channel, Received
 
@@ -35,7 +36,7 @@ def test_a_server_takes_what_it_has_not_read_with_it(native_dir: Path) -> None:
         )
         theirs.close()
         assert json.loads(ours.recv(65536))["type"] == "hello"
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         ours.send(b'{"type":"stop","reason":"in the middle of a sentence"}')
         for _ in range(5):
             ours.send(b'{"type":"cut"}')
@@ -76,7 +77,7 @@ def test_the_cause_is_recorded(node: Node) -> None:
         assert program.welcome()[0] == 0
         process = node.wait_for_standby()
         node.behave(inject="fault")
-        os.kill(process["server_pid"], signal.SIGSTOP)
+        stop(process["server_pid"])
         for _ in range(3):
             answer = http.post(f"/v1/jobs/{process['job_id']}/faults:inject", json={"kind": "kill"})
             assert answer.status_code == 202

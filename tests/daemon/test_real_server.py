@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import stop
+
 from .conftest import MakeNode
 from .node import Node, Program, alive, open_fds, until
 from .test_supervision import wait_for_recoveries
@@ -93,6 +95,6 @@ def test_a_stopped_server_is_replaced_when_it_is_killed(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
         process = node.wait_for_standby()
-        os.kill(process["server_pid"], signal.SIGSTOP)
+        stop(process["server_pid"])
         os.kill(process["server_pid"], signal.SIGKILL)
         wait_for_recoveries(node, 1)

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.harness import stop
 from xmigd.settings import Settings
 
 from .conftest import MakeNode
@@ -186,7 +187,7 @@ def test_it_is_not_ready_before_every_server_is_found(node: Node) -> None:
         assert program.welcome()[0] == 0
         process = node.wait_for_standby()
         node.kill()
-        os.kill(process["server_pid"], signal.SIGSTOP)
+        stop(process["server_pid"])
         try:
             node.launch()
             until(lambda: waits_for(node, process["id"][:12]), "it waits for the server")

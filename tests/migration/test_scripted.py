@@ -11,6 +11,7 @@ import pytest
 from tests.daemon.conftest import MakeNode
 from tests.daemon.node import Node, Program, alive, until
 from tests.daemon.test_supervision import started, wait_for_recoveries
+from tests.harness import stop
 
 OVER = ("succeeded", "failed", "cancelled")
 
@@ -206,7 +207,7 @@ def test_a_cancelled_move_does_not_wait_for_a_stopped_source_for_ever(make_node:
         node.behave(handover="hang")
         operation = move(node, process)
         in_phase(node, operation, "handing_over")
-        os.kill(process["server_pid"], signal.SIGSTOP)
+        stop(process["server_pid"])
         with node.http() as http:
             assert http.delete(f"/v1/operations/{operation['id']}").status_code == 202
         after = ended(node, operation)

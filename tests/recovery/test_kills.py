@@ -110,7 +110,7 @@ def test_stopped_then_killed(start: Starter) -> None:
     server = program.until("running")["server_pid"]
     harness.go(program)
     answers = [harness.steps(program, 200)]
-    os.kill(server, signal.SIGSTOP)
+    harness.stop(server)
     harness.ask(program, 300)
     # It first has to do what does not need the server.
     harness.wait_until(lambda: harness.stands_still(program), "the program waits for the server")

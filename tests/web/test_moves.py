@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.harness import server_pids, wait_until
+from tests.harness import server_pids, stop, wait_until
 from tests.web.front import Front, end_calm, start_calm
 from xmigd.demo.node import Node, Program
 
@@ -56,12 +54,12 @@ def stop_next_server(node: Node) -> threading.Thread:
     """The server that is started next is stopped: what waits for it goes on for as long as we like."""
     before = set(server_pids(node))
 
-    def stop() -> None:
+    def stop_it() -> None:
         wait_until(lambda: bool(set(server_pids(node)) - before), "another server")
         for pid in set(server_pids(node)) - before:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
 
-    thread = threading.Thread(target=stop)
+    thread = threading.Thread(target=stop_it)
     thread.start()
     return thread
 
