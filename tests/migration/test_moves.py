@@ -52,6 +52,8 @@ def test_devices_that_cannot_reach_each_other(daemon: Node, start: Starter) -> N
     quiet, program = start("stepwise", device="cpu:0"), start("stepwise", device="cpu:0")
     for each in (quiet, program):
         harness.go(each)
+        harness.steps(each, 50)
+    harness.wait_until(lambda: bool(info(program)["shadow_bytes"]), "it has a shadow to import")
     for target, refused in (("cpu:1", True), ("cpu:0", False)):
         if refused:
             program.inject("fault", point="import", error=CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
