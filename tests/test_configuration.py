@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
+from xmigd.api.server import bind_tcp
 
 PROGRAMS = [("xmigd", "xmigd.main", "XMIG_"), ("xmig-web", "xmigd.web.main", "XMIG_WEB_")]
 
@@ -56,6 +58,12 @@ class TestRefused:
         assert code == 1
         assert text.splitlines()[-1].startswith(f"{program}: cannot listen at 127.0.0.1 port ")
         assert f"choose another port with {prefix}PORT" in text
+
+
+def test_who_is_told_the_address_can_connect() -> None:
+    """Before the event loop that will answer runs."""
+    with contextlib.closing(bind_tcp("127.0.0.1", 0)) as listening:
+        socket.create_connection(listening.getsockname(), timeout=10).close()
 
 
 def test_a_certificate_of_the_dashboard_that_is_none(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from xmigd.settings import Settings
 from xmigd.supervisor.channel import peer_groups, peer_of
 from xmigd.supervisor.listeners import bind_unix
 
+BACKLOG = 2048  # as uvicorn's
+
 
 class PeerProtocol(H11Protocol):
     """HTTP/1.1 whose requests carry the caller's credentials and groups (`request.state.peer`) on a Unix socket."""
@@ -48,6 +50,7 @@ def bind_tcp(host: str, port: int, prefix: str = "XMIG_") -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        sock.listen(BACKLOG)  # who is told that we are ready can connect; uvicorn listens only when its loop runs
     except OSError as error:
         sock.close()
         raise StartError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -28,6 +31,10 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
         self._front = front
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(say_unless_late)
+        await super().startup(sockets)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's own would end an orderly stop by killing itself with the same signal."""
@@ -41,6 +48,14 @@ class WebServer(uvicorn.Server):
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.should_exit = True
         self._front.stopping.set()
+
+
+def say_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What the loop does with errors that nobody catches, but for one that is none: when a page goes at the moment at
+    which xmigd has news for it, anyio (4.16) hands them to a reader that was cancelled just before."""
+    late = isinstance(context.get("exception"), asyncio.InvalidStateError)
+    if not late or "Future.set_result" not in repr(context.get("handle")):
+        loop.default_exception_handler(context)
 
 
 def main() -> None:
