@@ -154,7 +154,7 @@ class Held:
     """What a node holds, counted through /proc."""
 
     servers: int
-    descriptors: int  # of the daemon
+    descriptors: int  # of the daemon, but for its database
     memfds: int  # of the daemon and its servers
 
 
@@ -162,8 +162,9 @@ def held(node: Node) -> Held:
     """Count it now."""
     assert node.process is not None
     servers = server_pids(node)
-    links = [link for pid in (node.process.pid, *servers) for link in _links(pid)]
-    return Held(len(servers), len(_links(node.process.pid)), sum("memfd:" in link for link in links))
+    links = [link for pid in (node.process.pid, *servers) for link in open_fds(pid)]
+    own = descriptors(node.process.pid, node.settings.database)
+    return Held(len(servers), len(own), sum("memfd:" in link for link in links))
 
 
 def server_pids(node: Node) -> list[int]:
@@ -179,7 +180,14 @@ def server_pids(node: Node) -> list[int]:
     return found
 
 
-def _links(pid: int) -> list[str]:
+def descriptors(daemon: int, database: Path) -> list[str]:
+    """What a daemon has open, but for its database: the readers are a pool (xmigd/database/engine.py), which opens one
+    more when more threads read at once than ever before, and keeps it."""
+    return [name for name in open_fds(daemon) if not name.startswith(str(database.resolve()))]
+
+
+def open_fds(pid: int) -> list[str]:
+    """What a process has open."""
     links = []
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.harness import descriptors
 from xmigd.supervisor.handshake import WELCOME, pack_hello, unpack_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +33,6 @@ def until(check: Callable[[], T | None], what: str, patience: float = 60.0) -> T
             return value
         time.sleep(0.01)
     raise AssertionError(f"waited {patience} s in vain: {what}")
-
-
-def open_fds(pid: int) -> list[str]:
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return sorted(found)
 
 
 def alive(pid: int) -> bool:
@@ -107,10 +100,8 @@ class Node:
         return self.daemon.pid
 
     def descriptors(self) -> list[str]:
-        """What the daemon has open, but for the database: its readers are a pool (xmigd/database/engine.py), which
-        opens one more when more threads read at once than ever before, and keeps it."""
-        database = str(self.database.resolve())
-        return [name for name in open_fds(self.pid) if not name.startswith(database)]
+        """What the daemon has open, but for the database."""
+        return descriptors(self.pid, self.database)
 
     def wait_until_closed(self, before: list[str]) -> None:
         """It has no more open than `before`, which `descriptors` said."""

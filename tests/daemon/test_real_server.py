@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import stop
+from tests.harness import open_fds, stop
 
 from .conftest import MakeNode
-from .node import Node, Program, alive, open_fds, until
+from .node import Node, Program, alive, until
 from .test_supervision import wait_for_recoveries
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PATIENCE = 120.0
+PATIENCE = 120.0  # seconds for one program
 PROGRAMS = Path(__file__).parent / "programs"
 
 TINY_GPT = "--batch 2 --layers 2 --width 64 --heads 2 --context 32 --words 500 --warmup 2 --steps 4 --block 2"

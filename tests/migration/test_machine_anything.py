@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from tests.daemon.world import AtAnyTime
 from tests.migration.world import MIB, MoveWorld
 from xmigd.migration import events as v
 from xmigd.migration.machine import MoveLimits
@@ -15,8 +16,10 @@ from xmigd.recovery import events as e
 from xmigd.recovery.core import Limits
 
 
-class Moves(RuleBasedStateMachine):
+class Moves(AtAnyTime):
     """Everything at any time. MoveWorld checks what must never happen; at the end everybody behaves."""
+
+    world: MoveWorld
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,9 +38,6 @@ class Moves(RuleBasedStateMachine):
             else:
                 self.world.keeping = 0
                 self.world.tell(e.KeeperAdopted, where="host")
-
-    def server(self, data: Any) -> int:
-        return int(data.draw(st.sampled_from(sorted(self.world.alive | {99}))))
 
     @rule(kind=st.sampled_from(["move", "suspend", "resume"]))
     def request(self, kind: Any) -> None:
@@ -96,10 +96,6 @@ class Moves(RuleBasedStateMachine):
             world.tell(v.Suspended, server=source, cut=1, total_bytes=1, at=world.t, ms=1.0)
         else:
             world.tell(v.HandedOver, server=source, cut=1, drained=world.t)
-
-    @rule(data=st.data())
-    def hello(self, data: Any) -> None:
-        self.world.tell(e.Hello, server=self.server(data))
 
     @rule(data=st.data(), number=st.integers(0, 3), copied=st.integers(0, 500))
     def round_ends(self, data: Any, number: int, copied: int) -> None:
@@ -162,21 +158,6 @@ class Moves(RuleBasedStateMachine):
     def die(self, data: Any, killed: bool) -> None:
         self.world.exit(int(data.draw(st.sampled_from(sorted(self.world.alive)))), killed=killed)
 
-    @precondition(lambda self: self.unborn())
-    @rule(data=st.data())
-    def spawn_fails(self, data: Any) -> None:
-        server = int(data.draw(st.sampled_from(self.unborn())))
-        self.world.alive.discard(server)
-        self.world.tell(e.SpawnFailed, server=server, reason="no memory")
-
-    def unborn(self) -> list[int]:
-        return [n for n, state in self.world.machine.servers.items() if state == "spawning"]
-
-    @precondition(lambda self: self.world.timers)
-    @rule(data=st.data())
-    def timer(self, data: Any) -> None:
-        self.world.timer(str(data.draw(st.sampled_from(sorted(self.world.timers)))))
-
     @precondition(lambda self: self.count > 2)
     @rule()
     def program_exits(self) -> None:
@@ -202,16 +183,8 @@ class Moves(RuleBasedStateMachine):
         elif machine.state == "suspended":
             assert world.holder is None
             assert not world.stopped
-        if machine.state == "losing":
-            return
-        if machine.state != "ended":
-            world.tell(e.ClientExited)
-            if machine.state == "draining":
-                world.timer("drain")
-        assert machine.state == "ended"
-        assert not world.timers
-        killed = {i.server for i in world.others if isinstance(i, e.Kill)}
-        assert world.alive <= killed, "a server would be left behind"
+        if machine.state != "losing":
+            self.end()
 
 
 TestMoves = Moves.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.daemon.test_machine import World
+from tests.daemon.world import World
 from xmigd.migration import events as v
 from xmigd.recovery import events as e
 from xmigd.recovery.core import Limits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -48,11 +47,7 @@ def kill_both(node: ManagedNode, program: Program) -> None:
 def settled(node: ManagedNode) -> bool:
     """Has the manager been told of everything that the daemon holds?"""
     assert node.process is not None
-    links = []
-    for link in Path(f"/proc/{node.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
-            links.append(os.readlink(link))
-    memory = [link for link in links if "memfd:xmig-" in link and "index" not in link]
+    memory = [link for link in harness.open_fds(node.process.pid) if "memfd:xmig-" in link and "index" not in link]
     return len([name for name in node.names if not name.startswith("index-")]) == len(memory) >= 5
 
 

@@ -5,40 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
+from anyio.abc import UNIXSocketStream
 
 from xmigd.web.main import say_unless_late
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_what_comes_for_a_reader_that_was_just_cancelled(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, ours: bool
-) -> None:
+def test_what_comes_for_a_reader_that_was_just_cancelled(caplog: pytest.LogCaptureFixture, ours: bool) -> None:
     """With the loop's own way it is logged as an error: should that end, anyio is mended, and ours can go."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(say_unless_late if ours else None)
         first, second = socket.socketpair()
-        with socket.socket(socket.AF_UNIX) as listening, first, second:
-            listening.bind(str(tmp_path / "socket"))
-            listening.listen()
-            async with await anyio.connect_unix(tmp_path / "socket") as stream:
-                peer, _ = listening.accept()
-                with peer:
-                    reading = asyncio.ensure_future(stream.receive())
-                    await asyncio.sleep(0.01)
-                    # Both are seen in one pass of the loop, this one first.
-                    loop.add_reader(second, reading.cancel)
-                    first.send(b"go")
-                    peer.send(b"news")
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await reading
-                    loop.remove_reader(second)
+        peer, end = socket.socketpair()
+        with first, second, peer:
+            async with await UNIXSocketStream.from_socket(end) as stream:
+                reading = asyncio.ensure_future(stream.receive())
+                await asyncio.sleep(0.01)
+                # Both are seen in one pass of the loop, this one first.
+                loop.add_reader(second, reading.cancel)
+                first.send(b"go")
+                peer.send(b"news")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reading
+                loop.remove_reader(second)
 
     asyncio.run(main())
     assert ("invalid state" in caplog.text) != ours
