@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,82 +15,91 @@ from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
 from tests.gpu.compare import differences
 from tests.gpu.injections import KINDS, POINTS, Strike, arm, schedule
-from xmigd.demo.node import Node, Program
+from tests.gpu.kills import step
+from tests.gpu.recovery import replaced
+from xmigd.demo.node import Node
 from xmigd.measurements import Row
 
 FAULTS = 100
 SEED = 7
-PATIENCE = 20.0  # seconds for one fault to strike
+SEEN = (0.05, 0.15)  # the parts of a run after which cuts say how many records a step has
 POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
 HANG_TIMEOUT = 2.0  # seconds
+
+Plan = Callable[[Callable[[float], int]], list[Strike]]  # of the function that says which record comes at which part
 
 
 def hundred(bench: Bench) -> Iterator[Row]:
     """A hundred faults of random kind at random records of one run."""
+    points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
     with bench.node() as node:
-        native, last = references(bench, node, FAULTED)
-        points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
-        outcome = struck(bench, node, FAULTED, schedule(FAULTS, last // 20, last * 14 // 20, SEED, points))
+        native, outcome = struck(
+            bench, node, FAULTED, lambda record: schedule(FAULTS, record(0.2), record(0.75), SEED, points)
+        )
     yield from rows(FAULTED, native, outcome, FAULTS)
 
 
 def graphs(bench: Bench) -> Iterator[Row]:
     """Each kind while a CUDA graph is replayed, and a kernel that never ends."""
+    kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
+    point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
     with bench.node(hang_timeout=HANG_TIMEOUT) as node:
-        native, last = references(bench, node, FAULTED_GRAPHS)
-        kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
-        point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
-        plan = [Strike(*kind, point, last // 2 + last // 2 * i // len(kinds)) for i, kind in enumerate(kinds)]
-        outcome = struck(bench, node, FAULTED_GRAPHS, plan)
-    yield from rows(FAULTED_GRAPHS, native, outcome, len(plan))
+        native, outcome = struck(
+            bench, node, FAULTED_GRAPHS,
+            lambda record: [Strike(*kind, point, record(0.4 + 0.5 * i / len(kinds))) for i, kind in enumerate(kinds)],
+        )  # fmt: skip
+    yield from rows(FAULTED_GRAPHS, native, outcome, len(kinds))
 
 
-def references(bench: Bench, node: Node, case: Case) -> tuple[Outcome, int]:
-    """A native run, and how many records an undisturbed run under xMIG has, which must have come to the same."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(bench.native, case)
-        undisturbed = bench.under(node, case)
-        native = waiting.result()
-    if found := differences(native.result, undisturbed.result):
-        raise Failed(f"undisturbed, it differs already: {', '.join(found[:4])}")
-    last = max((int(cut["sequence"]) for cut in undisturbed.cuts), default=0)
-    if last == 0:
-        raise Failed("undisturbed, it took no cut: nobody knows how many records it has")
-    return native, last
-
-
-def struck(bench: Bench, node: Node, case: Case, plan: list[Strike]) -> Outcome:
-    """Run it with these strikes. One that falls into a server which is about to die is lost with it: it is armed again,
-    once the others have struck."""
-    with bench.started(case, node) as job:
+def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, Outcome]:
+    """A native run, and beside it one with these strikes. A strike that falls into a server which is about to die is
+    lost with it: it is armed again, once the others have struck."""
+    status = bench.logs / f"{case.name}.status"
+    with ThreadPoolExecutor(1) as pool, bench.started(case, node, f"--status {status}") as job:
+        native = pool.submit(bench.native, case)
         assert job.program is not None
-        job.program.until("running")
-        arm(job.program, plan)
-        strike_the_lost(job, plan)
-        return job.finish()
+        strikes = plan(course(job, status, case.steps(tiny=bench.rehearsal)))
+        arm(job.program, strikes)
+        strike_the_lost(job, strikes)
+        outcome = job.finish()
+        return native.result(), outcome
+
+
+def course(job: Running, status: Path, steps: int) -> Callable[[float], int]:
+    """Which record comes at which part of a run that has begun, from where two of its cuts are."""
+    (early, first), (late, second) = (cut_after(job, status, part * steps) for part in SEEN)
+    if job.process.poll() is not None or late == early:
+        job.finish()
+        raise Failed("nothing can strike: the program was over too soon")
+    return lambda part: round(second + (second - first) / (late - early) * (part * steps - late))
+
+
+def cut_after(job: Running, status: Path, wanted: float) -> tuple[int, int]:
+    """The first cut that is known after this step: the step by then, and its record."""
+    assert job.program is not None
+    before = None
+    while job.process.poll() is None:
+        if step(status) >= wanted:
+            position = job.program.position()
+            if before is not None and position != before:
+                return step(status), position
+            before = position
+        time.sleep(0.005)
+    return 0, 0
 
 
 def strike_the_lost(job: Running, plan: list[Strike]) -> None:
-    """When the last planned record is behind the program, arm as many as did not strike, one after another."""
+    """When the last planned record is behind the program, arm as many as did not strike: each once the program runs
+    again after the one before, or it would strike the repair, again and again."""
     assert job.program is not None
-    missing = None
-    while job.process.poll() is None:
-        struck = [fault for fault in job.program.faults() if fault["injection"] is not None]
-        if missing is None and job.program.position() > max(strike.sequence for strike in plan):
-            missing = lost(plan, struck)
-        if missing == []:
-            return
-        if missing:
-            one = missing.pop()
-            arm(job.program, [Strike(one.kind, one.error, one.point, 0)])
-            end = time.monotonic() + PATIENCE
-            while len(struck) == count_struck(job.program) and job.process.poll() is None and time.monotonic() < end:
-                time.sleep(0.01)
+    while job.program.position() <= max(strike.sequence for strike in plan) and job.process.poll() is None:
         time.sleep(0.05)
-
-
-def count_struck(program: Program) -> int:
-    return sum(fault["injection"] is not None for fault in program.faults())
+    for one in lost(plan, [fault for fault in job.program.faults() if fault["injection"] is not None]):
+        before = job.program.until("running", "ended")
+        if before["state"] == "ended":
+            return
+        arm(job.program, [Strike(one.kind, one.error, one.point, 0)])
+        replaced(job, before["server_pid"])
 
 
 def lost(plan: list[Strike], struck: list[dict[str, Any]]) -> list[Strike]:

@@ -28,7 +28,7 @@ class Part:
 # In this order: what has a target comes before what has none, for the time that runs out at the end. What need not be
 # alone runs together with its neighbours, the longest first; of its times nothing is promised.
 PARTS = [
-    Part("faults", "faults", 120, faults.hundred, alone=False),
+    Part("faults", "faults", 115, faults.hundred, alone=False),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
     Part("faults-graphs", "faults", 25, faults.graphs, alone=False),
     Part("bugs", "faults", 25, faults.bugs, alone=False),
@@ -40,9 +40,9 @@ PARTS = [
         for case in TIMED
         if not case.deterministic
     ),
-    *(Part(case.name, "steps", 45, partial(steps.measure, case=case)) for case in TIMED),
-    Part("recovery", "recovery", 60, recovery.measure),
-    Part("memory", "memory", 20, memory.measure),
+    *(Part(case.name, "steps", 35, partial(steps.measure, case=case)) for case in TIMED),
+    Part("recovery", "recovery", 45, recovery.measure),
+    Part("memory", "memory", 30, memory.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),
 ]

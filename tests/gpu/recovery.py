@@ -21,10 +21,12 @@ WAYS = ((True, "kill", 0.5), (True, "illegal address", 0.5), (False, "kill", 1.5
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    status = bench.logs / "recovery.status"
+    status, enough = bench.logs / "recovery.status", bench.logs / "recovery.enough"
     for standby, kind, target in WAYS:
-        status.unlink(missing_ok=True)
-        with bench.node(standby=standby) as node, bench.started(RECOVERED, node, f"--status {status}") as running:
+        for file in (status, enough):
+            file.unlink(missing_ok=True)
+        more = f"--status {status} --until {enough}"
+        with bench.node(standby=standby) as node, bench.started(RECOVERED, node, more) as running:
             while step(status) < 20 and running.process.poll() is None:
                 time.sleep(0.01)
             assert running.program is not None
@@ -34,7 +36,11 @@ def measure(bench: Bench) -> Iterator[Row]:
                 struck = len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
             else:
                 struck = sum(cold_kill(running) for _ in range(STRIKES))
+            last = step(status)
+            while step(status) < last + 20 and running.process.poll() is None:  # what was redone was seen
+                time.sleep(0.01)
             info = running.program.info()
+            enough.touch()
             outcome = running.finish()
         done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
         if not done:

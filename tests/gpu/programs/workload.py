@@ -34,6 +34,7 @@ def arguments(description: str | None, *, steps: int, warmup: int = 10, block: i
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deterministic", action="store_true", help="the framework's deterministic mode")
     parser.add_argument("--status", type=Path, help="file that always says the step and the phase: two 32-bit numbers")
+    parser.add_argument("--until", type=Path, help="file that, once it is there, ends the program at the next block")
     parser.add_argument("--turns", type=int, default=0, help='parts of the steps; before each print "turn" and wait')
     parser.add_argument("--hold", action="store_true", help='after the steps print "holding" and wait for a line')
     return parser
@@ -83,6 +84,8 @@ class Steps:
                 now = self._now()
                 if number > warmup:
                     self.blocks.append((now - self.began) / block)
+                if self._options.until is not None and self._options.until.exists():
+                    break
                 count = (number - warmup) // block
                 if count == 0 or count * turns // blocks > (count - 1) * turns // blocks:
                     now = self._turn(now)
@@ -92,8 +95,9 @@ class Steps:
             if number == 0:
                 self._synchronize()
                 self.first = since_start()
-        if self._options.steps and self._options.steps % block == 0:
-            self.blocks.append((self._now() - self.began) / block)
+        else:
+            if self._options.steps and self._options.steps % block == 0:
+                self.blocks.append((self._now() - self.began) / block)
         self.status.phase("end")
 
     def _turn(self, now: float) -> float:
