@@ -106,7 +106,7 @@ using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
-inline constexpr size_t kMaxRequestFds = 5;
+inline constexpr size_t kMaxRequestFds = 250;  // of `room`
 
 // Nothing, and `why`, if the message does not fit its schema.
 std::optional<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds,

@@ -16,7 +16,8 @@ from xmigd.errors import ProtocolError
 from xmigd.recovery.events import Assign, Injection
 
 MAX_MESSAGE = 64 << 10
-MAX_FDS = 5
+MAX_FDS = 5  # of one message to the daemon
+MAX_ROOM_FDS = 250  # of a `room`: the kernel passes 253 at once
 
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 Small = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -255,8 +255,8 @@ class Moving:
         packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
         if instruction.to != "file":
             room = self._process.host_pool.take(hint or self._process.program_bytes)
-            for first in range(0, len(room), m.MAX_FDS):
-                server.send(m.pack("room"), room[first : first + m.MAX_FDS])
+            for first in range(0, len(room), m.MAX_ROOM_FDS):
+                server.send(m.pack("room"), room[first : first + m.MAX_ROOM_FDS])
             server.send(packed)
             return
         try:
