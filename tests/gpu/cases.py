@@ -111,7 +111,6 @@ BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its ow
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
             "--batch 4 --context 256 --layers 6 --steps 30 --warmup 0 --deterministic", TINY_GPT)  # fmt: skip
-HELD = Case("memory", "gpt2", "GPT-2-small, B=1", "--batch 1 --context 256 --steps 20 --hold", f"{TINY_GPT} --hold")
 MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each step writes", "--mib 38147 --hold",
              "--mib 64 --dirty-mib 2 --hold")  # fmt: skip
 SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that each step writes", "--mib 3815 --hold",
@@ -123,5 +122,5 @@ TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
                 "--context 1600 --warmup 0 --steps 1600 --deterministic",
                 f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip
-DRIVEN = {"driver-4GB": (SMALL_MOVED, 2), "driver-40GB": (MOVED, 1)}  # and how often each is moved
+DRIVEN = {"driver-40GB": (MOVED, 1), "driver-4GB": (SMALL_MOVED, 2)}  # and how often each is moved
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

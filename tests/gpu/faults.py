@@ -3,6 +3,7 @@ own bugs: it is told what it is told natively."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ def hundred(bench: Bench) -> Iterator[Row]:
     points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
     with bench.node() as node:
         native, outcome = struck(
-            bench, node, FAULTED, lambda record: schedule(FAULTS, record(0.2), record(0.75), SEED, points)
+            bench, node, FAULTED, lambda record: schedule(FAULTS, record(0.25), record(0.8), SEED, points)
         )
     yield from rows(FAULTED, native, outcome, FAULTS)
 
@@ -59,7 +60,9 @@ def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, O
         native = pool.submit(bench.native, case)
         assert job.program is not None
         strikes = plan(course(job, status, case.steps(tiny=bench.rehearsal)))
+        job.process.send_signal(signal.SIGSTOP)  # what is due when it is armed strikes at once, and then the repair
         arm(job.program, strikes)
+        job.process.send_signal(signal.SIGCONT)
         strike_the_lost(job, strikes)
         outcome = job.finish()
         return native.result(), outcome

@@ -19,7 +19,7 @@ from tests.gpu.compare import differences
 from tests.gpu.programs.workload import PHASES
 from xmigd.measurements import Row
 
-KILLS = 12
+KILLS = 8
 SEED = 20
 
 

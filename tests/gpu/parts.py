@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import faults, kills, memory, moves, profile, recovery, results, speeds, steps
+from tests.gpu import faults, kills, moves, profile, recovery, results, speeds, steps
 from tests.gpu.bench import Bench
 from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED
 from xmigd.measurements import Row
@@ -28,7 +28,7 @@ class Part:
 # In this order: what has a target comes before what has none, for the time that runs out at the end. What need not be
 # alone runs together with its neighbours, the longest first; of its times nothing is promised.
 PARTS = [
-    Part("faults", "faults", 115, faults.hundred, alone=False),
+    Part("faults", "faults", 110, faults.hundred, alone=False),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
     Part("faults-graphs", "faults", 25, faults.graphs, alone=False),
     Part("bugs", "faults", 25, faults.bugs, alone=False),
@@ -41,8 +41,7 @@ PARTS = [
         if not case.deterministic
     ),
     *(Part(case.name, "steps", 35, partial(steps.measure, case=case)) for case in TIMED),
-    Part("recovery", "recovery", 45, recovery.measure),
-    Part("memory", "memory", 30, memory.measure),
+    Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),
 ]
@@ -50,11 +49,11 @@ PARTS = [
 # What needs two GPUs. By name, by group, or all of it with `--only migration`.
 MOVES = [
     Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
-    Part("move-4GB", "migration", 60, moves.back_and_forth, topic="migration"),
     Part("move-training", "migration", 120, moves.training, topic="migration"),
     Part("move-inference", "migration", 60, moves.inference, topic="migration"),
     Part("suspend-40GB", "migration", 45, moves.suspension, topic="migration"),
     *(Part(name, "migration", 60, partial(moves.driver, name=name), topic="migration") for name in DRIVEN),
+    Part("move-4GB", "migration", 60, moves.back_and_forth, topic="migration"),
 ]
 
 

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 
 from tests.gpu.bench import Bench, Failed, Running
@@ -15,45 +16,50 @@ from tests.gpu.cases import RECOVERED
 from tests.gpu.kills import step, strikes, warm_server
 from xmigd.measurements import Row
 
-STRIKES = 3
-# Is there a standby, what strikes, and the target in seconds.
-WAYS = ((True, "kill", 0.5), (True, "illegal address", 0.5), (False, "kill", 1.5))
+STRIKES = 3  # of each kind
+BETWEEN = 20  # steps: what was redone is seen in them
 
 
 def measure(bench: Bench) -> Iterator[Row]:
+    """Targets in seconds."""
+    yield from stalls(bench, standby=True, targets={"kill": 0.5, "illegal address": 0.5})
+    yield from stalls(bench, standby=False, targets={"kill": 1.5})
+
+
+def stalls(bench: Bench, *, standby: bool, targets: dict[str, float]) -> Iterator[Row]:
+    """One run, which is struck by one kind after the other."""
     status, enough = bench.logs / "recovery.status", bench.logs / "recovery.enough"
-    for standby, kind, target in WAYS:
-        for file in (status, enough):
-            file.unlink(missing_ok=True)
-        more = f"--status {status} --until {enough}"
-        with bench.node(standby=standby) as node, bench.started(RECOVERED, node, more) as running:
-            while step(status) < 20 and running.process.poll() is None:
-                time.sleep(0.01)
-            assert running.program is not None
-            if kind != "kill":
-                struck = sum(illegal_address(running, bench) for _ in range(STRIKES))
-            elif standby:
-                struck = len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
-            else:
-                struck = sum(cold_kill(running) for _ in range(STRIKES))
-            last = step(status)
-            while step(status) < last + 20 and running.process.poll() is None:  # what was redone was seen
-                time.sleep(0.01)
-            info = running.program.info()
-            enough.touch()
-            outcome = running.finish()
-        done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
-        if not done:
-            raise Failed("nothing struck: the program was over too soon")
-        stall = outcome.result["slowest_s"] - outcome.result["step_s"]
-        phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
-        slowest = max(done, key=lambda r: float(r["resumed_ms"]))
-        cuts = [float(cut["ms"]) for cut in outcome.cuts]
-        live = (info or {}).get("live_bytes") or 0
+    for file in (status, enough):
+        file.unlink(missing_ok=True)
+    struck: dict[str, tuple[int, int, int]] = {}  # how often, and between which steps
+    more = f"--status {status} --until {enough}"
+    with bench.node(standby=standby) as node, bench.started(RECOVERED, node, more) as running:
+        assert running.program is not None
+        wait_for_step(running, status, BETWEEN)
+        for kind in targets:
+            first = step(status)
+            count = strike(running, bench, status, kind, standby=standby)
+            wait_for_step(running, status, step(status) + BETWEEN)
+            struck[kind] = count, first, step(status)
+        info = running.program.info()
+        enough.touch()
+        outcome = running.finish()
+    done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
+    if len(done) < sum(count for count, _, _ in struck.values()) or not done:
+        raise Failed(f"of {struck} strikes {len(done)} led to a recovery")
+    blocks = outcome.result["blocks_s"]
+    warmup = len(outcome.result["losses"]) - len(blocks)
+    phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
+    cuts = [float(cut["ms"]) for cut in outcome.cuts]
+    live = (info or {}).get("live_bytes") or 0
+    for kind, (count, first, last) in struck.items():
+        stall = max(blocks[first - warmup : last - warmup]) - outcome.result["step_s"]
+        slowest = max(done[:count], key=lambda r: float(r["resumed_ms"]))
+        del done[:count]
         yield Row(
             name=f"recovery of 10 GB {'with' if standby else 'without'} standby, {kind}: stall", value=round(stall, 3),
-            unit="s", target=target, better="lower",
-            conditions=f"the longest step of {struck} strikes less a median step, "
+            unit="s", target=targets[kind], better="lower",
+            conditions=f"the longest step of {count} strikes less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
             + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms; "
             f"{slowest['records'] or 0} records redone; {len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
@@ -64,6 +70,20 @@ def measure(bench: Bench) -> Iterator[Row]:
                 value=round(max(0.0, stall - slowest["resumed_ms"] / 1e3), 3), unit="s", better="lower",
                 conditions="of that stall, what passed before the server knew: the stall less the slowest recovery",
             )  # fmt: skip
+
+
+def wait_for_step(running: Running, status: Path, wanted: int) -> None:
+    while step(status) < wanted and running.process.poll() is None:
+        time.sleep(0.01)
+
+
+def strike(running: Running, bench: Bench, status: Path, kind: str, *, standby: bool) -> int:
+    """Of one kind; how many struck."""
+    if kind != "kill":
+        return sum(illegal_address(running, bench) for _ in range(STRIKES))
+    if standby:
+        return len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
+    return sum(cold_kill(running) for _ in range(STRIKES))
 
 
 def illegal_address(running: Running, bench: Bench) -> bool:

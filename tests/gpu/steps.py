@@ -1,4 +1,4 @@
-"""Step times and start-up, natively and under xMIG, in one run: the ratio of the medians.
+"""Step times, start-up and device memory, natively and under xMIG, in one run: the ratio of the medians.
 
 Each is started once, one after the other; then both live, and do parts of their steps in turn. What a machine does
 meanwhile happens to both. Starts are repeated where the outcome is in doubt."""
@@ -11,6 +11,7 @@ from statistics import median
 from tests.gpu.bench import Bench, Outcome
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences, distance
+from tests.gpu.memory import Weighing
 from xmigd.demo.node import Node
 from xmigd.measurements import Row
 
@@ -27,7 +28,7 @@ def once_more(bench: Bench, case: Case) -> Iterator[Row]:
 
 def measure(bench: Bench, case: Case) -> Iterator[Row]:
     with bench.node() as node:
-        native, xmig = in_turn(bench, node, case)
+        native, xmig, memory = in_turn(bench, node, case)
         native_starts, xmig_starts = [native.result["first_step_s"]], [xmig.result["first_step_s"]]
         target = START_TARGET + bench.context_s / native_starts[0]
         if xmig_starts[0] / native_starts[0] > target - SURE_START:
@@ -46,6 +47,7 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         conditions=f"{case.said}; native {in_ms(native_starts)} ms, xMIG {in_ms(xmig_starts)} ms; the target is "
         f"{START_TARGET}, and a server's driver and context, which take {bench.context_s:.2f} s",
     )  # fmt: skip
+    yield memory.row(case)
     if case.deterministic:
         yield Row(
             name=f"{case.name}: differences", value=len(differences(native.result, xmig.result)), unit="in all",
@@ -56,13 +58,16 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         yield spread(case, [native, other], xmig)
 
 
-def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome]:
-    """Native, and under xMIG."""
+def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome, Weighing]:
+    """Native, and under xMIG; and what they take of the device before the first turn."""
+    memory = Weighing(bench)
     turns = TURNS_OF_A_REHEARSAL if bench.rehearsal else TURNS
     with bench.started(case, None, f"--turns {turns}") as native:
         native.turn(1)
+        memory.weigh_native()
         with bench.started(case, node, f"--turns {turns}") as xmig:
             xmig.turn(1)
+            memory.weigh_xmig(xmig)
             for number in range(2, turns + 1):
                 for running in (native, xmig):
                     running.go()
@@ -70,7 +75,7 @@ def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome]:
             native.go()
             first = native.finish()
             xmig.go()
-            return first, xmig.finish()
+            return first, xmig.finish(), memory
 
 
 def quarters(outcome: Outcome) -> str:

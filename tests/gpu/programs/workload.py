@@ -113,14 +113,14 @@ class Steps:
         return time.perf_counter()
 
     def figures(self) -> dict[str, Any]:
-        """Seconds: a step (median, quarters, fastest and slowest of the blocks), and from the process's start to the
-        first."""
+        """Seconds: a step (median, quarters, fastest and slowest of the blocks, and each block), and from the process's
+        start to the first."""
         if not self.blocks:
             return {"first_step_s": self.first}
         ordered = sorted(self.blocks)
         return {
             "first_step_s": self.first, "step_s": median(ordered), "fastest_s": ordered[0], "slowest_s": ordered[-1],
-            "lower_s": ordered[len(ordered) // 4], "upper_s": ordered[3 * len(ordered) // 4],
+            "lower_s": ordered[len(ordered) // 4], "upper_s": ordered[3 * len(ordered) // 4], "blocks_s": self.blocks,
         }  # fmt: skip
 
 
