@@ -74,6 +74,11 @@ void Executor::consider_cut(bool idle) {
 }
 
 std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
+  const uint64_t now = now_ns();
+  if (settle_at_ != 0 && now >= settle_at_) {
+    settle_at_ = 0;
+    requests_.fetch_or(kCut);
+  }
   const uint64_t gained = position_ - cut_position_;
   if (gained == 0) cut_now_ = false;
   const uint32_t asked = requests_.load(std::memory_order_relaxed);
@@ -89,7 +94,6 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
     }
     return std::nullopt;
   }
-  const uint64_t now = now_ns();
   const bool possible = now >= cut_blocked_until_;
   const journal::JournalHeader& header = job_.header();
   const bool caught_up = header.tail.load(std::memory_order_relaxed) == position_;
@@ -425,6 +429,7 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   for (const ChunkState& chunk : chunks_) consume_staged(chunk);
   shadow_returns_ = false;
   must_settle_ = false;
+  settle_at_ = 0;
   copy_log_.release(position_, evict_shadow_ || place_ != Place::kDevice);
   hosting_.release_dead();
   images_.release_unneeded(images);

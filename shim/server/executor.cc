@@ -25,6 +25,7 @@ constexpr uint64_t kLongestSleep = 60'000'000'000;
 constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
 constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
 constexpr uint64_t kPatience = 1'000'000;      // while something is to be looked at again
+constexpr uint64_t kQuietAfterMove = 500'000'000;  // two servers have ended by then, and the next standby is warm
 constexpr uint64_t kLookEvery = 10'000'000;    // at a device that works, while nobody waits for it
 constexpr uint32_t kBatchesToLook = 1024;      // and while there is much to do
 
@@ -511,10 +512,11 @@ void Executor::sleep() {
   waits_.hand_over();
   journal::JournalHeader& header = job_.header();
   uint64_t limit = kLongestSleep;
+  const uint64_t now = now_ns();
   if (position_ != cut_position_ && !redoing_) {
-    const uint64_t now = now_ns();
     limit = policy_.due_at() > now ? std::min(limit, policy_.due_at() - now) : 1'000'000;
   }
+  if (settle_at_ != 0) limit = settle_at_ > now ? std::min(limit, settle_at_ - now) : 1'000'000;
   const uint32_t requests = requests_.load(std::memory_order_seq_cst);
   const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
   if (progress_.unfinished()) limit = std::min(limit, kLookEvery);
@@ -553,11 +555,13 @@ bool Executor::check_finished_redo() {
   policy_.start(now_ns());
   known_.clear();
   if (!comes_without_memory_ && !shadow_.has_foreign()) return true;
-  // Soon, but not while the program waits: its shadow goes to this device.
+  // Its shadow goes to this device: not while the program waits, nor while the driver is busy with the servers that it
+  // had, which end, and with the next standby.
   shadow_returns_ = true;
   must_settle_ = true;
   comes_without_memory_ = false;
-  requests_.fetch_or(kCut);
+  settle_at_ = now_ns() + kQuietAfterMove;
+  policy_.postpone(settle_at_);
   return true;
 }
 

@@ -399,6 +399,7 @@ class Executor final : public Witness {
   std::atomic<Place> wanted_place_{Place::kDevice};
   std::atomic<bool> shadow_returns_{false};  // what is not on the device may go there with the next cut
   std::atomic<bool> must_settle_{false};     // a cut that is asked for is taken although nothing was executed
+  uint64_t settle_at_ = 0;                   // ns: then one is asked for
   // What is being brought to where it can stay without a server, behind the executor. A cut keeps it still.
   struct Staged {
     uint64_t hash = 0, slot = 0;

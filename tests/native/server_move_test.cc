@@ -1,4 +1,5 @@
 // Moves between two devices of the real xmig-server, on cpu devices: what the daemon does, in one process.
+#include "server/clock.h"
 #include "server_mover.h"
 #include "server_program.h"
 
@@ -6,7 +7,8 @@ namespace {
 
 using namespace harness;
 
-// Back and forth; the foreign shadow goes soon after each, and what is killed afterwards recovers on the new device.
+// Back and forth; the foreign shadow goes after each, once the driver is quiet, and what is killed before or afterwards
+// recovers on the new device.
 void moves() {
   Job job;
   Program program(job);
@@ -26,13 +28,14 @@ void moves() {
     CHECK(handed.at("stopped_t").get<uint64_t>() <= handed.at("drained_t").get<uint64_t>());
     const uint64_t steps = program.steps();
     move.take();
-    move.target().expect_phase("resumed");
+    const uint64_t resumed = move.target().expect_phase("resumed").at("t");
     CHECK(program.steps() <= steps + 1);
     move.finish();
     program.let_run();
     if (i % 2 == 1) job.kill_server();
     program.let_run();
     Job::wait([&] { return !holds_foreign(job); });
+    CHECK(xmig::server::now_ns() - resumed >= 500'000'000);
     if (i % 2 == 0) job.kill_server();
     program.let_run();
   }
