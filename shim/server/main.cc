@@ -1,8 +1,10 @@
 // xmig-server: executes one program's journal on a device. Started by xmigd.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -16,12 +18,15 @@
 
 namespace {
 
-// Every piece of device memory is a descriptor.
-void raise_descriptor_limit() {
+// Every piece of memory is a descriptor. The kernel's table of them doubles when it is full, and then waits for all
+// processors if the process has threads: 10 ms each time, in the middle of a recovery. So it is made large while there are none.
+void make_room_for_descriptors(int control) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+  constexpr rlim_t kAtOnce = 16384;
+  ::close(::fcntl(control, F_DUPFD_CLOEXEC, static_cast<int>(std::min(limit.rlim_max, kAtOnce)) - 1));
 }
 
 // A dump would hold the program's memory. One byte, not none: that also keeps a core_pattern that is a pipe from getting
@@ -60,7 +65,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "xmig-server: %s\n", why.c_str());
     return 2;
   }
-  raise_descriptor_limit();
+  make_room_for_descriptors(options->control_fd);
   forbid_core_dumps();
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a file that may not be so large is an error of that call

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
 import signal
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
         node.wait_until_closed(before)
         assert all(recovery["differing"] == 0 for recovery in node.get("/v1/recoveries"))
     until(lambda: not node.servers(), "servers end with their program")
+
+
+def test_room_for_descriptors_is_made_in_advance(node: Node) -> None:
+    """The kernel's table of them: when it grows later, all processors are waited for, in the middle of a recovery."""
+    with Program(node) as program:
+        assert program.welcome()[0] == 0
+        node.wait_for_standby()
+        for pid in (node.pid, *node.servers()):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            assert int(status["FDSize"]) >= min(16384, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def test_servers_run_as_the_program_does(node: Node) -> None:

@@ -10,12 +10,14 @@ import resource
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from xmigd.native import Layout
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_KCMP, KCMP_FILE = 312, 0  # of x86-64; Python does not know the call
 F_ADD_SEALS = 1033
+TABLE = 16384  # descriptors for which the kernel makes room at once
 MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
@@ -127,11 +129,16 @@ class Handle:
 
 
 def raise_descriptor_limit() -> int:
-    """As many descriptors as this process may have; returns how many. Every granule of device memory is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard or hard == resource.RLIM_INFINITY:
+    """As many descriptors as this process may have; returns how many. Every granule of device memory is one.
+
+    The kernel's table of them grows now: later, with more threads, it would wait for all processors, 10 ms each time.
+    """
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < hard or hard == resource.RLIM_INFINITY:
         wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return soft
+            limit = wanted
+    with Path(os.devnull).open("rb") as some, contextlib.suppress(OSError):
+        os.close(fcntl.fcntl(some, fcntl.F_DUPFD_CLOEXEC, min(limit, TABLE) - 1))
+    return limit
