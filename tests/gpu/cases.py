@@ -29,6 +29,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
     patience: float = PATIENCE
+    fills: bool = False  # the device, until it has no memory left for anybody
 
     @property
     def deterministic(self) -> bool:
@@ -81,7 +82,7 @@ RESULTS = [
     Case("linalg", "linalg", "cuSOLVER, cuFFT, cuSPARSE, cuRAND", "", "--size 32"),
     Case("alloc-default", "allocators", "caching allocator, default", "", "--mib 64 --steps 600"),
     Case("alloc-segments", "allocators", "caching allocator, expandable_segments", "", "--mib 64 --steps 600",
-         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, fills=True),
     Case("alloc-async", "allocators", "caching allocator, cudaMallocAsync", "", "--mib 64 --steps 600",
          {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),
@@ -96,7 +97,7 @@ SMALL_GPT = "--batch 4 --context 256 --layers 6 --deterministic"
 KILLED = [
     Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT),
     Case("kills-graphs", "graphs", "GPT-2 in a CUDA graph, 6 layers of 768",
-         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 1000", KILLED_GPT),
+         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 2000", KILLED_GPT),
 ]  # fmt: skip
 RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 5000 --ballast 7",
@@ -111,7 +112,8 @@ BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its ow
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
             "--batch 4 --context 256 --layers 6 --steps 30 --warmup 0 --deterministic", TINY_GPT)  # fmt: skip
-MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each step writes", "--mib 38147 --hold",
+MOVED = Case("move-40GB", "moved", "40 GB that stay as they are, 64 MB that each step writes",
+             "--mib 38147 --repeat 100 --hold",
              "--mib 64 --dirty-mib 2 --hold")  # fmt: skip
 SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that each step writes", "--mib 3815 --hold",
                    "--mib 16 --dirty-mib 2 --hold")  # fmt: skip

@@ -15,6 +15,7 @@ from xmigd.measurements import Row
 OVER = ("succeeded", "failed", "cancelled")
 ROUND_TRIPS = 20
 QUIET = 0.5  # seconds before and after moves: steps with which those of a move are compared
+AFTERWARDS = 1.0  # seconds after a move in which what it still costs is seen
 TIMEOUT = 120
 POOL_MIB = 40960
 SWITCHES = 5
@@ -82,7 +83,7 @@ def forty(bench: Bench) -> Iterator[Row]:
         name="move-16MB: downtime", value=round(switch, 1), unit="ms", better="lower",
         conditions=f"{SMALLEST_MOVED.said}; median of {len(least)}: what it takes to go on in another context",
     )  # fmt: skip
-    moves, outcome = moved(bench, MOVED, 4)
+    moves, outcome = moved(bench, MOVED, 4, pause=AFTERWARDS)
     yield from downtime("move-40GB", moves, outcome, MOVED, 500)
     yield floor(moves, switch)
     yield Row(
@@ -99,6 +100,7 @@ def forty(bench: Bench) -> Iterator[Row]:
             conditions="all rounds together, from the source's shadow",
         )  # fmt: skip
     yield slow_down(moves, outcome)
+    yield longest_step(moves, outcome)
 
 
 def back_and_forth(bench: Bench) -> Iterator[Row]:
@@ -170,13 +172,16 @@ def driver(bench: Bench, name: str) -> Iterator[Row]:
     yield from downtime(name, moves, outcome, case, None)
 
 
-def moved(bench: Bench, case: Case, times: int) -> tuple[list[Any], Outcome]:
-    """Each move's record and when it was; the program's outcome."""
+def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[list[Any], Outcome]:
+    """Each move's record and when it was; the program's outcome. `pause`: seconds after each."""
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
         running.holding()
         moving = Moving(running, bench.two())
         time.sleep(QUIET)
-        records = [moving.move() for _ in range(times)]
+        records = []
+        for _ in range(times):
+            records.append(moving.move())
+            time.sleep(pause)
         time.sleep(QUIET)
         outcome = running.finish()
     return list(zip(records, moving.spans, strict=True)), outcome
@@ -248,6 +253,18 @@ def slow_down(moves: list[Any], outcome: Outcome) -> Row:
     return Row(
         name="move-40GB: step while copying", value=round(median(during) / median(quiet), 3), unit="× a quiet one",
         target=1.1, better="lower", conditions=f"median of {len(during)} steps, {len(quiet)} quiet ones",
+    )  # fmt: skip
+
+
+def longest_step(moves: list[Any], outcome: Outcome) -> Row:
+    """What the program itself sees: the downtime, and the first cut on the target, which comes later."""
+    steps = list(zip(outcome.result["ends"], outcome.result["lengths"], strict=True))
+    longest = [max(length for end, length in steps if a <= end <= b + AFTERWARDS) for _, (a, b) in moves]
+    usual = median(outcome.result["lengths"])
+    return Row(
+        name="move-40GB: longest step", value=round(1e3 * max(longest), 1), unit="ms", target=500, better="lower",
+        conditions=f"in any move and {AFTERWARDS:g} s after it; of each move "
+        f"{', '.join(f'{1e3 * each:.0f}' for each in longest)} ms; the median step takes {1e3 * usual:.2f} ms",
     )  # fmt: skip
 
 

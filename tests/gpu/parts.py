@@ -32,7 +32,11 @@ PARTS = [
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
     Part("faults-graphs", "faults", 25, faults.graphs, alone=False),
     Part("bugs", "faults", 25, faults.bugs, alone=False),
-    *(Part(case.name, "results", 30, partial(results.measure, case=case), alone=False) for case in RESULTS),
+    *(
+        Part(case.name, "results", 30, partial(results.measure, case=case), alone=False)
+        for case in RESULTS
+        if not case.fills
+    ),
     Part("two-jobs", "results", 30, results.two_jobs, alone=False),
     Part("files", "results", 15, results.device_files, alone=False),
     *(
@@ -40,6 +44,7 @@ PARTS = [
         for case in TIMED
         if not case.deterministic
     ),
+    *(Part(case.name, "results", 30, partial(results.measure, case=case)) for case in RESULTS if case.fills),
     *(Part(case.name, "steps", 35, partial(steps.measure, case=case)) for case in TIMED),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),

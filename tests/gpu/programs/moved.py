@@ -18,6 +18,7 @@ PIECE = 64 << 20
 parser = workload.arguments(__doc__, steps=0)
 parser.add_argument("--mib", type=int, default=4096, help="memory that stays as it is")
 parser.add_argument("--dirty-mib", type=int, default=64, help="memory that each step writes")
+parser.add_argument("--repeat", type=int, default=1, help="how often a step writes it")
 parser.add_argument("--pause", type=float, default=0.002, help="seconds between two steps")
 options = parser.parse_args()
 
@@ -73,8 +74,9 @@ step = 0
 while not over.is_set():
     began = time.monotonic()
     step += 1
-    for piece in dirty:
-        fill(piece, step)
+    for _ in range(options.repeat):
+        for piece in dirty:
+            fill(piece, step)
     assert driver.cuCtxSynchronize() == 0
     ends.append(round(time.monotonic(), 6))
     lengths.append(round(ends[-1] - began, 6))
