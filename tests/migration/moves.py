@@ -16,6 +16,8 @@ OVER = ("succeeded", "failed", "cancelled")
 
 
 def info(program: Program) -> dict[str, Any]:
+    # A program is served before it is written down, and the daemon tells only of what is.
+    harness.wait_until(lambda: program.info() is not None, "the daemon has written the program down")
     found = program.info()
     assert found is not None
     return found
