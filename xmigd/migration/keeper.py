@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import json
 import os
 import resource
@@ -77,16 +78,13 @@ class Keeper:
                 self._sock.close()
                 time.sleep(RETRY_AFTER)
         assert self._job is not None
-        try:
-            self._send(
-                "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="keeper",
-                client_pid=self._job["client_pid"], generation=self._job["generation"], keeps=self._job["keeps"],
-            )  # fmt: skip
-            for message, fd in self._memory:
-                socket.send_fds(self._sock, [message], [fd])
-            self._send("announced")
-        except OSError:
-            pass  # that daemon went, too: its end of the connection says so next
+        self._send(
+            "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="keeper",
+            client_pid=self._job["client_pid"], generation=self._job["generation"], keeps=self._job["keeps"],
+        )  # fmt: skip
+        for message, fd in self._memory:
+            self._send_bytes(message, [fd])
+        self._send("announced")
         return True
 
     def _receive(self) -> tuple[bytes, list[int]]:
@@ -102,7 +100,11 @@ class Keeper:
         return data, list(fds)
 
     def _send(self, type: str, fds: list[int] | None = None, **fields: Any) -> None:
-        socket.send_fds(self._sock, [json.dumps({"type": type, **fields}).encode()], fds or [])
+        self._send_bytes(json.dumps({"type": type, **fields}).encode(), fds or [])
+
+    def _send_bytes(self, message: bytes, fds: list[int]) -> None:
+        with contextlib.suppress(OSError):  # the daemon has gone: what is received next says so
+            socket.send_fds(self._sock, [message], fds)
 
 
 def main() -> None:
