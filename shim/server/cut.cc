@@ -75,10 +75,7 @@ void Executor::consider_cut(bool idle) {
 
 std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
   const uint64_t now = now_ns();
-  if (settle_at_ != 0 && now >= settle_at_) {
-    settle_at_ = 0;
-    requests_.fetch_or(kCut);
-  }
+  if (settle_at_ != 0 && now >= settle_at_) start_settling();
   const uint64_t gained = position_ - cut_position_;
   if (gained == 0) cut_now_ = false;
   const uint32_t asked = requests_.load(std::memory_order_relaxed);
@@ -167,10 +164,10 @@ bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<ui
   hashes.resize(granules.size());
   std::vector<device::Chunk> chunks;
   for (size_t first = 0; first < granules.size();) {
-    const uint32_t ordinal = ordinal_of_device_address(granules[first]);
+    const uint32_t ordinal = ordinal_of_address(granules[first]);
     chunks.clear();
     size_t end = first;
-    for (; end < granules.size() && ordinal_of_device_address(granules[end]) == ordinal; ++end) {
+    for (; end < granules.size() && ordinal_of_address(granules[end]) == ordinal; ++end) {
       chunks.push_back({granules[end], kGranule});
     }
     contexts_.use(ordinal);
@@ -242,7 +239,7 @@ bool Executor::take_cut(const char* reason) {
   const uint64_t start = now_ns();
   header.cutting.store(position_ + 1, std::memory_order_seq_cst);
 
-  const std::unique_lock still = keep_staging_still();
+  std::unique_lock still = keep_staging_still();
   place_ = wanted_place_;
   CutReport report;
   report.reason = reason;
@@ -271,6 +268,8 @@ bool Executor::take_cut(const char* reason) {
   report.off_device = place_ != Place::kDevice;
   requests_.fetch_and(~kAnswer);
   daemon_.cut(report);
+  still.unlock();
+  end_settling();
   return true;
 }
 
@@ -310,7 +309,7 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
     const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
     const bool stays = known && !must_leave(old->slot) && !may_return(old->slot);
     bool differs = false;
-    const bool has_one = known && must_leave(old->slot) && staged(granules[i], hashes[i], differs);
+    const bool has_one = known && !stays && staged(granules[i], hashes[i], differs);
     wanted[ordinal_of_device_address(granules[i])] += !stays && !has_one && hashes[i] != zeros_hash_;
   }
   return wanted;
@@ -347,10 +346,12 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
     std::optional<uint64_t> slot;
     bool changed = true;
     if (old != chunks_.cend() && old->address == address) {
-      if (zeros || old->slot == 0 || must_leave(old->slot)) {
+      const bool leaves = zeros || old->slot == 0 || must_leave(old->slot);
+      const bool returns = !leaves && may_return(old->slot);
+      if (!zeros && (leaves || returns)) slot = staged(address, hashes[i], changed);
+      if (leaves || slot) {
         give_back(*old);
-        if (!zeros) slot = staged(address, hashes[i], changed);
-      } else if (const auto nearer = returned(*old, ordinal, wanted[ordinal])) {
+      } else if (const auto nearer = returns ? returned(ordinal, wanted[ordinal]) : std::nullopt) {
         give_back(*old);
         taken.push_back(*nearer);
         slot = nearer;

@@ -104,7 +104,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 // The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
   watchdog_.reset();
-  evacuation_.reset();
+  relocation_.reset();
   drain();
   objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { driver_.cuGraphExecDestroy(graph.real); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
@@ -554,7 +554,10 @@ bool Executor::check_finished_redo() {
   preload_.clear();
   policy_.start(now_ns());
   known_.clear();
-  if (!comes_without_memory_ && !shadow_.has_foreign()) return true;
+  {
+    const std::lock_guard lock(hosted_mutex_);
+    if (!comes_without_memory_ && !shadow_.has_foreign()) return true;
+  }
   // Its shadow goes to this device: not while the program waits, nor while the driver is busy with the servers that it
   // had, which end, and with the next standby.
   shadow_returns_ = true;

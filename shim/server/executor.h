@@ -262,17 +262,22 @@ class Executor final : public Witness {
   void clear(const std::vector<uint64_t>& granules);
   bool fill(std::string& why);
 
-  // suspend.cc
-  class Evacuation;
+  // relocation.cc
+  class Relocation;
+  enum class Purpose { kSuspension, kMoveThroughHost, kSettling };
+  void start_relocation(Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room);
+  void end_relocation(bool drop);
+  void drop_staged();
+  void start_settling();
+  void end_settling();
   std::unique_lock<std::mutex> keep_staging_still();
   std::optional<uint64_t> staged(uint64_t address, uint64_t hash, bool& changed) const;
-  std::optional<uint64_t> returned(const ChunkState& old, uint32_t ordinal, uint64_t& wanted);
   void consume_staged(const ChunkState& chunk);
+
+  // suspend.cc
+  std::optional<uint64_t> returned(uint32_t ordinal, uint64_t& wanted);
   Place cut_place() const;
   void back_to_device();
-  void start_evacuation(Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room, bool to_suspend);
-  void end_evacuation(bool drop);
-  void drop_staged();
   void suspend(uint64_t stopped);
   void fail_suspend(const std::string& why);
 
@@ -287,6 +292,7 @@ class Executor final : public Witness {
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
 
   // memory.cc
+  uint64_t shadow_bytes(uint32_t ordinal);
   void reset_context(uint32_t context);
 
   // modules.cc
@@ -399,7 +405,8 @@ class Executor final : public Witness {
   std::atomic<Place> wanted_place_{Place::kDevice};
   std::atomic<bool> shadow_returns_{false};  // what is not on the device may go there with the next cut
   std::atomic<bool> must_settle_{false};     // a cut that is asked for is taken although nothing was executed
-  uint64_t settle_at_ = 0;                   // ns: then one is asked for
+  uint64_t settle_at_ = 0;                   // ns: then the shadow comes to this device, and a cut follows
+  bool settling_ = false;                    // it is on its way
   // What is being brought to where it can stay without a server, behind the executor. A cut keeps it still.
   struct Staged {
     uint64_t hash = 0, slot = 0;
@@ -408,8 +415,8 @@ class Executor final : public Witness {
   std::atomic<bool> cut_wants_staging_{false};
   std::map<uint64_t, Staged> staged_;  // by granule; changed under staging_mutex_
   std::atomic<Place> suspend_to_{Place::kHost};
-  std::mutex evacuation_mutex_;
-  std::shared_ptr<Evacuation> evacuation_;  // guarded by evacuation_mutex_
+  std::mutex relocation_mutex_;
+  std::shared_ptr<Relocation> relocation_;  // guarded by relocation_mutex_
   std::function<void()> parked_;  // guarded by pause_mutex_: tells the daemon once more why nothing is executed
   uint32_t generation_ = 0;
 

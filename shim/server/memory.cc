@@ -3,6 +3,12 @@
 
 namespace xmig::server {
 
+// Of this device's memory. Others may be making some at the same time.
+uint64_t Executor::shadow_bytes(uint32_t ordinal) {
+  const std::lock_guard lock(hosted_mutex_);
+  return shadow_.device_bytes(ordinal);
+}
+
 CUresult Executor::on_xmGrow(Record& record) {
   Args_xmGrow args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
@@ -19,7 +25,8 @@ CUresult Executor::on_xmGrow(Record& record) {
   CUresult result = grow();
   if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || redoing_) return result;
   // What the program gave back is released by a cut, and what the shadow takes belongs to the program first.
-  evict_shadow_ = shadow_.has_device_slabs(ordinal);
+  end_settling();
+  evict_shadow_ = shadow_bytes(ordinal) != 0;
   if (hosting_.has_dead() || evict_shadow_) {
     if (take_cut("the device's memory is full")) result = grow();
   }
@@ -57,7 +64,7 @@ CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
   // A cut releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
   const uint32_t ordinal = record.header().ordinal;
-  reply.free = std::min(reply.total, reply.free + shadow_.device_bytes(ordinal) + hosting_.dead_bytes(ordinal));
+  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + hosting_.dead_bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }

@@ -70,15 +70,20 @@ CUresult Physical::map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmem
   return result;
 }
 
-void Physical::explain(CUresult result, uint64_t bytes) {
+void Physical::explain(CUresult result, uint64_t bytes, std::string* why) {
   std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(result) + ")";
   if (out_of_descriptors()) {
     text = "no file descriptors left for device memory: raise the server's limit (LimitNOFILE, ulimit -n)";
   }
-  log_(Level::kWarning, text);
+  if (why) {
+    *why = text;
+  } else {
+    log_(Level::kWarning, text);
+  }
 }
 
-CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                          std::string* why) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -86,7 +91,7 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
   if (result != CUDA_SUCCESS) {
-    explain(result, bytes);
+    explain(result, bytes, why);
     return result;
   }
   int fd = -1;
@@ -95,11 +100,11 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
   if (result == CUDA_SUCCESS) result = map(ordinal, address, bytes, handle);
   driver_.cuMemRelease(handle);  // the mapping keeps the memory
   if (result != CUDA_SUCCESS) {
-    explain(result, bytes);
+    explain(result, bytes, why);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   out = {next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
-  daemon_.memory_add(out);
+  if (!why) daemon_.memory_add(out);
   return CUDA_SUCCESS;
 }
 
@@ -150,7 +155,6 @@ CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t addre
   return CUDA_SUCCESS;
 }
 
-// With `why` it is made beforehand: the caller tells the daemon, when nobody else can be telling it of everything.
 CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                                 std::string* why, ipc::UniqueFd given) {
   ipc::UniqueFd fd = std::move(given);

@@ -58,12 +58,14 @@ class Physical {
   CUresult reserve(uint32_t devices);
 
   // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
-  CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // `why`, here and below: it is made beforehand. Then it gets the reason of a failure instead of the log, and the caller
+  // tells the daemon, when nobody else can be telling it of everything.
+  CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                  std::string* why = nullptr);
   // The same from host memory that the device reaches, which takes long: each page is taken and locked.
   CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
-  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. `why`, if given,
-  // gets the reason of a failure instead of the log; then host memory takes its pages when they are written, which may
-  // fail, and otherwise at once.
+  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. With `why` host
+  // memory takes its pages when they are written, which may fail, and otherwise at once.
   // `given`: memory that may be used for it, long enough or not.
   CUresult create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                         std::string* why = nullptr, ipc::UniqueFd given = {});
@@ -86,7 +88,7 @@ class Physical {
   static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
   static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
-  void explain(CUresult result, uint64_t bytes);
+  void explain(CUresult result, uint64_t bytes, std::string* why);
   CUresult no_pages(const char* where, uint64_t bytes, std::string* why);
 
   const DriverTable& driver_;

@@ -7,9 +7,7 @@ namespace {
 
 using journal::kGranule;
 
-// A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
 constexpr uint64_t kSmallestSlab = 8 * kGranule;
-constexpr uint64_t kLargestSlab = 512 * kGranule;
 
 uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
 
@@ -116,8 +114,8 @@ std::optional<Shadow::PlainAt> Shadow::plain_at(uint64_t slot) const {
   return PlainAt{it->second.memory.fd.get(), slot - it->first, it->second.memory.mapped};
 }
 
-std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, uint64_t bytes) {
-  const auto address = gap(ordinal, Place::kHost, bytes);
+std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, Place place, uint64_t bytes) {
+  const auto address = gap(ordinal, place, bytes);
   if (address) set_aside_.emplace(*address, bytes);
   return address;
 }

@@ -12,6 +12,9 @@ namespace xmig::server {
 
 class Shadow {
  public:
+  // A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
+  static constexpr uint64_t kLargestSlab = 512 * journal::kGranule;
+
   explicit Shadow(Physical& physical) : physical_(physical) {}
   ~Shadow() {
     for (auto& [address, slab] : slabs_) physical_.release(slab.memory);
@@ -34,8 +37,8 @@ class Shadow {
   std::optional<PlainAt> plain_at(uint64_t slot) const;
 
   // Room is made beforehand, while others work: addresses are set aside; then the slab is made, which takes long; then it
-  // is added, or the addresses are given up. What was made so is kept for slots off the device, until unhold().
-  std::optional<uint64_t> set_aside(uint32_t ordinal, uint64_t bytes);
+  // is added, or the addresses are given up. What was made so is kept, also while it is empty, until unhold().
+  std::optional<uint64_t> set_aside(uint32_t ordinal, Place place, uint64_t bytes);
   void add_held(Hosted memory);
   void give_up(uint64_t address) { set_aside_.erase(address); }
   // Where these have not been used yet, in memory without an address.
@@ -46,7 +49,6 @@ class Shadow {
   std::vector<Room> held_rooms() const;
   void unhold();
   bool on_device(uint64_t slot) const;  // this server's, or the one that the job was on before
-  bool has_device_slabs(uint32_t ordinal) const { return device_bytes(ordinal) != 0; }
   uint64_t device_bytes(uint32_t ordinal) const;
   // Give empty slabs back.
   void trim();

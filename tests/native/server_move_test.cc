@@ -7,8 +7,8 @@ namespace {
 
 using namespace harness;
 
-// Back and forth; the foreign shadow goes after each, once the driver is quiet, and what is killed before or afterwards
-// recovers on the new device.
+// Back and forth; the foreign shadow goes after each, once the driver is quiet, and has come to the new device before the
+// cut that drops it. What is killed before or afterwards recovers on the new device.
 void moves() {
   Job job;
   Program program(job);
@@ -34,6 +34,10 @@ void moves() {
     program.let_run();
     if (i % 2 == 1) job.kill_server();
     program.let_run();
+    {
+      Listening listening(job);
+      CHECK(listening.next_cut() < 16 << 20);
+    }
     Job::wait([&] { return !holds_foreign(job); });
     CHECK(xmig::server::now_ns() - resumed >= 500'000'000);
     if (i % 2 == 0) job.kill_server();
@@ -41,6 +45,30 @@ void moves() {
   }
   program.end();
   CHECK(job.counters().recoveries == 6);
+  check_whole(job);
+}
+
+// Memory that the program asks for while the shadow comes to the new device is the program's, and so it is when the server
+// is lost in the middle of that.
+void grows_while_settling() {
+  constexpr uint64_t kConstant = 512 << 20;  // half of it zeros
+  Job job({.memory = 4ull << 30});
+  Program program(job, kConstant);
+  program.let_run();
+  for (const bool lost : {false, true}) {
+    Move move(job, lost ? "cpu:0" : "cpu:1", lost ? 4ull << 30 : 1ull << 30);
+    move.run();
+    Job::wait([&] { return own_shadow(job) != 0; });
+    if (lost) {
+      job.kill_server();
+    } else {
+      job.memory(384 << 20);  // there is room for this or for the shadow
+    }
+    program.let_run();
+    Job::wait([&] { return !holds_foreign(job); });
+  }
+  program.end();
+  CHECK(job.counters().recoveries == 1);
   check_whole(job);
 }
 
@@ -191,7 +219,7 @@ void smaller() {
 
 const Tests kTests = {
     {"moves", moves}, {"aborts", aborts}, {"source_dies", source_dies}, {"both_die", both_die}, {"unprepared", unprepared},
-    {"young", young}, {"smaller", smaller},
+    {"young", young}, {"smaller", smaller}, {"grows_while_settling", grows_while_settling},
 };
 
 }  // namespace

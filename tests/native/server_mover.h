@@ -230,6 +230,34 @@ inline bool holds_foreign(Job& job) {
   return any;
 }
 
+// Of the shadow, in the memory of the device that the job is on.
+inline uint64_t own_shadow(Job& job) {
+  uint64_t bytes = 0;
+  job.with_held([&](const HeldMap& held) {
+    for (const auto& [id, one] : held) {
+      const bool on_device = one.fields.at("kind") == "shadow" && one.fields.at("name") == "";
+      if (on_device && !one.fields.value("foreign", false)) bytes += one.fields.at("bytes").get<uint64_t>();
+    }
+  });
+  return bytes;
+}
+
+// What a job's server says from now on.
+class Listening {
+ public:
+  explicit Listening(Job& job) : job_(job) {
+    job_.on_message([this](const Json& message) { heard_.note(message); });
+  }
+  ~Listening() { job_.on_message({}); }
+  Listening(const Listening&) = delete;
+  // How many bytes its next cut copies.
+  uint64_t next_cut() { return heard_.expect({"cut"}).at("copied_bytes"); }
+
+ private:
+  Job& job_;
+  Heard heard_;
+};
+
 // Instead of a kill: the job goes to the other of two devices. True if it could.
 inline bool move_away(Job& job) {
   Move move(job, job.options().device == "cpu:0" ? "cpu:1" : "cpu:0", job.options().memory);

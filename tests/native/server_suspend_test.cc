@@ -89,6 +89,10 @@ void host() {
     }
     CHECK(job.resume(i % 2 == 0 ? "cpu:1" : "cpu:0"));
     program.let_run();
+    {
+      Listening listening(job);
+      CHECK(listening.next_cut() < 16 << 20);  // what has not changed has come to the device by then
+    }
     Job::wait([&] { return held(job, "shadow", "memfd") == 0; });  // back on the device
     if (i % 2 == 1) job.kill_server();
     program.let_run();
