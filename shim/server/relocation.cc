@@ -341,5 +341,4 @@ void Executor::consume_staged(const ChunkState& chunk) {
   if (found != staged_.end() && found->second.slot == chunk.slot) staged_.erase(found);
 }
 
-
 }  // namespace xmig::server
