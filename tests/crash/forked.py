@@ -18,7 +18,7 @@ import httpx
 
 from tests.daemon.node import until
 from tests.harness import ROOT
-from xmigd.demo.node import Node
+from xmigd.demo.node import Node, status
 
 
 class Zygote:
@@ -61,13 +61,11 @@ class ForkedNode(Node):
 
     def start(self) -> None:
         self.launch()
-        until(lambda: not self.is_alive or (self._listens() and self.is_ready()), "it is ready, or dead")
+        until(lambda: not self.is_alive or self.is_ready(), "it is ready, or dead")
         assert self.is_alive, self.log.read_text()[-3000:]
 
     def is_ready(self) -> bool:
-        with contextlib.suppress(httpx.TransportError), self.http() as http:
-            return http.get("/readyz").status_code == 200
-        return False
+        return status(self.settings.api_socket, "/readyz") == 200
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)

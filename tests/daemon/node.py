@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import select
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.harness import descriptors
+from xmigd.demo.node import status
 from xmigd.supervisor.handshake import WELCOME, pack_hello, unpack_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,19 +80,7 @@ class Node:
     def _answers(self) -> bool:
         assert self.daemon is not None
         assert self.daemon.poll() is None, self.log.read_text()[-3000:]
-        # Not httpx, which leaves its socket open when it cannot connect. That one connection was taken says nothing of
-        # the next: a child that a killed daemon has just forked holds the old daemon's socket until it is a program.
-        connection = http.client.HTTPConnection("localhost")
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(10)
-            connection.sock.connect(str(self.runtime_dir / "api.sock"))
-            connection.request("GET", "/v1/node")
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            assert answer.status == 200, text
-            return True
-        return False  # one that ends as it starts closes what waits at its socket: the next look shows its log
+        return status(self.runtime_dir / "api.sock", "/v1/node") == 200
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.daemon is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import socket
 import subprocess
@@ -13,11 +14,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from xmigd.client import Client, NoDaemon
+from xmigd.client import Client
 from xmigd.errors import StartError
 from xmigd.settings import Settings
 
 PATIENCE = 60.0  # seconds for anything that takes milliseconds on a machine that is not overloaded
+
+
+def status(api_socket: Path, path: str) -> int | None:
+    """Of the answer to a GET. None: nobody takes connections there, or whoever took this one has gone.
+
+    Over one connection, and not by httpx, which leaves its socket open when it cannot connect. That somebody was there
+    a moment ago says nothing: a server that a daemon was starting when it ended has its sockets until it is another
+    program.
+    """
+    with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(PATIENCE)
+        try:
+            connection.sock.connect(str(api_socket))
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
 
 
 class Node:
@@ -54,12 +73,8 @@ class Node:
         assert self.process is not None
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
-            # A server that the daemon before was just starting has its sockets, too, until it is another program: what
-            # connects then is not answered.
-            with contextlib.suppress(NoDaemon):
-                if self._listens():
-                    self.client.get("/v1/node")
-                    return
+            if status(self.settings.api_socket, "/v1/node") == 200:
+                return
             time.sleep(0.01)
         last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         self.stop()
@@ -76,10 +91,6 @@ class Node:
             [sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
             stderr=log, start_new_session=True,
         )  # fmt: skip
-
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            return probe.connect_ex(str(self.settings.api_socket)) == 0
 
     def stop(self) -> None:
         """SIGTERM, and wait for its end."""
