@@ -16,6 +16,7 @@
 
 #include "server/clock.h"
 #include "server/executor.h"
+#include "server/pace.h"
 
 namespace xmig::server {
 
@@ -23,8 +24,10 @@ using journal::kGranule;
 
 namespace {
 
-constexpr size_t kBatch = 2048;          // granules that a cut may have to wait for
-constexpr size_t kSettlingBatch = 256;  // likewise; and work of the program, which is not about to stand still here
+// For what is being copied a cut may have to wait, and work of the program. One that is about to be suspended waits soon
+// anyway, and large batches are faster.
+constexpr uint64_t kBatchTime = 80'000'000, kSettlingBatchTime = 10'000'000;  // ns
+constexpr size_t kBatch = 2048, kSettlingBatch = 256;                         // granules
 constexpr int kPasses = 4;              // over what has changed since the one before
 constexpr uint64_t kProgressEvery = 200'000'000;     // ns
 constexpr uint64_t kLong = 500'000'000;               // ns
@@ -49,6 +52,7 @@ class Executor::Relocation {
  public:
   Relocation(Executor& executor, Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room)
       : executor_(executor), purpose_(purpose), to_(to), bytes_hint_(bytes_hint), room_(std::move(room)) {
+    if (purpose == Purpose::kSettling) pace_ = Pace(kSettlingBatchTime, kSettlingBatch);
     thread_ = std::thread([this] { run(); });
   }
   ~Relocation() {
@@ -227,8 +231,7 @@ class Executor::Relocation {
                                   [](const ChunkState& one, uint64_t address) { return one.address < address; });
     Moves moves;
     std::vector<std::pair<uint64_t, Staged>> arrived;
-    const size_t most = purpose_ == Purpose::kSettling ? kSettlingBatch : kBatch;
-    for (; chunk != chunks.end() && arrived.size() < most; ++chunk) {
+    for (; chunk != chunks.end() && arrived.size() < pace_.size(); ++chunk) {
       const std::lock_guard hosted(executor_.hosted_mutex_);
       if (!leaves(*chunk)) continue;
       const auto known = executor_.staged_.find(chunk->address);
@@ -245,7 +248,9 @@ class Executor::Relocation {
       executor_.add_move(moves, *slot, chunk->slot);
       arrived.push_back({chunk->address, {chunk->hash, *slot}});
     }
+    const uint64_t start = now_ns();
     if (!executor_.copy(moves, false, why)) return std::nullopt;
+    pace_.took(arrived.size(), now_ns() - start);
     if (to_ == Place::kDevice && !look_at(arrived)) {
       why = "the device could not hash its memory";
       return std::nullopt;
@@ -270,6 +275,7 @@ class Executor::Relocation {
   const Place to_;
   const uint64_t bytes_hint_;
   std::vector<ipc::UniqueFd> room_;  // slabs that were given for it
+  Pace pace_{kBatchTime, kBatch};
   uint64_t total_ = 0, done_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -51,18 +51,17 @@ void moves() {
 // Memory that the program asks for while the shadow comes to the new device is the program's, and so it is when the server
 // is lost in the middle of that.
 void grows_while_settling() {
-  constexpr uint64_t kConstant = 512 << 20;  // half of it zeros
-  Job job({.memory = 4ull << 30});
-  Program program(job, kConstant);
+  Job job;
+  Program program(job, 128 << 20);  // half of it zeros
   program.let_run();
   for (const bool lost : {false, true}) {
-    Move move(job, lost ? "cpu:0" : "cpu:1", lost ? 4ull << 30 : 1ull << 30);
+    Move move(job, lost ? "cpu:0" : "cpu:1", lost ? 1ull << 30 : 256 << 20);
     move.run();
     Job::wait([&] { return own_shadow(job) != 0; });
     if (lost) {
       job.kill_server();
     } else {
-      job.memory(384 << 20);  // there is room for this or for the shadow
+      job.memory(96 << 20);  // there is room for this or for the shadow
     }
     program.let_run();
     Job::wait([&] { return !holds_foreign(job); });

@@ -12,6 +12,7 @@
 #include "server/intake.h"
 #include "server/live_set.h"
 #include "server/options.h"
+#include "server/pace.h"
 #include "server/progress.h"
 #include "server/record.h"
 #include "server/requests.h"
@@ -188,6 +189,26 @@ void policy() {
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
 }
 
+// Pieces are as large as fits into their time, and get there from a small one.
+void pace() {
+  const auto settled = [](uint64_t ns_each) {
+    Pace pace(10'000'000, 256);
+    for (int i = 0; i < 10; ++i) pace.took(pace.size(), pace.size() * ns_each);
+    return pace.size();
+  };
+  CHECK(settled(100'000) == 100);
+  CHECK(settled(1'000'000) == 10);
+  CHECK(settled(0) == 256 && settled(1) == 256);
+  CHECK(settled(1'000'000'000) == 4);
+  Pace pace(10'000'000, 256);
+  const size_t first = pace.size();
+  CHECK(first < 256);
+  pace.took(first - 1, 1'000'000'000);
+  CHECK(pace.size() == first);
+  pace.took(first, 0);
+  CHECK(pace.size() == 2 * first);
+}
+
 void intake() {
   Intake intake{DriverTable{}};
   CHECK(!intake.is_written(0, ~0ull));
@@ -362,6 +383,7 @@ int main() {
   requests();
   records();
   policy();
+  pace();
   intake();
   numbers_are_no_addresses();
   progress();
