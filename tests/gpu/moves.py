@@ -58,14 +58,6 @@ class Moving:
     def resume(self) -> dict[str, Any]:
         return self._ended(f"/v1/processes/{self.info()['id']}:resume", {})
 
-    def first_cut(self, record: dict[str, Any]) -> dict[str, Any]:
-        """On the target of this move, which is over for some time."""
-        segments = self.client.get(f"/v1/processes/{self.info()['id']}/segments", limit=100)
-        later = [segment for segment in segments if segment["at"] > record["ended_at"]]
-        if not later:
-            raise Failed("the target has taken no cut")
-        return dict(min(later, key=lambda segment: segment["at"]))
-
     def _ended(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
         operation = self.client.post(path, body)
@@ -91,8 +83,7 @@ def forty(bench: Bench) -> Iterator[Row]:
         name="move-16MB: downtime", value=round(switch, 1), unit="ms", better="lower",
         conditions=f"{SMALLEST_MOVED.said}; median of {len(least)}: what it takes to go on in another context",
     )  # fmt: skip
-    cuts: list[dict[str, Any]] = []
-    moves, outcome = moved(bench, MOVED, 4, cuts=cuts)
+    moves, outcome = moved(bench, MOVED, 4, pause=AFTERWARDS)
     yield from downtime("move-40GB", moves, outcome, MOVED, 500)
     yield floor(moves, switch)
     yield Row(
@@ -109,7 +100,7 @@ def forty(bench: Bench) -> Iterator[Row]:
             conditions="all rounds together, from the source's shadow",
         )  # fmt: skip
     yield slow_down(moves, outcome)
-    yield longest_step(moves, outcome, cuts)
+    yield longest_step(moves, outcome)
 
 
 def back_and_forth(bench: Bench) -> Iterator[Row]:
@@ -181,11 +172,8 @@ def driver(bench: Bench, name: str) -> Iterator[Row]:
     yield from downtime(name, moves, outcome, case, None)
 
 
-def moved(
-    bench: Bench, case: Case, times: int, *, cuts: list[dict[str, Any]] | None = None
-) -> tuple[list[Any], Outcome]:  # fmt: skip
-    """Each move's record and when it was; the program's outcome. `cuts` gets the first one after each, which is waited
-    for."""
+def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[list[Any], Outcome]:
+    """Each move's record and when it was; the program's outcome. `pause`: seconds after each."""
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
         running.holding()
         moving = Moving(running, bench.two())
@@ -193,9 +181,7 @@ def moved(
         records = []
         for _ in range(times):
             records.append(moving.move())
-            if cuts is not None:
-                time.sleep(AFTERWARDS)
-                cuts.append(moving.first_cut(records[-1]))
+            time.sleep(pause)
         time.sleep(QUIET)
         outcome = running.finish()
     return list(zip(records, moving.spans, strict=True)), outcome
@@ -270,17 +256,21 @@ def slow_down(moves: list[Any], outcome: Outcome) -> Row:
     )  # fmt: skip
 
 
-def longest_step(moves: list[Any], outcome: Outcome, cuts: list[dict[str, Any]]) -> Row:
+def longest_step(moves: list[Any], outcome: Outcome) -> Row:
     """What the program itself sees: the downtime, and the first cut on the target, which comes later."""
     steps = list(zip(outcome.result["ends"], outcome.result["lengths"], strict=True))
     longest = [max(length for end, length in steps if a <= end <= b + AFTERWARDS) for _, (a, b) in moves]
     usual = median(outcome.result["lengths"])
-    copied = max(cut["copied_bytes"] for cut in cuts)
+    later = [[cut for cut in outcome.cuts if cut["at"] > record["ended_at"]] for record, _ in moves]
+    if not all(later):
+        raise Failed("a target has taken no cut")
+    first = [min(cuts, key=lambda cut: float(cut["at"])) for cuts in later]
+    copied = max(cut["copied_bytes"] for cut in first)
     return Row(
         name="move-40GB: longest step", value=round(1e3 * max(longest), 1), unit="ms", target=500, better="lower",
         conditions=f"in any move and {AFTERWARDS:g} s after it; of each move "
         f"{', '.join(f'{1e3 * each:.0f}' for each in longest)} ms; the first cut there takes "
-        f"{', '.join(str(round(cut['ms'])) for cut in cuts)} ms and copies {copied / 1e6:.0f} MB at most; "
+        f"{', '.join(str(round(cut['ms'])) for cut in first)} ms and copies {copied / 1e6:.0f} MB at most; "
         f"the median step takes {1e3 * usual:.2f} ms",
     )  # fmt: skip
 
