@@ -237,6 +237,8 @@ bool Executor::take_cut(const char* reason) {
   publish_executed();
   journal::JournalHeader& header = job_.header();
   const uint64_t start = now_ns();
+  // What is not in device memory is lost with this server: it has to be there before that is the state.
+  for (auto& [address, variable] : variables_) from_variable(variable);
   header.cutting.store(position_ + 1, std::memory_order_seq_cst);
 
   std::unique_lock still = keep_staging_still();
@@ -318,7 +320,6 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
 // Empty: committed. Otherwise the reason, and nothing has changed. `once_ns`: of its time, what the next cut of the same work
 // will not take, because this one found new places in the shadow.
 std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
-  for (auto& [address, variable] : variables_) from_variable(variable);
   const std::vector<uint64_t> granules = live_granules();
   std::vector<uint64_t> hashes;
   if (!hash_chunks(granules, hashes)) {
