@@ -240,6 +240,7 @@ bool Executor::take_cut(const char* reason) {
   // What is not in device memory is lost with this server: it has to be there before that is the state.
   for (auto& [address, variable] : variables_) from_variable(variable);
   header.cutting.store(position_ + 1, std::memory_order_seq_cst);
+  injector_.at_cut(0, sequence_);
 
   std::unique_lock still = keep_staging_still();
   place_ = wanted_place_;

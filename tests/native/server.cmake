@@ -30,7 +30,8 @@ xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo 
                  pauses idle_uses_no_cpu)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
                  copies_more_than_the_journal memory_is_full zeros)
-xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins preloaded limits
+xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
+                 preloaded limits
                  event_on_two_streams)
 xmig_server_jobs(server_move_test move_ moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)

@@ -162,6 +162,30 @@ void twins() {
 }
 
 // The same across servers that have loaded everything before they got the job.
+// From the first moment of a cut the device's memory is the state: what kernels have written to variables is there.
+void twin_when_a_cut_begins() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t twin = job.memory(8), out = job.memory(8);
+  const std::string_view name = "launches";
+  const auto payload = std::as_bytes(std::span(name));
+  journal::GlobalSize size{};
+  const uint64_t asked = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
+  CHECK(job.finish(asked, &size, sizeof(size)) == CUDA_SUCCESS);
+  job.append(Op::xmTwin, Args_xmTwin{kernels.module, twin}, payload);
+  uint64_t seen = 0;
+  for (uint64_t i = 1; i <= 5; ++i) {
+    job.inject("cut", "kill", 0);
+    job.launch(kernels.kernels.at("count"), 0, out);
+    CHECK(job.read(out, &seen, sizeof(seen)) == CUDA_SUCCESS);  // the variable has changed, the twin not yet
+    job.send({{"type", "cut"}});
+    Job::wait([&] { return job.counters().resumed == i; });
+    CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
+    CHECK(seen == 5 + i);
+  }
+  check_resumed(job);
+}
+
 void preloaded() {
   setup.preload = true;
   globals();
@@ -223,7 +247,8 @@ void event_on_two_streams() {
 
 const Tests kTests = {
     {"first_launches", first_launches}, {"failed_frees", failed_frees}, {"tensor_maps", tensor_maps}, {"globals", globals},
-    {"twins", twins}, {"preloaded", preloaded}, {"limits", limits}, {"event_on_two_streams", event_on_two_streams},
+    {"twins", twins}, {"preloaded", preloaded},
+    {"twin_when_a_cut_begins", twin_when_a_cut_begins}, {"limits", limits}, {"event_on_two_streams", event_on_two_streams},
 };
 
 }  // namespace
