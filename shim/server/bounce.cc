@@ -234,18 +234,40 @@ bool Bounce::to_device(std::span<const Piece> pieces, std::string& why) {
   return run(all, why);
 }
 
-bool Bounce::run(Run& run, std::string& why) {
-  if (run.pieces.empty()) return true;
+void Bounce::make_ready(uint32_t ordinal) {
+  size_t missing = threads_for(most_threads_);
+  {
+    const std::lock_guard lock(mutex_);
+    missing -= std::min(missing, static_cast<size_t>(std::count_if(
+                                     idle_.begin(), idle_.end(), [&](const auto& one) { return one->ordinal() == ordinal; })));
+  }
+  if (missing == 0) return;
+  on_threads(missing, [&] {
+    use_ordinal_(ordinal);
+    auto lane = std::make_unique<Lane>(driver_, ordinal);
+    if (lane->good()) give_back(std::move(lane));  // without, the copies say what is wrong
+  });
+}
+
+size_t Bounce::threads_for(size_t pieces) const {
   const size_t processors = std::max(1u, std::thread::hardware_concurrency());
-  const size_t threads = std::min({most_threads_, processors, run.pieces.size()});
+  return std::min({most_threads_, processors, pieces});
+}
+
+void Bounce::on_threads(size_t threads, const std::function<void()>& work) {
   std::vector<std::thread> helpers;
   try {
-    while (helpers.size() + 1 < threads) helpers.emplace_back([this, &run] { work(run); });
+    while (helpers.size() + 1 < threads) helpers.emplace_back(work);
   } catch (const std::system_error&) {
     // No thread to be had: those that there are do it.
   }
-  work(run);
+  work();
   for (std::thread& helper : helpers) helper.join();
+}
+
+bool Bounce::run(Run& run, std::string& why) {
+  if (run.pieces.empty()) return true;
+  on_threads(threads_for(run.pieces.size()), [this, &run] { work(run); });
   why = run.why;
   return run.good;
 }

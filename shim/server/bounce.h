@@ -41,6 +41,9 @@ class Bounce {
   bool to_plain(std::span<const Piece> pieces, std::string& why);
   bool to_device(std::span<const Piece> pieces, std::string& why);
 
+  // Makes the buffers for a device's copies, which otherwise the first copies do.
+  void make_ready(uint32_t ordinal);
+
   // Of all threads together, since the last look: copying between buffers and memory, waiting for the device, making buffers.
   struct Spent {
     uint64_t copying_ns = 0, waiting_ns = 0, making_ns = 0;
@@ -51,6 +54,8 @@ class Bounce {
  private:
   class Lane;
   struct Run;
+  size_t threads_for(size_t pieces) const;
+  static void on_threads(size_t threads, const std::function<void()>& work);
   bool run(Run& run, std::string& why);
   void work(Run& run);
   std::unique_ptr<Lane> lane(uint32_t ordinal);

@@ -186,6 +186,7 @@ bool Executor::run(std::string& why) {
     worked |= waits_.poll();
     worked |= check_finished_redo();
     trim();
+    trim_shadow();
     consider_cut(!worked);
     if (worked) {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
@@ -517,6 +518,7 @@ void Executor::sleep() {
     limit = policy_.due_at() > now ? std::min(limit, policy_.due_at() - now) : 1'000'000;
   }
   if (settle_at_ != 0) limit = settle_at_ > now ? std::min(limit, settle_at_ - now) : 1'000'000;
+  if (trim_shadow_at_ != 0) limit = trim_shadow_at_ > now ? std::min(limit, trim_shadow_at_ - now) : 1'000'000;
   const uint32_t requests = requests_.load(std::memory_order_seq_cst);
   const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
   if (progress_.unfinished()) limit = std::min(limit, kLookEvery);

@@ -238,6 +238,7 @@ class Executor final : public Witness {
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   bool copy(const Moves& moves, bool count, std::string& why);
   void trim();
+  void trim_shadow();
 
   // redo.cc
   bool adopt(std::vector<Hosted> given, std::string& why);
@@ -407,6 +408,7 @@ class Executor final : public Witness {
   std::atomic<bool> must_settle_{false};     // a cut that is asked for is taken although nothing was executed
   uint64_t settle_at_ = 0;                   // ns: then the shadow comes to this device, and a cut follows
   bool settling_ = false;                    // it is on its way
+  uint64_t trim_shadow_at_ = 0;              // ns: then the next of its empty slabs goes
   // What is being brought to where it can stay without a server, behind the executor. A cut keeps it still.
   struct Staged {
     uint64_t hash = 0, slot = 0;

@@ -9,8 +9,8 @@ namespace xmig::server {
 
 class Pace {
  public:
-  // `goal`: ns that a piece is to take. It is never larger than `most`.
-  Pace(uint64_t goal, size_t most) : goal_(goal), most_(most), size_(std::min(kFirst, most)) {}
+  // `goal`: ns that a piece is to take. It is never larger than `most`; the first one is `first`, of what is as fast as that.
+  Pace(uint64_t goal, size_t most, size_t first = kFirst) : goal_(goal), most_(most), size_(std::min(first, most)) {}
 
   size_t size() const { return size_; }
   // `done`, of what size() said, took so long. Less than all of it says little.

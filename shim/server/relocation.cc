@@ -53,6 +53,7 @@ class Executor::Relocation {
   Relocation(Executor& executor, Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room)
       : executor_(executor), purpose_(purpose), to_(to), bytes_hint_(bytes_hint), room_(std::move(room)) {
     if (purpose == Purpose::kSettling) pace_ = Pace(kSettlingBatchTime, kSettlingBatch);
+    if (to == Place::kHost) pace_ = Pace(kBatchTime, kBatch, kBatch);
     thread_ = std::thread([this] { run(); });
   }
   ~Relocation() {
@@ -71,11 +72,14 @@ class Executor::Relocation {
   void run() {
     const uint64_t start = now_ns();
     std::string why;
+    executor_.bounce_.spent();
+    std::thread preparing;
+    if (to_ != Place::kDevice) preparing = std::thread([this] { make_buffers(); });
     if (purpose_ != Purpose::kSettling) wait_for_cut();  // which there would copy all of it
     const uint64_t cut = now_ns();
     const bool has_room = make_room(why);
     const uint64_t room = now_ns();
-    executor_.bounce_.spent();
+    if (preparing.joinable()) preparing.join();
     if (!has_room || !bring(why)) {
       if (!stopping_) fail(why);
       return;
@@ -113,6 +117,13 @@ class Executor::Relocation {
     executor_.request(kCut);
     while (!stopping_ && decided.load() == before && now_ns() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  // Beside the copying it would take several times as long.
+  void make_buffers() {
+    for (uint32_t ordinal = 0; ordinal < executor_.contexts_.count() && !stopping_; ++ordinal) {
+      executor_.bounce_.make_ready(ordinal);
     }
   }
 

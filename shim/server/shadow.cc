@@ -160,16 +160,19 @@ uint64_t Shadow::device_bytes(uint32_t ordinal) const {
   return sum;
 }
 
-void Shadow::trim() {
+bool Shadow::trim(size_t most) {
   for (auto it = slabs_.begin(); it != slabs_.end();) {
-    if (it->second.used_count == 0 && !it->second.held) {
+    if (it->second.used_count != 0 || it->second.held) {
+      ++it;
+    } else if (most-- == 0) {
+      return true;
+    } else {
       physical_.release(it->second.memory);
       with_room_.erase(it->first);
       it = slabs_.erase(it);
-    } else {
-      ++it;
     }
   }
+  return false;
 }
 
 CUresult Shadow::adopt(Hosted memory) {

@@ -50,8 +50,8 @@ class Shadow {
   void unhold();
   bool on_device(uint64_t slot) const;  // this server's, or the one that the job was on before
   uint64_t device_bytes(uint32_t ordinal) const;
-  // Give empty slabs back.
-  void trim();
+  // Give so many empty slabs back. False: there are no more.
+  bool trim(size_t most = ~0ull);
 
   CUresult adopt(Hosted memory);
   // A move: the server that holds this memory gives it up. False if it is none of these.
