@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "device/device.h"
@@ -415,7 +416,7 @@ class Executor final : public Witness {
   };
   std::mutex staging_mutex_;
   std::atomic<bool> cut_wants_staging_{false};
-  std::map<uint64_t, Staged> staged_;  // by granule; changed under staging_mutex_
+  std::unordered_map<uint64_t, Staged> staged_;  // by granule; changed under staging_mutex_
   std::atomic<Place> suspend_to_{Place::kHost};
   std::mutex relocation_mutex_;
   std::shared_ptr<Relocation> relocation_;  // guarded by relocation_mutex_
