@@ -66,8 +66,9 @@ def main() -> int:
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as scratch:
         bench = Bench(options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end)
-        with contextlib.suppress(XmigError), bench.node() as node:  # what fails here fails in every part, and says so
-            bench.native(WARM)
+        # What fails here fails in every part, and says so.
+        with contextlib.suppress(XmigError), bench.node() as node, ThreadPoolExecutor(1) as pool:
+            pool.submit(bench.native, WARM)
             bench.under(node, WARM)
         for alone, group in groupby(parts, key=lambda part: part.alone):
             with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:
