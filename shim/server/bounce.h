@@ -41,10 +41,10 @@ class Bounce {
   bool to_plain(std::span<const Piece> pieces, std::string& why);
   bool to_device(std::span<const Piece> pieces, std::string& why);
 
-  // Makes the buffers for a device's copies, which otherwise the first copies do.
-  void make_ready(uint32_t ordinal);
+  // Makes the buffers for copies of so many pieces from or to a device, as far as they are not there.
+  void make_ready(uint32_t ordinal, size_t pieces = kMostThreads);
 
-  // Of all threads together, since the last look: copying between buffers and memory, waiting for the device, making buffers.
+  // Of all threads together, since the last look: copying between buffers and memory, waiting for the device; making buffers.
   struct Spent {
     uint64_t copying_ns = 0, waiting_ns = 0, making_ns = 0;
   };
@@ -53,9 +53,10 @@ class Bounce {
 
  private:
   class Lane;
+  class Locked;
   struct Run;
   size_t threads_for(size_t pieces) const;
-  static void on_threads(size_t threads, const std::function<void()>& work);
+  void make_lanes(uint32_t ordinal, size_t count);
   bool run(Run& run, std::string& why);
   void work(Run& run);
   std::unique_ptr<Lane> lane(uint32_t ordinal);

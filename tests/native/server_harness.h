@@ -221,8 +221,9 @@ class Job {
   }
 
   // Called by the supervisor's thread for every message from now on.
+  // Whoever was told before is told nothing any more after this.
   void on_message(std::function<void(const Json&)> function) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(telling_mutex_);
     on_message_ = std::move(function);
   }
   // What is held for the job, under the lock.
@@ -643,12 +644,8 @@ class Job {
       parked_ = true;
     }
     if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "%s\n", message.dump().c_str());
-    std::function<void(const Json&)> tell;
-    {
-      const std::lock_guard lock(mutex_);
-      tell = on_message_;
-    }
-    if (tell) tell(message);
+    const std::lock_guard lock(telling_mutex_);
+    if (on_message_) on_message_(message);
   }
 
   // As the daemon does: a fault that comes back is the program's own, and where nobody knows whose it is, it is looked for.
@@ -671,6 +668,7 @@ class Job {
   std::thread supervisor_;
   std::mutex mutex_;
   ipc::UniqueFd control_, retired_;
+  std::mutex telling_mutex_;  // before mutex_
   std::function<void(const Json&)> on_message_;
   std::atomic<pid_t> server_{-1};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};

@@ -142,9 +142,10 @@ class Program:
         self.process = process
 
     def info(self) -> dict[str, Any] | None:
-        """What the daemon knows about its process, or None before the handshake."""
+        """What the daemon knows about its process, or None before the handshake. Its children are programs, too."""
         found = self.node.client.get("/v1/processes", job=self.job)
-        return dict(found[0]) if found else None
+        own = [one for one in found if one["pid"] == self.process.pid] or found  # not if it was restored
+        return dict(own[0]) if own else None
 
     def until(self, *states: str) -> dict[str, Any]:
         """Wait until its process is in one of these states. Raises TimeoutError."""
