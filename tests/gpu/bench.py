@@ -53,6 +53,10 @@ class Running:
         self._until_said("holding")
         return self._result()
 
+    def imported(self) -> None:
+        """Wait until a program that was started with `--turns` is to use the device for the first time."""
+        self._until_said("imported")
+
     def turn(self, number: int) -> None:
         """Wait until a program that was started with `--turns` is to do this part of its steps, from 1 on."""
         self._until_said("turn", number)

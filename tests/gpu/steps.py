@@ -1,14 +1,15 @@
 """Step times, start-up and device memory, natively and under xMIG, in one run: the ratio of the medians.
 
-Each is started once, one after the other; then both live, and do parts of their steps in turn. What a machine does
-meanwhile happens to both. Starts are repeated where the outcome is in doubt."""
+Both import what they need at the same time; then each starts on the device while the other waits, and they do parts of
+their steps in turn. What a machine does meanwhile happens to both. Starts in doubt are repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
-from tests.gpu.bench import Bench, Outcome
+from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences, distance
 from tests.gpu.memory import Weighing
@@ -32,8 +33,10 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         native_starts, xmig_starts = [native.result["first_step_s"]], [xmig.result["first_step_s"]]
         target = START_TARGET + bench.context_s / native_starts[0]
         if xmig_starts[0] / native_starts[0] > target - SURE_START:
-            native_starts.append(bench.native(case, "--steps 0").result["first_step_s"])
-            xmig_starts.append(bench.under(node, case, "--steps 0").result["first_step_s"])
+            with both(bench, node, case, "--steps 0 --turns 1") as pair:
+                for running, starts in zip(pair, (native_starts, xmig_starts), strict=True):
+                    running.go()
+                    starts.append(running.finish().result["first_step_s"])
     cuts = [cut["ms"] for cut in xmig.cuts]
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
@@ -62,20 +65,33 @@ def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome, Wei
     """Native, and under xMIG; and what they take of the device before the first turn."""
     memory = Weighing(bench)
     turns = TURNS_OF_A_REHEARSAL if bench.rehearsal else TURNS
-    with bench.started(case, None, f"--turns {turns}") as native:
+    with both(bench, node, case, f"--turns {turns}") as (native, xmig):
+        native.go()
         native.turn(1)
         memory.weigh_native()
-        with bench.started(case, node, f"--turns {turns}") as xmig:
-            xmig.turn(1)
-            memory.weigh_xmig(xmig)
-            for number in range(2, turns + 1):
-                for running in (native, xmig):
-                    running.go()
-                    running.turn(number)
-            native.go()
-            first = native.finish()
-            xmig.go()
-            return first, xmig.finish(), memory
+        xmig.go()
+        xmig.turn(1)
+        memory.weigh_xmig(xmig)
+        for number in range(2, turns + 1):
+            for running in (native, xmig):
+                running.go()
+                running.turn(number)
+        native.go()
+        first = native.finish()
+        xmig.go()
+        return first, xmig.finish(), memory
+
+
+@contextmanager
+def both(bench: Bench, node: Node, case: Case, more: str) -> Iterator[tuple[Running, Running]]:
+    """Native and under xMIG, before either has used the device."""
+    with bench.started(case, None, more) as native, bench.started(case, node, more) as xmig:
+        native.imported()
+        xmig.imported()
+        assert xmig.program is not None
+        if xmig.program.info() is not None:
+            raise Failed("under xMIG: it used the device while it imported what it needs")
+        yield native, xmig
 
 
 def quarters(outcome: Outcome) -> str:

@@ -25,9 +25,31 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 PHASES = ("start", "forward", "backward", "optimizer", "copy", "replay", "end")
 
 
+waited = 0.0  # seconds between its imports and its start on the device, when others had their turn
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes turns from here on: what is imported is imported, and no device is used yet."""
+
+    def parse_args(self, *words: Any, **others: Any) -> Any:
+        options = super().parse_args(*words, **others)
+        if options.turns:
+            global waited
+            began = time.monotonic()
+            take_turn("imported")
+            waited = time.monotonic() - began
+        return options
+
+
+def take_turn(word: str) -> None:
+    """Say where the program is, and wait for a line."""
+    print(word, flush=True)
+    sys.stdin.readline()
+
+
 def arguments(description: str | None, *, steps: int, warmup: int = 10, block: int = 5) -> argparse.ArgumentParser:
     """A parser with what every program understands."""
-    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser = Parser(description=(description or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=steps, help="steps whose time counts")
     parser.add_argument("--warmup", type=int, default=warmup, help="steps before them")
     parser.add_argument("--block", type=int, default=block, help="steps between two synchronisations")
@@ -35,7 +57,10 @@ def arguments(description: str | None, *, steps: int, warmup: int = 10, block: i
     parser.add_argument("--deterministic", action="store_true", help="the framework's deterministic mode")
     parser.add_argument("--status", type=Path, help="file that always says the step and the phase: two 32-bit numbers")
     parser.add_argument("--until", type=Path, help="file that, once it is there, ends the program at the next block")
-    parser.add_argument("--turns", type=int, default=0, help='parts of the steps; before each print "turn" and wait')
+    parser.add_argument(
+        "--turns", type=int, default=0,
+        help='parts of the steps; before each print "turn" and wait, and before the first use of the device "imported"',
+    )  # fmt: skip
     parser.add_argument("--hold", action="store_true", help='after the steps print "holding" and wait for a line')
     return parser
 
@@ -94,7 +119,7 @@ class Steps:
             yield number
             if number == 0:
                 self._synchronize()
-                self.first = since_start()
+                self.first = since_start() - waited
         else:
             if self._options.steps and self._options.steps % block == 0:
                 self.blocks.append((self._now() - self.began) / block)
@@ -104,8 +129,7 @@ class Steps:
         """Wait for it, if there are turns. When it goes on."""
         if not self._options.turns:
             return now
-        print("turn", flush=True)
-        sys.stdin.readline()
+        take_turn("turn")
         return self._now()
 
     def _now(self) -> float:
@@ -137,5 +161,4 @@ def report(options: argparse.Namespace, **results: Any) -> None:
     """Print the line. With `--hold`, keep everything as it is until told to go on."""
     print(json.dumps({"program": Path(sys.argv[0]).stem, **results}), flush=True)
     if options.hold:
-        print("holding", flush=True)
-        sys.stdin.readline()
+        take_turn("holding")
