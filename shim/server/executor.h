@@ -239,7 +239,7 @@ class Executor final : public Witness {
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
   bool copy(const Moves& moves, bool count, std::string& why);
   void trim();
-  void trim_shadow();
+  void trim_shadow(bool whole = false);
 
   // redo.cc
   bool adopt(std::vector<Hosted> given, std::string& why);

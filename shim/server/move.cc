@@ -59,6 +59,7 @@ void Executor::hand_over(uint64_t stopped) {
     const std::string why = redoing_ ? "the job is being recovered" : cut_trouble_;
     return daemon_.handover_failed(why.empty() ? "work of the device waits for the program" : why);
   }
+  trim_shadow(true);  // nobody is to import what is empty
   const double cut_ms = ms_since(drained);
   park([=, this] { daemon_.handed_over(cut_number_, position_, stopped, drained, cut_ms); });
   go_on();
