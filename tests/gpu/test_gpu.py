@@ -146,9 +146,13 @@ def test_starts_are_repeated_where_there_is_doubt(
     native = Outcome(run, [], [], [])
     memory = SimpleNamespace(row=lambda _: "what it weighs")
     monkeypatch.setattr(steps, "in_turn", lambda *_: (native, left.pop(0), memory))
-    bench = SimpleNamespace(
-        node=contextlib.nullcontext, context_s=0.2, native=lambda *_: native, under=lambda *_: left.pop(0)
-    )
+
+    def started(*_: Any) -> contextlib.AbstractContextManager[Any]:
+        ended = (native, left.pop(0))
+        return contextlib.nullcontext([SimpleNamespace(go=bool, finish=lambda it=it: it) for it in ended])
+
+    monkeypatch.setattr(steps, "both", started)
+    bench = SimpleNamespace(node=contextlib.nullcontext, context_s=0.2, native=lambda *_: native)
     _, row, _, different = steps.measure(cast(Bench, bench), TIMED[1])
     assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)
     assert row.target == 1.12
@@ -177,13 +181,13 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
 
 @pytest.mark.timeout(400)
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
-    done = run("--rehearse", "--only", "cupy,kills-training", "--python", frameworks, "--out", tmp_path / "out",
+    done = run("--rehearse", "--only", "cupy,kills-training,mlp", "--python", frameworks, "--out", tmp_path / "out",
                "--work", tmp_path / "work")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = measurements.read(tmp_path / "out" / "gpu.json")
     rows = {row.name: row for row in found.rows}
     assert found.missing == []
-    for name in ("cupy", "kills-training"):
+    for name in ("cupy", "kills-training", "mlp"):
         assert rows[f"{name}: differences"].value == 0
     assert "8 recoveries, 0 not exact" in rows["kills-training: differences"].conditions
 
