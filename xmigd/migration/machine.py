@@ -112,6 +112,7 @@ class Move:
         if self.kind == "suspend":
             assert self.source is not None
             self._out.append(v.DropStandby())  # it ends meanwhile
+            self._out.append(v.WantKeeper())  # it starts meanwhile
             self._out.append(v.PrepareSuspend(self.source, self.record.target))
             self._out.append(v.Patience(self.limits.phase_timeout))
         else:
@@ -412,7 +413,7 @@ class Move:
             return
         assert self.source is not None
         self.record.setup_ms = event.ms
-        self._out.append(v.WantKeeper())  # it starts while the source stops
+        self._out.append(v.WantKeeper())  # another, if that one has gone
         self._asked = True
         self._go("handing_over")
         self._out.append(v.AskSuspend(self.source))
