@@ -257,10 +257,15 @@ class Executor final : public Witness {
 
   // move.cc
   std::optional<CutContent> read_cut(uint64_t at_least);
+  struct Known {  // of this device's memory, for a job that comes without its own
+    uint64_t address;
+    std::optional<uint64_t> hash;
+  };
   bool copy_and_hash(const std::vector<std::pair<uint64_t, uint64_t>>& moves, std::vector<uint64_t>& hashes);
   void hand_over(uint64_t stopped);
   void go_on();
   bool make_missing(const CutContent& content, std::string& why);
+  std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
   void clear(const std::vector<uint64_t>& granules);
   bool fill(std::string& why);
 
@@ -397,7 +402,7 @@ class Executor final : public Witness {
 
   // A job that comes without its device memory (a move, a resumption). What is known of this device's memory then:
   bool comes_without_memory_ = false;
-  std::map<uint64_t, uint64_t> known_;  // hashes, by granule
+  std::vector<Known> known_;  // of the last round's chunks, in their order
   Trouble trouble_;
   uint64_t imports_ = 0;  // of another device's memory
   uint64_t handover_by_ = 0;

@@ -128,6 +128,12 @@ bool Executor::copy_and_hash(const std::vector<std::pair<uint64_t, uint64_t>>& m
   return copy_chunks(moves, false) && hash_chunks(granules, hashes);
 }
 
+// What is known of a granule that lies behind those that were asked for before, from `at` on.
+std::optional<uint64_t> Executor::known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const {
+  while (at != known_.cend() && at->address < address) ++at;
+  return at != known_.cend() && at->address == address ? at->hash : std::nullopt;
+}
+
 bool Executor::round(uint64_t number, uint64_t cut, Trouble& trouble) {
   const uint64_t start = now_ns();
   const std::optional<CutContent> content = read_cut(cut);
@@ -143,27 +149,34 @@ bool Executor::round(uint64_t number, uint64_t cut, Trouble& trouble) {
   RoundReport report;
   report.number = number;
   report.cut = content->number;
-  std::vector<const ChunkState*> wanted;
+  const std::vector<ChunkState>& chunks = content->chunks;
+  std::vector<Known> known;
+  known.reserve(chunks.size());
+  std::vector<size_t> wanted;
   std::vector<uint64_t> zeros;
-  for (const ChunkState& chunk : content->chunks) {
-    if (chunk.address % kGranule != 0 || !hosting_.backed(chunk.address, kGranule)) {
-      trouble = {"bad_cut", "a chunk of the source's cut has no memory"};
+  auto before = known_.cbegin();
+  for (const ChunkState& chunk : chunks) {
+    const bool in_order = known.empty() || chunk.address > known.back().address;
+    if (!in_order || chunk.address % kGranule != 0 || !hosting_.backed(chunk.address, kGranule)) {
+      trouble = {"bad_cut", "a chunk of the source's cut has no memory, or its turn is another"};
       return false;
     }
-    const auto known = known_.find(chunk.address);
-    const bool here = known != known_.end() && known->second == chunk.hash;
+    const std::optional<uint64_t> hash = known_hash(before, chunk.address);
+    const bool here = hash == chunk.hash;
+    known.push_back({chunk.address, hash});
     if (chunk.slot == 0) {
       if (!here) zeros.push_back(chunk.address);
-      known_[chunk.address] = chunk.hash;
+      known.back().hash = chunk.hash;
       continue;
     }
     report.total_bytes += kGranule;
     if (here) {
       report.settled_bytes += kGranule;
     } else if (shadow_.maps(chunk.slot)) {
-      wanted.push_back(&chunk);
+      wanted.push_back(known.size() - 1);
     }
   }
+  known_ = std::move(known);
   clear(zeros);
   uint64_t told = start;
   for (size_t first = 0; first < wanted.size(); first += kBatchGranules) {
@@ -171,16 +184,16 @@ bool Executor::round(uint64_t number, uint64_t cut, Trouble& trouble) {
     std::vector<uint64_t> hashes;
     const size_t end = std::min(first + kBatchGranules, wanted.size());
     for (size_t i = first; i < end; ++i) {
-      known_.erase(wanted[i]->address);
-      moves.emplace_back(wanted[i]->address, wanted[i]->slot);
+      known_[wanted[i]].hash.reset();
+      moves.emplace_back(chunks[wanted[i]].address, chunks[wanted[i]].slot);
     }
     if (!copy_and_hash(moves, hashes)) {
       trouble = {"failed", "the device could not copy from the source's shadow"};
       return false;
     }
     for (size_t i = first; i < end; ++i) {
-      known_[wanted[i]->address] = hashes[i - first];
-      if (hashes[i - first] == wanted[i]->hash) report.settled_bytes += kGranule;
+      known_[wanted[i]].hash = hashes[i - first];
+      if (hashes[i - first] == chunks[wanted[i]].hash) report.settled_bytes += kGranule;
     }
     report.copied_bytes += moves.size() * kGranule;
     if (now_ns() - told < kProgressEvery) continue;
@@ -220,7 +233,7 @@ bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
 
 // --- jobs that come without their device memory
 
-// Memory for what the cut holds. Nothing is known of the content of what was not here before.
+// Memory for what the cut holds. What goes is in no chunk of the cut, so that nothing is known of it after this round.
 bool Executor::make_missing(const CutContent& content, std::string& why) {
   const std::lock_guard lock(hosted_mutex_);
   const CUresult result = hosting_.become(content.memory, [this](uint32_t ordinal) {
@@ -233,7 +246,6 @@ bool Executor::make_missing(const CutContent& content, std::string& why) {
     trouble_ = {result == CUDA_ERROR_OUT_OF_MEMORY ? "no_room" : "failed", why};
     return false;
   }
-  std::erase_if(known_, [this](const auto& entry) { return !hosting_.backed(entry.first, kGranule); });
   return true;
 }
 
@@ -252,9 +264,9 @@ void Executor::clear(const std::vector<uint64_t>& granules) {
 bool Executor::fill(std::string& why) {
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   std::vector<uint64_t> zeros, expected, hashes;
+  auto known = known_.cbegin();
   for (const ChunkState& chunk : chunks_) {
-    const auto known = known_.find(chunk.address);
-    if (known != known_.end() && known->second == chunk.hash) continue;
+    if (known_hash(known, chunk.address) == chunk.hash) continue;
     if (chunk.slot == 0) {
       zeros.push_back(chunk.address);
     } else {
