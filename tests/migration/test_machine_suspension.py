@@ -26,9 +26,22 @@ def test_suspend_and_resume(world: MoveWorld) -> None:
 
 def test_a_suspension_is_given_up_while_it_is_prepared(world: MoveWorld) -> None:
     world.begin("suspend", "host")
+    keeper = world.machine.keeper
+    assert keeper in world.alive
     world.tell(v.CancelRequested, why="asked")
     assert v.AbortSuspend(0) in world.others
     assert (world.record().state, world.machine.state, world.holder) == ("cancelled", "running", 0)
+    assert (world.machine.keeper, world.machine.servers[keeper or 0]) == (None, "dying")
+
+
+def test_a_keeper_that_dies_while_a_suspension_is_prepared_is_replaced(world: MoveWorld) -> None:
+    world.begin("suspend", "host")
+    first = world.machine.keeper
+    assert first is not None
+    world.tell(e.Hello, server=first)
+    world.exit(first, killed=True)
+    world.tell(v.Prepared, server=0, ms=1.0)
+    assert world.machine.keeper not in (None, first)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
