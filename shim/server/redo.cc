@@ -17,7 +17,7 @@ using journal::kGranule;
 
 namespace {
 
-constexpr uint64_t kLongRestore = 50'000'000;  // ns
+constexpr uint64_t kLongRestore = 10'000'000;  // ns
 
 // Which records of the ring change what a cut keeps beside memory.
 bool changes_objects(Op op) {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,6 @@ AFTERWARDS = 1.5  # seconds after a move in which what it still costs is seen
 TIMEOUT = 120
 POOL_MIB = 40960
 SWITCHES = 5
-DIRTY_BYTES = 64e6  # that a step of the 40 GB job writes
 NVLINK, HASH = 394, 4500  # GB/s: measured between two of these GPUs, and what hashing is to reach
 
 
@@ -77,15 +77,13 @@ class Moving:
 
 def forty(bench: Bench) -> Iterator[Row]:
     """A 40 GB job: downtime, the parts of a move, what it costs the running program."""
-    least, _ = moved(bench, SMALLEST_MOVED, SWITCHES)
-    switch = median(record["downtime_ms"] or 0 for record, _ in least)
     yield Row(
-        name="move-16MB: downtime", value=round(switch, 1), unit="ms", better="lower",
-        conditions=f"{SMALLEST_MOVED.said}; median of {len(least)}: what it takes to go on in another context",
+        name="move-16MB: downtime", value=round(switch(bench), 1), unit="ms", better="lower",
+        conditions=f"{SMALLEST_MOVED.said}; median of {SWITCHES}: what it takes to go on in another context",
     )  # fmt: skip
     moves, outcome = moved(bench, MOVED, 4, pause=AFTERWARDS)
     yield from downtime("move-40GB", moves, outcome, MOVED, 500)
-    yield floor(moves, switch)
+    yield floor(bench, "move-40GB", moves, outcome)
     yield Row(
         name="move-40GB: whole move", value=round(median(seconds(m) for m, _ in moves), 3), unit="s", better="lower",
         conditions=f"median of {len(moves)}, from the request to its end; set-up "
@@ -110,11 +108,19 @@ def back_and_forth(bench: Bench) -> Iterator[Row]:
 
 
 def training(bench: Bench) -> Iterator[Row]:
-    yield from framework(bench, TRAINED, 2 if bench.rehearsal else ROUND_TRIPS, 500)
+    moves, outcome = yield from framework(bench, TRAINED, 2 if bench.rehearsal else ROUND_TRIPS, 500)
+    yield floor(bench, TRAINED.name, moves, outcome)
 
 
 def inference(bench: Bench) -> Iterator[Row]:
     yield from framework(bench, INFERRED, 2, 100)
+
+
+@cache
+def switch(bench: Bench) -> float:
+    """Milliseconds of a move of next to no memory."""
+    moves, _ = moved(bench, SMALLEST_MOVED, SWITCHES)
+    return float(median(record["downtime_ms"] or 0 for record, _ in moves))
 
 
 def suspension(bench: Bench) -> Iterator[Row]:
@@ -187,7 +193,9 @@ def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[
     return list(zip(records, moving.spans, strict=True)), outcome
 
 
-def framework(bench: Bench, case: Case, times: int, target: float) -> Iterator[Row]:
+def framework(
+    bench: Bench, case: Case, times: int, target: float
+) -> Generator[Row, None, tuple[list[Any], Outcome]]:  # fmt: skip
     """Moves of a PyTorch program while it runs; its results are those of an undisturbed run."""
     undisturbed = bench.native(case)
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
@@ -196,7 +204,8 @@ def framework(bench: Bench, case: Case, times: int, target: float) -> Iterator[R
         moving = Moving(running, bench.two())
         records = [moving.move() for _ in range(times)]
         outcome = running.finish()
-    yield from downtime(case.name, list(zip(records, moving.spans, strict=True)), None, case, target)
+    moves = list(zip(records, moving.spans, strict=True))
+    yield from downtime(case.name, moves, None, case, target)
     compared = ("losses", "tokens", "sha256")
     different = [name for name in compared if undisturbed.result.get(name) != outcome.result.get(name)]
     yield Row(
@@ -204,6 +213,7 @@ def framework(bench: Bench, case: Case, times: int, target: float) -> Iterator[R
         conditions=f"after {times} moves, from a native run without one: losses or tokens, and the SHA-256 of weights "
         f"or caches{'; different: ' if different else ''}{', '.join(different)}",
     )  # fmt: skip
+    return moves, outcome
 
 
 def downtime(
@@ -220,18 +230,22 @@ def downtime(
         yield spoiled(name, outcome)
 
 
-def floor(moves: list[Any], switch: float) -> Row:
+def floor(bench: Bench, name: str, moves: list[Any], outcome: Outcome) -> Row:
     """The downtime against what it cannot be shorter than."""
     times = [record["downtime_ms"] or 0 for record, _ in moves]
-    total = median(record["total_bytes"] or 0 for record, _ in moves)
-    copied, hashed = DIRTY_BYTES / NVLINK / 1e6, total / HASH / 1e6
-    least = copied + hashed + switch
+    cuts = [cut for cut in outcome.cuts if cut["reason"] == "handover"]
+    if not cuts:
+        raise Failed("nothing was executed before a move, or no cut is known")
+    dirty, live = (median(cut[which] for cut in cuts) for which in ("copied_bytes", "live_bytes"))
+    copied, hashed = dirty / NVLINK / 1e6, live / HASH / 1e6
+    least = copied + hashed + switch(bench)
     return Row(
-        name="move-40GB: downtime against its floor", value=round(median(times) / least, 2), unit="×",
+        name=f"{name}: downtime against its floor", value=round(median(times) / least, 2), unit="×",
         target=1.5, better="lower",
         conditions=f"median of {len(times)}, the longest {max(times) / least:.2f}; "
-        f"{least:.1f} ms: {copied:.1f} for the 64 MB of a step at {NVLINK} GB/s, {hashed:.1f} to hash "
-        f"all of it at {HASH} GB/s, {switch:.1f} for the switch, as of the job with 16 MB",
+        f"{least:.1f} ms: {copied:.1f} for the {dirty / 1e6:.0f} MB that the last cut found changed at {NVLINK} GB/s, "
+        f"{hashed:.1f} to hash {live / 1e9:.1f} GB at {HASH} GB/s, {switch(bench):.1f} for the switch, as of the job "
+        "with 16 MB",
     )  # fmt: skip
 
 
