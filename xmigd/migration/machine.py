@@ -112,8 +112,8 @@ class Move:
         if self.kind == "suspend":
             assert self.source is not None
             self._out.append(v.DropStandby())  # it ends meanwhile
-            self._out.append(v.WantKeeper())  # it starts meanwhile
             self._out.append(v.PrepareSuspend(self.source, self.record.target))
+            self._out.append(v.WantKeeper())  # it starts meanwhile
             self._out.append(v.Patience(self.limits.phase_timeout))
         else:
             if self.kind == "move":
