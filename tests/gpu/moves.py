@@ -26,8 +26,8 @@ NVLINK, HASH = 394, 4500  # GB/s: measured between two of these GPUs, and what h
 class Moving:
     """A running program that is moved back and forth, and what the daemon says of each move."""
 
-    def __init__(self, running: Running, devices: tuple[str, str], client: Client | None = None) -> None:
-        """`client`: of the daemon that moves a program which runs natively."""
+    def __init__(self, running: Running, devices: tuple[str, ...] = (), client: Client | None = None) -> None:
+        """`devices`: two, for moves. `client`: of the daemon that moves a program which runs natively."""
         self.program = running.program
         if client is None:
             assert running.program is not None
@@ -131,7 +131,7 @@ def suspension(bench: Bench) -> Iterator[Row]:
 
 def suspended(bench: Bench, how: str, *, target: float | None, pool: bool = True) -> Iterator[Row]:
     mib = (64 if bench.rehearsal else POOL_MIB) if pool else 0
-    with bench.node(devices=bench.two_devices(), host_pool_mib=mib) as node, bench.started(MOVED, node) as running:
+    with bench.node(host_pool_mib=mib) as node, bench.started(MOVED, node) as running:
         running.holding()
         began = time.monotonic()
         while pool_bytes(node.client) < mib << 20:
@@ -139,7 +139,7 @@ def suspended(bench: Bench, how: str, *, target: float | None, pool: bool = True
                 raise Failed(f"the pool is not full after {TIMEOUT} s: {pool_bytes(node.client) >> 20} MiB")
             time.sleep(0.1)
         filled = time.monotonic() - began
-        moving = Moving(running, bench.two())
+        moving = Moving(running)
         used = bench.device_used()
         away = moving.suspend()
         left = bench.device_used()

@@ -51,7 +51,7 @@ PARTS = [
     Part("profile", "profile", 20, profile.measure),
 ]
 
-# What needs two GPUs. By name, by group, or all of it with `--only migration`.
+# What needs two GPUs, suspension apart. By name, by group, or all of it with `--only migration`.
 MOVES = [
     Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
     Part("move-training", "migration", 120, moves.training, topic="migration"),
