@@ -211,7 +211,8 @@ void Daemon::round(const RoundReport& report) {
              {"copied_bytes", report.copied_bytes},
              {"settled_bytes", report.settled_bytes},
              {"differing_bytes", report.differing_bytes},
-             {"ms", report.ms}}));
+             {"ms", report.ms},
+             {"loading_ms", report.loading_ms}}));
 }
 
 void Daemon::round_progress(uint64_t number, uint64_t copied_bytes) {

@@ -34,11 +34,11 @@ struct Culprit {
 };
 
 // What a round of a move has done. Of the bytes that the cut holds, `settled` are here and are right, `differing` are not
-// (yet), `copied` were copied now.
+// (yet), `copied` were copied now. `loading_ms`: what code took to load, after the `ms` of the rest.
 struct RoundReport {
   uint64_t number = 0, cut = 0;
   uint64_t total_bytes = 0, copied_bytes = 0, settled_bytes = 0, differing_bytes = 0;
-  double ms = 0;
+  double ms = 0, loading_ms = 0;
 };
 
 struct RedoReport {

@@ -202,8 +202,10 @@ bool Executor::round(uint64_t number, uint64_t cut, Trouble& trouble) {
   }
   report.differing_bytes = report.total_bytes - report.settled_bytes;
   report.ms = ms_since(start);
+  const uint64_t copied = now_ns();
   preload_.want(*content);
   while (preload_.pending()) preload_.step();
+  report.loading_ms = ms_since(copied);
   daemon_.round(report);
   return true;
 }

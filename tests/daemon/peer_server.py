@@ -204,7 +204,7 @@ class Peer:
                 self.send("round_progress", number=message["number"], copied_bytes=GRANULE // 2)
                 self.send(
                     "round", number=message["number"], cut=message["cut"], total_bytes=2 * GRANULE,
-                    copied_bytes=GRANULE, settled_bytes=2 * GRANULE, differing_bytes=0, ms=1.0,
+                    copied_bytes=GRANULE, settled_bytes=2 * GRANULE, differing_bytes=0, ms=1.0, loading_ms=0.0,
                 )  # fmt: skip
             case "handover":
                 if self.behave("handover") == "refuse":

@@ -40,7 +40,7 @@ GOOD: list[dict[str, Any]] = [
     {"type": "log", "level": "info", "text": "x"},
     {"type": "bye", "reason": "x"},
     {"type": "round", "number": 1, "cut": 2, "total_bytes": 3, "copied_bytes": 2, "settled_bytes": 2,
-     "differing_bytes": 1, "ms": 1.5},
+     "differing_bytes": 1, "ms": 1.5, "loading_ms": 0.5},
     {"type": "round_progress", "number": 1, "copied_bytes": 2},
     {"type": "move_failed", "code": "no_peer", "text": "x"},
     {"type": "handed_over", "cut": 2, "position": 1, "t": 3, "drained_t": 2, "cut_ms": 1.5},

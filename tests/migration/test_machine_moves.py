@@ -71,6 +71,43 @@ def test_rounds_end_when_they_no_longer_fall(world: MoveWorld) -> None:
     assert world.machine.move.phase == "committing"
 
 
+def test_a_program_that_is_loading_code_is_not_stopped_for_it(world: MoveWorld) -> None:
+    target = world.begin()
+    world.warm(target)
+    for number, loading_ms in enumerate((150.0, 60.0, 20.0), 1):
+        world.round(target, number, 10 * MIB, loading_ms=loading_ms)
+        assert world.machine.move is not None
+        assert world.machine.move.phase == "copying"
+        world.cut()
+    world.round(target, 4, 10 * MIB, loading_ms=2.0)
+    assert world.machine.move is not None
+    assert world.machine.move.phase == "committing"
+    record = world.machine.move.record
+    assert [i.loading_ms for i in record.iterations] == [150.0, 60.0, 20.0, 2.0]
+    assert record.expected_downtime_ms == pytest.approx(10 / 1024 * 1e3 + 2 + 1, rel=0.01)
+
+
+def test_a_program_that_loads_code_all_the_time_is_moved_all_the_same(world: MoveWorld) -> None:
+    target = world.begin()
+    world.warm(target)
+    for number in (1, 2, 3):
+        world.round(target, number, 10 * MIB, loading_ms=60.0)
+        if number < 3:
+            world.cut()
+    assert world.machine.move is not None
+    assert world.machine.move.phase == "committing"
+
+
+def test_code_that_would_take_too_long_to_load_is_downtime(world: MoveWorld) -> None:
+    target = world.begin(max_downtime_ms=50)
+    world.warm(target)
+    for number in (1, 2, 3):
+        world.round(target, number, 10 * MIB, loading_ms=60.0)
+        if number < 3:
+            world.cut()
+    assert (world.record().state, world.record().code, world.record().location) == ("failed", "downtime", "device")
+
+
 def test_more_downtime_than_allowed_is_given_up(world: MoveWorld) -> None:
     target = world.begin(max_downtime_ms=50)
     world.warm(target)

@@ -43,6 +43,7 @@ def test_two_hundred_moves_back_and_forth(daemon: Node, start: Starter) -> None:
         harness.output(each)
     migrations = daemon.client.get("/v1/migrations", limit=1000)
     assert [m["state"] for m in migrations] == ["done"] * MOVES
+    assert all(i["loading_ms"] > 0 for m in migrations for i in m["iterations"][:1])  # its kernels, on the target
     assert not program.recoveries()
     harness.wait_until(lambda: harness.held(daemon).memfds == 0, "nothing is left")
 

@@ -131,11 +131,13 @@ class MoveWorld(World):
         self.exit(first)
         return int(found or 0)
 
-    def round(self, target: int, number: int, copied: int, total: int = 100 * MIB, ms: float = 0.0) -> None:
+    def round(
+        self, target: int, number: int, copied: int, total: int = 100 * MIB, ms: float = 0.0, loading_ms: float = 0.0
+    ) -> None:  # fmt: skip
         """At 1 GiB/s."""
         self.tell(
             v.RoundDone, server=target, number=number, total_bytes=total, copied_bytes=copied, differing_bytes=0,
-            ms=ms or copied / (1 << 30) * 1e3,
+            ms=ms or copied / (1 << 30) * 1e3, loading_ms=loading_ms,
         )  # fmt: skip
 
     def to_handover(self) -> int:

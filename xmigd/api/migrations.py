@@ -86,6 +86,9 @@ class IterationInfo(Answer):
     copied_bytes: int
     dirty_bytes: int
     ms: float
+    loading_ms: float | None = Field(
+        default=None, description="of the program's code, after copying; not known of moves by earlier versions"
+    )
 
 
 class MigrationInfo(Answer):

@@ -145,7 +145,13 @@ def migration_work(record: MigrationRecord) -> Callable[[Session], None]:
     if record.phases:  # otherwise an earlier daemon's record is only brought to its end
         values["phases"] = phases_of(record)
         values["iterations"] = [
-            {"n": i.number, "copied_bytes": i.copied_bytes, "dirty_bytes": i.dirty_bytes, "ms": round(i.ms, 3)}
+            {
+                "n": i.number,
+                "copied_bytes": i.copied_bytes,
+                "dirty_bytes": i.dirty_bytes,
+                "ms": round(i.ms, 3),
+                "loading_ms": round(i.loading_ms, 3),
+            }
             for i in record.iterations
         ]
     if record.target_pid is not None:

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 from xmigd.migration import events as v
 from xmigd.recovery.events import Event, Instruction
 
-SETTLED = 0.8  # a round that copies more than this share of the one before: copying again will not make it less
+SETTLED = 0.8  # a round that took more than this share of the one before: another will not make it less
+LOADED_MS = 10.0  # a round that loaded code for longer is followed by another: the program is loading, and soon has all
 
 ABORTABLE: dict[v.Kind, frozenset[v.Phase]] = {
     "move": frozenset({"planning", "preparing", "copying", "committing", "handing_over", "taking"}),
@@ -295,7 +296,9 @@ class Move:
             return
         record = self.record
         record.total_bytes = event.total_bytes
-        record.iterations.append(v.Iteration(event.number, event.copied_bytes, event.differing_bytes, event.ms))
+        record.iterations.append(
+            v.Iteration(event.number, event.copied_bytes, event.differing_bytes, event.ms, event.loading_ms)
+        )
         record.processed_bytes = sum(iteration.copied_bytes for iteration in record.iterations)
         copied = [(i.copied_bytes, i.ms) for i in record.iterations if i.copied_bytes and i.ms > 0]
         if copied:  # of the largest round: small ones are all overhead
@@ -309,19 +312,23 @@ class Move:
     def _decide(self) -> None:
         """Another round, or is the rest small enough, or as small as it gets?"""
         record, rounds = self.record, self.record.iterations
-        # What the last round had to copy is what the program changes meanwhile. The first one copied everything.
-        rest_ms = rounds[-1].copied_bytes / record.bytes_per_s * 1e3 if record.bytes_per_s else 0.0
-        record.expected_downtime_ms = self._cut_ms + rest_ms
-        record.expected_downtime_basis = "the source's last cut, and what the last round copied"
+        # What the last round had to copy and to load is what comes up meanwhile. The first one did everything.
+        rests = [
+            (i.copied_bytes / record.bytes_per_s * 1e3 if record.bytes_per_s else 0.0) + i.loading_ms for i in rounds
+        ]
+        record.expected_downtime_ms = self._cut_ms + rests[-1]
+        record.expected_downtime_basis = "the source's last cut, and what the last round copied and loaded"
         goal = self.limits.downtime_ms if record.max_downtime_ms is None else record.max_downtime_ms
-        falls = len(rounds) < 3 or rounds[-1].copied_bytes < SETTLED * rounds[-2].copied_bytes
-        if record.expected_downtime_ms > goal and falls and len(rounds) < self.limits.max_rounds:
+        too_long = record.expected_downtime_ms > goal or rounds[-1].loading_ms > LOADED_MS
+        falls = len(rounds) < 3 or rests[-1] < SETTLED * rests[-2]
+        if too_long and falls and len(rounds) < self.limits.max_rounds:
             self._ask_cut()
         elif record.max_downtime_ms is not None and record.expected_downtime_ms > record.max_downtime_ms:
             self._fail(
                 "downtime",
                 f"the program would stand still for about {record.expected_downtime_ms:.0f} ms, more than the "
-                f"{record.max_downtime_ms:g} ms allowed: it changes its memory as fast as it can be copied",
+                f"{record.max_downtime_ms:g} ms allowed: it changes its memory, or loads code, as fast as the target "
+                "can follow",
             )
         else:
             self._commit()

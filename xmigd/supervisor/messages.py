@@ -183,6 +183,8 @@ class Round(Message):
     settled_bytes: Number
     differing_bytes: Number
     ms: Millis
+    loading_ms: Millis
+    """Of code, after the rest."""
 
 
 class RoundProgress(Message):

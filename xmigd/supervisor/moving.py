@@ -138,6 +138,7 @@ class Moving:
                     v.RoundDone(
                         t=t, server=number, number=message.number, total_bytes=message.total_bytes,
                         copied_bytes=message.copied_bytes, differing_bytes=message.differing_bytes, ms=message.ms,
+                        loading_ms=message.loading_ms,
                     )
                 )  # fmt: skip
             case m.CutStands():
