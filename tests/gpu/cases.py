@@ -98,6 +98,8 @@ KILLED = [
     Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT),
     Case("kills-graphs", "graphs", "GPT-2 in a CUDA graph, 6 layers of 768",
          f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 2000", KILLED_GPT),
+    Case("kills-default", "gpt2", "GPT-2 in default mode, 6 layers of 768, 1024 tokens, every loss read",
+         "--batch 2 --layers 6 --warmup 0 --steps 500 --read", KILLED_GPT),
 ]  # fmt: skip
 RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 5000 --ballast 7",
@@ -120,7 +122,7 @@ SMALL_MOVED = Case("move-4GB", "moved", "4 GB that stay as they are, 64 MB that 
 SMALLEST_MOVED = Case("move-16MB", "moved", "16 MB, of which each step writes 2", "--mib 16 --dirty-mib 2 --hold",
                       "--mib 16 --dirty-mib 2 --hold")  # fmt: skip
 TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
-               "--context 256 --warmup 0 --steps 2000 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
+               "--context 256 --warmup 0 --steps 1500 --deterministic", f"{KILLED_GPT} --warmup 0")  # fmt: skip
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
                 "--context 1600 --warmup 0 --steps 1600 --deterministic",
                 f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip

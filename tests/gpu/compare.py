@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from collections.abc import Sequence
+from itertools import combinations, zip_longest
 from typing import Any
+
+from tests.gpu.bench import Outcome
+from tests.gpu.cases import Case
+from xmigd.measurements import Row
 
 RESULTS = ("losses", "sha256", "digests", "tokens", "told", "refused", "spoiled", "before", "measured", "failed")
 
@@ -27,3 +32,16 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Mean relative difference of the losses."""
     pairs = list(zip(one["losses"], other["losses"], strict=True))
     return float(sum(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in pairs)) / len(pairs)
+
+
+def spread(case: Case, native: Sequence[Outcome], xmig: Outcome, more: str = "") -> Row:
+    """How far the losses are from native ones, in terms of how far native ones are from each other."""
+    apart = max(distance(one.result, other.result) for one, other in combinations(native, 2))
+    away = min(distance(each.result, xmig.result) for each in native)
+    said = f"mean relative difference from the nearest native run {away:.3g}, "
+    said += f"the largest between {len(native)} native runs {apart:.3g}"
+    return Row(
+        name=f"{case.name}: distance of the losses", value=round(away / apart, 3) if apart else away,
+        unit="× native spread" if apart else "relative", target=2 if apart else 0, better="lower",
+        conditions=f"{said}; {more}" if more else said,
+    )  # fmt: skip

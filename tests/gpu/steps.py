@@ -11,7 +11,7 @@ from statistics import median
 
 from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import Case
-from tests.gpu.compare import differences, distance
+from tests.gpu.compare import differences, spread
 from tests.gpu.memory import Weighing
 from xmigd.demo.node import Node
 from xmigd.measurements import Row
@@ -101,14 +101,3 @@ def quarters(outcome: Outcome) -> str:
 
 def in_ms(seconds: list[float]) -> str:
     return ", ".join(f"{1000 * each:.4g}" for each in seconds)
-
-
-def spread(case: Case, native: list[Outcome], xmig: Outcome) -> Row:
-    """How far the losses are from native ones, in terms of how far native ones are from each other."""
-    apart = distance(native[0].result, native[1].result)
-    away = min(distance(each.result, xmig.result) for each in native)
-    said = f"mean relative difference from the nearer native run {away:.3g}, between two native runs {apart:.3g}"
-    return Row(
-        name=f"{case.name}: distance of the losses", value=round(away / apart, 3) if apart else away,
-        unit="× native spread" if apart else "relative", target=2 if apart else 0, better="lower", conditions=said,
-    )  # fmt: skip

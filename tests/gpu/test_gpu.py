@@ -64,7 +64,9 @@ def test_an_unknown_part_is_refused() -> None:
 
 def test_parts_are_chosen_by_name_and_by_group() -> None:
     assert chosen(None) == PARTS
-    assert [part.name for part in chosen("kills, profile")] == ["kills-training", "kills-graphs", "profile"]
+    assert [part.name for part in chosen("kills, profile")] == [
+        "kills-training", "kills-graphs", "kills-default", "profile",
+    ]  # fmt: skip
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
