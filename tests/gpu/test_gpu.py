@@ -31,7 +31,7 @@ from tests.gpu.cases import (
     WARM,
     Case,
 )
-from tests.gpu.compare import differences, distance
+from tests.gpu.compare import differences, distance, spread
 from tests.gpu.faults import lost
 from tests.gpu.injections import Strike
 from tests.gpu.parts import PARTS, chosen
@@ -100,6 +100,20 @@ def test_distance() -> None:
     assert distance({"losses": [1.0, 4.0]}, {"losses": [2.0, 4.0]}) == 0.25
     with pytest.raises(ValueError, match="longer"):
         distance({"losses": [1.0]}, {"losses": [1.0, 2.0]})
+
+
+def test_spread() -> None:
+    """Against the two native runs that are farthest apart, from the nearest."""
+    native = [Outcome({"losses": [loss]}, [], [], []) for loss in (0.5, 1.0, 0.75)]
+    near = spread(WARM, native, Outcome({"losses": [1.0]}, [], [], []), "said")
+    assert (near.value, near.unit, near.target) == (0, "× native spread", 2)
+    assert near.conditions.endswith("; said")
+    far = spread(WARM, native, Outcome({"losses": [4.0]}, [], [], []))
+    assert far.value == 1.5
+    assert far.reached  # it is not far enough
+    alike = [native[0]] * 2
+    assert spread(WARM, alike, native[1]).reached is False
+    assert spread(WARM, alike, native[0]).reached
 
 
 class Native:
