@@ -204,7 +204,7 @@ bool Executor::round(uint64_t number, uint64_t cut, Trouble& trouble) {
   report.ms = ms_since(start);
   const uint64_t copied = now_ns();
   preload_.want(*content);
-  while (preload_.pending()) preload_.step();
+  while (preload_.pending()) preload_.step(Preload::kMostOfTarget);
   report.loading_ms = ms_since(copied);
   daemon_.round(report);
   return true;

@@ -13,8 +13,6 @@ namespace xmig::server {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-// What a standby may take of the device for code; the rest is loaded by the recovery.
-constexpr uint64_t kMostDeviceBytes = 256ull << 20;
 // What a kernel takes at most, about: the driver takes memory for code in pieces of this size.
 constexpr uint64_t kPiece = 4ull << 20;
 
@@ -89,27 +87,27 @@ void Preload::want(const CutContent& content) {
   });
 }
 
-void Preload::step() {
+void Preload::step(uint64_t most) {
   if (work_.empty()) return;
   const Work work = work_.front();
   work_.pop_front();
   const auto found = modules_.find(work.module);
-  if (found == modules_.end() || report_.device_bytes > kMostDeviceBytes) return;
+  if (found == modules_.end() || report_.device_bytes > most) return;
   Entry& entry = found->second;
   contexts_.use(entry.ordinal);
   const DriverTable& driver = device_.driver();
   // The driver tells of the whole device only: what others take meanwhile must not count as taken here.
   size_t before = 0, after = 0, total = 0;
-  uint64_t most = kPiece;
+  uint64_t largest = kPiece;
   driver.cuMemGetInfo_v2(&before, &total);
   if (!work.kernel) {
     load(entry);
-    most = std::max(most, entry.identity.bytes);
+    largest = std::max(largest, entry.identity.bytes);
   } else if (*work.kernel < entry.module.kernels.size()) {
     report_.kernels += load_kernel(driver, entry.module.kernels[*work.kernel]) == CUDA_SUCCESS;
   }
   driver.cuMemGetInfo_v2(&after, &total);
-  if (after < before) report_.device_bytes += std::min<uint64_t>(before - after, most);
+  if (after < before) report_.device_bytes += std::min<uint64_t>(before - after, largest);
 }
 
 // What cannot be loaded now is loaded, or fails, where it is needed.

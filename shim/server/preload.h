@@ -25,6 +25,11 @@ namespace xmig::server {
 
 class Preload {
  public:
+  // What a standby may take of the device for code; the rest is loaded by the recovery.
+  static constexpr uint64_t kMostOfStandby = 256ull << 20;
+  // A target gets the job: what it does not load before, it loads while the program stands still.
+  static constexpr uint64_t kMostOfTarget = ~0ull;
+
   Preload(device::Device& device, Contexts& contexts, Log& log) : device_(device), contexts_(contexts), log_(log) {}
   Preload(const Preload&) = delete;
 
@@ -36,8 +41,8 @@ class Preload {
   void want(const CutContent& content);
   // Is there something left to do?
   bool pending() const { return !work_.empty(); }
-  // One piece of it, a module or a kernel.
-  void step();
+  // One piece of it, a module or a kernel; or nothing, if more than `most` bytes of the device are taken.
+  void step(uint64_t most);
 
   PreloadReport report() const { return report_; }
 

@@ -239,7 +239,7 @@ std::optional<int> Server::operator()(LoadAhead& request) {
 }
 
 void Server::load_further() {
-  preload_.step();
+  preload_.step(Preload::kMostOfStandby);
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
 }
 

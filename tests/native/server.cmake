@@ -13,6 +13,10 @@ add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_L
 target_link_libraries(blind_server PRIVATE xmig_server_core)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
+add_executable(server_preload_test ${CMAKE_CURRENT_LIST_DIR}/server_preload_test.cc)
+target_link_libraries(server_preload_test PRIVATE xmig_server_core)
+add_test(NAME server.preload_limit COMMAND server_preload_test $<TARGET_FILE:server_kernels>)
+
 # Arguments: an executable, what its tests' names begin with, its tests.
 function(xmig_server_jobs name prefix)
   add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
