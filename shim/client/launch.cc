@@ -166,6 +166,13 @@ inline void copy_parameters(const Function& function, void* const* from, std::by
   }
 }
 
+// A launch that was recorded. It returns when its kernel has ended, with what became of it, if the program wants that; not
+// while anything is captured, when nothing may wait.
+CUresult launched(CUstream stream, CUresult result) {
+  if (!process.launch_blocking || result != CUDA_SUCCESS || diverting()) [[likely]] return result;
+  return client::cuStreamSynchronize(stream);
+}
+
 CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** parameters, void** extra,
                 const CUlaunchAttribute* attributes, unsigned int attribute_count, bool cooperative) {
   Thread& thread = this_thread();
@@ -258,10 +265,10 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
       } else {
         complain_of(function, grid, error);
       }
-      return error;
+      return launched(stream, error);
     }
   }
-  return write_record(thread, now.context, shape, fill).error;
+  return launched(stream, write_record(thread, now.context, shape, fill).error);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -50,6 +52,21 @@ bool alive(uint32_t pid) {
 bool native_wanted() {
   const char* const value = std::getenv("XMIG_WITHOUT_DAEMON");
   return value && std::string_view(value) == "native";
+}
+
+// $CUDA_VISIBLE_DEVICES is a list up to the first entry that names no device: with none before that, there are no devices.
+bool devices_hidden() {
+  const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!value) return false;
+  std::string_view list(value);
+  list.remove_prefix(std::min(list.find_first_not_of(" "), list.size()));
+  return list.empty() || !(std::isdigit(static_cast<unsigned char>(list[0])) || list.starts_with("GPU-") ||
+                           list.starts_with("MIG-"));
+}
+
+bool launch_blocking_wanted() {
+  const char* const value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return value && std::atoi(value) != 0;
 }
 
 }  // namespace
@@ -108,9 +125,11 @@ CUresult cuInit(unsigned int Flags) {
   if (process.phase.load() == Phase::kRunning) return CUDA_SUCCESS;
   static const int registered = ::pthread_atfork(nullptr, nullptr, in_forked_child);
   if (registered != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (devices_hidden()) return CUDA_ERROR_NO_DEVICE;
   const bool native = native_wanted();
   const Attached attached = attach(/*quiet=*/native);
   if (attached.error == CUDA_SUCCESS) {
+    process.launch_blocking = launch_blocking_wanted();
     process.phase.store(Phase::kRunning, std::memory_order_release);
     return CUDA_SUCCESS;
   }

@@ -35,3 +35,10 @@ def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
     assert all(r["outcome"] == "resumed" for r in recoveries[:-1])
     assert all(r["outcome"] in ("resumed", "abandoned") for r in recoveries[-1:])
     assert all(r["exact"] for r in recoveries if r["outcome"] == "resumed")
+
+
+@pytest.mark.parametrize("name", ["captures", "graphs", "launches", "per_thread_capture", "per_thread_stream"])
+def test_launches_that_block(node: Node, kernels: Path, name: str) -> None:
+    path = harness.CONFORMANCE / f"{name}.py"
+    blocking = harness.run(node, path, kernels=kernels, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert blocking == harness.run(node, path, kernels=kernels)

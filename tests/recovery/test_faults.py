@@ -84,6 +84,16 @@ def test_own_fault_reaches_the_program(start: Starter, which: str, error: int) -
     assert program.recoveries()[-1]["delivered_error"] == error
 
 
+@pytest.mark.parametrize(("value", "told"), [("1", 719), ("0", 0), ("", 0)])
+def test_a_launch_that_blocks_is_told_of_its_kernel(start: Starter, value: str, told: int) -> None:
+    """CUDA_LAUNCH_BLOCKING=1 is how programs are debugged: the error comes from the launch that caused it."""
+    program = start("blocking", environment={"CUDA_LAUNCH_BLOCKING": value})
+    program.inject("kill", sequence=4)
+    harness.go(program)
+    _, *said = harness.output(program).splitlines()
+    assert said == [f"launch {told}", "synchronize 719"]
+
+
 def test_own_fault_and_kills(start: Starter) -> None:
     """The error stays with the program across further recoveries, and so does the reset."""
     outputs = []

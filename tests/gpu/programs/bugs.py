@@ -1,4 +1,5 @@
-"""Bugs of a program's own, each in a process of its own: what the calls after it are told."""
+"""Bugs of a program's own, each in a process of its own: what the calls after it are told, and, where launches block
+(CUDA_LAUNCH_BLOCKING), which call it is that is told first."""
 
 from __future__ import annotations
 
@@ -18,19 +19,26 @@ SOURCES = {
 }
 
 
-def told(kind: str) -> list[str]:
+def told(kind: str, *, blocking: bool) -> list[str]:
+    if blocking:
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     x = torch.randn(100, 16, device="cuda")
     torch.cuda.synchronize()
 
-    def strike() -> None:
+    done = []
+
+    def add() -> None:
         for _ in range(50):
             x.add_(1)
+            done.append("add")
+
+    def strike() -> None:
+        add()
         if kind == "index":
             x[torch.tensor([1000], device="cuda")].sum()
         else:
             torch.cuda._compile_kernel(SOURCES[kind], "bug")((1, 1, 1), (1, 1, 1), (x,))
-        for _ in range(50):
-            x.add_(1)
+        add()
 
     said = []
     for call in (strike, torch.cuda.synchronize, lambda: x.sum().item(), lambda: torch.zeros(1, device="cuda").item()):
@@ -39,16 +47,17 @@ def told(kind: str) -> list[str]:
             said.append("nothing")
         except RuntimeError as error:
             said.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    # Whether the first call is told already is a matter of time.
-    return said[1:]
+    # Whether the first call is told already is a matter of time, unless launches block.
+    return [f"{len(done)} launches before", *said] if blocking else said[1:]
 
 
 answers = {}
 for kind in ("index", *SOURCES):
-    answer, ours = os.pipe()
-    if os.fork() == 0:
-        os.write(ours, json.dumps(told(kind)).encode())
-        os._exit(0)  # not through destructors, which natively abort
-    os.close(ours)
-    answers[kind] = os.fdopen(answer)
+    for blocking in (False, True):
+        answer, ours = os.pipe()
+        if os.fork() == 0:
+            os.write(ours, json.dumps(told(kind, blocking=blocking)).encode())
+            os._exit(0)  # not through destructors, which natively abort
+        os.close(ours)
+        answers[f"{kind}, blocking" if blocking else kind] = os.fdopen(answer)
 workload.report(options, told={kind: json.loads(answer.read() or '["it died"]') for kind, answer in answers.items()})
