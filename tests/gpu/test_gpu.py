@@ -158,7 +158,7 @@ def test_starts_are_repeated_where_there_is_doubt(
     monkeypatch: pytest.MonkeyPatch, xmig: list[float], again: int
 ) -> None:
     run = {"losses": [1.0], "step_s": 1.0, "lower_s": 0.99, "upper_s": 1.01, "first_step_s": 10.0}
-    left = [Outcome(run | {"first_step_s": start}, [], [], []) for start in xmig]
+    left = [Outcome(run | {"first_step_s": start}, [], [{"ms": 7.0}], []) for start in xmig]
     native = Outcome(run, [], [], [])
     memory = SimpleNamespace(row=lambda _: "what it weighs")
     monkeypatch.setattr(steps, "in_turn", lambda *_: (native, left.pop(0), memory))
@@ -173,6 +173,7 @@ def test_starts_are_repeated_where_there_is_doubt(
     assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)
     assert row.target == 1.12
     assert ("native 1e+04, 1e+04 ms" in row.conditions) == bool(again)
+    assert ("; 1 cuts in the second, of 7 ms in all;" in row.conditions) == bool(again)
     assert not left
     assert different.value == 0
 
