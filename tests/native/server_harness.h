@@ -172,6 +172,12 @@ class Job {
     const std::lock_guard lock(mutex_);
     send_locked(message, fds);
   }
+  // One that is whole, of now.
+  void cut() {
+    const uint64_t before = counters_.cuts;
+    send({{"type", "cut"}});
+    wait([&] { return counters_.cuts != before; });
+  }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
     const std::lock_guard lock(mutex_);
     Json injection = {{"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence}, {"error", error}};

@@ -249,10 +249,8 @@ void zeros() {
   const auto cut = [&] {
     // The first one after a move copies everything: not that one.
     Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
-    const uint64_t before = job.counters().cuts;
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    job.send({{"type", "cut"}});
-    Job::wait([&] { return job.counters().cuts != before; });
+    job.cut();
     return job.counters().cut_bytes.load();
   };
   std::vector<uint64_t> got(kWords), expected(kWords);

@@ -161,7 +161,6 @@ void twins() {
   check_resumed(job);
 }
 
-// The same across servers that have loaded everything before they got the job.
 // From the first moment of a cut the device's memory is the state: what kernels have written to variables is there.
 void twin_when_a_cut_begins() {
   Job job;
@@ -186,13 +185,31 @@ void twin_when_a_cut_begins() {
   check_resumed(job);
 }
 
+// A server that has loaded everything before it gets the job: what the last whole cut had, and the kernels used till
+// then. The same as above, with such servers; there it is chance which of them comes when there is a cut.
 void preloaded() {
   setup.preload = true;
+  {
+    Job job;
+    const auto kernels = job.load_kernels();
+    const uint64_t out = job.memory(8), kernel = kernels.kernels.at("count");
+    std::array<std::byte, 4096> description;  // that it is asked for tells that the kernel is used
+    CHECK(job.call(Op::xmKernel, Args_xmKernel{kernel}, description.data(), description.size()) == CUDA_SUCCESS);
+    uint64_t count = 0;
+    for (uint64_t i = 1; i <= 3; ++i) {
+      const uint64_t modules = preloaded_modules, used = preloaded_kernels;
+      if (i > 1) {
+        job.cut();
+        job.kill_server();
+      }
+      job.launch(kernel, 0, out);
+      CHECK(job.read(out, &count, sizeof(count)) == CUDA_SUCCESS && count == 5 + i);
+      CHECK(preloaded_modules - modules == (i > 1) && preloaded_kernels - used == (i > 1));
+    }
+    check_resumed(job);
+  }
   globals();
-  const uint64_t modules = preloaded_modules.load();
-  CHECK(modules != 0);
   twins();
-  CHECK(preloaded_modules.load() > modules);
 }
 
 // What a program has set in its context is set again by every server, and gone with the context.
@@ -211,11 +228,7 @@ void limits() {
   CHECK(limit(CU_LIMIT_PRINTF_FIFO_SIZE, 1ull << 50) == ~uint64_t{CUDA_ERROR_OUT_OF_MEMORY});
   CHECK(limit(CU_LIMIT_MAX) == ~uint64_t{CUDA_ERROR_UNSUPPORTED_LIMIT});
   for (const bool cut : {false, true}) {
-    if (cut) {
-      const uint64_t before = job.counters().cuts;
-      job.send({{"type", "cut"}});
-      Job::wait([&] { return job.counters().cuts > before; });
-    }
+    if (cut) job.cut();
     job.kill_server();
     CHECK(limit(CU_LIMIT_STACK_SIZE) == 5008);
     CHECK(limit(CU_LIMIT_MALLOC_HEAP_SIZE) == 64 << 20);
