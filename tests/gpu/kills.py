@@ -35,10 +35,10 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         native = [run.result() for run in natively]
     where = ", ".join(f"{count} in {phase}" for phase, count in sorted(struck.items()))
     done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
-    inexact = [r["first_difference"] for r in done if r["exact"] is False]
+    inexact = [str(r["first_difference"]) for r in outcome.recoveries if r["exact"] is False]
     said = (
         f"{case.said}; {len(native[0].result['losses'])} steps, kills: {where or 'none'}; {len(done)} recoveries, "
-        + (f"{len(inexact)} not exact" + (f", from record {', '.join(map(str, inexact))}" if inexact else ""))
+        f"{len(inexact)} not exact{', from record ' if inexact else ''}{', '.join(inexact)}"
     )
     if case.deterministic:
         found = differences(native[0].result, outcome.result)

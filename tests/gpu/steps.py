@@ -34,11 +34,12 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         target = START_TARGET + bench.context_s / native_starts[0]
         stopped = ""
         if xmig_starts[0] / native_starts[0] > target - SURE_START:
-            with both(bench, node, case, "--steps 0 --turns 1") as pair:
-                for running, starts in zip(pair, (native_starts, xmig_starts), strict=True):
-                    running.go()
-                    again = running.finish()
-                    starts.append(again.result["first_step_s"])
+            with both(bench, node, case, "--steps 0 --turns 1") as (first, second):
+                first.go()
+                native_starts.append(first.finish().result["first_step_s"])
+                second.go()
+                again = second.finish()
+                xmig_starts.append(again.result["first_step_s"])
             stopped = f"; {len(again.cuts)} cuts in the second, of {sum(cut['ms'] for cut in again.cuts):.0f} ms in all"
     cuts = [cut["ms"] for cut in xmig.cuts]
     yield Row(

@@ -42,6 +42,14 @@ def test_a_move(world: MoveWorld) -> None:
     assert not world.recoveries
 
 
+def rounds(world: MoveWorld, target: int, copied: tuple[int, ...], loading_ms: float = 0.0) -> None:
+    """Of so many MiB each, with a cut before the next; none after the last."""
+    for number, mib in enumerate(copied, 1):
+        world.round(target, number, mib * MIB, total=8000 * MIB, loading_ms=loading_ms)
+        if number < len(copied):
+            world.cut()
+
+
 def test_rounds_go_on_until_the_rest_fits(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
@@ -63,10 +71,7 @@ def test_rounds_go_on_until_the_rest_fits(world: MoveWorld) -> None:
 def test_rounds_end_when_they_no_longer_fall(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
-    for number, copied in enumerate((8000, 4000, 3900), 1):
-        world.round(target, number, copied * MIB, total=8000 * MIB)
-        if number < 3:
-            world.cut()
+    rounds(world, target, (8000, 4000, 3900))
     assert world.machine.move is not None
     assert world.machine.move.phase == "committing"
 
@@ -90,10 +95,7 @@ def test_a_program_that_is_loading_code_is_not_stopped_for_it(world: MoveWorld) 
 def test_a_program_that_loads_code_all_the_time_is_moved_all_the_same(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
-    for number in (1, 2, 3):
-        world.round(target, number, 10 * MIB, loading_ms=60.0)
-        if number < 3:
-            world.cut()
+    rounds(world, target, (10, 10, 10), loading_ms=60.0)
     assert world.machine.move is not None
     assert world.machine.move.phase == "committing"
 
@@ -101,20 +103,14 @@ def test_a_program_that_loads_code_all_the_time_is_moved_all_the_same(world: Mov
 def test_code_that_would_take_too_long_to_load_is_downtime(world: MoveWorld) -> None:
     target = world.begin(max_downtime_ms=50)
     world.warm(target)
-    for number in (1, 2, 3):
-        world.round(target, number, 10 * MIB, loading_ms=60.0)
-        if number < 3:
-            world.cut()
+    rounds(world, target, (10, 10, 10), loading_ms=60.0)
     assert (world.record().state, world.record().code, world.record().location) == ("failed", "downtime", "device")
 
 
 def test_more_downtime_than_allowed_is_given_up(world: MoveWorld) -> None:
     target = world.begin(max_downtime_ms=50)
     world.warm(target)
-    for number, copied in enumerate((8000, 4000, 3900), 1):
-        world.round(target, number, copied * MIB, total=8000 * MIB)
-        if number < 3:
-            world.cut()
+    rounds(world, target, (8000, 4000, 3900))
     assert (world.record().state, world.record().code, world.record().location) == ("failed", "downtime", "device")
     assert world.holder == 0
 

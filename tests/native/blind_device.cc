@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "cpu_behind.h"
 #include "device/cpu/cpu_device.h"
 
 namespace xmig::device {
@@ -25,9 +26,9 @@ struct Looking<Member> {
   }
 };
 
-class BlindDevice final : public Device {
+class BlindDevice final : public CpuBehind {
  public:
-  explicit BlindDevice(std::unique_ptr<Device> cpu) : cpu_(std::move(cpu)), table_(cpu_->driver()) {
+  explicit BlindDevice(std::unique_ptr<Device> cpu) : CpuBehind(std::move(cpu)) {
     g_real = table_;
     table_.cuStreamQuery = Looking<&DriverTable::cuStreamQuery>::call;
     table_.cuStreamSynchronize = Looking<&DriverTable::cuStreamSynchronize>::call;
@@ -37,23 +38,12 @@ class BlindDevice final : public Device {
     table_.cuLaunchKernelEx = Looking<&DriverTable::cuLaunchKernelEx>::call;
   }
 
-  const DriverTable& driver() const override { return table_; }
-  journal::DeviceDescription describe(int ordinal) const override { return cpu_->describe(ordinal); }
   void set_sequence(uint64_t) override {}
   Fault fault() const override {
     const int error = g_spoiled.load() != 0 ? g_spoiled.load() : cpu_->fault().error;
     return {error, 0, error != 0 ? "the device reports a sticky error" : ""};
   }
   void on_fault(void (*)(void*), void*) override {}
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override { return cpu_->hash(chunks, hashes); }
-  bool copy(std::span<const Move> moves) override { return cpu_->copy(moves); }
-  CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
-    return cpu_->load_image(module, image);
-  }
-  std::vector<Global> globals(CUmodule module) override { return cpu_->globals(module); }
-  bool bind_global(CUmodule module, uint32_t index, uint64_t address) override {
-    return cpu_->bind_global(module, index, address);
-  }
   bool spoils() const override { return true; }
   CUresult spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
     if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);
@@ -61,10 +51,6 @@ class BlindDevice final : public Device {
     return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error}));
   }
   void arm(const Injection&, Notify, void*) override {}
-
- private:
-  const std::unique_ptr<Device> cpu_;
-  DriverTable table_;
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <thread>
 
+#include "check.h"
 #include "client/context_storage.h"
 #include "client/entry_points.h"
 #include "client/handles.h"
@@ -22,14 +23,6 @@
 #include "client/md2.h"
 #include "client/modules.h"
 #include "journal/module_info.h"
-
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                      \
-    }                                                                                     \
-  } while (false)
 
 namespace {
 

@@ -14,15 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "device/device.h"
 
-#define CHECK(condition)                                                              \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                  \
-    }                                                                                 \
-  } while (false)
 #define CHECK_RESULT(expected, call)                                                                        \
   do {                                                                                                      \
     const CUresult check_result = (call);                                                                            \

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "ipc/fd.h"
 #include "ipc/seqpacket.h"
 #include "journal/futex.h"
@@ -30,14 +31,6 @@
 #include "journal/module_info.h"
 #include "journal/ring.h"
 #include "ops.h"
-
-#define CHECK(condition)                                                                     \
-  do {                                                                                       \
-    if (!(condition)) {                                                                      \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);    \
-      std::_Exit(1);                                                                         \
-    }                                                                                        \
-  } while (false)
 
 namespace harness {
 

@@ -2,20 +2,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "check.h"
+#include "cpu_behind.h"
 #include "server/preload.h"
-
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                      \
-    }                                                                                     \
-  } while (false)
 
 namespace {
 
@@ -31,37 +22,19 @@ size_t g_free = 0;
 uint64_t g_loaded = 0;
 
 // The cpu device, whose memory becomes less with each module.
-class Shrinking final : public device::Device {
+class Shrinking final : public device::CpuBehind {
  public:
-  explicit Shrinking(std::unique_ptr<Device> cpu) : cpu_(std::move(cpu)), table_(cpu_->driver()) {
+  explicit Shrinking(std::unique_ptr<Device> cpu) : CpuBehind(std::move(cpu)) {
     table_.cuMemGetInfo_v2 = [](size_t* free, size_t* total) {
       *free = *total = g_free;
       return CUDA_SUCCESS;
     };
   }
-  const DriverTable& driver() const override { return table_; }
-  journal::DeviceDescription describe(int ordinal) const override { return cpu_->describe(ordinal); }
-  void set_sequence(uint64_t sequence) override { cpu_->set_sequence(sequence); }
-  device::Fault fault() const override { return cpu_->fault(); }
-  void on_fault(void (*callback)(void*), void* user) override { cpu_->on_fault(callback, user); }
-  bool hash(std::span<const device::Chunk> chunks, std::span<uint64_t> hashes) override {
-    return cpu_->hash(chunks, hashes);
-  }
-  bool copy(std::span<const device::Move> moves) override { return cpu_->copy(moves); }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
     ++g_loaded;
     g_free -= kOfOthers;
-    return cpu_->load_image(module, image);
+    return CpuBehind::load_image(module, image);
   }
-  std::vector<device::Global> globals(CUmodule module) override { return cpu_->globals(module); }
-  bool bind_global(CUmodule module, uint32_t index, uint64_t address) override {
-    return cpu_->bind_global(module, index, address);
-  }
-  void arm(const device::Injection&, Notify, void*) override {}
-
- private:
-  std::unique_ptr<Device> cpu_;
-  DriverTable table_;
 };
 
 // A cut of many modules, all of one image.

@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "check.h"
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
 #include "server/intake.h"
@@ -18,14 +19,6 @@
 #include "server/requests.h"
 #include "server/watchdog.h"
 #include "server/working.h"
-
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::_Exit(1);                                                                      \
-    }                                                                                     \
-  } while (false)
 
 namespace {
 

@@ -73,7 +73,7 @@ class RoundDone(MoveServerEvent):
     copied_bytes: int
     differing_bytes: int
     ms: float
-    loading_ms: float = 0.0  # of code, after that
+    loading_ms: float  # of code, after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class Iteration:
     copied_bytes: int
     dirty_bytes: int  # still different when the round ended: the cut had moved on
     ms: float
-    loading_ms: float = 0.0  # of code that the program had loaded since the round before, or since its start
+    loading_ms: float  # of code that the program had loaded since the round before, or since its start
 
 
 @dataclass(slots=True, kw_only=True)
