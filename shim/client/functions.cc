@@ -45,6 +45,8 @@ FunctionHere asked(CUfunction handle) {
 
 CUresult set_attribute(Function& function, CUfunction_attribute attribute, int value) {
   if (const CUresult error = check_setting(function, attribute, value); error != CUDA_SUCCESS) return error;
+  // Libraries set the same before each launch.
+  if (function.attributes[attribute].load() == value) return CUDA_SUCCESS;
   const CUresult result = record::cuFuncSetAttribute(reinterpret_cast<CUfunction>(function.handle), attribute, value);
   if (result != CUDA_SUCCESS) return result;
   function.attributes[attribute].store(value);

@@ -151,16 +151,6 @@ void Executor::drain() {
   intake_.drained();
 }
 
-std::vector<uint64_t> Executor::live_granules() const {
-  std::vector<uint64_t> granules;
-  for (const auto& [address, range] : live_.ranges()) {
-    uint64_t granule = address / kGranule * kGranule;
-    if (!granules.empty() && granules.back() == granule) granule += kGranule;
-    for (; granule < address + range.bytes; granule += kGranule) granules.push_back(granule);
-  }
-  return granules;
-}
-
 bool Executor::hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes) {
   hashes.resize(granules.size());
   std::vector<device::Chunk> chunks;
@@ -322,7 +312,7 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
 // Empty: committed. Otherwise the reason, and nothing has changed. `once_ns`: of its time, what the next cut of the same work
 // will not take, because this one found new places in the shadow.
 std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
-  const std::vector<uint64_t> granules = live_granules();
+  const std::vector<uint64_t>& granules = live_.listed().granules;
   std::vector<uint64_t> hashes;
   if (!hash_chunks(granules, hashes)) {
     faults_.give_up(sequence_, "the device could not hash its memory");
@@ -394,7 +384,7 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   content.sequence = sequence_;
   content.failures = failures_;
   content.memory = hosting_.extents();
-  for (const auto& [address, range] : live_.ranges()) content.live.push_back(range);
+  content.live = live_.listed().ranges;
   content.chunks = next;
   std::vector<uint64_t> images;
   objects_.modules.for_each([&](uint32_t, const Module& module) { images.push_back(module.image); });
@@ -403,7 +393,7 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   objects_.events.for_each([&](uint32_t index, const Event& event) {
     if (event.recorded != 0) content.events.push_back({index, event.recorded});
   });
-  content.objects = objects_.stored();
+  content.objects = objects_.records.list();
   for (const auto& [address, variable] : variables_) content.variables.push_back(variable);
   const std::vector<std::byte> bytes = serialise(content);
   const int file = job_.fds().cut[content.number & 1].get();

@@ -23,6 +23,7 @@ struct CutHeader {
   uint64_t memory, live, chunks, images, events, objects, variables;  // how many
   std::array<Failure, journal::kMaxDevices> failures;
 };
+constexpr size_t kUsuallyLess = 64 << 10;  // images, events and variables
 constexpr size_t kChecksummedFrom = offsetof(CutHeader, number);
 
 class Writer {
@@ -62,7 +63,7 @@ class Reader {
     return true;
   }
   bool empty() const { return data_.empty(); }
-  size_t left() const { return data_.size(); }
+  std::span<const std::byte>& rest() { return data_; }
 
  private:
   std::span<const std::byte> data_;
@@ -85,17 +86,15 @@ std::vector<std::byte> serialise(const CutContent& content) {
   header.variables = content.variables.size();
   header.failures = content.failures;
   Writer writer;
+  writer.data().reserve(sizeof(CutHeader) + sizeof(Extent) * header.memory + sizeof(LiveRange) * header.live +
+                        sizeof(ChunkState) * header.chunks + content.objects.bytes().size() + kUsuallyLess);
   writer.put(std::span<const CutHeader>(&header, 1));
   writer.put(content.memory);
   writer.put(content.live);
   writer.put(content.chunks);
   writer.put(content.images);
   writer.put(content.events);
-  for (const StoredRecord& record : content.objects) {
-    const uint64_t bytes = record.bytes.size();
-    writer.put(std::span<const uint64_t>(&bytes, 1));
-    writer.put(record.bytes);
-  }
+  writer.put(content.objects.bytes());
   for (const Variable& variable : content.variables) {
     const uint64_t about[] = {variable.module, variable.address, variable.name.size()};
     writer.put(std::span<const uint64_t>(about));
@@ -127,14 +126,12 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
   content.failures = header.failures;
   if (!reader.get(content.memory, header.memory) || !reader.get(content.live, header.live) ||
       !reader.get(content.chunks, header.chunks) || !reader.get(content.images, header.images) ||
-      !reader.get(content.events, header.events) || header.objects > reader.left() / sizeof(uint64_t)) {
+      !reader.get(content.events, header.events)) {
     return bad("the cut's parts are longer than the whole");
   }
-  for (uint64_t i = 0; i < header.objects; ++i) {
-    uint64_t length = 0;
-    StoredRecord& record = content.objects.emplace_back();
-    if (!reader.get(length) || !reader.get(record.bytes, length)) return bad("an object record is cut off");
-  }
+  auto objects = RecordList::take(header.objects, reader.rest());
+  if (!objects) return bad("an object record is cut off");
+  content.objects = std::move(*objects);
   for (uint64_t i = 0; i < header.variables; ++i) {
     std::array<uint64_t, 3> about;
     std::vector<char> name;
@@ -154,6 +151,9 @@ bool reserve_cut_file(int fd, uint64_t bytes) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return false;
   if (static_cast<uint64_t>(status.st_size) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return false;
+  constexpr uint64_t kPage = 4096, kBlock = 512;
+  const uint64_t all = (bytes + kPage - 1) / kPage * kPage;
+  if (static_cast<uint64_t>(status.st_size) >= bytes && static_cast<uint64_t>(status.st_blocks) * kBlock >= all) return true;
   int result;
   do {
     result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));

@@ -47,7 +47,7 @@ struct CutContent {
   std::vector<ChunkState> chunks;
   std::vector<Images::State> images;
   std::vector<RecordedEvent> events;  // those that have been recorded at least once
-  std::vector<StoredRecord> objects;
+  RecordList objects;
   std::vector<Variable> variables;
 };
 

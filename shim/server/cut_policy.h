@@ -1,8 +1,8 @@
 // When to take a cut.
 //
 // Cuts cost time in which nothing is executed; the budget is a share of time. What a cut will cost is learnt from the last
-// one, without what that did for the first time. What they gain is a short redo, which is as long as the work since the last cut: a redo that is short enough for
-// nobody to notice is worth twice the budget, and no more than that.
+// one, without what that did for the first time. What they gain is a short redo, which is as long as the work since the last
+// cut: a redo that is short enough for nobody to notice is worth twice the budget, and no more than that.
 //
 // Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
 // executor stops for a while and lets the device finish: not for longer than the budget allows, so that work that takes

@@ -656,7 +656,7 @@ void Executor::created(journal::Kind, uint64_t handle, CUstream real, const Reco
     driver_.cuStreamDestroy_v2(real);
     return garbage("a new stream has a number that is taken, or none");
   }
-  *slot = {real, {record.header().context, record.header().ordinal}, {record.sequence(), record.stored()}};
+  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored())};
 }
 
 void Executor::created(journal::Kind, uint64_t handle, CUevent real, const Record& record) {
@@ -667,7 +667,7 @@ void Executor::created(journal::Kind, uint64_t handle, CUevent real, const Recor
     driver_.cuEventDestroy_v2(real);
     return garbage("a new event has a number that is taken, or none");
   }
-  *slot = {real, {record.header().context, record.header().ordinal}, {record.sequence(), record.stored()}, 0, {}};
+  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored()), 0, {}};
 }
 
 void Executor::destroyed(journal::Kind kind, uint64_t handle) {

@@ -226,7 +226,6 @@ class Executor final : public Witness {
   std::optional<uint64_t> zeros_hash();
   bool must_leave(uint64_t slot) const;
   bool may_return(uint64_t slot) const;
-  std::vector<uint64_t> live_granules() const;
   std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
                                                           const std::vector<uint64_t>& hashes) const;
   bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);

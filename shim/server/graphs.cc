@@ -206,8 +206,9 @@ CUresult Executor::on_xmGraph(Record& record) {
   made.owner = {record.header().context, record.header().ordinal};
   made.image = args.image;
   args.update = 0;
-  made.creation = {record.sequence(), record.stored()};
-  std::memcpy(made.creation.bytes.data() + sizeof(journal::RecordHeader), &args, sizeof(args));
+  std::vector<std::byte> stored = record.stored();
+  std::memcpy(stored.data() + sizeof(journal::RecordHeader), &args, sizeof(args));
+  made.creation = objects_.records.keep(record.sequence(), std::move(stored));
   *slot = std::move(made);
   return CUDA_SUCCESS;
 }

@@ -103,6 +103,10 @@ void Hosting::release_dead() {
 std::vector<Extent> Hosting::extents() const {
   std::vector<Extent> alive;
   for (const auto& [start, backing] : backings_) {
+    if (backing.dead_count == 0) {
+      alive.push_back({start, backing.memory.bytes});
+      continue;
+    }
     for (size_t granule = 0; granule < backing.dead.size(); ++granule) {
       if (backing.dead[granule]) continue;
       const uint64_t address = start + granule * kGranule;

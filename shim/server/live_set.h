@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
+
+#include "journal/layout.h"
 
 namespace xmig::server {
 
@@ -20,6 +23,7 @@ class LiveSet {
     if (range.bytes == 0 || range.address + range.bytes < range.address) return false;
     if (overlaps(range.address, range.bytes)) return false;
     ranges_.emplace(range.address, range);
+    listed_.reset();
     bytes_ += range.bytes;
     return true;
   }
@@ -36,6 +40,7 @@ class LiveSet {
   }
   void clear() {
     ranges_.clear();
+    listed_.reset();
     bytes_ = 0;
     last_ = {};
   }
@@ -62,18 +67,36 @@ class LiveSet {
     }
   }
 
-  const std::map<uint64_t, LiveRange>& ranges() const { return ranges_; }
   uint64_t bytes() const { return bytes_; }
+  // As a cut writes them down: in order, and the granules that have anything of them. Cuts ask while the device stands
+  // still, and mostly nothing has changed since the one before.
+  struct Listed {
+    std::vector<LiveRange> ranges;
+    std::vector<uint64_t> granules;
+  };
+  const Listed& listed() const {
+    if (listed_) return *listed_;
+    Listed& now = listed_.emplace();
+    for (const auto& [address, range] : ranges_) {
+      now.ranges.push_back(range);
+      uint64_t granule = address / journal::kGranule * journal::kGranule;
+      if (!now.granules.empty() && now.granules.back() == granule) granule += journal::kGranule;
+      for (; granule < address + range.bytes; granule += journal::kGranule) now.granules.push_back(granule);
+    }
+    return now;
+  }
 
  private:
   std::map<uint64_t, LiveRange>::iterator erase(std::map<uint64_t, LiveRange>::iterator it) {
     bytes_ -= it->second.bytes;
     last_ = {};
+    listed_.reset();
     return ranges_.erase(it);
   }
 
   std::map<uint64_t, LiveRange> ranges_;
   uint64_t bytes_ = 0;
+  mutable std::optional<Listed> listed_;
   mutable LiveRange last_{};  // of contains(): most copies go where the one before went
 };
 

@@ -85,7 +85,7 @@ CUresult Executor::on_xmLimit(Record& record) {
     const CUresult result = driver_.cuCtxSetLimit(limit, args.value);
     if (result == CUDA_SUCCESS) {
       entry->second.owner = {header.context, header.ordinal};
-      entry->second.creation = {record.sequence(), record.stored()};
+      entry->second.creation = objects_.records.keep(record.sequence(), record.stored());
       driver_.cuCtxGetLimit(&value, limit);
     } else {
       if (first) objects_.limits.erase(entry);
@@ -139,7 +139,7 @@ CUresult Executor::on_xmPin(Record& record) {
   if (result != CUDA_SUCCESS) return result;
   objects_.pins.emplace(args.address, Pin{args.bytes,
                                           {record.header().context, record.header().ordinal},
-                                          {record.sequence(), record.stored()}});
+                                          objects_.records.keep(record.sequence(), record.stored())});
   return CUDA_SUCCESS;
 }
 

@@ -69,7 +69,7 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   }
   module.owner = {record.header().context, record.header().ordinal};
   module.image = args.image;
-  module.creation = {record.sequence(), record.stored()};
+  module.creation = objects_.records.keep(record.sequence(), record.stored());
   *slot = std::move(module);
   record.set_reply(slot->description.data(), slot->description.size(), slot->description.size());
   return CUDA_SUCCESS;
@@ -85,7 +85,7 @@ CUresult Executor::on_xmKernel(Record& record) {
   contexts_.use(record.header().ordinal);
   if (const CUresult result = load_kernel(driver_, *kernel); result != CUDA_SUCCESS) return result;
   Module* const module = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits);
-  module->settings.try_emplace({args.function, kLoaded}, StoredRecord{record.sequence(), record.stored()});
+  module->settings.try_emplace({args.function, kLoaded}, objects_.records.keep(record.sequence(), record.stored()));
   if (mode_ == Mode::kRestore) return CUDA_SUCCESS;  // nobody asks
   const std::vector<journal::ParameterInfo> parameters = describe_parameters(driver_, *kernel);
   journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}};
@@ -245,7 +245,7 @@ CUresult Executor::on_xmBindGlobal(Record& record) {
     if (const CUresult done = driver_.cuStreamSynchronize(nullptr); done != CUDA_SUCCESS) return done;
   }
   if (!device_.bind_global(module->real, args.index, args.address)) return CUDA_ERROR_INVALID_VALUE;
-  module->settings[{kGlobalSetting, args.index}] = {record.sequence(), record.stored()};
+  module->settings[{kGlobalSetting, args.index}] = objects_.records.keep(record.sequence(), record.stored());
   if (content.empty()) return CUDA_SUCCESS;
   const CUresult result = driver_.cuMemcpyHtoDAsync_v2(args.address, content.data(), bytes, nullptr);
   return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(nullptr) : result;
@@ -260,7 +260,7 @@ CUresult Executor::on_cuFuncSetAttribute(Record& record) {
   if (result != CUDA_SUCCESS) return result;
   Module* const module = objects_.modules.find(journal::handle_index(args.hfunc) >> kKernelBits);
   const auto key = std::pair(args.hfunc, static_cast<uint64_t>(args.attrib));
-  module->settings[key] = {record.sequence(), record.stored()};
+  module->settings[key] = objects_.records.keep(record.sequence(), record.stored());
   return CUDA_SUCCESS;
 }
 

@@ -1,7 +1,7 @@
 // The program's handles, and how to make their objects again.
 //
 // Handles are numbers chosen by the client: the tables here are flat. Each object keeps the record that created it and
-// the records that set something on it; a cut writes them down, and a recovery dispatches them again.
+// the records that set something on it.
 #pragma once
 
 #include <cuda.h>
@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "journal/layout.h"
 #include "server/record.h"
+#include "server/stored_records.h"
 
 namespace xmig::server {
 
@@ -26,11 +27,6 @@ inline constexpr uint32_t kMaxGraphs = 1u << 20;
 using journal::kKernelBits;
 using journal::kMaxKernels;
 
-struct StoredRecord {
-  uint64_t sequence;
-  std::vector<std::byte> bytes;
-};
-
 struct Owner {
   uint32_t context = 0;
   uint16_t ordinal = 0;
@@ -39,13 +35,13 @@ struct Owner {
 struct Stream {
   CUstream real = nullptr;
   Owner owner;
-  StoredRecord creation;
+  StoredRecords::Kept creation;
 };
 
 struct Event {
   CUevent real = nullptr;
   Owner owner;
-  StoredRecord creation;
+  StoredRecords::Kept creation;
   uint64_t recorded = 0;              // sequence of the last record of it
   std::optional<CUstream> publisher;  // the stream that publishes its completion
 };
@@ -74,8 +70,8 @@ struct Module {
   std::vector<Kernel> kernels;
   std::vector<device::Global> globals;
   std::vector<std::byte> description;  // module_info.h
-  StoredRecord creation;
-  std::map<std::pair<uint64_t, uint64_t>, StoredRecord> settings;  // by what is set
+  StoredRecords::Kept creation;
+  std::map<std::pair<uint64_t, uint64_t>, StoredRecords::Kept> settings;  // by what is set
 };
 
 struct GraphExec {
@@ -83,7 +79,7 @@ struct GraphExec {
   Owner owner;
   uint64_t image = 0;
   bool touches_host = false;  // a kernel of it got an address of the program's page-locked memory
-  StoredRecord creation;
+  StoredRecords::Kept creation;
 };
 
 inline constexpr unsigned int kPinFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -92,14 +88,14 @@ inline constexpr unsigned int kPinFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHO
 struct Pin {
   uint64_t bytes = 0;
   Owner owner;
-  StoredRecord creation;
+  StoredRecords::Kept creation;
 };
 
 // A limit that the program has set in one of its contexts. There is one real context, so it holds for all of them.
 struct Limit {
   Owner owner;
   size_t before = 0;  // what it was, and is again when the context is reset
-  StoredRecord creation;
+  StoredRecords::Kept creation;
 };
 
 // A flat table of objects that come and go; `real` says whether there is one.
@@ -128,6 +124,7 @@ class Table {
 };
 
 struct Objects {
+  StoredRecords records;  // of all of the following
   Table<Stream> streams{kMaxStreams};
   Table<Event> events{journal::kMaxEvents};
   Table<Module> modules{kMaxModules};
@@ -140,9 +137,6 @@ struct Objects {
     const uint32_t number = index & (kMaxKernels - 1);
     return module && number < module->kernels.size() ? &module->kernels[number] : nullptr;
   }
-
-  // Everything that a recovery has to dispatch, in the order in which it happened.
-  std::vector<StoredRecord> stored();
 };
 
 }  // namespace xmig::server

@@ -54,9 +54,9 @@ void Preload::want(const CutContent& content) {
   for (const Images::State& image : content.images) received[image.number] = image.received;
   std::set<uint32_t> wanted;
   work_.clear();
-  for (const StoredRecord& stored : content.objects) {
+  for (const std::span<const std::byte> stored : content.objects) {
     Record record;
-    if (!record.load_stored(stored.bytes)) return;
+    if (!record.load_stored(stored)) return;
     const uint32_t ordinal = record.header().ordinal;
     if (Args_xmModuleLoad args; record.header().op == static_cast<uint16_t>(Op::xmModuleLoad) && record.arguments(args)) {
       const auto image = images_.find(args.image);

@@ -189,8 +189,8 @@ bool Executor::restore_objects(const CutContent& content, std::string& why) {
     }
   }
   mode_ = Mode::kRestore;
-  for (const StoredRecord& stored : content.objects) {
-    if (!record_.load_stored(stored.bytes) || record_.header().ordinal >= contexts_.count()) {
+  for (const std::span<const std::byte> stored : content.objects) {
+    if (!record_.load_stored(stored) || record_.header().ordinal >= contexts_.count()) {
       why = "an object record of the last cut does not decode";
       return false;
     }

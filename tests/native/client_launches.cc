@@ -125,6 +125,10 @@ void first_launches() {
   CHECK(launch(4) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
   test.control.refuse_launch = 0;
   CU(launch(4));
+  const uint64_t known = asked;
+  CU(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 50));  // nothing new
+  CU(launch(4));
+  CHECK(asked == known);
   // Into a graph it goes unasked: there the instantiation tells.
   const uint64_t before = asked;
   CUstream stream;

@@ -27,9 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   // What was read means the same when it is written again.
   if (serialise(*content) != bytes) std::abort();
-  for (const StoredRecord& stored : content->objects) {
+  for (const std::span<const std::byte> stored : content->objects) {
     Record record;
-    record.load_stored(stored.bytes);
+    record.load_stored(stored);
   }
   return 0;
 }

@@ -48,7 +48,7 @@ CutContent many_modules(const Hosted& image) {
     std::vector<std::byte> bytes(sizeof(header) + sizeof(args));
     std::memcpy(bytes.data(), static_cast<const void*>(&header), sizeof(header));
     std::memcpy(bytes.data() + sizeof(header), &args, sizeof(args));
-    content.objects.push_back({number, std::move(bytes)});
+    content.objects.add(bytes);
   }
   return content;
 }

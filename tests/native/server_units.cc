@@ -36,7 +36,7 @@ CutContent example() {
   content.chunks = {{journal::kDeviceBase, 0x1234, kShadowBase}, {journal::kDeviceBase + (2 << 20), 5, kShadowBase + 7}};
   content.images = {{1, 1000}};
   content.events = {{3, 98}};
-  for (size_t i = 0; i < 5; ++i) content.objects.push_back({i, std::vector<std::byte>(56 + i * 8, std::byte(i))});
+  for (size_t i = 0; i < 5; ++i) content.objects.add(std::vector<std::byte>(56 + i * 8, std::byte(i)));
   return content;
 }
 
@@ -51,7 +51,7 @@ void cut_file() {
   CHECK(read->live.size() == 2 && read->live[1].context == 4);
   CHECK(read->chunks.size() == 2 && read->chunks[0].hash == 0x1234);
   CHECK(read->images.size() == 1 && read->events.size() == 1 && read->events[0].sequence == 98);
-  CHECK(read->objects.size() == 5 && read->objects[4].bytes == content.objects[4].bytes);
+  CHECK(read->objects.size() == 5 && std::ranges::equal(read->objects.bytes(), content.objects.bytes()));
   for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_cut(std::span(bytes).first(length), why));
   std::mt19937 random(5);
   for (int i = 0; i < 2000; ++i) {
@@ -75,7 +75,60 @@ void live_set() {
   CHECK(live.remove(1100) && !live.remove(1100) && !live.remove(1001));
   CHECK(!live.contains(1000, 101));
   live.remove_context(1);
-  CHECK(live.ranges().empty() && live.bytes() == 0 && !live.contains(1000, 1));
+  CHECK(live.listed().ranges.empty() && live.bytes() == 0 && !live.contains(1000, 1));
+}
+
+// What a cut writes down, whatever has come and gone since the one before.
+void live_set_listed() {
+  using journal::kGranule;
+  LiveSet live;
+  const auto granules = [&](std::vector<uint64_t> expected) {
+    for (uint64_t& granule : expected) granule *= kGranule;
+    return live.listed().granules == expected;
+  };
+  CHECK(granules({}));
+  live.add({7 * kGranule + 5, 2 * kGranule, 1});
+  live.add({2 * kGranule, 10, 1});
+  CHECK(granules({2, 7, 8, 9}));
+  live.add({2 * kGranule + 10, kGranule, 2});  // of a granule that is there already
+  CHECK(granules({2, 3, 7, 8, 9}) && live.listed().ranges.size() == 3 && live.listed().ranges[1].context == 2);
+  live.remove(7 * kGranule + 5);
+  CHECK(granules({2, 3}));
+  live.remove_context(1);
+  CHECK(granules({2, 3}) && live.listed().ranges.size() == 1);
+  live.clear();
+  CHECK(granules({}));
+}
+
+std::vector<std::byte> record_of(size_t bytes, int content) { return {bytes, static_cast<std::byte>(content)}; }
+
+// They are listed in the order in which they happened, and while somebody keeps them.
+void stored_records() {
+  StoredRecords records;
+  const auto listed = [&](const std::vector<std::vector<std::byte>>& expected) {
+    std::vector<std::vector<std::byte>> found;
+    for (const std::span<const std::byte> record : records.list()) found.emplace_back(record.begin(), record.end());
+    return found == expected && records.list().size() == expected.size();
+  };
+  CHECK(listed({}));
+  auto third = records.keep(30, record_of(5, 3));
+  auto first = records.keep(10, record_of(0, 1));
+  CHECK(listed({record_of(0, 1), record_of(5, 3)}));
+  {
+    const auto second = records.keep(20, record_of(9, 2));
+    CHECK(listed({record_of(0, 1), record_of(9, 2), record_of(5, 3)}));
+  }
+  CHECK(listed({record_of(0, 1), record_of(5, 3)}));
+  first = records.keep(40, record_of(2, 4));  // set again
+  CHECK(listed({record_of(5, 3), record_of(2, 4)}));
+  std::vector<StoredRecords::Kept> all;
+  all.push_back(std::move(third));
+  all.push_back(std::move(first));
+  CHECK(listed({record_of(5, 3), record_of(2, 4)}));
+  all[0] = {};
+  CHECK(listed({record_of(2, 4)}));
+  all.clear();
+  CHECK(listed({}));
 }
 
 std::optional<Request> parse(std::string_view text, size_t fds = 0) {
@@ -373,6 +426,8 @@ void only_streams_with_work_are_asked() {
 int main() {
   cut_file();
   live_set();
+  live_set_listed();
+  stored_records();
   requests();
   records();
   policy();
