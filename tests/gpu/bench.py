@@ -92,6 +92,7 @@ class Running:
             recoveries = self.program.recoveries()
             faults = self.program.faults()
             cuts = self.program.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
+            self._out.with_suffix(".cuts").write_text("".join(json.dumps(cut) + "\n" for cut in cuts))
         return Outcome(self._result(), recoveries, cuts, faults)
 
     def _result(self) -> dict[str, Any]:

@@ -158,7 +158,9 @@ def test_starts_are_repeated_where_there_is_doubt(
     monkeypatch: pytest.MonkeyPatch, xmig: list[float], again: int
 ) -> None:
     run = {"losses": [1.0], "step_s": 1.0, "lower_s": 0.99, "upper_s": 1.01, "first_step_s": 10.0}
-    left = [Outcome(run | {"first_step_s": start}, [], [{"ms": 7.0}], []) for start in xmig]
+    run["laps_s"] = {"imported": 6.0}
+    cuts = [{"ms": 7.0, "live_bytes": 100}, {"ms": 1.0, "live_bytes": 10}]
+    left = [Outcome(run | {"first_step_s": start}, [], cuts, []) for start in xmig]
     native = Outcome(run, [], [], [])
     memory = SimpleNamespace(row=lambda _: "what it weighs")
     monkeypatch.setattr(steps, "in_turn", lambda *_: (native, left.pop(0), memory))
@@ -169,11 +171,13 @@ def test_starts_are_repeated_where_there_is_doubt(
 
     monkeypatch.setattr(steps, "both", started)
     bench = SimpleNamespace(node=contextlib.nullcontext, context_s=0.2, native=lambda *_: native)
-    _, row, _, different = steps.measure(cast(Bench, bench), TIMED[1])
+    step, row, _, different = steps.measure(cast(Bench, bench), TIMED[1])
+    assert step.conditions.endswith("; 2 cuts, 1 of them with all of its memory, 7.0 ms each")
     assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)
+    assert "of the first 6000 and 6000 ms until all was imported" in row.conditions
     assert row.target == 1.12
     assert ("native 1e+04, 1e+04 ms" in row.conditions) == bool(again)
-    assert ("; 1 cuts in the second, of 7 ms in all;" in row.conditions) == bool(again)
+    assert ("; 2 cuts in the second, of 8 ms in all;" in row.conditions) == bool(again)
     assert not left
     assert different.value == 0
 

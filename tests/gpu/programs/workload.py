@@ -26,6 +26,12 @@ PHASES = ("start", "forward", "backward", "optimizer", "copy", "replay", "end")
 
 
 waited = 0.0  # seconds between its imports and its start on the device, when others had their turn
+laps: dict[str, float] = {}  # seconds from its start to each place on the way to the first step, less what it waited
+
+
+def lap(name: str) -> None:
+    """The program is there, for the first time."""
+    laps.setdefault(name, since_start() - waited)
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +39,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, *words: Any, **others: Any) -> Any:
         options = super().parse_args(*words, **others)
+        lap("imported")
         if options.turns:
             global waited
             began = time.monotonic()
@@ -86,6 +93,8 @@ class Status:
         self._step = number
 
     def phase(self, name: str) -> None:
+        if self._step == 0:
+            lap(name)
         if self._map is not None:
             self._map[:8] = struct.pack("<II", self._step, PHASES.index(name))
 
@@ -116,6 +125,7 @@ class Steps:
                     now = self._turn(now)
                 self.began = now
             self.status.step(number)
+            lap("model")
             yield number
             if number == 0:
                 self._synchronize()
@@ -138,12 +148,13 @@ class Steps:
 
     def figures(self) -> dict[str, Any]:
         """Seconds: a step (median, quarters, fastest and slowest of the blocks, and each block), and from the process's
-        start to the first."""
+        start to the first, and to the places on the way there."""
         if not self.blocks:
-            return {"first_step_s": self.first}
+            return {"first_step_s": self.first, "laps_s": laps}
         ordered = sorted(self.blocks)
         return {
-            "first_step_s": self.first, "step_s": median(ordered), "fastest_s": ordered[0], "slowest_s": ordered[-1],
+            "first_step_s": self.first, "laps_s": laps, "step_s": median(ordered),
+            "fastest_s": ordered[0], "slowest_s": ordered[-1],
             "lower_s": ordered[len(ordered) // 4], "upper_s": ordered[3 * len(ordered) // 4], "blocks_s": self.blocks,
         }  # fmt: skip
 
