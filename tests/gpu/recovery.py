@@ -23,7 +23,7 @@ BETWEEN = 20  # steps: what was redone is seen in them
 def measure(bench: Bench) -> Iterator[Row]:
     """Targets in seconds."""
     yield from stalls(bench, standby=True, targets={"kill": 0.5, "illegal address": 0.5})
-    yield from stalls(bench, standby=False, targets={"kill": 1.5})
+    yield from stalls(bench, standby=False, targets={"kill": 1.5, "illegal address": 1.5})
 
 
 def stalls(bench: Bench, *, standby: bool, targets: dict[str, float]) -> Iterator[Row]:
@@ -64,7 +64,7 @@ def stalls(bench: Bench, *, standby: bool, targets: dict[str, float]) -> Iterato
             + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms; "
             f"{slowest['records'] or 0} records redone; {len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
         )  # fmt: skip
-        if kind != "kill":
+        if standby and kind != "kill":
             yield Row(
                 name=f"recovery of 10 GB, {kind}: until the device reports it",
                 value=round(max(0.0, stall - slowest["resumed_ms"] / 1e3), 3), unit="s", better="lower",
@@ -79,33 +79,33 @@ def wait_for_step(running: Running, status: Path, wanted: int) -> None:
 
 def strike(running: Running, bench: Bench, status: Path, kind: str, *, standby: bool) -> int:
     """Of one kind; how many struck."""
-    if kind != "kill":
-        return sum(illegal_address(running, bench) for _ in range(STRIKES))
-    if standby:
+    if standby and kind == "kill":
         return len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
-    return sum(cold_kill(running) for _ in range(STRIKES))
+    return sum(strike_once(running, bench, kind, standby=standby) for _ in range(STRIKES))
 
 
-def illegal_address(running: Running, bench: Bench) -> bool:
-    """A kernel that stores to nowhere, beside the program's next one; wait until another server runs."""
-    before = warm_server(running, preloaded=not bench.rehearsal)
+def strike_once(running: Running, bench: Bench, kind: str, *, standby: bool) -> bool:
+    """Kill its server, or have a kernel store to nowhere beside the program's next one; wait until another runs."""
+    assert running.program is not None
+    before = warm_server(running, preloaded=not bench.rehearsal) if standby else cold_server(running)
     if before is None:
         return False
-    assert running.program is not None
-    running.program.inject("fault", point="record" if bench.rehearsal else "kernel", error=700)
+    if kind == "kill":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(before, signal.SIGKILL)
+    else:
+        running.program.inject("fault", point="record" if bench.rehearsal else "kernel", error=700)
     return replaced(running, before)
 
 
-def cold_kill(running: Running) -> bool:
-    """Kill its server, and wait until another runs."""
+def cold_server(running: Running) -> int | None:
+    """The pid of its server; nothing if the program has ended."""
     assert running.program is not None
-    before = running.program.until("running", "ended")
-    if before["state"] == "ended":
-        return False
-    time.sleep(0.5)  # some steps between two kills; nothing depends on how many
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(before["server_pid"], signal.SIGKILL)
-    return replaced(running, before["server_pid"])
+    info = running.program.until("running", "ended")
+    if info["state"] == "ended":
+        return None
+    time.sleep(0.5)  # some steps between two strikes; nothing depends on how many
+    return int(info["server_pid"])
 
 
 def replaced(running: Running, before: int) -> bool:
