@@ -443,13 +443,20 @@ EXPORT_TABLES: tuple[ExportTable, ...] = (
     ExportTable("cuFFT", "6e163fbe-b958-444d-835c-e182aff1991e", 99, "cuFFT", {
         7: ("visit_functions", "a module's functions, one by one"),
     }),
+    # Of a table with slot 6 they ask no second one for what releases a result.
+    ExportTable("compile cache", "da9151d3-3ae6-cc41-a5c0-4f26d533e328", 7, "NVRTC, nvJitLink", {
+        1: ("make_compile_key", "a key for what is to be compiled"),
+        2: ("free_compile_key", "nothing"),
+        3: ("find_compiled", "what an earlier run compiled"),
+        4: ("add_compiled", "keeps it for later runs"),
+        6: ("free_compiled", "nothing"),
+    }),
 )
 
 # Tables that are asked for and not there, and names (patterns) that are looked up and that no header used here has.
 # Nobody misses them, and why.
 DENIED_TABLES: dict[str, str] = {
     "f8cff951-2146-8b4e-b9e2-fb469e7c0dd9": "libcudart 13 asks before cuInit, and goes on without",
-    "da9151d3-3ae6-cc41-a5c0-4f26d533e328": "NVRTC asks, and compiles without",
 }
 UNKNOWN_NAMES: dict[str, str] = {
     r"cu(Graphics)?(GL|EGL|VDPAU)\w+": "OpenGL, EGL and VDPAU, which have headers of their own: every libcudart looks "

@@ -1,4 +1,5 @@
-// cuGetExportTable: the driver's unpublished tables of functions, as far as libcudart, cuBLAS, cuDNN and cuFFT call them.
+// cuGetExportTable: the driver's unpublished tables of functions, as far as libcudart, cuBLAS, cuDNN, cuFFT, NVRTC
+// and nvJitLink call them.
 //
 // A table is an array of pointers whose first entry is its size in bytes (the context-local storage has none). Which
 // tables there are, and which function here answers which slot, stands in shim/api/table.py. Slots that no library was seen
@@ -9,12 +10,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "client/asked.h"
+#include "client/compile_cache.h"
 #include "client/context.h"
 #include "client/integrity.h"
 #include "client/process.h"
@@ -201,6 +204,48 @@ int visit_functions(CUcontext, CUmodule module, Visit visit, void* user) {
   for (const CUfunction function : functions) visit(user, function);
   return static_cast<int>(count);
 }
+
+// --- what NVRTC and nvJitLink have compiled -----------------------------------------------------------------------
+
+// The key that they pass around. Without one they compile, and keep nothing.
+struct CompileKey {
+  CompileCache cache;
+  std::vector<std::byte> bytes;
+};
+
+// `kind`: PTX out of source, or a cubin out of PTX. `made`: when the compiler was built.
+int make_compile_key(CompileKey** out, int kind, const void* data, uint32_t bytes, const char* options, const char* host,
+                     const char* made, int architecture, int flag) {
+  if (!out || !data || !options || !host || !made) return CUDA_ERROR_INVALID_VALUE;
+  *out = nullptr;
+  std::optional<CompileCache> cache = CompileCache::of_environment();
+  if (!cache) return CUDA_ERROR_NOT_SUPPORTED;
+  std::vector<std::byte> key;
+  const auto add = [&key](const void* part, size_t size) {
+    const auto* const first = static_cast<const std::byte*>(part);
+    key.insert(key.end(), first, first + size);
+  };
+  for (const int number : {kind, architecture, flag}) add(&number, sizeof(number));
+  for (const char* const text : {options, host, made}) add(text, std::strlen(text) + 1);
+  add(data, bytes);
+  *out = new CompileKey{*std::move(cache), std::move(key)};
+  return CUDA_SUCCESS;
+}
+void free_compile_key(CompileKey* key) { delete key; }
+
+int find_compiled(const CompileKey* key, void*, void** data, uint32_t* bytes) {
+  if (!key || !data || !bytes) return CUDA_ERROR_INVALID_VALUE;
+  std::optional<CompileCache::Result> found = key->cache.find(key->bytes);
+  if (!found) return CUDA_ERROR_NOT_FOUND;
+  *bytes = static_cast<uint32_t>(found->bytes);
+  *data = found->data.release();
+  return CUDA_SUCCESS;
+}
+int add_compiled(const CompileKey* key, void*, const void* data, size_t bytes) {
+  if (!key || !data) return CUDA_ERROR_INVALID_VALUE;
+  return key->cache.add(key->bytes, {static_cast<const std::byte*>(data), bytes}) ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+void free_compiled(void* data) { CompileCache::Freed{}(data); }
 
 // --- by name ----------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,40 @@ def test_no_device_files(bench: Bench, node: Node) -> None:
     assert bench.under(node, FILES).result["device_files"] == []
 
 
+COMPILER = """
+from cuda.bindings import nvrtc
+source = b"extern \\"C\\" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }"
+_, program = nvrtc.nvrtcCreateProgram(source, b"twice.cu", 0, [], [])
+options = [b"--gpu-architecture=sm_90", b"--enable-cache-trace"]
+done, = nvrtc.nvrtcCompileProgram(program, len(options), options)
+log = bytes(nvrtc.nvrtcGetProgramLogSize(program)[1])
+nvrtc.nvrtcGetProgramLog(program, log)
+cubin = bytes(nvrtc.nvrtcGetCUBINSize(program)[1])
+nvrtc.nvrtcGetCUBIN(program, cubin)
+print(int(done), cubin.hex())
+print(log.decode())
+"""
+
+
+def test_what_nvrtc_compiles_is_kept_for_the_next_run(bench: Bench, node: Node, tmp_path: Path) -> None:
+    environment = {**bench.environment, "PYTHONPATH": "", "CUDA_CACHE_PATH": str(tmp_path / "cache")}
+
+    def compiled() -> tuple[str, str]:
+        program = node.program([bench.python, "-c", COMPILER], environment=environment, stdout=subprocess.PIPE)
+        text, _ = program.process.communicate()
+        assert program.process.returncode == 0
+        result, _, log = text.partition("\n")
+        assert result.startswith("0 ")
+        return result, log
+
+    first, log = compiled()
+    assert "retrieved cached" not in log
+    again, log = compiled()
+    assert "retrieved cached ptx" in log
+    assert "retrieved cached cubin" in log
+    assert first == again
+
+
 def test_versions_are_the_locked_ones(frameworks: Path) -> None:
     listed = [str(frameworks), "-m", "pip", "list", "--format=json", "--disable-pip-version-check"]
     found = json.loads(subprocess.run(listed, capture_output=True, text=True, check=True).stdout)

@@ -181,6 +181,8 @@ class Bench:
         }  # fmt: skip
         # Its pool has one process for each processor otherwise, in each of several programs that compile at once.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1" if self.rehearsal else "8"
+        if self.rehearsal:  # on a GPU it is the user's, natively as under xMIG
+            environment["CUDA_CACHE_PATH"] = str(caches / "cuda")
         end = min(self.end, time.monotonic() + case.patience)
         with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}

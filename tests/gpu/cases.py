@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 PATIENCE = 120.0  # seconds for one program
+PATIENCE_FOR_FAULTS = 240.0  # and for one that loses its server again and again, beside others
 PROGRAMS = Path(__file__).parent / "programs"
 
 TINY_GPT = "--batch 2 --layers 2 --width 64 --heads 2 --context 32 --words 500 --warmup 2 --steps 4 --block 2"
@@ -95,21 +96,24 @@ RESULTS = [
 KILLED_GPT = f"{TINY_GPT} --steps 400"
 SMALL_GPT = "--batch 4 --context 256 --layers 6 --deterministic"
 KILLED = [
-    Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT),
+    Case("kills-training", "gpt2", "GPT-2, 6 layers of 768", f"{SMALL_GPT} --warmup 0 --steps 1200", KILLED_GPT,
+         patience=PATIENCE_FOR_FAULTS),
     Case("kills-graphs", "graphs", "GPT-2 in a CUDA graph, 6 layers of 768",
-         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 2000", KILLED_GPT),
+         f"{SMALL_GPT} --width 768 --heads 12 --warmup 0 --steps 2000", KILLED_GPT,
+         patience=PATIENCE_FOR_FAULTS),
     Case("kills-default", "gpt2", "GPT-2 in default mode, 6 layers of 768, 1024 tokens, every loss read",
-         "--batch 2 --layers 6 --warmup 0 --steps 500 --read", KILLED_GPT),
+         "--batch 2 --layers 6 --warmup 0 --steps 500 --read", KILLED_GPT,
+         patience=PATIENCE_FOR_FAULTS),
 ]  # fmt: skip
 RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 5000 --ballast 7",
                  f"{TINY_GPT} --ballast 0 --block 1 --steps 5000")  # fmt: skip
 FAULTED = Case("faults", "gpt2", "GPT-2, 4 layers of 512",
                "--batch 2 --context 128 --layers 4 --width 512 --heads 8 --warmup 0 --steps 800 --deterministic",
-               f"{KILLED_GPT} --warmup 0", patience=240)  # fmt: skip
+               f"{KILLED_GPT} --warmup 0", patience=PATIENCE_FOR_FAULTS)  # fmt: skip
 FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layers of 256",
                       "--context 128 --warmup 0 --steps 3000 --deterministic",
-                      f"{TINY_GPT} --warmup 0 --steps 3000")  # fmt: skip
+                      f"{TINY_GPT} --warmup 0 --steps 3000", patience=PATIENCE_FOR_FAULTS)  # fmt: skip
 BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its own", "", "")
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",

@@ -3,18 +3,22 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "check.h"
+#include "client/compile_cache.h"
 #include "client/context_storage.h"
 #include "client/entry_points.h"
 #include "client/handles.h"
@@ -37,6 +41,11 @@ std::string hex(const Digest& digest) {
     text += two;
   }
   return text;
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::span<const uint8_t> bytes_of(std::string_view text) {
@@ -169,6 +178,171 @@ void export_tables() {
   CHECK(!table);
 }
 
+// The driver's table by which NVRTC and nvJitLink keep what they have compiled, used as they use it.
+void* const* compile_table() {
+  const CUuuid id = {{'\xda', '\x91', '\x51', '\xd3', '\x3a', '\xe6', '\xcc', '\x41', '\xa5', '\xc0', '\x4f', '\x26', '\xd5',
+                      '\x33', '\xe3', '\x28'}};
+  const void* table = nullptr;
+  CHECK(::cuGetExportTable(&table, &id) == CUDA_SUCCESS);
+  CHECK(*static_cast<const uint64_t*>(table) > 0x30);  // it has the slot that frees a result
+  return static_cast<void* const*>(table);
+}
+
+template <typename Function>
+Function* compile_slot(size_t number) {
+  return reinterpret_cast<Function*>(compile_table()[number]);
+}
+
+struct ToCompile {
+  const char* source = "source";
+  int kind = 1;
+  const char* options = "-arch=sm_90";
+  const char* made = "today";
+  int architecture = 90;
+  int flag = 0;
+};
+
+class CompileKey {
+ public:
+  explicit CompileKey(const ToCompile& what = {}) {
+    using Make = int(void**, int, const void*, uint32_t, const char*, const char*, const char*, int, int);
+    const auto bytes = static_cast<uint32_t>(std::strlen(what.source));
+    const int error = compile_slot<Make>(1)(&key_, what.kind, what.source, bytes, what.options, "HOST64", what.made,
+                                            what.architecture, what.flag);
+    CHECK((error == 0) == (key_ != nullptr));
+  }
+  CompileKey(const CompileKey&) = delete;
+  ~CompileKey() {
+    if (key_) compile_slot<void(void*)>(2)(key_);
+  }
+  explicit operator bool() const { return key_ != nullptr; }
+  std::string find() const {
+    void* data = nullptr;
+    uint32_t bytes = 0;
+    if (compile_slot<int(void*, void*, void**, uint32_t*)>(3)(key_, nullptr, &data, &bytes) != 0) return "";
+    std::string found(static_cast<const char*>(data), bytes);
+    compile_slot<void(void*)>(6)(data);
+    return found;
+  }
+  bool add(std::string_view data) const {
+    return compile_slot<int(void*, void*, const void*, size_t)>(4)(key_, nullptr, data.data(), data.size()) == 0;
+  }
+
+ private:
+  void* key_ = nullptr;
+};
+
+// A folder for what is compiled, and what is in it.
+class CompileFolder {
+ public:
+  CompileFolder() {
+    CHECK(::mkdtemp(path_));
+    ::setenv("CUDA_CACHE_PATH", made().parent_path().c_str(), 1);
+  }
+  ~CompileFolder() { std::filesystem::remove_all(path_); }
+
+  std::filesystem::path made() const { return std::filesystem::path(path_) / "not" / "there" / "xmig"; }
+  std::set<std::filesystem::path> files() const {
+    std::set<std::filesystem::path> found;
+    for (const auto& entry : std::filesystem::directory_iterator(made())) found.insert(entry.path());
+    return found;
+  }
+  // The file that this makes, used so many hours ago.
+  std::filesystem::path add(const char* source, std::string_view data, int hours) const {
+    std::set<std::filesystem::path> before;
+    if (std::filesystem::exists(made())) before = files();
+    CHECK(CompileKey({source}).add(data));
+    for (const std::filesystem::path& path : files()) {
+      if (before.contains(path)) continue;
+      std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(hours));
+      return path;
+    }
+    CHECK(!"a new file");
+    return {};
+  }
+
+ private:
+  char path_[64] = "/tmp/xmig-client-test-cache-XXXXXX";
+};
+
+void compile_cache() {
+  const CompileFolder folder;
+  CHECK(CompileKey().find().empty());
+  CHECK(CompileKey().add("binary") && CompileKey().find() == "binary");
+  CHECK(CompileKey().add("newer") && CompileKey().find() == "newer");
+  CHECK(folder.files().size() == 1);
+  // Whatever the result depends on is part of the key.
+  for (const ToCompile& other : {ToCompile{.source = "sourcf"}, ToCompile{.source = "sourc"}, ToCompile{.kind = 2},
+                                 ToCompile{.options = "-arch=sm_80"}, ToCompile{.made = "yesterday"},
+                                 ToCompile{.architecture = 80}, ToCompile{.flag = 1}}) {
+    CHECK(CompileKey(other).find().empty());
+  }
+  // Turned off, or without a place: there is no key, and the caller compiles.
+  ::setenv("CUDA_CACHE_DISABLE", "1", 1);
+  CHECK(!CompileKey());
+  ::setenv("CUDA_CACHE_DISABLE", "0", 1);
+  CHECK(CompileKey().find() == "newer");
+  ::setenv("CUDA_CACHE_PATH", "/proc/no/such/place", 1);
+  CHECK(CompileKey().find().empty() && !CompileKey().add("binary"));
+  const auto place = [] { return CompileCache::of_environment().value_or(CompileCache("", 0)).folder(); };
+  ::unsetenv("CUDA_CACHE_PATH");
+  ::setenv("HOME", "/home/user", 1);
+  ::setenv("XDG_CACHE_HOME", "/caches", 1);
+  CHECK(place() == "/caches/xmig/compiled");
+  ::unsetenv("XDG_CACHE_HOME");
+  CHECK(place() == "/home/user/.cache/xmig/compiled");
+  ::unsetenv("HOME");
+  CHECK(!CompileKey());
+}
+
+// What is not whole, or not the program's own, is not there, and is made again.
+void compile_cache_damaged() {
+  namespace fs = std::filesystem;
+  const CompileFolder folder;
+  const fs::path file = folder.add("source", "binary", 0);
+  CHECK((fs::status(file).permissions() & fs::perms::mask) == (fs::perms::owner_read | fs::perms::owner_write));
+  const std::pair<const char*, void (*)(std::string&)> damages[] = {
+      {"a bit of the result", [](std::string& text) { text.back() ^= 1; }},
+      {"a bit of the key", [](std::string& text) { text[text.size() - 7] ^= 1; }},
+      {"its end", [](std::string& text) { text.pop_back(); }},
+      {"something behind", [](std::string& text) { text += "x"; }},
+      {"nothing left", [](std::string& text) { text.clear(); }},
+      {"another format", [](std::string& text) { text[7] ^= 1; }},
+      {"a size", [](std::string& text) { text[23] = '\x7f'; }},
+  };
+  for (const auto& [what, damage] : damages) {
+    std::string text = content(file);
+    damage(text);
+    std::ofstream(file, std::ios::trunc | std::ios::binary) << text;
+    if (!CompileKey().find().empty()) std::fprintf(stderr, "found in spite of it: %s\n", what);
+    CHECK(CompileKey().find().empty());
+    CHECK(CompileKey().add("binary") && CompileKey().find() == "binary");
+  }
+  // Another key of the same name; a link to what may be anybody's.
+  const fs::path other = folder.add("other", "another binary", 0);
+  fs::copy_file(other, file, fs::copy_options::overwrite_existing);
+  CHECK(CompileKey().find().empty() && CompileKey({"other"}).find() == "another binary");
+  CHECK(CompileKey().add("binary"));
+  fs::rename(file, folder.made().parent_path() / "elsewhere");
+  fs::create_symlink(folder.made().parent_path() / "elsewhere", file);
+  CHECK(CompileKey().find().empty());
+  CHECK(CompileKey().add("binary") && CompileKey().find() == "binary" && !fs::is_symlink(file));
+}
+
+// What was used longest ago goes first; what is larger than the whole cache is not kept.
+void compile_cache_full() {
+  const CompileFolder folder;
+  ::setenv("CUDA_CACHE_MAXSIZE", "1300", 1);
+  const std::string large(300, 'x');  // with its key and header less than 400
+  const std::filesystem::path first = folder.add("first", large, 3), second = folder.add("second", large, 2),
+                              third = folder.add("third", large, 1);
+  CHECK(CompileKey({"first"}).find() == large);  // used, if long ago made
+  const std::filesystem::path fourth = folder.add("fourth", large, 0);
+  CHECK(folder.files() == std::set({first, third, fourth}));
+  CHECK(!CompileKey({"fifth"}).add(std::string(1300, 'x')));
+  CHECK(folder.files() == std::set({first, third, fourth}));
+}
+
 int destroyed = 0;
 
 // What a program asks for in vain is written down, and each function that it calls.
@@ -187,9 +361,7 @@ void asked() {
   const CUuuid unknown = {{'\x01', '\x23', '\xff'}};
   const void* table = nullptr;
   CHECK(::cuGetExportTable(&table, &unknown) == CUDA_ERROR_NOT_FOUND);
-  std::ifstream file(path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  CHECK(text ==
+  CHECK(content(path) ==
         "called cuDriverGetVersion\ncalled cuMemAllocManaged\nrefused cuMemAllocManaged\ncalled cuGetProcAddress_v2\n"
         "missing cuNoSuchFunction\ncalled cuGetExportTable\ntable 0123ff00-0000-0000-0000-000000000000\n");
   ::unlink(path);
@@ -414,6 +586,9 @@ int main(int argc, char** argv) {
       {"integrity", integrity},
       {"entry_points", entry_points},
       {"export_tables", export_tables},
+      {"compile_cache", compile_cache},
+      {"compile_cache_damaged", compile_cache_damaged},
+      {"compile_cache_full", compile_cache_full},
       {"context_storage", context_storage},
       {"asked", asked},
       {"numbers", numbers},

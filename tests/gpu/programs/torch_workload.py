@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch._inductor.config  # with all that it needs: use_deterministic_algorithms() would import it, and optimizers
 import workload
 from torch import nn
 from torch.nn import functional
