@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kBatch = 64;                // records between two looks at everything else
 // ns that the executor looks at the tail before it sleeps: long while that pays, short when the last look was in vain.
 constexpr uint64_t kShortestSpin = 2'000;
+constexpr int kTailLooks = 32;
 // After work; the executor has nothing else to do then.
 uint64_t longest_spin() { return journal::processors_to_spare() ? 1'000'000 : 50'000; }
 // While the device works on what somebody waits for.
@@ -199,8 +200,9 @@ bool Executor::run(std::string& why) {
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
     const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
     if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
-      if (++looks % 32 == 0) ::sched_yield();  // as in journal::spin_until
-      journal::cpu_relax();
+      const bool records_only = !soon && !waits_.watching();
+      if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
+      records_only ? watch_tail() : journal::cpu_relax();
       continue;
     }
     if (!soon) spin = std::max(spin / 4, kShortestSpin);
@@ -209,6 +211,13 @@ bool Executor::run(std::string& why) {
   }
   why = *broken_;
   return false;
+}
+
+// Nothing but the tail, for a microsecond or two. Where the program's thread runs on the same core as this one, a whole turn
+// of the loop each time would slow it down.
+void Executor::watch_tail() {
+  const journal::JournalHeader& header = job_.header();
+  for (int i = 0; i < kTailLooks && header.tail.load(std::memory_order_relaxed) == position_; ++i) journal::cpu_relax();
 }
 
 void Executor::wait_paused() {

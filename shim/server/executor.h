@@ -207,6 +207,7 @@ class Executor final : public Witness {
   void publish_executed();
   void sleep();
   void garbage(std::string text);
+  void watch_tail();
   void wait_paused();
   void park(const std::function<void()>& tell);
   void register_shared();
