@@ -1,5 +1,7 @@
 #include "client/append.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -157,6 +159,15 @@ void ring_doorbell(journal::JournalHeader& header) {
   header.server_sleeping.store(0, std::memory_order_seq_cst);
   header.doorbell.fetch_add(1, std::memory_order_seq_cst);
   journal::futex_wake(header.doorbell, 1);
+}
+
+// Where it fails, pages are mapped as they are written. Once round the ring, all of them are.
+void map_ahead(uint64_t end) {
+  constexpr uint64_t kAhead = 256 << 10;
+  const uint64_t first = writer.mapped;
+  writer.mapped = std::min((end + kAhead) / kAhead * kAhead, process.ring_bytes);
+  ::madvise(process.ring + first, writer.mapped - first, MADV_POPULATE_WRITE);
+  if (writer.mapped == process.ring_bytes) writer.mapped = ~uint64_t{0};
 }
 
 CUresult wait_for_room(Thread& thread, uint32_t size) {

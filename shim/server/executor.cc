@@ -19,7 +19,7 @@ constexpr uint32_t kBatch = 64;                // records between two looks at e
 constexpr uint64_t kShortestSpin = 2'000;
 constexpr int kTailLooks = 32;
 // After work; the executor has nothing else to do then.
-uint64_t longest_spin() { return journal::processors_to_spare() ? 1'000'000 : 50'000; }
+uint64_t longest_spin() { return journal::processors_to_spare() ? 100'000 : 50'000; }
 // While the device works on what somebody waits for.
 uint64_t longest_watch() { return journal::processors_to_spare() ? 50'000'000 : 50'000; }
 constexpr uint64_t kLongestSleep = 60'000'000'000;

@@ -1,9 +1,14 @@
 // The client against a daemon and a server that belong to the test: kernels.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
 #include "client/append.h"
+#include "client/process.h"
 #include "client_jobs.h"
+#include "ipc/fd.h"
 
 namespace {
 
@@ -279,9 +284,40 @@ void launch_cost() {
   std::printf("a synchronous call: %.2f us\n", round_trip);
 }
 
+bool is_mapped(const void* address) {
+  const ipc::UniqueFd pages(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  uint64_t entry = 0;
+  const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(address) / 4096 * sizeof(entry));
+  CHECK(::pread(pages.get(), &entry, sizeof(entry), at) == sizeof(entry));
+  return entry >> 63;
+}
+
+// Pages of the journal that have not been written yet, and will be next, are there: writing a record faults none.
+void journal_pages() {
+  Fixture test;
+  test.start();
+  const CUfunction function = test.kernel();
+  Arguments arguments;
+  const uint64_t ring = client::process.ring_bytes;
+  const std::atomic<uint64_t>& tail = client::process.header->tail;
+  uint64_t ahead = 0, looks = 0;
+  while (tail.load() < ring) {
+    const uint64_t before = tail.load();
+    for (int i = 0; i < 20; ++i) CU(launch(function, arguments));
+    const uint64_t next = tail.load() + (tail.load() - before);  // as many again
+    if (next >= ring) break;
+    ahead += is_mapped(client::process.ring + next);
+    ++looks;
+  }
+  // Not where a piece of pages ends, which the next launches map.
+  CHECK(looks > 20 && ahead > looks / 10 * 9);
+  while (tail.load() < 2 * ring) CU(launch(function, arguments));
+}
+
 const Tests kTests = {
     {"launch_record", launch_record}, {"first_launches", first_launches}, {"launch_parameters", launch_parameters},
     {"launch_errors", launch_errors}, {"launch_cost", launch_cost},
+    {"journal_pages", journal_pages},
 };
 
 }  // namespace
