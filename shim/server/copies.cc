@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint64_t kMaxRows = 1ull << 40;
 constexpr uint64_t kComparedBytes = 1 << 20;
-constexpr uint64_t kWorthGoingAhead = 1 << 20;  // what is smaller is over the bus sooner than streams have met
 static_assert(kComparedBytes <= kScratchBytes);
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -151,11 +150,11 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   return on_device(to, kept, stream);
 }
 
-// Into the copy log; ahead of the work before it in the program's stream, if it is much and nothing that is yet to happen can
-// change the bytes.
+// Into the copy log; ahead of the work before it in the program's stream, if nothing that is yet to happen can change the
+// bytes.
 CUresult Executor::bring(Record& record, const Plane& kept, const Plane& from, CUstream stream) {
   const uint32_t ordinal = record_.header().ordinal;
-  const bool settled = kept.bytes >= kWorthGoingAhead && !capture_stream_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
+  const bool settled = !capture_stream_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
                        !intake_.is_written(from.address, from.extent);
   const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
   const CUstream way = ahead ? ahead : stream;
