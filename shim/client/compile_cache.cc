@@ -12,9 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
-#include <vector>
 
 #include "ipc/fd.h"
+#include "ipc/whole.h"
 
 namespace xmig::client {
 namespace {
@@ -22,36 +22,12 @@ namespace {
 constexpr uint64_t kDefaultLimit = 1ull << 30;  // the driver's, from 12.2 on
 constexpr uint64_t kLargest = 256ull << 20;     // of keys and of results
 
-struct Header {
+struct Header {  // before the key, and that before the result
   char magic[8] = {'x', 'm', 'i', 'g', 'j', 'i', 't', '1'};
   uint64_t key_bytes = 0;
   uint64_t data_bytes = 0;
   uint64_t data_hash = 0;
 };
-
-bool write_all(int fd, const void* data, size_t bytes) {
-  const auto* at = static_cast<const std::byte*>(data);
-  while (bytes != 0) {
-    const ssize_t written = ::write(fd, at, bytes);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    at += written;
-    bytes -= static_cast<size_t>(written);
-  }
-  return true;
-}
-
-bool read_all(int fd, void* data, size_t bytes) {
-  auto* at = static_cast<std::byte*>(data);
-  while (bytes != 0) {
-    const ssize_t got = ::read(fd, at, bytes);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    at += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
 
 bool make_folders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
@@ -66,8 +42,6 @@ std::string_view variable(const char* name) {
 }
 
 }  // namespace
-
-void CompileCache::Freed::operator()(void* bytes) const { std::free(bytes); }
 
 std::optional<CompileCache> CompileCache::of_environment() {
   if (const std::string_view disabled = variable("CUDA_CACHE_DISABLE"); !disabled.empty() && disabled != "0") return {};
@@ -94,26 +68,23 @@ std::string CompileCache::path(Key key) const {
   return folder_ + "/" + name;
 }
 
-std::optional<CompileCache::Result> CompileCache::find(Key key) const {
+std::optional<std::vector<std::byte>> CompileCache::find(Key key) const {
   const ipc::UniqueFd fd(::open(path(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) return {};
   Header header, expected;
-  if (!read_all(fd.get(), &header, sizeof(header))) return {};
+  if (!ipc::read_all(fd.get(), std::as_writable_bytes(std::span(&header, 1)))) return {};
   if (std::memcmp(header.magic, expected.magic, sizeof(header.magic)) != 0 || header.key_bytes != key.size() ||
       header.data_bytes > kLargest ||
       static_cast<uint64_t>(status.st_size) != sizeof(header) + header.key_bytes + header.data_bytes) {
     return {};
   }
-  std::vector<std::byte> its_key(key.size());
-  if (!read_all(fd.get(), its_key.data(), its_key.size()) || !std::ranges::equal(its_key, key)) return {};
-  Result result;
-  result.bytes = header.data_bytes;
-  result.data.reset(static_cast<std::byte*>(std::malloc(std::max<size_t>(result.bytes, 1))));
-  if (!result.data || !read_all(fd.get(), result.data.get(), result.bytes)) return {};
-  if (XXH3_64bits(result.data.get(), result.bytes) != header.data_hash) return {};
+  std::vector<std::byte> its_key(key.size()), data(header.data_bytes);
+  if (!ipc::read_all(fd.get(), its_key, sizeof(header)) || !std::ranges::equal(its_key, key)) return {};
+  if (!ipc::read_all(fd.get(), data, sizeof(header) + key.size())) return {};
+  if (XXH3_64bits(data.data(), data.size()) != header.data_hash) return {};
   ::futimens(fd.get(), nullptr);  // it was used now
-  return result;
+  return data;
 }
 
 bool CompileCache::add(Key key, std::span<const std::byte> data) const {
@@ -123,11 +94,12 @@ bool CompileCache::add(Key key, std::span<const std::byte> data) const {
   header.data_bytes = data.size();
   header.data_hash = XXH3_64bits(data.data(), data.size());
   if (!make_folders(folder_) || !make_room(sizeof(header) + key.size() + data.size())) return false;
-  std::string temporary = folder_ + "/new-XXXXXX";
+  std::string temporary = folder_ + "/new-XXXXXX";  // mkostemp's pattern
   const ipc::UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
   if (!fd) return false;
-  const bool written = write_all(fd.get(), &header, sizeof(header)) && write_all(fd.get(), key.data(), key.size()) &&
-                       write_all(fd.get(), data.data(), data.size());
+  const bool written = ipc::write_all(fd.get(), std::as_bytes(std::span(&header, 1))) &&
+                       ipc::write_all(fd.get(), key, sizeof(header)) &&
+                       ipc::write_all(fd.get(), data, sizeof(header) + key.size());
   if (written && ::rename(temporary.c_str(), path(key).c_str()) == 0) return true;
   ::unlink(temporary.c_str());
   return false;

@@ -9,22 +9,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace xmig::client {
 
 class CompileCache {
  public:
-  struct Freed {
-    void operator()(void* bytes) const;
-  };
-  struct Result {
-    std::unique_ptr<std::byte[], Freed> data;  // malloc's
-    size_t bytes = 0;
-  };
   using Key = std::span<const std::byte>;  // everything that the result depends on
 
   // `folder` is made when something is added. `limit`: of all files together, in bytes.
@@ -34,7 +27,7 @@ class CompileCache {
   static std::optional<CompileCache> of_environment();
 
   // A file that is damaged, or somebody else's, is not there.
-  std::optional<Result> find(Key key) const;
+  std::optional<std::vector<std::byte>> find(Key key) const;
   // What was used longest ago goes when there is no room. False: it is not kept.
   bool add(Key key, std::span<const std::byte> data) const;
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -235,17 +236,19 @@ void free_compile_key(CompileKey* key) { delete key; }
 
 int find_compiled(const CompileKey* key, void*, void** data, uint32_t* bytes) {
   if (!key || !data || !bytes) return CUDA_ERROR_INVALID_VALUE;
-  std::optional<CompileCache::Result> found = key->cache.find(key->bytes);
+  const std::optional<std::vector<std::byte>> found = key->cache.find(key->bytes);
   if (!found) return CUDA_ERROR_NOT_FOUND;
-  *bytes = static_cast<uint32_t>(found->bytes);
-  *data = found->data.release();
+  *data = std::malloc(std::max<size_t>(found->size(), 1));
+  if (!*data) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::ranges::copy(*found, static_cast<std::byte*>(*data));
+  *bytes = static_cast<uint32_t>(found->size());
   return CUDA_SUCCESS;
 }
 int add_compiled(const CompileKey* key, void*, const void* data, size_t bytes) {
   if (!key || !data) return CUDA_ERROR_INVALID_VALUE;
   return key->cache.add(key->bytes, {static_cast<const std::byte*>(data), bytes}) ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
-void free_compiled(void* data) { CompileCache::Freed{}(data); }
+void free_compiled(void* data) { std::free(data); }
 
 // --- by name ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 // byte of the shadow changes, everything that the cut needs must be there: slots, and pages for its file.
 #include <algorithm>
 
+#include "ipc/whole.h"
 #include "journal/futex.h"
 #include "server/clock.h"
 #include "server/executor.h"
@@ -408,7 +409,7 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   const uint64_t copying = now_ns();
   const bool copied = copy_chunks(moves, true);
   if (fresh != 0) once_ns += (now_ns() - copying) * fresh / moves.size();
-  if (!copied || !write_cut_file(file, bytes)) {
+  if (!copied || !ipc::write_all(file, bytes)) {
     faults_.give_up(sequence_, "a cut could not be written");
   }
   journal::JournalHeader& header = job_.header();

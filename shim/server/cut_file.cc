@@ -9,6 +9,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ipc/whole.h"
+
 namespace xmig::server {
 namespace {
 
@@ -161,16 +163,6 @@ bool reserve_cut_file(int fd, uint64_t bytes) {
   return result == 0;
 }
 
-bool write_cut_file(int fd, std::span<const std::byte> bytes) {
-  for (size_t written = 0; written < bytes.size();) {
-    const ssize_t n = ::pwrite(fd, bytes.data() + written, bytes.size() - written, static_cast<off_t>(written));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    written += static_cast<size_t>(n);
-  }
-  return true;
-}
-
 std::optional<CutContent> read_cut_file(int fd, std::string& why) {
   struct stat status {};
   if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxCutBytes) {
@@ -178,14 +170,9 @@ std::optional<CutContent> read_cut_file(int fd, std::string& why) {
     return std::nullopt;
   }
   std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
-  for (size_t got = 0; got < bytes.size();) {
-    const ssize_t n = ::pread(fd, bytes.data() + got, bytes.size() - got, static_cast<off_t>(got));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      why = std::string("the cut's file cannot be read: ") + std::strerror(errno);
-      return std::nullopt;
-    }
-    got += static_cast<size_t>(n);
+  if (!ipc::read_all(fd, bytes)) {
+    why = std::string("the cut's file cannot be read: ") + std::strerror(errno);
+    return std::nullopt;
   }
   return parse_cut(bytes, why);
 }

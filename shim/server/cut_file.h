@@ -57,7 +57,6 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
 
 // Take the pages for `bytes` now: false if there are none (errno).
 bool reserve_cut_file(int fd, uint64_t bytes);
-bool write_cut_file(int fd, std::span<const std::byte> bytes);
 std::optional<CutContent> read_cut_file(int fd, std::string& why);
 
 }  // namespace xmig::server

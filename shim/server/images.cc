@@ -6,8 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
+
+#include "ipc/whole.h"
 
 namespace xmig::server {
 namespace {
@@ -15,17 +16,6 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 std::string make_name(const char* kind, uint64_t number) { return kind + std::to_string(number); }
-
-bool write_all(int fd, std::span<const std::byte> data, uint64_t offset) {
-  while (!data.empty()) {
-    const ssize_t written = ::pwrite(fd, data.data(), data.size(), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    data = data.subspan(static_cast<size_t>(written));
-    offset += static_cast<uint64_t>(written);
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -62,7 +52,7 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
   if (image.memory.bytes != total || image.memory.address != 0 || offset > image.received) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!write_all(image.memory.fd.get(), piece, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!ipc::write_all(image.memory.fd.get(), piece, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
   image.received = std::max(image.received, offset + piece.size());
   return CUDA_SUCCESS;
 }
