@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -104,11 +105,13 @@ class Device {
   // Called (from any thread) once, when a sticky fault has happened.
   virtual void on_fault(void (*callback)(void*), void* user) = 0;
 
-  // XXH3_64bits of each chunk of device memory, in order. The device is drained.
-  virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) = 0;
-  // Copy between ranges of one device of this process, all at once, and wait; used by cuts and restores. The device is
-  // drained, and no range is in two moves.
-  virtual bool copy(std::span<const Move> moves) = 0;
+  // Where the device hashes and copies, and the caller waits: in a stream of the context that has no work, or, without one, in
+  // a stream of the device's own, beside everything that runs.
+  using Where = std::optional<CUstream>;
+  // XXH3_64bits of each chunk of memory of one device, in order. Nothing writes to them.
+  virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) = 0;
+  // Copy between ranges of one device of this process, all at once. Nothing writes to them, and no range is in two moves.
+  virtual bool copy(std::span<const Move> moves, Where where) = 0;
 
   // cuModuleLoadData for an image whose length is known. An image is hostile, and cuModuleLoadData can only believe
   // what the image says about its own length: use this one for images that come from the program.

@@ -1,4 +1,6 @@
 // Events, values in memory, and the calls that wait for the device.
+#include <algorithm>
+
 #include "server/executor.h"
 
 namespace xmig::server {
@@ -158,6 +160,7 @@ void Executor::leave_work(CUstream gone) {
   progress_.destroyed(gone);
   working_.forget(gone);
   if (last_stream_ == gone) last_stream_ = nullptr;
+  std::ranges::replace(kernels_in_, gone, nullptr);
   used_stream_.reset();
   std::optional<CUstream> heir;
   if (driver_.cuStreamQuery(gone) != CUDA_SUCCESS) {

@@ -44,6 +44,8 @@ bool destroys(Op op) {
          op == Op::xmGraphDestroy || op == Op::xmUnpin;
 }
 
+bool is_kernel(Op op) { return op == Op::xmLaunch || op == Op::xmFirstLaunch || op == Op::xmGraphLaunch; }
+
 Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
 
 }  // namespace
@@ -401,6 +403,7 @@ void Executor::execute() {
   if (used_stream_) {
     last_stream_ = *used_stream_;
     last_ordinal_ = ordinal;
+    if (is_kernel(op_of(record_))) kernels_in_[ordinal] = last_stream_;
     faults_.check(progress_.enqueued(last_stream_, ordinal, sequence));
   }
   if (careful) [[unlikely]] {

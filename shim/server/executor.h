@@ -229,7 +229,9 @@ class Executor final : public Witness {
   bool may_return(uint64_t slot) const;
   std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
                                                           const std::vector<uint64_t>& hashes) const;
-  bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes);
+  enum class While { kDrained, kRunning };  // the device, where it has to hash or to copy
+  device::Device::Where where(uint32_t ordinal, While when) const;
+  bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes, While when = While::kDrained);
   // Copies of granules, `to` and `from`, by how they have to be made: plain memory the device cannot reach.
   struct Moves {
     std::vector<std::pair<uint64_t, uint64_t>> direct;
@@ -237,7 +239,7 @@ class Executor final : public Witness {
   };
   void add_move(Moves& moves, uint64_t to, uint64_t from) const;
   bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
-  bool copy(const Moves& moves, bool count, std::string& why);
+  bool copy(const Moves& moves, bool count, std::string& why, While when = While::kDrained);
   void trim();
   void trim_shadow(bool whole = false);
 
@@ -371,6 +373,7 @@ class Executor final : public Witness {
   std::optional<CUstream> used_stream_;  // by that record
   CUstream last_stream_ = nullptr;       // that any record has used
   uint32_t last_ordinal_ = 0;
+  std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
   uint64_t looked_at_ = 0;  // when the device was last asked how it is
   uint32_t batches_ = 0;
   uint64_t published_ = 0;  // what `executed` says

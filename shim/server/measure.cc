@@ -124,7 +124,7 @@ int measure(const std::string& name, uint64_t mib) {
   std::vector<uint64_t> hashes(granules);
   for (uint64_t i = 0; i < granules; ++i) chunks.push_back({memory + i * kGranule, kGranule});
   nlohmann::json result = {{"bytes", bytes}, {"open_ms", static_cast<double>(opened - start) / 1e6}};
-  result["hash_gb_s"] = speed(bytes, kHashes, [&] { return device->hash(chunks, hashes); });
+  result["hash_gb_s"] = speed(bytes, kHashes, [&] { return device->hash(chunks, hashes, {}); });
 
   std::string why;
   for (const size_t threads : {8, 16}) {

@@ -260,7 +260,7 @@ class Executor::Relocation {
       arrived.push_back({chunk->address, {chunk->hash, *slot}});
     }
     const uint64_t start = now_ns();
-    if (!executor_.copy(moves, false, why)) return std::nullopt;
+    if (!executor_.copy(moves, false, why, Executor::While::kRunning)) return std::nullopt;
     pace_.took(arrived.size(), now_ns() - start);
     if (to_ == Place::kDevice && !look_at(arrived)) {
       why = "the device could not hash its memory";
@@ -276,7 +276,7 @@ class Executor::Relocation {
   bool look_at(std::vector<std::pair<uint64_t, Staged>>& arrived) {
     std::vector<uint64_t> slots, hashes;
     for (const auto& [address, staged] : arrived) slots.push_back(staged.slot);
-    if (!executor_.hash_chunks(slots, hashes)) return false;
+    if (!executor_.hash_chunks(slots, hashes, Executor::While::kRunning)) return false;
     for (size_t i = 0; i < arrived.size(); ++i) arrived[i].second.hash = hashes[i];
     return true;
   }

@@ -1,9 +1,11 @@
 // A device that faults as a GPU does: the cpu device, but its sticky error comes back from the next call that asks, and
-// nobody says whose work it was. Linked into a server of its own in place of the real devices.
+// nobody says whose work it was. And it hashes and copies only where the program's last kernel was. Linked into a server of its
+// own in place of the real devices.
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 
 #include "cpu_behind.h"
 #include "device/cpu/cpu_device.h"
@@ -13,6 +15,7 @@ namespace {
 
 std::atomic<int> g_spoiled{0};
 DriverTable g_real;
+CUstream g_kernels_in = nullptr;  // the stream of the last kernel; the server's executor alone launches
 
 // These functions of the driver look at the context.
 template <auto Member>
@@ -26,6 +29,16 @@ struct Looking<Member> {
   }
 };
 
+CUresult launch(const CUlaunchConfig* config, CUfunction kernel, void** parameters, void** extra) {
+  g_kernels_in = config->hStream;
+  return Looking<&DriverTable::cuLaunchKernelEx>::call(config, kernel, parameters, extra);
+}
+
+CUresult destroy_stream(CUstream stream) {
+  if (g_kernels_in == stream) g_kernels_in = nullptr;
+  return g_real.cuStreamDestroy_v2(stream);
+}
+
 class BlindDevice final : public CpuBehind {
  public:
   explicit BlindDevice(std::unique_ptr<Device> cpu) : CpuBehind(std::move(cpu)) {
@@ -35,7 +48,8 @@ class BlindDevice final : public CpuBehind {
     table_.cuEventQuery = Looking<&DriverTable::cuEventQuery>::call;
     table_.cuEventSynchronize = Looking<&DriverTable::cuEventSynchronize>::call;
     table_.cuCtxSynchronize = Looking<&DriverTable::cuCtxSynchronize>::call;
-    table_.cuLaunchKernelEx = Looking<&DriverTable::cuLaunchKernelEx>::call;
+    table_.cuLaunchKernelEx = launch;
+    table_.cuStreamDestroy_v2 = destroy_stream;
   }
 
   void set_sequence(uint64_t) override {}
@@ -51,6 +65,19 @@ class BlindDevice final : public CpuBehind {
     return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error}));
   }
   void arm(const Injection&, Notify, void*) override {}
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
+    return is_with_kernels(where) && CpuBehind::hash(chunks, hashes, where);
+  }
+  bool copy(std::span<const Move> moves, Where where) override {
+    return is_with_kernels(where) && CpuBehind::copy(moves, where);
+  }
+
+ private:
+  static bool is_with_kernels(Where where) {
+    if (where == g_kernels_in) return true;
+    std::fputs("the device hashes or copies in another stream than that of the last kernel\n", stderr);
+    return false;
+  }
 };
 
 }  // namespace

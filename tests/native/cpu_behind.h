@@ -17,8 +17,10 @@ class CpuBehind : public Device {
   void set_sequence(uint64_t sequence) override { cpu_->set_sequence(sequence); }
   Fault fault() const override { return cpu_->fault(); }
   void on_fault(void (*callback)(void*), void* user) override { cpu_->on_fault(callback, user); }
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override { return cpu_->hash(chunks, hashes); }
-  bool copy(std::span<const Move> moves) override { return cpu_->copy(moves); }
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
+    return cpu_->hash(chunks, hashes, where);
+  }
+  bool copy(std::span<const Move> moves, Where where) override { return cpu_->copy(moves, where); }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
     return cpu_->load_image(module, image);
   }

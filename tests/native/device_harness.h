@@ -74,7 +74,7 @@ class Rig {
   const DriverTable& d() const { return device->driver(); }
   bool copy(uint64_t to, uint64_t from, uint64_t bytes) {
     const device::Move move{to, from, bytes};
-    return device->copy(std::span(&move, 1));
+    return device->copy(std::span(&move, 1), {});
   }
 
   // Mapped memory, zeroed.

@@ -207,14 +207,14 @@ TEST(hash_and_copy) {
   std::vector<device::Chunk> list;
   for (uint64_t i = 0; i < chunks; ++i) list.push_back({a + i * chunk, i % 3 == 0 ? chunk - 512 : chunk});
   std::vector<uint64_t> hashes(chunks);
-  CHECK(rig.device->hash(list, hashes));
+  CHECK(rig.device->hash(list, hashes, {}));
   for (uint64_t i = 0; i < chunks; ++i)
     CHECK(hashes[i] == XXH3_64bits(reinterpret_cast<void*>(list[i].address), list[i].bytes));
   CHECK(rig.copy(b, a, chunk * chunks - 3));
   CHECK(std::memcmp(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), chunk * chunks - 3) == 0);
   list.push_back({rig.hole(), chunk});
   hashes.resize(list.size());
-  CHECK(!rig.device->hash(list, hashes));
+  CHECK(!rig.device->hash(list, hashes, {}));
   CHECK(!rig.copy(rig.hole(), a, chunk));
   CHECK(rig.device->fault().error == 0);  // the device is not to blame
 }

@@ -125,7 +125,7 @@ TEST(null_device) {
   CHECK(got == std::vector<uint8_t>(100, 0));
   const device::Chunk chunks[] = {{a, 2 << 20}, {a + (2 << 20), 2 << 20}};
   uint64_t hashes[2] = {1, 2};
-  CHECK(rig.device->hash(chunks, hashes) && hashes[0] == hashes[1]);
+  CHECK(rig.device->hash(chunks, hashes, {}) && hashes[0] == hashes[1]);
   CHECK(rig.copy(a, a + 4096, 4096));
 
   // Host functions are run, elsewhere, and waited for.

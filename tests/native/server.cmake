@@ -51,7 +51,7 @@ endfunction()
 xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros)
 xmig_moved_jobs(server_object_jobs globals twins limits first_launches)
 
-foreach(test injections lost_again_in_redo program_error error_among_others)
+foreach(test injections lost_again_in_redo program_error error_among_others cuts_go_with_kernels)
   add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
 

@@ -375,6 +375,35 @@ uint64_t processor_time(pid_t pid) {
   return sum;
 }
 
+// Where the last kernel was, though copies have been elsewhere since; and elsewhere once that stream has gone. The blind device
+// refuses anything else.
+void cuts_go_with_kernels() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t launches = job.make_stream(), copies = job.make_stream();
+  const uint64_t address = job.memory(kWords * 8), beside = job.memory(kWords * 8);
+  auto x = numbers(3);
+  job.write(address, x.data(), kWords * 8, launches);
+  const auto step = [&](uint64_t stream) {
+    job.launch(kernels.kernels.at("mix"), stream, address, 2, kWords);
+    mix(x, 2);
+    job.write(beside, numbers(5).data(), kWords * 8, copies);
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.cut();
+  };
+  for (const uint64_t stream : {launches, uint64_t{0}, launches}) step(stream);
+  job.append(Op::cuStreamDestroy_v2, Args_cuStreamDestroy_v2{launches});
+  job.cut();
+  step(copies);
+  job.kill_server();  // the next one restores memory before it has launched anything
+  step(copies);
+  check_resumed(job);
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8, copies) == CUDA_SUCCESS);
+  CHECK(got == x);
+  CHECK(job.counters().recoveries == 1);
+}
+
 // Once what was begun is done (a cut may be due first) nothing runs, and nothing polls.
 void idle_uses_no_cpu() {
   Job job;
@@ -394,6 +423,7 @@ const Tests kTests = {
     {"host_functions", host_functions}, {"host_function_needs_the_program", host_function_needs_the_program},
     {"never_synchronises", never_synchronises}, {"waits_are_apart", waits_are_apart}, {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"idle_uses_no_cpu", idle_uses_no_cpu},
+    {"cuts_go_with_kernels", cuts_go_with_kernels},
 };
 
 }  // namespace

@@ -79,9 +79,11 @@ void CpuDevice::on_fault(void (*callback)(void*), void* user) {
   shared_->on_fault_user = user;
 }
 
-bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) { return hash_chunks(chunks, hashes); }
+bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) {
+  return hash_chunks(chunks, hashes);
+}
 
-bool CpuDevice::copy(std::span<const Move> moves) {
+bool CpuDevice::copy(std::span<const Move> moves, Where) {
   return std::all_of(moves.begin(), moves.end(),
                      [](const Move& move) { return copy_bytes(move.to, move.from, move.bytes); });
 }

@@ -55,8 +55,8 @@ class CpuDevice final : public Device {
   void set_sequence(uint64_t sequence) override { t_sequence = sequence; }
   Fault fault() const override;
   void on_fault(void (*callback)(void*), void* user) override;
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override;
-  bool copy(std::span<const Move> moves) override;
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) override;
+  bool copy(std::span<const Move> moves, Where) override;
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule module, uint32_t index, uint64_t address) override;

@@ -135,9 +135,10 @@ class CudaDevice final : public Device {
 
   void on_fault(void (*)(void*), void*) override {}  // the driver has no such call: waits and queries report it
 
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override {
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
     if (chunks.empty()) return true;
     Unit& unit = unit_of(chunks[0].address);
+    const CUstream stream = where.value_or(unit.stream);
     const std::lock_guard lock(unit.mutex);
     if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
     for (size_t done = 0; done < chunks.size();) {
@@ -145,8 +146,8 @@ class CudaDevice final : public Device {
       std::memcpy(unit.shared->chunks, chunks.data() + done, count * sizeof(Chunk));
       uint64_t list = address_of(unit.shared->chunks), result = address_of(unit.shared->hashes);
       void* parameters[] = {&list, &result};
-      if (launch(unit.hash, static_cast<unsigned>(count), 512, unit.stream, parameters) != CUDA_SUCCESS ||
-          driver_.cuStreamSynchronize(unit.stream) != CUDA_SUCCESS)
+      if (launch(unit.hash, static_cast<unsigned>(count), 512, stream, parameters) != CUDA_SUCCESS ||
+          driver_.cuStreamSynchronize(stream) != CUDA_SUCCESS)
         return false;
       std::memcpy(hashes.data() + done, unit.shared->hashes, count * sizeof(uint64_t));
       done += count;
@@ -154,9 +155,10 @@ class CudaDevice final : public Device {
     return true;
   }
 
-  bool copy(std::span<const Move> moves) override {
+  bool copy(std::span<const Move> moves, Where where) override {
     if (moves.empty()) return true;
     Unit& unit = unit_of(in_device_ranges(moves[0].from) ? moves[0].from : moves[0].to);
+    const CUstream stream = where.value_or(unit.stream);
     const std::lock_guard lock(unit.mutex);
     if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
     for (const Move& move : moves) {
@@ -165,10 +167,10 @@ class CudaDevice final : public Device {
       const uint64_t piece = host ? journal::kGranule : move.bytes;
       for (uint64_t done = 0; done < move.bytes; done += piece) {
         const Move part{move.to + done, move.from + done, std::min(piece, move.bytes - done)};
-        if (copy_part(part, unit.stream) != CUDA_SUCCESS) return false;
+        if (copy_part(part, stream) != CUDA_SUCCESS) return false;
       }
     }
-    return driver_.cuStreamSynchronize(unit.stream) == CUDA_SUCCESS;
+    return driver_.cuStreamSynchronize(stream) == CUDA_SUCCESS;
   }
 
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.

@@ -61,8 +61,8 @@ class NullDevice final : public Device {
   void set_sequence(uint64_t) override {}
   Fault fault() const override { return {}; }
   void on_fault(void (*)(void*), void*) override {}
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) override;
-  bool copy(std::span<const Move>) override { return true; }
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) override;
+  bool copy(std::span<const Move>, Where) override { return true; }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return true; }
@@ -530,7 +530,7 @@ NullDevice::~NullDevice() {
 }
 
 // Content never changes: nothing is ever written.
-bool NullDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes) {
+bool NullDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) {
   if (hashes.size() < chunks.size()) return false;
   for (size_t i = 0; i < chunks.size(); ++i) hashes[i] = XXH3_64bits(&chunks[i].bytes, sizeof(chunks[i].bytes));
   return true;
