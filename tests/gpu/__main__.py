@@ -69,8 +69,12 @@ def main() -> int:
         if parts[0].alone:
             warm(bench)
         for alone, group in groupby(parts, key=lambda part: part.alone):
-            with ThreadPoolExecutor(1 if alone else TOGETHER) as pool:
-                list(pool.map(lambda part: run.part(bench, part), group))
+            together = list(group)
+            with (
+                bench.ahead([part.pair for part in together if part.pair]),
+                ThreadPoolExecutor(1 if alone else TOGETHER) as pool,
+            ):
+                list(pool.map(lambda part: run.part(bench, part), together))
     run.table()
     return 1 if run.missing else 0
 

@@ -24,6 +24,8 @@ from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 from xmigd.native import find_native_dir
 
+TURNS_OF_A_REHEARSAL = 2  # it has as many blocks of steps
+
 
 class Failed(XmigError):
     """A program did not do what it should, or took too long."""
@@ -42,11 +44,15 @@ class Outcome:
 class Running:
     """A program that has been started."""
 
-    def __init__(self, process: subprocess.Popen[str], out: Path, end: float, program: Program | None) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], out: Path, *, patience: float, end: float, program: Program | None
+    ) -> None:
         self.process = process
         self.program = program
         self._out = out
-        self._end = end
+        self._patience = patience  # from its start, and from each time that it is let go on
+        self._last = end
+        self._end = min(end, time.monotonic() + patience)
 
     def holding(self) -> dict[str, Any]:
         """Wait until a program that was started with `--hold` has done its steps; its results."""
@@ -64,8 +70,20 @@ class Running:
     def go(self) -> None:
         """Let it do that part."""
         assert self.process.stdin is not None
+        self._end = min(self._last, time.monotonic() + self._patience)
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+    def all_at_once(self) -> Outcome:
+        """Let a program of one turn that has imported what it needs do everything, and wait for it."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Let it begin with its steps, all of them in one turn."""
+        self.go()
+        self.turn(1)
+        self.go()
 
     def _until_said(self, word: str, times: int = 1) -> None:
         while self._out.read_text().splitlines().count(word) < times:
@@ -130,6 +148,7 @@ class Bench:
         self.kind = "null" if rehearsal else "cuda"
         self.environment = environment or {}  # of every program
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
+        self._ahead: dict[str, tuple[Running, Running]] = {}  # natively and under xMIG, by the case's name
         self._numbers: dict[str, int] = {}
 
     @contextmanager
@@ -163,6 +182,42 @@ class Bench:
         with self.started(case, node, more) as running:
             return running.finish()
 
+    def turns(self, case: Case) -> int:
+        return min(case.turns, TURNS_OF_A_REHEARSAL) if self.rehearsal else case.turns
+
+    @contextmanager
+    def ahead(self, cases: list[Case]) -> Iterator[None]:
+        """Have these import what they need, all at once, natively and under one daemon; `both` gives them out."""
+        with contextlib.ExitStack() as stack:
+            node = stack.enter_context(self.node()) if cases else None
+            for case in cases:
+                assert node is not None
+                self._ahead[case.name] = self._start_both(stack, node, case, "")
+            for pair in list(self._ahead.values()):
+                for running in pair:
+                    with contextlib.suppress(Failed):  # whoever is given it hears of it
+                        running.imported()
+            yield
+            self._ahead.clear()
+
+    @contextmanager
+    def both(self, case: Case, more: str = "") -> Iterator[tuple[Running, Running]]:
+        """It natively and under xMIG, in turns: both have imported what they need, and neither has used the device."""
+        with contextlib.ExitStack() as stack:
+            pair = self._ahead.pop(case.name, None)
+            native, xmig = pair or self._start_both(stack, stack.enter_context(self.node()), case, more)
+            native.imported()
+            xmig.imported()
+            assert xmig.program is not None
+            if xmig.program.info() is not None:
+                raise Failed("under xMIG: it used the device while it imported what it needs")
+            yield native, xmig
+
+    def _start_both(self, stack: contextlib.ExitStack, node: Node, case: Case, more: str) -> tuple[Running, Running]:
+        more = f"--turns {self.turns(case)} {more}"
+        native = stack.enter_context(self.started(case, None, more))
+        return native, stack.enter_context(self.started(case, node, more))
+
     @contextmanager
     def started(self, case: Case, node: Node | None, more: str = "") -> Iterator[Running]:
         """Start it, under `node` or natively; it is not left behind."""
@@ -183,16 +238,15 @@ class Bench:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1" if self.rehearsal else "8"
         if self.rehearsal:  # on a GPU it is the user's, natively as under xMIG
             environment["CUDA_CACHE_PATH"] = str(caches / "cuda")
-        end = min(self.end, time.monotonic() + case.patience)
         with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
             options["start_new_session"] = True  # its workers end with it
             if node is not None:
                 program = node.program(command, name=case.name, environment=environment, **options)
-                running = Running(program.process, out, end, program)
+                running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
             else:
                 process = subprocess.Popen(command, env=os.environ | environment, text=True, **options)
-                running = Running(process, out, end, None)
+                running = Running(process, out, patience=case.patience, end=self.end, program=None)
         try:
             yield running
         finally:

@@ -20,7 +20,7 @@ TINY_STEPS = "--warmup 1 --steps 4 --block 2"
 @dataclass(frozen=True)
 class Case:
     """A program and its arguments. ``tiny`` replaces sizes; ``target``: of the step time, times native; ``patience``:
-    seconds for one run."""
+    seconds for one run. ``turns``: parts of its steps, where native and xMIG have them in turn."""
 
     name: str
     program: str
@@ -30,6 +30,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None
     patience: float = PATIENCE
+    turns: int = 4
     fills: bool = False  # the device, until it has no memory left for anybody
 
     @property
@@ -54,13 +55,13 @@ TIMED = [
     Case("gpt2-b1", "gpt2", "GPT-2-small, B=1, 256 tokens, bf16 autocast, AdamW foreach",
          "--batch 1 --context 256 --optimizer foreach --steps 100 --deterministic", TINY_GPT, target=1),
     Case("resnet50", "resnet50", "ResNet-50, B=64, channels last, bf16 autocast, SGD", "", TINY_RESNET, target=1),
-    Case("mlp", "mlp", "MLP of three layers, B=64, Adam", "--deterministic", target=1),
+    Case("mlp", "mlp", "MLP of three layers, B=64, Adam", "--deterministic --steps 2500", target=1, turns=10),
     Case("decode", "decode", "GPT-2-small generates with a key-value cache, B=1, every token read",
          "--deterministic", TINY_GPT, target=1),
     Case("compile", "compile", "torch.compile, GPT-2 of 4 layers, B=8, kernels cached by compile-cold",
          "--deterministic", TINY_GPT, target=1.01),
     Case("graphs", "graphs", "a training step in a CUDA graph, GPT-2 of 4 layers, 256 wide, B=1",
-         "--deterministic --context 256 --steps 400 --block 20", TINY_GPT, target=1.01),
+         "--deterministic --context 256 --steps 1600 --block 20", TINY_GPT, target=1.01),
 ]  # fmt: skip
 
 # Only their results are compared; several run at a time.
@@ -83,7 +84,7 @@ RESULTS = [
     Case("linalg", "linalg", "cuSOLVER, cuFFT, cuSPARSE, cuRAND", "", "--size 32"),
     Case("alloc-default", "allocators", "caching allocator, default", "", "--mib 64 --steps 600"),
     Case("alloc-segments", "allocators", "caching allocator, expandable_segments", "", "--mib 64 --steps 600",
-         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, fills=True),
+         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, turns=1, fills=True),
     Case("alloc-async", "allocators", "caching allocator, cudaMallocAsync", "", "--mib 64 --steps 600",
          {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),

@@ -8,14 +8,15 @@ from functools import partial
 
 from tests.gpu import faults, kills, moves, profile, recovery, results, speeds, steps
 from tests.gpu.bench import Bench
-from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED
+from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED, Case
 from xmigd.measurements import Row
 
 
 @dataclass(frozen=True)
 class Part:
     """``seconds``: what it takes; it is not begun when less is left. ``alone``: nothing else may use the GPU.
-    ``topic``: the file of docs/measurements that its rows go to."""
+    ``topic``: the file of docs/measurements that its rows go to. ``pair``: a program that it runs natively and under
+    xMIG, which can have imported what it needs before."""
 
     name: str
     group: str
@@ -23,6 +24,7 @@ class Part:
     measure: Callable[[Bench], Iterable[Row]]
     alone: bool = True
     topic: str = "gpu"
+    pair: Case | None = None
 
 
 # In this order: what has a target comes before what has none, for the time that runs out at the end. What need not be
@@ -44,8 +46,12 @@ PARTS = [
         for case in TIMED
         if not case.deterministic
     ),
-    *(Part(case.name, "results", 30, partial(results.measure, case=case)) for case in RESULTS if case.fills),
-    *(Part(case.name, "steps", 35, partial(steps.measure, case=case)) for case in TIMED),
+    *(
+        Part(case.name, "results", 30, partial(results.measure_alone, case=case), pair=case)
+        for case in RESULTS
+        if case.fills
+    ),
+    *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),

@@ -21,29 +21,45 @@ BETWEEN = 20  # steps: what was redone is seen in them
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    """Targets in seconds."""
-    yield from stalls(bench, standby=True, targets={"kill": 0.5, "illegal address": 0.5})
-    yield from stalls(bench, standby=False, targets={"kill": 1.5, "illegal address": 1.5})
+    """One run with a standby, and one without; both import what they need at the same time. Targets in seconds."""
+    with started(bench, standby=True) as first, started(bench, standby=False) as second:
+        for running in (first, second):
+            running.imported()
+        yield from stalls(bench, first, standby=True, targets={"kill": 0.5, "illegal address": 0.5})
+        yield from stalls(bench, second, standby=False, targets={"kill": 1.5, "illegal address": 1.5})
 
 
-def stalls(bench: Bench, *, standby: bool, targets: dict[str, float]) -> Iterator[Row]:
-    """One run, which is struck by one kind after the other."""
-    status, enough = bench.logs / "recovery.status", bench.logs / "recovery.enough"
+def files(bench: Bench, *, standby: bool) -> tuple[Path, Path]:
+    """Where it says how far it is, and what ends it."""
+    name = "recovery" if standby else "recovery-cold"
+    return bench.logs / f"{name}.status", bench.logs / f"{name}.enough"
+
+
+@contextlib.contextmanager
+def started(bench: Bench, *, standby: bool) -> Iterator[Running]:
+    status, enough = files(bench, standby=standby)
     for file in (status, enough):
         file.unlink(missing_ok=True)
-    struck: dict[str, tuple[int, int, int]] = {}  # how often, and between which steps
-    more = f"--status {status} --until {enough}"
+    more = f"--status {status} --until {enough} --turns 1"
     with bench.node(standby=standby) as node, bench.started(RECOVERED, node, more) as running:
-        assert running.program is not None
-        wait_for_step(running, status, BETWEEN)
-        for kind in targets:
-            first = step(status)
-            count = strike(running, bench, status, kind, standby=standby)
-            wait_for_step(running, status, step(status) + BETWEEN)
-            struck[kind] = count, first, step(status)
-        info = running.program.info()
-        enough.touch()
-        outcome = running.finish()
+        yield running
+
+
+def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, float]) -> Iterator[Row]:
+    """A run, which is struck by one kind after the other."""
+    status, enough = files(bench, standby=standby)
+    struck: dict[str, tuple[int, int, int]] = {}  # how often, and between which steps
+    running.begin()
+    assert running.program is not None
+    wait_for_step(running, status, BETWEEN)
+    for kind in targets:
+        first = step(status)
+        count = strike(running, bench, status, kind, standby=standby)
+        wait_for_step(running, status, step(status) + BETWEEN)
+        struck[kind] = count, first, step(status)
+    info = running.program.info()
+    enough.touch()
+    outcome = running.finish()
     done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
     if len(done) < sum(count for count, _, _ in struck.values()) or not done:
         raise Failed(f"of {struck} strikes {len(done)} led to a recovery")

@@ -19,6 +19,12 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         yield compared(bench, case, native, [bench.under(node, case)])
 
 
+def measure_alone(bench: Bench, case: Case) -> Iterator[Row]:
+    """Each has the device for itself; both import what they need at the same time."""
+    with bench.both(case) as (native, xmig):
+        yield compared(bench, case, native.all_at_once(), [xmig.all_at_once()])
+
+
 def compared(bench: Bench, case: Case, native: Outcome, xmig: list[Outcome]) -> Row:
     """A row that names the first differences. What native runs do not share is none."""
     found = [text for outcome in xmig for text in differences(native.result, outcome.result)]

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from tests.gpu.bench import Bench, Failed, Outcome, Running
+from tests.gpu.bench import Bench, Outcome
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences, spread
 from tests.gpu.memory import Weighing
-from xmigd.demo.node import Node
 from xmigd.measurements import Row
 
-TURNS, TURNS_OF_A_REHEARSAL = 4, 2
 START_TARGET = 1.1  # and what a server's context takes
 SURE_START = 0.03  # what starts of one program are apart, as a rule
 
@@ -34,19 +31,18 @@ def once_more(bench: Bench, case: Case) -> Iterator[Row]:
 
 
 def measure(bench: Bench, case: Case) -> Iterator[Row]:
-    with bench.node() as node:
-        native, xmig, memory = in_turn(bench, node, case)
-        native_starts, xmig_starts = [native.result["first_step_s"]], [xmig.result["first_step_s"]]
-        target = START_TARGET + bench.context_s / native_starts[0]
-        stopped = ""
-        if xmig_starts[0] / native_starts[0] > target - SURE_START:
-            with both(bench, node, case, "--steps 0 --turns 1") as (first, second):
-                first.go()
-                native_starts.append(first.finish().result["first_step_s"])
-                second.go()
-                again = second.finish()
-                xmig_starts.append(again.result["first_step_s"])
-            stopped = f"; {len(again.cuts)} cuts in the second, of {sum(cut['ms'] for cut in again.cuts):.0f} ms in all"
+    native, xmig, memory = in_turn(bench, case)
+    native_starts, xmig_starts = [native.result["first_step_s"]], [xmig.result["first_step_s"]]
+    target = START_TARGET + bench.context_s / native_starts[0]
+    stopped = ""
+    if xmig_starts[0] / native_starts[0] > target - SURE_START:
+        with bench.both(case, "--steps 0") as (first, second):
+            first.go()
+            native_starts.append(first.finish().result["first_step_s"])
+            second.go()
+            again = second.finish()
+            xmig_starts.append(again.result["first_step_s"])
+        stopped = f"; {len(again.cuts)} cuts in the second, of {sum(cut['ms'] for cut in again.cuts):.0f} ms in all"
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
         target=case.target, better="lower", conditions=f"{case.said}; in turns, native {quarters(native)} ms, "
@@ -71,18 +67,17 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         yield spread(case, [native, other], xmig)
 
 
-def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome, Weighing]:
+def in_turn(bench: Bench, case: Case) -> tuple[Outcome, Outcome, Weighing]:
     """Native, and under xMIG; and what they take of the device before the first turn."""
     memory = Weighing(bench)
-    turns = TURNS_OF_A_REHEARSAL if bench.rehearsal else TURNS
-    with both(bench, node, case, f"--turns {turns}") as (native, xmig):
+    with bench.both(case) as (native, xmig):
         native.go()
         native.turn(1)
         memory.weigh_native()
         xmig.go()
         xmig.turn(1)
         memory.weigh_xmig(xmig)
-        for number in range(2, turns + 1):
+        for number in range(2, bench.turns(case) + 1):
             for running in (native, xmig):
                 running.go()
                 running.turn(number)
@@ -90,18 +85,6 @@ def in_turn(bench: Bench, node: Node, case: Case) -> tuple[Outcome, Outcome, Wei
         first = native.finish()
         xmig.go()
         return first, xmig.finish(), memory
-
-
-@contextmanager
-def both(bench: Bench, node: Node, case: Case, more: str) -> Iterator[tuple[Running, Running]]:
-    """Native and under xMIG, before either has used the device."""
-    with bench.started(case, None, more) as native, bench.started(case, node, more) as xmig:
-        native.imported()
-        xmig.imported()
-        assert xmig.program is not None
-        if xmig.program.info() is not None:
-            raise Failed("under xMIG: it used the device while it imported what it needs")
-        yield native, xmig
 
 
 def quarters(outcome: Outcome) -> str:

@@ -169,8 +169,7 @@ def test_starts_are_repeated_where_there_is_doubt(
         ended = (native, left.pop(0))
         return contextlib.nullcontext([SimpleNamespace(go=bool, finish=lambda it=it: it) for it in ended])
 
-    monkeypatch.setattr(steps, "both", started)
-    bench = SimpleNamespace(node=contextlib.nullcontext, context_s=0.2, native=lambda *_: native)
+    bench = SimpleNamespace(both=started, context_s=0.2, native=lambda *_: native)
     step, row, _, different = steps.measure(cast(Bench, bench), TIMED[1])
     assert step.conditions.endswith("; 2 cuts, 1 of them with all of its memory, 7.0 ms each")
     assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)

@@ -46,7 +46,10 @@ def told(kind: str, *, blocking: bool) -> list[str]:
             call()
             said.append("nothing")
         except RuntimeError as error:
-            said.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            # Where launches block, the launch tells of it or, seldom, and natively, the next one: that is another caller
+            # of the driver, with a class of its own.
+            kind_of_error = "error" if blocking and call is strike else type(error).__name__
+            said.append(f"{kind_of_error}: {str(error).splitlines()[0]}")
     # Whether the first call is told already is a matter of time, unless launches block.
     return [f"{len(done)} launches before", *said] if blocking else said[1:]
 
