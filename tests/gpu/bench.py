@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,8 @@ class Bench:
         self.kind = "null" if rehearsal else "cuda"
         self.environment = environment or {}  # of every program
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
-        self._ahead: dict[str, tuple[Running, Running]] = {}  # natively and under xMIG, by the case's name
+        # Natively and under xMIG, and what ends them; by the case's name.
+        self._ahead: dict[str, tuple[contextlib.ExitStack, tuple[Running, Running]]] = {}
         self._numbers: dict[str, int] = {}
 
     @contextmanager
@@ -187,25 +189,25 @@ class Bench:
 
     @contextmanager
     def ahead(self, cases: list[Case]) -> Iterator[None]:
-        """Have these import what they need, all at once, natively and under one daemon; `both` gives them out."""
+        """Have these import what they need, all at once; `both` gives them out."""
         with contextlib.ExitStack() as stack:
-            node = stack.enter_context(self.node()) if cases else None
-            for case in cases:
-                assert node is not None
-                self._ahead[case.name] = self._start_both(stack, node, case, "")
-            for pair in list(self._ahead.values()):
-                for running in pair:
-                    with contextlib.suppress(Failed):  # whoever is given it hears of it
-                        running.imported()
+            stacks = [stack.enter_context(contextlib.ExitStack()) for _ in cases]
+            # Two share a core as a rule, and would wait for each other.
+            with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+                pairs = list(pool.map(self._import_both, stacks, cases))
+            for case, own, pair in zip(cases, stacks, pairs, strict=True):
+                if pair is not None:
+                    self._ahead[case.name] = own, pair
             yield
             self._ahead.clear()
 
     @contextmanager
     def both(self, case: Case, more: str = "") -> Iterator[tuple[Running, Running]]:
-        """It natively and under xMIG, in turns: both have imported what they need, and neither has used the device."""
-        with contextlib.ExitStack() as stack:
-            pair = self._ahead.pop(case.name, None)
-            native, xmig = pair or self._start_both(stack, stack.enter_context(self.node()), case, more)
+        """It natively and under xMIG, in turns: both have imported what they need, and neither has used the device.
+        Nothing of either is left there afterwards."""
+        stack, pair = self._ahead.pop(case.name, None) or (contextlib.ExitStack(), None)
+        with stack:
+            native, xmig = pair or self._start_both(stack, case, more)
             native.imported()
             xmig.imported()
             assert xmig.program is not None
@@ -213,10 +215,23 @@ class Bench:
                 raise Failed("under xMIG: it used the device while it imported what it needs")
             yield native, xmig
 
-    def _start_both(self, stack: contextlib.ExitStack, node: Node, case: Case, more: str) -> tuple[Running, Running]:
+    def _start_both(self, stack: contextlib.ExitStack, case: Case, more: str = "") -> tuple[Running, Running]:
+        """Natively, and under a daemon of its own, until `stack` is closed."""
         more = f"--turns {self.turns(case)} {more}"
+        node = stack.enter_context(self.node())
         native = stack.enter_context(self.started(case, None, more))
         return native, stack.enter_context(self.started(case, node, more))
+
+    def _import_both(self, stack: contextlib.ExitStack, case: Case) -> tuple[Running, Running] | None:
+        """Until they have imported what they need. What fails fails again for whoever asks for them."""
+        try:
+            pair = self._start_both(stack, case)
+            for running in pair:
+                running.imported()
+        except (XmigError, OSError):
+            stack.close()
+            return None
+        return pair
 
     @contextmanager
     def started(self, case: Case, node: Node | None, more: str = "") -> Iterator[Running]:

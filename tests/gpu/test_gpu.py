@@ -181,6 +181,18 @@ def test_starts_are_repeated_where_there_is_doubt(
     assert different.value == 0
 
 
+def test_a_pair_leaves_nothing_on_the_device(bench: Bench) -> None:
+    mlp = next(case for case in TIMED if case.name == "mlp")
+    with bench.ahead([mlp]):
+        with bench.both(mlp) as (_, xmig):
+            xmig.go()
+            xmig.turn(1)
+            assert xmig.program is not None
+            server = (xmig.program.info() or {})["server_pid"]
+            assert Path(f"/proc/{server}").exists()
+        assert not Path(f"/proc/{server}").exists()
+
+
 def test_what_did_not_strike_is_known_by_its_kind() -> None:
     plan = [Strike("kill", 0, "copy", 5), Strike("fault", 700, "record", 6), Strike("hang", 0, "kernel", 7),
             Strike("fault", 700, "kernel", 9)]  # fmt: skip

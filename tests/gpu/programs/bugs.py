@@ -46,8 +46,8 @@ def told(kind: str, *, blocking: bool) -> list[str]:
             call()
             said.append("nothing")
         except RuntimeError as error:
-            # Where launches block, the launch tells of it or, seldom, and natively, the next one: that is another caller
-            # of the driver, with a class of its own.
+            # Where launches block, the launch tells of it or, seldom, and natively, the next one. That is another
+            # caller of the driver, with a class of its own.
             kind_of_error = "error" if blocking and call is strike else type(error).__name__
             said.append(f"{kind_of_error}: {str(error).splitlines()[0]}")
     # Whether the first call is told already is a matter of time, unless launches block.
