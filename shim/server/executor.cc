@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <thread>
+#include <tuple>
 
 #include "journal/futex.h"
 #include "server/clock.h"
@@ -401,10 +402,9 @@ void Executor::execute() {
   dispatch();
   if (redoing_) [[unlikely]] redo_times_.took(op_of(record_), now_ns() - began);
   if (used_stream_) {
-    last_stream_ = *used_stream_;
-    last_ordinal_ = ordinal;
-    if (is_kernel(op_of(record_))) kernels_in_[ordinal] = last_stream_;
-    faults_.check(progress_.enqueued(last_stream_, ordinal, sequence));
+    std::tie(last_stream_, last_ordinal_) = *used_stream_;
+    if (is_kernel(op_of(record_))) kernels_in_[last_ordinal_] = last_stream_;
+    faults_.check(progress_.enqueued(last_stream_, last_ordinal_, sequence));
   }
   if (careful) [[unlikely]] {
     settle();
@@ -634,7 +634,7 @@ bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
     *real = stream->real;
     ordinal = stream->owner.ordinal;
   }
-  used_stream_ = *real;
+  used_stream_ = {*real, ordinal};
   working_.add(*real, ordinal);
   return true;
 }

@@ -370,7 +370,7 @@ class Executor final : public Witness {
   uint64_t sequence_ = 0;   // of the last record executed
   std::atomic<uint64_t> executing_{0};  // sequence_, or the one that is being executed
   std::atomic<bool> alone_{false};      // and what came before it is done
-  std::optional<CUstream> used_stream_;  // by that record
+  std::optional<std::pair<CUstream, uint32_t>> used_stream_;  // by that record, and of which device it is
   CUstream last_stream_ = nullptr;       // that any record has used
   uint32_t last_ordinal_ = 0;
   std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel

@@ -404,6 +404,21 @@ void cuts_go_with_kernels() {
   CHECK(job.counters().recoveries == 1);
 }
 
+// Work in a stream of the second device, while the first is current: each device's memory is hashed in a stream of its own. A
+// kernel may not be there, as it is natively, a graph may.
+void cuts_of_two_devices() {
+  Job job({.device = "cpu:0,1"});
+  const auto kernels = job.load_kernels();
+  const uint64_t other = journal::make_handle(journal::Kind::kStream, 1);
+  job.append(Op::cuStreamCreateWithPriority, Args_cuStreamCreateWithPriority{other, CU_STREAM_NON_BLOCKING, 0}, {}, 0, 0, 1);
+  const uint64_t address = job.memory(kWords * 8);
+  job.write(address, numbers(3).data(), kWords * 8);
+  job.launch(kernels.kernels.at("mix"), other, address, 2, kWords);
+  CHECK(job.synchronize() == CUDA_ERROR_INVALID_CONTEXT);
+  job.cut();
+  CHECK(job.counters().recoveries == 0);
+}
+
 // Once what was begun is done (a cut may be due first) nothing runs, and nothing polls.
 void idle_uses_no_cpu() {
   Job job;
@@ -423,7 +438,7 @@ const Tests kTests = {
     {"host_functions", host_functions}, {"host_function_needs_the_program", host_function_needs_the_program},
     {"never_synchronises", never_synchronises}, {"waits_are_apart", waits_are_apart}, {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"idle_uses_no_cpu", idle_uses_no_cpu},
-    {"cuts_go_with_kernels", cuts_go_with_kernels},
+    {"cuts_go_with_kernels", cuts_go_with_kernels}, {"cuts_of_two_devices", cuts_of_two_devices},
 };
 
 }  // namespace

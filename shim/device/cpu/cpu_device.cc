@@ -3,6 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "device/cpu/api.h"
 #include "device/cpu/bulk.h"
 #include "device/cpu/driver.h"
 #include "device/cpu/log.h"
@@ -79,12 +80,20 @@ void CpuDevice::on_fault(void (*callback)(void*), void* user) {
   shared_->on_fault_user = user;
 }
 
-bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) {
-  return hash_chunks(chunks, hashes);
+// As on a GPU: a stream of the current context, that is still there.
+bool CpuDevice::can(Where where) {
+  const std::lock_guard lock(mutex);
+  if (!where) return true;
+  const std::shared_ptr<Stream> stream = find_stream(*this, *where);
+  return stream && stream->context().ordinal() == t_ordinal;
 }
 
-bool CpuDevice::copy(std::span<const Move> moves, Where) {
-  return std::all_of(moves.begin(), moves.end(),
+bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {
+  return can(where) && hash_chunks(chunks, hashes);
+}
+
+bool CpuDevice::copy(std::span<const Move> moves, Where where) {
+  return can(where) && std::all_of(moves.begin(), moves.end(),
                      [](const Move& move) { return copy_bytes(move.to, move.from, move.bytes); });
 }
 

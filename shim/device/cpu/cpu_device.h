@@ -55,8 +55,8 @@ class CpuDevice final : public Device {
   void set_sequence(uint64_t sequence) override { t_sequence = sequence; }
   Fault fault() const override;
   void on_fault(void (*callback)(void*), void* user) override;
-  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) override;
-  bool copy(std::span<const Move> moves, Where) override;
+  bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override;
+  bool copy(std::span<const Move> moves, Where where) override;
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule module, uint32_t index, uint64_t address) override;
@@ -78,6 +78,8 @@ class CpuDevice final : public Device {
   CUresult load(Context& context, Bytes image, CUmodule* module);
 
  private:
+  bool can(Where where);
+
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   DriverTable table_{};
 };

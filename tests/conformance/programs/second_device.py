@@ -1,6 +1,6 @@
 """Two devices in one program: memory, streams and kernels on each, copies between them."""
 
-from calls import RUNTIME, byref, c_int, c_void_p, expect, kernel, launch, malloc, read, say
+from calls import DRIVER, RUNTIME, byref, c_int, c_void_p, expect, kernel, launch, malloc, read, say
 
 N = 2000
 count = c_int()
@@ -24,6 +24,17 @@ for step in range(15):
         RUNTIME.cudaStreamSynchronize(streams[ordinal])
         RUNTIME.cudaMemcpyPeer(areas[1 - ordinal] + 4 * N, 1 - ordinal, areas[ordinal], ordinal, 4 * N)
         RUNTIME.cudaDeviceSynchronize()  # the other device's stream does not wait for this one's copy
+# A graph of the second device, launched while the first is current.
+graph, executable = c_void_p(), c_void_p()
+RUNTIME.cudaSetDevice(1)
+DRIVER.cuStreamBeginCapture_v2(streams[1], 0)
+launch(mix, 4, 64, areas[1], 3, N, stream=streams[1])
+DRIVER.cuStreamEndCapture(streams[1], byref(graph))
+DRIVER.cuGraphInstantiateWithFlags(byref(executable), graph, 0)
+RUNTIME.cudaSetDevice(0)
+for _ in range(100):
+    DRIVER.cuGraphLaunch(executable, streams[1])
+    RUNTIME.cudaStreamSynchronize(streams[1])
 for ordinal in range(2):
     RUNTIME.cudaSetDevice(ordinal)
     RUNTIME.cudaDeviceSynchronize()
