@@ -68,7 +68,7 @@ class Settings(Configuration):
     )
     device_memory: int = Field(default=0, ge=0, description="bytes of each cpu or null device; 0: the device's default")
     journal_mib: int = Field(default=64, ge=4, le=4096, description="size of a process's journal")
-    cut_budget: float = Field(default=0.01, gt=0, le=0.5, description="share of a process's time that cuts may cost")
+    cut_budget: float = Field(default=0.005, gt=0, le=0.5, description="share of a process's time that cuts may cost")
     host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
     tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")

@@ -112,6 +112,12 @@ class Device {
   virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) = 0;
   // Copy between ranges of one device of this process, all at once. Nothing writes to them, and no range is in two moves.
   virtual bool copy(std::span<const Move> moves, Where where) = 0;
+  // Both: what is copied is read once, and the hash is that of what was read.
+  virtual bool copy_and_hash(std::span<const Move> moves, std::span<uint64_t> hashes, Where where) {
+    std::vector<Chunk> chunks;
+    for (const Move& move : moves) chunks.push_back({move.from, move.bytes});
+    return copy(moves, where) && hash(chunks, hashes, where);
+  }
 
   // cuModuleLoadData for an image whose length is known. An image is hostile, and cuModuleLoadData can only believe
   // what the image says about its own length: use this one for images that come from the program.

@@ -187,23 +187,15 @@ void Executor::add_move(Moves& moves, uint64_t to, uint64_t from) const {
   }
 }
 
-bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& all, bool count) {
+bool Executor::copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& all) {
   Moves moves;
   for (const auto& [to, from] : all) add_move(moves, to, from);
   std::string why;
-  return copy(moves, count, why);
+  return copy(moves, why);
 }
 
-bool Executor::copy(const Moves& sorted, bool count, std::string& why, While when) {
-  const std::span<const Bounce::Piece> to_plain = sorted.to_plain;
-  size_t brought = 0;
-  for (size_t i = 0; count && i < to_plain.size(); ++i) {
-    if (!injector_.cut_due(i + 1)) continue;
-    if (!bounce_.to_plain(to_plain.subspan(brought, i - brought), why)) return false;
-    injector_.at_cut(i + 1, sequence_);
-    brought = i;
-  }
-  if (!bounce_.to_plain(to_plain.subspan(brought), why) || !bounce_.to_device(sorted.from_plain, why)) return false;
+bool Executor::copy(const Moves& sorted, std::string& why, While when) {
+  if (!bounce_.to_plain(sorted.to_plain, why) || !bounce_.to_device(sorted.from_plain, why)) return false;
   why = "the device could not copy";
   const auto& moves = sorted.direct;
   std::vector<device::Move> batch;  // of one device
@@ -213,13 +205,9 @@ bool Executor::copy(const Moves& sorted, bool count, std::string& why, While whe
     contexts_.use(batch_ordinal);
     return device_.copy(std::exchange(batch, {}), where(batch_ordinal, when));
   };
-  for (size_t i = 0; i < moves.size(); ++i) {
-    const auto [to, from] = moves[i];
+  for (const auto& [to, from] : moves) {
     const uint32_t ordinal = ordinal_of_address(std::min(to, from));  // the device's range lies below the shadow's
-    const size_t number = to_plain.size() + i + 1;
-    const bool struck = count && injector_.cut_due(number);
-    if ((ordinal != batch_ordinal || struck) && !flush()) return false;
-    if (struck) injector_.at_cut(number, sequence_);
+    if (ordinal != batch_ordinal && !flush()) return false;
     batch_ordinal = ordinal;
     if (!batch.empty() && batch.back().to + batch.back().bytes == to && batch.back().from + batch.back().bytes == from) {
       batch.back().bytes += kGranule;
@@ -317,18 +305,93 @@ std::array<uint64_t, journal::kMaxDevices> Executor::slots_wanted(const std::vec
   return wanted;
 }
 
+// What the last cut had to copy, and what may stay where it is: it is copied again without a look. That reads it once, not twice,
+// and where it has not changed, the shadow gets what it has.
+std::vector<bool> Executor::likely_changed(const std::vector<uint64_t>& granules) const {
+  std::vector<bool> likely(granules.size());
+  auto old = chunks_.cbegin();
+  auto changed = changed_.cbegin();
+  for (size_t i = 0; i < granules.size(); ++i) {
+    while (changed != changed_.cend() && *changed < granules[i]) ++changed;
+    if (changed == changed_.cend()) break;
+    if (*changed != granules[i]) continue;
+    while (old != chunks_.cend() && old->address < granules[i]) ++old;
+    likely[i] = old != chunks_.cend() && old->address == granules[i] && old->slot != 0 && shadow_.on_device(old->slot) &&
+                !must_leave(old->slot) && !may_return(old->slot);
+  }
+  return likely;
+}
+
+// What is copied is what these chunks hash to.
+bool Executor::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed) {
+  std::vector<Bounce::Piece> plain;
+  std::vector<ChunkState*> direct;
+  for (const auto& [number, before] : changed) {
+    ChunkState& chunk = chunks[number];
+    const auto target = shadow_.plain_at(chunk.slot);
+    if (!target) {
+      direct.push_back(&chunk);
+      continue;
+    }
+    const uint64_t mapped = target->mapped ? chunk.slot : 0;
+    plain.push_back({chunk.address, target->fd, target->offset, ordinal_of_device_address(chunk.address), mapped});
+  }
+  // Faults on purpose strike when so many have been copied.
+  const auto in_parts = [this](size_t others, size_t count, auto&& bring) {
+    size_t brought = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (!injector_.cut_due(others + i + 1)) continue;
+      if (!bring(brought, i)) return false;
+      injector_.at_cut(others + i + 1, sequence_);
+      brought = i;
+    }
+    return bring(brought, count);
+  };
+  std::string why;
+  std::vector<device::Move> moves;  // of one device
+  std::vector<uint64_t> hashes;
+  return in_parts(0, plain.size(), [&](size_t first, size_t end) {
+    return bounce_.to_plain(std::span(plain).subspan(first, end - first), why);
+  }) && in_parts(plain.size(), direct.size(), [&](size_t first, size_t end) {
+    while (first < end) {
+      const uint32_t ordinal = ordinal_of_device_address(direct[first]->address);
+      moves.clear();
+      for (size_t i = first; i < end && ordinal_of_device_address(direct[i]->address) == ordinal; ++i) {
+        moves.push_back({direct[i]->slot, direct[i]->address, kGranule});
+      }
+      hashes.resize(moves.size());
+      contexts_.use(ordinal);
+      if (!device_.copy_and_hash(moves, hashes, where(ordinal, While::kDrained))) return false;
+      for (const uint64_t hash : hashes) direct[first++]->hash = hash;
+    }
+    return true;
+  });
+}
+
 // Empty: committed. Otherwise the reason, and nothing has changed. `once_ns`: of its time, what the next cut of the same work
 // will not take, because this one found new places in the shadow.
 std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   const std::vector<uint64_t>& granules = live_.listed().granules;
-  std::vector<uint64_t> hashes;
-  if (!hash_chunks(granules, hashes)) {
+  std::vector<bool> unseen;
+  {
+    const std::lock_guard lock(hosted_mutex_);
+    unseen = likely_changed(granules);
+  }
+  std::vector<uint64_t> hashes(granules.size()), seen, seen_hashes;
+  for (size_t i = 0; i < granules.size(); ++i) {
+    if (!unseen[i]) seen.push_back(granules[i]);
+  }
+  if (!hash_chunks(seen, seen_hashes)) {
     faults_.give_up(sequence_, "the device could not hash its memory");
+  }
+  for (size_t i = 0, known = 0; i < granules.size(); ++i) {
+    if (!unseen[i]) hashes[i] = seen_hashes[known++];
   }
 
   const std::lock_guard lock(hosted_mutex_);
-  std::vector<ChunkState> next;
-  std::vector<std::pair<uint64_t, uint64_t>> moves;  // to the shadow, from the device
+  CutContent content;
+  std::vector<ChunkState>& next = content.chunks;
+  std::vector<Changed> changed;
   std::vector<uint64_t> taken, given_back;
   next.reserve(granules.size());
   const std::optional<uint64_t> zeros_hash = this->zeros_hash();
@@ -342,14 +405,20 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   for (size_t i = 0; i < granules.size(); ++i) {
     const uint64_t address = granules[i];
     const uint32_t ordinal = ordinal_of_device_address(address);
-    const bool zeros = hashes[i] == zeros_hash;
     for (; old != chunks_.cend() && old->address < address; ++old) give_back(*old);
-    std::optional<uint64_t> slot;
-    bool changed = true;
+    if (unseen[i]) {
+      changed.push_back({next.size(), old->hash});
+      next.push_back({address, 0, old->slot});
+      ++old;
+      continue;
+    }
+    const bool zeros = hashes[i] == zeros_hash;
+    std::optional<uint64_t> slot, before;
+    bool differs = true;
     if (old != chunks_.cend() && old->address == address) {
       const bool leaves = zeros || old->slot == 0 || must_leave(old->slot);
       const bool returns = !leaves && may_return(old->slot);
-      if (!zeros && (leaves || returns)) slot = staged(address, hashes[i], changed);
+      if (!zeros && (leaves || returns)) slot = staged(address, hashes[i], differs);
       if (leaves || slot) {
         give_back(*old);
       } else if (const auto nearer = returns ? returned(ordinal, wanted[ordinal]) : std::nullopt) {
@@ -358,7 +427,8 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
         slot = nearer;
       } else {
         slot = old->slot;
-        changed = old->hash != hashes[i];
+        before = old->hash;
+        differs = before != hashes[i];
       }
       ++old;
     }
@@ -380,20 +450,18 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
       taken.push_back(*slot);
       ++fresh;
     }
-    if (changed) moves.emplace_back(*slot, address);
+    if (differs) changed.push_back({next.size(), before});
     next.push_back({address, hashes[i], *slot});
   }
   for (; old != chunks_.cend(); ++old) give_back(*old);
   if (fresh != 0) once_ns = now_ns() - placing;
 
-  CutContent content;
   content.number = cut_number_ + 1;
   content.position = position_;
   content.sequence = sequence_;
   content.failures = failures_;
   content.memory = hosting_.extents();
   content.live = live_.listed().ranges;
-  content.chunks = next;
   std::vector<uint64_t> images;
   objects_.modules.for_each([&](uint32_t, const Module& module) { images.push_back(module.image); });
   objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { images.push_back(graph.image); });
@@ -403,20 +471,20 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   });
   content.objects = objects_.records.list();
   for (const auto& [address, variable] : variables_) content.variables.push_back(variable);
-  const std::vector<std::byte> bytes = serialise(content);
+  const uint64_t bytes = serialised_bytes(content);
   const int file = job_.fds().cut[content.number & 1].get();
-  if (!reserve_cut_file(file, bytes.size())) {
+  if (!reserve_cut_file(file, bytes)) {
     const std::string why = std::strerror(errno);
     for (const uint64_t mine : taken) shadow_.free(mine);
     shadow_.trim();
-    return "there is no space for " + std::to_string(bytes.size()) + " bytes in the cut's file: " + why;
+    return "there is no space for " + std::to_string(bytes) + " bytes in the cut's file: " + why;
   }
 
   // From here on nothing may fail for want of something.
   const uint64_t copying = now_ns();
-  const bool copied = copy_chunks(moves, true);
-  if (fresh != 0) once_ns += (now_ns() - copying) * fresh / moves.size();
-  if (!copied || !ipc::write_all(file, bytes)) {
+  const bool copied = fill_shadow(next, changed);
+  if (fresh != 0) once_ns += (now_ns() - copying) * fresh / changed.size();
+  if (!copied || !ipc::write_all(file, serialise(content))) {
     faults_.give_up(sequence_, "a cut could not be written");
   }
   journal::JournalHeader& header = job_.header();
@@ -426,6 +494,10 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
 
   cut_number_ = content.number;
   cut_position_ = position_;
+  changed_.clear();
+  for (const auto& [number, before] : changed) {
+    if (before && *before != next[number].hash) changed_.push_back(next[number].address);
+  }
   chunks_ = std::move(next);
   for (const uint64_t slot : given_back) shadow_.free(slot);
   for (const ChunkState& chunk : chunks_) consume_staged(chunk);
@@ -444,7 +516,7 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   report.position = position_;
   report.sequence = sequence_;
   report.chunks = granules.size();
-  report.copied_bytes = moves.size() * kGranule;
+  report.copied_bytes = changed.size() * kGranule;
   report.live_bytes = live_.bytes();
   report.journal_bytes = position_ - trimmed_;
   report.objects = content.objects.size();

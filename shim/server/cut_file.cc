@@ -25,7 +25,6 @@ struct CutHeader {
   uint64_t memory, live, chunks, images, events, objects, variables;  // how many
   std::array<Failure, journal::kMaxDevices> failures;
 };
-constexpr size_t kUsuallyLess = 64 << 10;  // images, events and variables
 constexpr size_t kChecksummedFrom = offsetof(CutHeader, number);
 
 class Writer {
@@ -45,6 +44,9 @@ class Writer {
  private:
   std::vector<std::byte> data_;
 };
+
+// Before a variable's name.
+using AboutVariable = std::array<uint64_t, 3>;
 
 class Reader {
  public:
@@ -88,8 +90,7 @@ std::vector<std::byte> serialise(const CutContent& content) {
   header.variables = content.variables.size();
   header.failures = content.failures;
   Writer writer;
-  writer.data().reserve(sizeof(CutHeader) + sizeof(Extent) * header.memory + sizeof(LiveRange) * header.live +
-                        sizeof(ChunkState) * header.chunks + content.objects.bytes().size() + kUsuallyLess);
+  writer.data().reserve(serialised_bytes(content));
   writer.put(std::span<const CutHeader>(&header, 1));
   writer.put(content.memory);
   writer.put(content.live);
@@ -98,7 +99,7 @@ std::vector<std::byte> serialise(const CutContent& content) {
   writer.put(content.events);
   writer.put(content.objects.bytes());
   for (const Variable& variable : content.variables) {
-    const uint64_t about[] = {variable.module, variable.address, variable.name.size()};
+    const AboutVariable about = {variable.module, variable.address, variable.name.size()};
     writer.put(std::span<const uint64_t>(about));
     writer.put(std::span<const char>(variable.name));
   }
@@ -107,6 +108,14 @@ std::vector<std::byte> serialise(const CutContent& content) {
   header.checksum = XXH3_64bits(data.data() + kChecksummedFrom, data.size() - kChecksummedFrom);
   std::memcpy(data.data(), &header, sizeof(header));
   return data;
+}
+
+uint64_t serialised_bytes(const CutContent& content) {
+  uint64_t bytes = sizeof(CutHeader) + sizeof(Extent) * content.memory.size() + sizeof(LiveRange) * content.live.size() +
+                   sizeof(ChunkState) * content.chunks.size() + sizeof(Images::State) * content.images.size() +
+                   sizeof(RecordedEvent) * content.events.size() + content.objects.bytes().size();
+  for (const Variable& variable : content.variables) bytes += sizeof(AboutVariable) + variable.name.size();
+  return bytes;
 }
 
 std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::string& why) {
@@ -135,7 +144,7 @@ std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::strin
   if (!objects) return bad("an object record is cut off");
   content.objects = std::move(*objects);
   for (uint64_t i = 0; i < header.variables; ++i) {
-    std::array<uint64_t, 3> about;
+    AboutVariable about;
     std::vector<char> name;
     Variable variable;
     if (!reader.get(about) || !reader.get(name, about[2])) return bad("a variable is cut off");

@@ -52,6 +52,7 @@ struct CutContent {
 };
 
 std::vector<std::byte> serialise(const CutContent& content);
+uint64_t serialised_bytes(const CutContent& content);
 // Nothing, and `why`, if these bytes are not a cut.
 std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::string& why);
 

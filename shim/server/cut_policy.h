@@ -2,7 +2,8 @@
 //
 // Cuts cost time in which nothing is executed; the budget is a share of time. What a cut will cost is learnt from the last
 // one, without what that did for the first time. What they gain is a short redo, which is as long as the work since the last
-// cut: a redo that is short enough for nobody to notice is worth twice the budget, and no more than that.
+// cut: a redo that is short enough for nobody to notice is worth four times the budget, and no more than that. One that is
+// noticed anyway may as well be longer: faults are rare, and cuts are not.
 //
 // Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
 // executor stops for a while and lets the device finish: not for longer than the budget allows, so that work that takes
@@ -30,8 +31,8 @@ class CutPolicy {
   // `cost`: what the next one is expected to take.
   void taken(uint64_t now, uint64_t cost) {
     interval_ = std::clamp(share_of(cost), kShortest, kLongest);
-    const uint64_t twice = share_of(cost) / 2;  // the interval at twice the budget
-    if (interval_ > kGoodRedo && twice <= kFairRedo) interval_ = std::max(kGoodRedo, twice);
+    const uint64_t shorter = share_of(cost) / kWorthOfShort;
+    if (interval_ > kGoodRedo && shorter <= kFairRedo) interval_ = std::max(kGoodRedo, shorter);
     last_ = now;
     look_at_ = 0;
     due_ = now + interval_;
@@ -64,7 +65,8 @@ class CutPolicy {
   static constexpr uint64_t kShortest = 150'000'000;
   // With the grace, a quarter of it, and a cut's own time: at most 250 ms of work to be done again.
   static constexpr uint64_t kGoodRedo = 200'000'000;
-  static constexpr uint64_t kFairRedo = 300'000'000;  // the longest that twice the budget is spent for
+  static constexpr uint64_t kFairRedo = 250'000'000;  // the longest that more than the budget is spent for
+  static constexpr uint64_t kWorthOfShort = 4;        // budgets
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLookEvery = 100'000;
   static constexpr uint64_t kLongest = 60'000'000'000;

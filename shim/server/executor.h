@@ -238,8 +238,16 @@ class Executor final : public Witness {
     std::vector<Bounce::Piece> to_plain, from_plain;
   };
   void add_move(Moves& moves, uint64_t to, uint64_t from) const;
-  bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves, bool count);
-  bool copy(const Moves& moves, bool count, std::string& why, While when = While::kDrained);
+  bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves);
+  bool copy(const Moves& moves, std::string& why, While when = While::kDrained);
+  // Chunks of a cut whose content goes to their slots: where each is in the list, and its content's hash in the last cut if that
+  // had the slot, too.
+  struct Changed {
+    size_t chunk;
+    std::optional<uint64_t> before;
+  };
+  std::vector<bool> likely_changed(const std::vector<uint64_t>& granules) const;
+  bool fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed);
   void trim();
   void trim_shadow(bool whole = false);
 
@@ -385,6 +393,7 @@ class Executor final : public Witness {
   CutPolicy policy_;
   std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the cut before
   std::optional<uint64_t> zeros_hash_;
   uint64_t cut_number_ = 0;
   bool has_cut_ = false;  // this server

@@ -126,6 +126,15 @@ int measure(const std::string& name, uint64_t mib) {
   nlohmann::json result = {{"bytes", bytes}, {"open_ms", static_cast<double>(opened - start) / 1e6}};
   result["hash_gb_s"] = speed(bytes, kHashes, [&] { return device->hash(chunks, hashes, {}); });
 
+  // As a cut copies: the first half to the second, where no two neighbours stay neighbours.
+  std::vector<device::Move> moves;
+  const uint64_t half = granules / 2;
+  for (uint64_t i = 0; i < half; ++i) {
+    const uint64_t to = i % 2 == 0 ? i / 2 : half - 1 - i / 2;
+    moves.push_back({memory + (half + to) * kGranule, memory + i * kGranule, kGranule});
+  }
+  result["copy_and_hash_gb_s"] = speed(half * kGranule, kHashes, [&] { return device->copy_and_hash(moves, hashes, {}); });
+
   std::string why;
   for (const size_t threads : {8, 16}) {
     Bounce bounce(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);

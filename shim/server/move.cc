@@ -125,7 +125,7 @@ std::optional<CutContent> Executor::read_cut(uint64_t at_least) {
 bool Executor::copy_and_hash(const std::vector<std::pair<uint64_t, uint64_t>>& moves, std::vector<uint64_t>& hashes) {
   std::vector<uint64_t> granules;
   for (const auto& [to, from] : moves) granules.push_back(to);
-  return copy_chunks(moves, false) && hash_chunks(granules, hashes);
+  return copy_chunks(moves) && hash_chunks(granules, hashes);
 }
 
 // What is known of a granule that lies behind those that were asked for before, from `at` on.

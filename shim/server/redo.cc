@@ -265,7 +265,7 @@ void Executor::restore_memory(const std::vector<Extent>& fresh) {
     contexts_.use(ordinal);
     faults_.check(driver_.cuCtxSynchronize());
   }
-  if (!copy_chunks(moves, false)) {
+  if (!copy_chunks(moves)) {
     faults_.give_up(sequence_, "the device could not copy from the shadow");
   }
 }

@@ -260,7 +260,7 @@ class Executor::Relocation {
       arrived.push_back({chunk->address, {chunk->hash, *slot}});
     }
     const uint64_t start = now_ns();
-    if (!executor_.copy(moves, false, why, Executor::While::kRunning)) return std::nullopt;
+    if (!executor_.copy(moves, why, Executor::While::kRunning)) return std::nullopt;
     pace_.took(arrived.size(), now_ns() - start);
     if (to_ == Place::kDevice && !look_at(arrived)) {
       why = "the device could not hash its memory";

@@ -23,6 +23,10 @@ def measure(bench: Bench) -> Iterator[Row]:
         conditions=f"chunks of 2 MiB, {size}; median of 9",
     )  # fmt: skip
     yield Row(
+        name="content copied and hashed", value=round(said["copy_and_hash_gb_s"], 1), unit="GB/s", better="higher",
+        conditions=f"on the device, half of {size} to the other half, chunks of 2 MiB that lie apart; median of 9",
+    )  # fmt: skip
+    yield Row(
         name="a server's driver and context", value=round(said["open_ms"], 1), unit="ms", better="lower",
         conditions="the driver's start, one context, the built-in kernels; once",
     )  # fmt: skip

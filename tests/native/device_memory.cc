@@ -212,6 +212,18 @@ TEST(hash_and_copy) {
     CHECK(hashes[i] == XXH3_64bits(reinterpret_cast<void*>(list[i].address), list[i].bytes));
   CHECK(rig.copy(b, a, chunk * chunks - 3));
   CHECK(std::memcmp(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), chunk * chunks - 3) == 0);
+  rig.d().cuMemsetD8Async(b, 0, chunk * chunks, nullptr);
+  rig.d().cuCtxSynchronize();
+  std::vector<device::Move> moves;
+  for (uint64_t i = 0; i < chunks; ++i) moves.push_back({b + (chunks - 1 - i) * chunk, list[i].address, list[i].bytes});
+  std::vector<uint64_t> copied(chunks);
+  CHECK(rig.device->copy_and_hash(moves, copied, {}));
+  CHECK(copied == hashes);
+  for (const device::Move& move : moves)
+    CHECK(std::memcmp(reinterpret_cast<void*>(move.to), reinterpret_cast<void*>(move.from), move.bytes) == 0);
+  moves.push_back({b, rig.hole(), chunk});
+  copied.resize(moves.size());
+  CHECK(!rig.device->copy_and_hash(moves, copied, {}));
   list.push_back({rig.hole(), chunk});
   hashes.resize(list.size());
   CHECK(!rig.device->hash(list, hashes, {}));

@@ -94,7 +94,7 @@ class Job {
     std::string device = "cpu:0";
     uint64_t memory = 1ull << 30;
     uint64_t ring_bytes = 16ull << 20;
-    double cut_budget = 0.01;
+    double cut_budget = 0.005;
     bool recover = true;  // replace a lost server
   };
 

@@ -278,10 +278,78 @@ void zeros() {
   check_resumed(job);
 }
 
+// A cut copies without a look what the one before it found changed: once more than needed when that has come to rest, and a
+// server that dies among these copies leaves a whole cut behind.
+void changes() {
+  Job job({.cut_budget = 1e-9});  // after the second cut none comes by itself
+  const auto kernels = job.load_kernels();
+  constexpr uint64_t kChunks = 6;
+  const uint64_t base = journal::kDeviceBase + (1ull << 32);
+  CHECK(job.grow(base, kChunks * journal::kGranule) == CUDA_SUCCESS);
+  job.alloc(base, kChunks * journal::kGranule);
+  std::vector<std::vector<uint64_t>> expected;
+  for (uint64_t i = 0; i < kChunks; ++i) {
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base + i * journal::kGranule, 0, journal::kGranule, 0});
+    expected.push_back(numbers(i));
+    job.write(base + i * journal::kGranule, expected[i].data(), kWords * 8);
+  }
+  const auto change = [&](uint64_t first, uint64_t end) {
+    for (uint64_t i = first; i < end; ++i) {
+      job.launch(kernels.kernels.at("mix"), 0, base + i * journal::kGranule, 5, kWords);
+      mix(expected[i], 5);
+    }
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+  };
+  const auto cut_copies = [&](uint64_t chunks) {
+    job.cut();
+    CHECK(job.counters().cut_bytes == chunks * journal::kGranule);
+  };
+  // Work that depends on what it finds is done again: what a cut has kept must be right.
+  const auto check_kept = [&] {
+    change(0, kChunks);
+    job.kill_server();
+    std::vector<uint64_t> got(kWords);
+    for (uint64_t i = 0; i < kChunks; ++i) {
+      CHECK(job.read(base + i * journal::kGranule, got.data(), kWords * 8) == CUDA_SUCCESS);
+      CHECK(got == expected[i]);
+    }
+  };
+  change(0, 1);
+  job.cut();
+  change(0, 1);
+  job.cut();
+  change(0, 1);
+  job.cut();
+  change(0, 3);
+  cut_copies(3);
+  change(0, 3);
+  cut_copies(3);
+  change(3, 4);
+  cut_copies(4);  // three of them as before, in vain
+  change(3, 4);
+  cut_copies(1);
+  check_kept();
+  for (uint64_t strike = 1; strike <= 4; ++strike) {
+    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.cut();
+    change(0, 3);
+    job.cut();
+    change(0, 4);
+    const uint64_t injected = job.counters().injected, resumed = job.counters().resumed;
+    job.inject("cut", "kill", strike);
+    job.send({{"type", "cut"}});
+    Job::wait([&] { return job.counters().injected != injected && job.counters().resumed != resumed; });
+    check_kept();
+  }
+  check_resumed(job);
+}
+
 const Tests kTests = {
     {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
     {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"zeros", zeros},
+    {"changes", changes},
 };
 
 }  // namespace

@@ -64,7 +64,7 @@ class Move {
              {"job", "test"},
              {"mode", "move"},
              {"client_pid", ::getpid()},
-             {"cut_budget", 0.01},
+             {"cut_budget", 0.005},
              {"first_id", 1'000'000 * ++moves_}},
             files);
     job_.on_message([this](const Json& message) { forward(message); });

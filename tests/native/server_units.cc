@@ -211,15 +211,15 @@ void records() {
 }
 
 void policy() {
-  CutPolicy policy(0.01);
+  CutPolicy policy(0.005);
   policy.start(1000);
   CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
-  policy.taken(0, 7'000'000);  // 7 ms at 1 %: every 700 ms, and at 2 % still too dear for 300 ms
-  CHECK(!policy.due(699'000'000) && policy.due(700'000'000) && !policy.overdue(799'000'000));
-  CHECK(policy.overdue(800'000'000));
-  policy.taken(0, 5'000'000);  // at 2 % every 250 ms
-  CHECK(!policy.due(249'000'000) && policy.due(250'000'000));
-  policy.taken(0, 4'000'000);  // every 400 ms, or for twice the budget every 200 ms: taken after 250 ms at the latest
+  policy.taken(0, 6'000'000);  // 6 ms at 0.5 %: every 1200 ms, and at 2 % still too dear for 250 ms
+  CHECK(!policy.due(1'199'000'000) && policy.due(1'200'000'000) && !policy.overdue(1'299'000'000));
+  CHECK(policy.overdue(1'300'000'000));
+  policy.taken(0, 4'800'000);  // at 2 % every 240 ms
+  CHECK(!policy.due(239'000'000) && policy.due(240'000'000));
+  policy.taken(0, 4'000'000);  // every 800 ms, or for four times the budget every 200 ms: taken after 250 ms at the latest
   CHECK(!policy.due(199'000'000) && policy.due(200'000'000) && !policy.overdue(249'000'000));
   CHECK(policy.overdue(250'000'000));
   for (uint64_t now = 200'000'000; now < 250'000'000; now += 1'000'000) {  // no good moment comes

@@ -138,21 +138,7 @@ class CudaDevice final : public Device {
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
     if (chunks.empty()) return true;
     Unit& unit = unit_of(chunks[0].address);
-    const CUstream stream = where.value_or(unit.stream);
-    const std::lock_guard lock(unit.mutex);
-    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
-    for (size_t done = 0; done < chunks.size();) {
-      const size_t count = std::min(chunks.size() - done, kBatch);
-      std::memcpy(unit.shared->chunks, chunks.data() + done, count * sizeof(Chunk));
-      uint64_t list = address_of(unit.shared->chunks), result = address_of(unit.shared->hashes);
-      void* parameters[] = {&list, &result};
-      if (launch(unit.hash, static_cast<unsigned>(count), 512, stream, parameters) != CUDA_SUCCESS ||
-          driver_.cuStreamSynchronize(stream) != CUDA_SUCCESS)
-        return false;
-      std::memcpy(hashes.data() + done, unit.shared->hashes, count * sizeof(uint64_t));
-      done += count;
-    }
-    return true;
+    return hash_each(unit, unit.hash, chunks, unit.shared->chunks, hashes, where);
   }
 
   bool copy(std::span<const Move> moves, Where where) override {
@@ -171,6 +157,17 @@ class CudaDevice final : public Device {
       }
     }
     return driver_.cuStreamSynchronize(stream) == CUDA_SUCCESS;
+  }
+
+  bool copy_and_hash(std::span<const Move> moves, std::span<uint64_t> hashes, Where where) override {
+    if (moves.empty()) return true;
+    // What goes to the host or comes from there is for the copy engines.
+    const bool all_on_device = std::none_of(moves.begin(), moves.end(), [](const Move& move) {
+      return journal::in_host_shadow(move.to) || journal::in_host_shadow(move.from);
+    });
+    if (!all_on_device) return Device::copy_and_hash(moves, hashes, where);
+    Unit& unit = unit_of(moves[0].from);
+    return hash_each(unit, unit.copy_hash, moves, unit.shared->moves, hashes, where);
   }
 
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.
@@ -211,7 +208,10 @@ class CudaDevice final : public Device {
 
   // Host memory that the kernels read and write directly.
   struct alignas(4096) Shared {
-    Chunk chunks[kBatch];
+    union {
+      Chunk chunks[kBatch];
+      Move moves[kBatch];
+    };
     uint64_t hashes[kBatch];
     uint64_t word;
   };
@@ -219,7 +219,7 @@ class CudaDevice final : public Device {
   struct Unit {
     CUcontext context = nullptr;
     std::map<std::string, CUfunction> kernels;
-    CUfunction hash = nullptr;
+    CUfunction hash = nullptr, copy_hash = nullptr;
     CUstream stream = nullptr;
     size_t stack = 0;  // of a thread, as the driver has it
     std::unique_ptr<Shared> shared = std::make_unique<Shared>();
@@ -276,9 +276,30 @@ class CudaDevice final : public Device {
     check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
     load_kernels(unit, xmig_hash_ptx);
     unit.hash = unit.kernels.at("xmig_hash");
+    unit.copy_hash = unit.kernels.at("xmig_copy_hash");
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
     check(driver_.cuMemHostRegister_v2(unit.shared.get(), sizeof(Shared), CU_MEMHOSTREGISTER_DEVICEMAP),
           "cuMemHostRegister");
+  }
+
+  // One of hash.cu's kernels, whose list `shared` is.
+  template <typename T>
+  bool hash_each(Unit& unit, CUfunction kernel, std::span<const T> list, T* shared, std::span<uint64_t> hashes, Where where) {
+    const CUstream stream = where.value_or(unit.stream);
+    const std::lock_guard lock(unit.mutex);
+    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
+    for (size_t done = 0; done < list.size();) {
+      const size_t count = std::min(list.size() - done, kBatch);
+      std::memcpy(shared, list.data() + done, count * sizeof(T));
+      uint64_t from = address_of(shared), to = address_of(unit.shared->hashes);
+      void* parameters[] = {&from, &to};
+      if (launch(kernel, static_cast<unsigned>(count), 512, stream, parameters) != CUDA_SUCCESS ||
+          driver_.cuStreamSynchronize(stream) != CUDA_SUCCESS)
+        return false;
+      std::memcpy(hashes.data() + done, unit.shared->hashes, count * sizeof(uint64_t));
+      done += count;
+    }
+    return true;
   }
 
   CUresult copy_part(const Move& part, CUstream stream) {
