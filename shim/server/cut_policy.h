@@ -65,7 +65,7 @@ class CutPolicy {
   static constexpr uint64_t kShortest = 150'000'000;
   // With the grace, a quarter of it, and a cut's own time: at most 250 ms of work to be done again.
   static constexpr uint64_t kGoodRedo = 200'000'000;
-  static constexpr uint64_t kFairRedo = 250'000'000;  // the longest that more than the budget is spent for
+  static constexpr uint64_t kFairRedo = 275'000'000;  // the longest that more than the budget is spent for
   static constexpr uint64_t kWorthOfShort = 4;        // budgets
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLookEvery = 100'000;

@@ -214,7 +214,7 @@ void policy() {
   CutPolicy policy(0.005);
   policy.start(1000);
   CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
-  policy.taken(0, 6'000'000);  // 6 ms at 0.5 %: every 1200 ms, and at 2 % still too dear for 250 ms
+  policy.taken(0, 6'000'000);  // 6 ms at 0.5 %: every 1200 ms, and at 2 % still too dear for 275 ms
   CHECK(!policy.due(1'199'000'000) && policy.due(1'200'000'000) && !policy.overdue(1'299'000'000));
   CHECK(policy.overdue(1'300'000'000));
   policy.taken(0, 4'800'000);  // at 2 % every 240 ms
