@@ -163,6 +163,43 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
     writer.close()
 
 
+def test_who_reads_waits_for_what_has_happened(engine: Engine, reading: Engine) -> None:
+    writer = Writer(engine)
+    records = DatabaseRecords(writer)
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(session: Session) -> None:
+        begun.set()
+        assert go.wait(10)
+
+    writer.record("devices.configure", slow)
+    assert begun.wait(10)
+    records.job_made(JOB)  # not in the slow one's transaction
+    before = writer.version
+    threading.Timer(0.05, go.set).start()
+    writer.catch_up()
+    assert go.is_set()
+    with Session(reading) as session:
+        assert session.get(Job, "j") is not None
+    assert writer.version != before
+    writer.close()
+
+
+def test_who_reads_does_not_wait_for_a_full_disk(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xmigd.database.writer.READERS_PATIENCE", 60.0)
+    writer = Writer(engine)
+    is_full = threading.Event()
+    is_full.set()
+    for _ in range(3):
+        writer.record("devices.configure", lambda session: full(session) if is_full.is_set() else None)
+        reader = threading.Thread(target=writer.catch_up)
+        reader.start()
+        reader.join(30)
+        assert not reader.is_alive()
+    is_full.clear()
+    writer.close()
+
+
 def test_a_record_that_can_never_be_written_holds_up_no_other(engine: Engine, reading: Engine) -> None:
     writer = Writer(engine)
     records = DatabaseRecords(writer)

@@ -1,8 +1,8 @@
 """Answers that are asked for again and again, made once per state of the database.
 
-Everything that changes the database goes through one writer, which counts its commits: an answer made after the last
-commit is still right. An answer is never older than the request for it: who comes after a commit does not get, nor wait
-for, one that was begun before it.
+Everything that changes the database goes through one writer, which counts what it is given and its commits: an answer
+made since they changed is still right. An answer is never older than the request for it: who comes after a change does
+not get, nor wait for, one that was begun before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    commits: int  # before it was begun
+    version: tuple[int, int]  # the writer's, before it was begun
     body: asyncio.Future[bytes]
 
 
@@ -34,9 +34,9 @@ class Cached:
     async def json(self, key: object, make: Callable[[], bytes]) -> Response:
         """The JSON that `make` gives for `key`. It is called in a thread, and only reads the database."""
         found = self._answers.pop(key, None)
-        if found is None or found.commits != self._writer.commits:
-            commits = self._writer.commits
-            found = _Answer(commits, asyncio.ensure_future(asyncio.to_thread(make)))
+        if found is None or found.version != self._writer.version:
+            version = self._writer.version
+            found = _Answer(version, asyncio.ensure_future(asyncio.to_thread(make)))
         self._answers[key] = found  # the most recent one is the last
         if len(self._answers) > KEPT:
             del self._answers[next(iter(self._answers))]

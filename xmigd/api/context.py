@@ -63,6 +63,8 @@ class Node:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
+        """The database, with all that has happened until now. It may wait for a write: not for the loop's thread."""
+        self.writer.catch_up()
         with Session(self.readers) as session:
             yield session
 

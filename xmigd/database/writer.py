@@ -2,7 +2,7 @@
 
 `submit` is for requests: it answers when the change is on the disk, or fails. `record` is for what happened anyway: it
 never fails, and what cannot be written now (full disk) waits in order until it can be. Work that is waiting together is
-committed together.
+committed together. Who reads waits for what was accepted before (`catch_up`): what somebody has seen happen is there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ Work = Callable[[Session], Any]
 BATCH = 128
 MAX_BACKLOG = 20_000
 RETRY_AFTER = 1.0
+READERS_PATIENCE = 5.0  # seconds; as long as SQLite waits for a lock
 
 
 @dataclass(slots=True)
@@ -47,7 +48,10 @@ class Writer:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._backlog: deque[_Item] = deque()
         self._dropped = 0
-        self.commits = 0  # so far; one that has been counted can be read
+        self._commits = 0  # so far; one that has been counted can be read
+        self._progress = threading.Condition()
+        self._accepted = 0
+        self._handled = 0  # of these: written, refused, or waiting for a database that takes writes
         self._failure: str | None = None
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
@@ -58,13 +62,25 @@ class Writer:
         """Why nothing can be written at present."""
         return self._failure
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """It differs when a reader that catches up may find something else than before."""
+        return self._accepted, self._commits
+
+    def catch_up(self) -> None:
+        """Wait until everything that was accepted before is written, as far as it can be at present. Not for ever: who
+        reads is answered also by a database that somebody has locked."""
+        with self._progress:
+            wanted = self._accepted
+            self._progress.wait_for(lambda: self._handled >= wanted, READERS_PATIENCE)
+
     def record(self, name: Write, work: Work) -> None:
-        self._queue.put(_Item(name, work, None))
+        self._accept(_Item(name, work, None))
 
     def submit(self, name: Write, work: Work) -> Future[Any]:
         """The future fails with Unavailable when the database takes no writes."""
         future: Future[Any] = Future()
-        self._queue.put(_Item(name, work, future))
+        self._accept(_Item(name, work, future))
         return future
 
     def close(self) -> None:
@@ -72,6 +88,11 @@ class Writer:
         self._queue.put(None)
         self._thread.join(timeout=10)
         self._engine.dispose()
+
+    def _accept(self, item: _Item) -> None:
+        with self._progress:
+            self._accepted += 1
+            self._queue.put(item)
 
     def _run(self) -> None:
         stopping = False
@@ -91,6 +112,9 @@ class Writer:
                 if self._failure is not None and not self._backlog and not stopping:
                     self._probe()
             self._bound_backlog()
+            with self._progress:
+                self._handled += len(batch)
+                self._progress.notify_all()
         if self._backlog:
             logger.error("records are lost", count=len(self._backlog), why=self._failure)
 
@@ -133,7 +157,7 @@ class Writer:
                 result = item.work(session)
                 session.flush()
             failpoints.hit_write("write.begun", *names)
-        self.commits += 1
+        self._commits += 1
         failpoints.hit_write("write.committed", *names)
         return result
 
