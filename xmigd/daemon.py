@@ -121,10 +121,11 @@ async def serve(settings: Settings) -> None:
         supervisor = Supervisor(settings, layout, program, records, find_job, live, fd_store, keeper)
         with Session(reading) as session:
             supervisor.cordoned.update(cordoned_devices(session))
-        supervisor.learn = DeviceLearner(writer)
+        inventory = Inventory(settings.device_memory)
+        supervisor.learn = learner = DeviceLearner(writer)
+        supervisor.uuid_of = lambda device: learner.uuid(device) or inventory.uuid(device)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
         policies.applied_by("retention", lambda policy: setattr(bus, "keep", policy.events))
-        inventory = Inventory(settings.device_memory)
         sampler = Sampler(supervisor.processes, lambda: sample_devices(reading, supervisor.processes, inventory))
         places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
         native_moves = DriverMoves(

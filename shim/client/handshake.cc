@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "client/context.h"
 #include "client/message.h"
@@ -51,6 +52,20 @@ void read_command(char (&command)[256]) {
   command[bytes] = 0;
 }
 
+// A list that does not fit loses whole entries: half a UUID may be another device's.
+void read_visible(ipc::ClientHello& hello) {
+  const char* const every = std::getenv("XMIG_EVERY_DEVICE");
+  const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
+  hello.visibility = every && *every ? ipc::kEvery : value ? ipc::kNamed : ipc::kJobDevices;
+  if (hello.visibility != ipc::kNamed) return;
+  std::string_view list(value);
+  if (list.size() >= sizeof(hello.visible)) {
+    const size_t comma = list.substr(0, sizeof(hello.visible)).rfind(',');
+    list = list.substr(0, comma == list.npos ? 0 : comma);
+  }
+  std::copy(list.begin(), list.end(), hello.visible);
+}
+
 struct Answer {
   bool connected = false;
   int error = 0;  // errno
@@ -76,6 +91,7 @@ Answer exchange(const std::string& path, bool reattach) {
   const std::string_view job = reattach ? job_name : given ? given : "";
   std::copy_n(job.begin(), std::min(job.size(), sizeof(hello.job) - 1), hello.job);
   read_command(hello.command);
+  read_visible(hello);
   answer.error = ipc::send_message(socket.get(), std::as_bytes(std::span(&hello, 1)));
   if (answer.error) return answer;
   constexpr int kPatienceMs = 15'000;

@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "client/handshake.h"
 #include "client/message.h"
 #include "client/native.h"
+#include "ipc/visible.h"
 #include "local.h"
 
 namespace xmig::client {
@@ -54,14 +54,9 @@ bool native_wanted() {
   return value && std::string_view(value) == "native";
 }
 
-// $CUDA_VISIBLE_DEVICES is a list up to the first entry that names no device: with none before that, there are no devices.
 bool devices_hidden() {
   const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (!value) return false;
-  std::string_view list(value);
-  list.remove_prefix(std::min(list.find_first_not_of(" "), list.size()));
-  return list.empty() || !(std::isdigit(static_cast<unsigned char>(list[0])) || list.starts_with("GPU-") ||
-                           list.starts_with("MIG-"));
+  return value && !names_devices(value);
 }
 
 bool launch_blocking_wanted() {

@@ -9,7 +9,15 @@ namespace xmig::ipc {
 inline constexpr uint32_t kHandshakeMagic = 0x4c434d58;  // "XMCL"
 inline constexpr uint32_t kHandshakeVersion = 1;
 
-// The program to the daemon. Who it is, the daemon reads from the socket (SO_PEERCRED), not from here.
+// Which of its job's devices a program wants to see.
+enum Visibility : uint32_t {
+  kJobDevices = 0,  // $CUDA_VISIBLE_DEVICES is not set: those that its job has
+  kNamed = 1,       // what $CUDA_VISIBLE_DEVICES says
+  kEvery = 2,       // all that $CUDA_VISIBLE_DEVICES could name: xmig-nvml-probe asks so
+};
+
+// The program to the daemon. Who it is, the daemon reads from the socket (SO_PEERCRED), not from here. A shim from before
+// `visibility` sends what comes before it, and means 0.
 struct ClientHello {
   uint32_t magic;
   uint32_t version;
@@ -17,6 +25,8 @@ struct ClientHello {
   uint32_t reattach;  // 1: an earlier handshake's job, whose server and daemon both went away
   char job[64];       // $XMIG_JOB, from `xmigctl run`; empty: the daemon makes a job for this process
   char command[256];  // argv, shortened, for people
+  uint32_t visibility;
+  char visible[508];  // $CUDA_VISIBLE_DEVICES, with kNamed
 };
 
 // The daemon to the program, with `fds` file descriptors: journal, staging, pinned. Sent once the server is ready.

@@ -10,11 +10,15 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "ipc/visible.h"
 
 namespace xmig::nvml {
 namespace {
@@ -23,13 +27,33 @@ constinit std::mutex mutex;
 constinit Devices known{};  // count 0: nothing yet
 constinit bool is_final = false;  // `known` is what this process's own driver says
 
+// CUDA does not show all of them. Asked once: a program that sets the variable does so before it asks for devices. Where it
+// hides every device, NVML has none either: no GPU server is taken for a program that does not want a GPU.
+bool some_are_hidden() {
+  static const bool found = [] {
+    const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
+    return value && xmig::names_devices(value);
+  }();
+  return found;
+}
+
+// Its place among those that this process's own driver shows; -1: it is not there.
+int own_ordinal(const Device& wanted) {
+  Devices own;
+  if (driver().describe(own) != CUDA_SUCCESS) return -1;
+  for (int i = 0; i < own.count; ++i) {
+    if (std::memcmp(own.device[i].uuid, wanted.uuid, sizeof(wanted.uuid)) == 0) return i;
+  }
+  return -1;
+}
+
 std::string path_of(const void* symbol) {
   Dl_info found{};
   return ::dladdr(symbol, &found) && found.dli_fname ? found.dli_fname : "";
 }
 
-// Nothing of the program's goes to the child but its standard error and the environment, and of that not what is
-// preloaded: the child opens the same libcuda.so.1 by its path.
+// Nothing of the program's goes to the child but its standard error and the environment, and of that neither what is
+// preloaded, since the child opens the same libcuda.so.1 by its path, nor which devices are not to be seen.
 pid_t start_probe(int output, int ordinal) {
   const std::string own = path_of(reinterpret_cast<const void*>(&list_devices));
   std::string program = own.substr(0, own.rfind('/') + 1) + "xmig-nvml-probe";
@@ -38,8 +62,11 @@ pid_t start_probe(int output, int ordinal) {
   char* arguments[] = {program.data(), library.data(), asked.data(), nullptr};
   std::vector<char*> environment;
   for (char** variable = environ; variable && *variable; ++variable) {
-    if (!std::string_view(*variable).starts_with("LD_PRELOAD=")) environment.push_back(*variable);
+    const std::string_view set(*variable);
+    if (!set.starts_with("LD_PRELOAD=") && !set.starts_with("CUDA_VISIBLE_DEVICES=")) environment.push_back(*variable);
   }
+  static char every[] = "XMIG_EVERY_DEVICE=1";
+  if (some_are_hidden()) environment.push_back(every);
   environment.push_back(nullptr);
 
   posix_spawn_file_actions_t files;
@@ -93,7 +120,7 @@ CUresult list_devices(Devices& devices) {
   const std::lock_guard lock(mutex);
   if (!is_final) {
     Devices found;
-    CUresult error = driver().describe(found);
+    CUresult error = some_are_hidden() ? CUDA_ERROR_NOT_INITIALIZED : driver().describe(found);
     is_final = error == CUDA_SUCCESS;
     if (error != CUDA_SUCCESS && known.count == 0) {
       if (error != CUDA_ERROR_NOT_INITIALIZED) return error;
@@ -110,7 +137,14 @@ CUresult list_devices(Devices& devices) {
 
 CUresult free_bytes(int ordinal, uint64_t& bytes) {
   if (!driver().loaded) return CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
-  CUresult error = driver().free_bytes(ordinal, bytes);
+  CUresult error = CUDA_ERROR_NOT_INITIALIZED;
+  int own = ordinal;
+  if (some_are_hidden()) {
+    Devices devices;
+    if (const CUresult listed = list_devices(devices); listed != CUDA_SUCCESS) return listed;
+    own = ordinal < devices.count ? own_ordinal(devices.device[ordinal]) : -1;
+  }
+  if (own >= 0) error = driver().free_bytes(own, bytes);
   if (error != CUDA_ERROR_NOT_INITIALIZED) return error;
   ProbeReport report{};
   error = probe(ordinal, report);

@@ -6,6 +6,8 @@
 //      a handshake of this process would. What the child said is kept: only the first question costs a GPU server.
 //      Its devices are those that the daemon would give this process now; a job without a fixed device may get others
 //      later, and from then on 1. answers.
+//      With $CUDA_VISIBLE_DEVICES a child asks in any case, for all that the variable could name: natively NVML counts
+//      the machine's devices whatever the variable says, and programs look up the entries of the one in the other.
 //   3. A forked child: what its parent knew. NVML works there natively, too, though CUDA does not.
 #pragma once
 

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from xmigd.errors import ProtocolError
 from xmigd.native import Layout, read_layout
 from xmigd.supervisor.fds import JobMemory
-from xmigd.supervisor.handshake import HELLO, MAGIC, WELCOME, pack_hello, pack_welcome, parse_hello, unpack_welcome
+from xmigd.supervisor.handshake import (
+    BEFORE_VISIBILITY,
+    HELLO,
+    MAGIC,
+    WELCOME,
+    pack_hello,
+    pack_welcome,
+    parse_hello,
+    unpack_welcome,
+)
 
 from .node import ROOT, Node, Program, send_raw, until
 
@@ -60,8 +69,16 @@ def test_text_is_cut_at_a_character() -> None:
 
 
 def test_hello_survives() -> None:
-    hello = parse_hello(pack_hello("job:token", "python train.py", reattach=True))
+    hello = parse_hello(pack_hello("job:token", "python train.py", reattach=True, visible="1,0"))
     assert (hello.job, hello.command, hello.reattach) == ("job:token", "python train.py", True)
+    assert hello.visible == "1,0"
+    assert parse_hello(pack_hello(visible="")).visible == ""
+
+
+def test_a_shim_from_before_is_understood() -> None:
+    """Programs outlive an upgrade of the daemon, and shake hands again when it and their server have both gone."""
+    hello = parse_hello(pack_hello("job", "command", reattach=True)[:BEFORE_VISIBILITY])
+    assert (hello.job, hello.command, hello.reattach, hello.visible) == ("job", "command", True, None)
 
 
 @given(st.binary(max_size=600) | st.binary(min_size=HELLO.size, max_size=HELLO.size))
@@ -80,6 +97,7 @@ def test_any_changed_byte_is_refused_or_harmless(place: int, value: int) -> None
         return
     assert hello.command.isprintable()
     assert hello.job.isprintable()
+    assert not isinstance(hello.visible, str) or hello.visible.isprintable()
 
 
 def test_memory_is_sealed() -> None:

@@ -53,6 +53,29 @@ def test_no_device_files(bench: Bench, node: Node) -> None:
     assert bench.under(node, FILES).result["device_files"] == []
 
 
+COUNTED = """
+import torch
+before = torch.cuda.device_count()
+x = torch.ones(4, device="cuda:1")
+print(before, torch.cuda.device_count(), torch.cuda.get_device_properties(1).uuid, torch.cuda.mem_get_info(1)[1] > 0)
+"""
+
+
+def test_pytorch_counts_visible_devices(bench: Bench) -> None:
+    """It looks the variable's entries up in what NVML counts, and has no device where that has fewer."""
+    environment = {**bench.environment, "PYTHONPATH": ""}
+    with bench.node(devices="null:0,null:1,null:2") as node:
+        said = set()
+        for device, variable in ((None, "2,1"), ("null:0,1,2", "2,1"), ("null:2,1", None)):
+            more = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+            command = [bench.python, "-c", COUNTED]
+            code, out = node.program(command, device=device, environment=environment | more).finish()
+            assert code == 0
+            said.add(out)
+    assert len(said) == 1
+    assert said.pop().startswith("2 2 ")
+
+
 COMPILER = """
 from cuda.bindings import nvrtc
 source = b"extern \\"C\\" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }"

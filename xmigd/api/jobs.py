@@ -47,8 +47,9 @@ async def make_job(
     supervisor = node.supervisor
     name = wanted.name or wanted.command.split(" ", 1)[0].rpartition("/")[2] or "job"
     job, token = supervisor.make_job(
-        name=name, command=wanted.command, uid=caller.uid, device=wanted.device, hang_timeout=wanted.hang_timeout
-    )
+        name=name, command=wanted.command, uid=caller.uid, device=wanted.device, visible=wanted.visible_devices,
+        hang_timeout=wanted.hang_timeout,
+    )  # fmt: skip
     request.state.secret = True
     model = job_model(job)
     created_at = model.created_at

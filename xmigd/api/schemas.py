@@ -89,6 +89,9 @@ class JobRequest(BaseModel):
     name: Annotated[str, Field(max_length=255, pattern=PRINTABLE)] = ""
     command: Annotated[str, Field(max_length=4096)] = ""
     device: Annotated[str, Field(max_length=64, pattern=r"^[a-z]+:[0-9]+(,[0-9]+)*$")] | None = None
+    visible_devices: Annotated[
+        str, Field(max_length=507, pattern=PRINTABLE, description="as in CUDA_VISIBLE_DEVICES; not with `device`")
+    ] | None = None  # fmt: skip
     hang_timeout: Annotated[
         float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
     ] | None = None  # fmt: skip

@@ -13,6 +13,7 @@ from xmigd.cli import scope
 from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job, settings
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.output import Output, OutputOption, console, show, show_json
+from xmigd.devices.visible import names_devices
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +24,10 @@ def register(app: typer.Typer) -> None:
 
 def run(
     command: Annotated[list[str], typer.Argument(help="the program and its arguments")],
-    device: Annotated[str | None, typer.Option("--device", help="for example cpu:0; default: the least used")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="for example cuda:0,1; default: as CUDA_VISIBLE_DEVICES says, or the least used"),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="a name for the job; default: the program's")] = None,
     hang_timeout: Annotated[
         float | None,
@@ -36,9 +40,14 @@ def run(
     """Run a program under xMIG. It takes this command's place: its exit code is the program's."""
     shown = shlex.join(command)[:4096]
     body = {"name": name, "command": shown, "device": device, "hang_timeout": hang_timeout}
+    inherited = dict(os.environ)
+    if device is not None:
+        inherited.pop("CUDA_VISIBLE_DEVICES", None)
+    elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
+        body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
     job = connect().post("/v1/jobs", body)
-    preload = os.environ.get("LD_PRELOAD")
-    environment = os.environ | job["environment"]
+    preload = inherited.get("LD_PRELOAD")
+    environment = inherited | job["environment"]
     environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
     config = settings()
     if config.job_scopes:

@@ -253,6 +253,10 @@ class DeviceLearner:
         self._writer = writer
         self._known: dict[str, Description] = {}
 
+    def uuid(self, device: str) -> str | None:
+        known = self._known.get(device)
+        return None if known is None else known.uuid
+
     def __call__(self, process: Process) -> None:
         if process.memory is None:
             return

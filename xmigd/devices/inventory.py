@@ -60,6 +60,19 @@ class Inventory:
         total = description.total_bytes if description is not None else self._memory or None
         return Reading(total_bytes=total, used_bytes=held, free_bytes=None if total is None else max(0, total - held))
 
+    def uuid(self, device: str) -> str | None:
+        """As NVML and the device's programs say it, without `GPU-`. May wait for the driver, the first time."""
+        if not device.startswith("cuda:"):
+            return None
+        nvml = self._start_nvml()
+        if nvml is None:
+            return None
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2]))  # by bus, as servers count
+            return str(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-").lower()
+        except nvml.NVMLError:
+            return None
+
     def _read_gpu(self, description: Description | None) -> Reading:
         nvml = self._start_nvml()
         if nvml is None:

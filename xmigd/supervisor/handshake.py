@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 from xmigd.errors import ProtocolError
 from xmigd.native import Layout
 
 MAGIC = 0x4C434D58  # "XMCL"
 VERSION = 1
-HELLO = struct.Struct("=IIII64s256s")
+JOB_DEVICES, NAMED, EVERY = range(3)  # Visibility
+HELLO = struct.Struct("=IIII64s256sI508s")
+BEFORE_VISIBILITY = struct.Struct("=IIII64s256s").size  # bytes of a hello that an earlier libcuda.so.1 sends
 WELCOME = struct.Struct("=IIiI64s512s")
 
 
@@ -19,6 +22,7 @@ class ClientHello:
     reattach: bool
     job: str
     command: str
+    visible: str | Literal[True] | None = None  # $CUDA_VISIBLE_DEVICES; True: all that it could name; None: not set
 
 
 def _text(field: bytes) -> str:
@@ -28,9 +32,11 @@ def _text(field: bytes) -> str:
 
 def parse_hello(data: bytes) -> ClientHello:
     """Raises ProtocolError with a sentence for the program's user."""
+    if len(data) == BEFORE_VISIBILITY:
+        data = data.ljust(HELLO.size, b"\0")
     if len(data) != HELLO.size:
         raise ProtocolError(f"a handshake has {HELLO.size} bytes, this one {len(data)}")
-    magic, version, layout, reattach, job, command = HELLO.unpack(data)
+    magic, version, layout, reattach, job, command, visibility, visible = HELLO.unpack(data)
     if magic != MAGIC:
         raise ProtocolError("this is not a handshake of xMIG's libcuda.so.1")
     if version != VERSION or layout != Layout().layout_version:
@@ -41,14 +47,20 @@ def parse_hello(data: bytes) -> ClientHello:
         )
     if reattach not in (0, 1):
         raise ProtocolError("reattach is neither 0 nor 1")
-    if b"\0" not in job or b"\0" not in command:
+    if b"\0" not in job or b"\0" not in command or b"\0" not in visible:
         raise ProtocolError("a text of the handshake does not end")
-    return ClientHello(bool(reattach), _text(job), _text(command))
+    if visibility not in (JOB_DEVICES, NAMED, EVERY):
+        raise ProtocolError(f"there is no visibility {visibility}")
+    wanted: str | Literal[True] | None = _text(visible) if visibility == NAMED else None
+    return ClientHello(bool(reattach), _text(job), _text(command), True if visibility == EVERY else wanted)
 
 
-def pack_hello(job: str = "", command: str = "", *, reattach: bool = False) -> bytes:
+def pack_hello(job: str = "", command: str = "", *, reattach: bool = False, visible: str | None = None) -> bytes:
     """What libcuda.so.1 sends; for tests and probes."""
-    return HELLO.pack(MAGIC, VERSION, Layout().layout_version, int(reattach), job.encode(), command.encode())
+    return HELLO.pack(
+        MAGIC, VERSION, Layout().layout_version, int(reattach), job.encode(), command.encode(),
+        JOB_DEVICES if visible is None else NAMED, (visible or "").encode(),
+    )  # fmt: skip
 
 
 def pack_welcome(status: int, *, fds: int = 0, job: str = "", message: str = "") -> bytes:

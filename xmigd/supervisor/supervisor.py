@@ -9,9 +9,11 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from xmigd import log
-from xmigd.errors import Forbidden, NotFound, ProtocolError, XmigError
+from xmigd.devices.visible import as_one, numbered, visible
+from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.migration import events as v
 from xmigd.migration.machine import MoveLimits
 from xmigd.native import SERVER, Layout
@@ -40,6 +42,7 @@ from xmigd.supervisor.server import Server, ServerProgram
 
 logger = log.get("supervisor")
 
+MAX_DEVICES = 8  # of one program: journal::kMaxDevices
 STOP_PATIENCE = 10.0  # seconds that a recovery under way may take when the daemon stops
 FindJob = Callable[[str], JobRow | None]
 
@@ -77,6 +80,7 @@ class Supervisor:
         self.cordoned: dict[str, str] = {}  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self.learn: Callable[[Process], None] = lambda process: None  # before its program has the journal
+        self.uuid_of: Callable[[str], str | None] = lambda device: None  # as far as it is known
         self._starting: dict[str, socket.socket] = {}  # programs that wait in their handshake
         self._injections = itertools.count(_first_injection())
         # The servers of processes that were moving when the last daemon ended: one of them is one too many.
@@ -109,11 +113,17 @@ class Supervisor:
     # --- what the API asks ------------------------------------------------------------------------------------------
 
     def make_job(
-        self, *, name: str, command: str, uid: int, device: str | None, hang_timeout: float | None = None
-    ) -> tuple[JobRow, str]:
-        """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it."""
+        self, *, name: str, command: str, uid: int, device: str | None, visible: str | None = None,
+        hang_timeout: float | None = None,
+    ) -> tuple[JobRow, str]:  # fmt: skip
+        """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
+        `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
+        if device is not None and visible is not None:
+            raise Invalid("a job has either `device` or `visible_devices`")
         if device is not None:
             resolve_device(device, self._settings.device_names)
+        elif visible is not None:
+            device = self._visible(visible, None)
         return new_job(name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout)
 
     def set_recovery(self, *, max_attempts: int, cut_budget: float, hang_timeout: float) -> None:
@@ -202,6 +212,8 @@ class Supervisor:
             logger.warning("program refused", pid=peer.pid, uid=peer.uid, why=str(error))
             if isinstance(error, ProtocolError):
                 status = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+            elif error.code == "no_such_device":
+                status = 100  # CUDA_ERROR_NO_DEVICE
             answer(sock, status, message=str(error))
         except OSError as error:
             logger.error("program refused", pid=peer.pid, uid=peer.uid, why=error.strerror)
@@ -214,7 +226,8 @@ class Supervisor:
             )
         job = self._job_for(peer, hello)
         in_use = [process.row.device for process in self.processes.values()]
-        device = choose_device(job.device, self._settings.device_names, in_use, self.cordoned)
+        wanted = job.device if hello.visible is None else self._visible(hello.visible, job.device)
+        device = choose_device(wanted, self._settings.device_names, in_use, self.cordoned)
         client = peer_pidfd(sock, peer.pid)
         memory = JobMemory.create(self._layout, self._settings.journal_mib * MIB)
         self._replaced_by_exec(peer.pid)
@@ -238,6 +251,18 @@ class Supervisor:
         name, _, token = hello.job.partition(":")
         job_row = self._jobs.get(name) or self._find_job(name)
         return check_membership(job_row, name, token, peer.uid)
+
+    def _visible(self, text: str | Literal[True], job_device: str | None) -> str:
+        """The devices that $CUDA_VISIBLE_DEVICES names; True: all that it could name. Raises XmigError: none."""
+        choice = numbered(job_device, self._settings.device_names)
+        found = list(choice.values())[:MAX_DEVICES] if text is True else visible(text, choice, self.uuid_of)
+        if not found:
+            listed = ", ".join(f"{number} ({name})" for number, name in choice.items())
+            whose = "this node has" if job_device is None else "the job has"
+            raise XmigError(
+                f"CUDA_VISIBLE_DEVICES={text} names no device", code="no_such_device", hint=f"{whose} {listed}"
+            )
+        return as_one(found)
 
     def _replaced_by_exec(self, pid: int) -> None:
         """A pid that shakes hands again has started another program (exec): the earlier one's memory is gone."""
