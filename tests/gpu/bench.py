@@ -148,6 +148,7 @@ class Bench:
         self.end = end
         self.kind = "null" if rehearsal else "cuda"
         self.environment = environment or {}  # of every program
+        self.downtimes: dict[str, float] = {}  # the longest of each part's moves, in milliseconds
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
         # Natively and under xMIG, and what ends them; by the case's name.
         self._ahead: dict[str, tuple[contextlib.ExitStack, tuple[Running, Running]]] = {}

@@ -131,5 +131,9 @@ TRAINED = Case("move-training", "gpt2", "GPT-2-small in training",
 INFERRED = Case("move-inference", "decode", "GPT-2-small generates, weights that are only read",
                 "--context 1600 --warmup 0 --steps 1600 --deterministic",
                 f"{KILLED_GPT} --warmup 0 --context 400")  # fmt: skip
-DRIVEN = {"driver-40GB": (MOVED, 1), "driver-4GB": (SMALL_MOVED, 2)}  # and how often each is moved
+HELD = Case("driver-training", "gpt2", "GPT-2-small with what its training has left in memory, which stands",
+            "--context 256 --warmup 0 --steps 20 --deterministic --hold", f"{TINY_GPT} --hold")  # fmt: skip
+# How often each is moved, and which move of xMIG's is compared with it.
+DRIVEN = {"driver-40GB": (MOVED, 1, "move-40GB"), "driver-training": (HELD, 1, "move-training"),
+          "driver-4GB": (SMALL_MOVED, 2, None)}  # fmt: skip
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")

@@ -82,7 +82,7 @@ def forty(bench: Bench) -> Iterator[Row]:
         conditions=f"{SMALLEST_MOVED.said}; median of {SWITCHES}: what it takes to go on in another context",
     )  # fmt: skip
     moves, outcome = moved(bench, MOVED, 4, pause=AFTERWARDS)
-    yield from downtime("move-40GB", moves, outcome, MOVED, 500)
+    yield from downtime(bench, "move-40GB", moves, outcome, MOVED, 500)
     yield floor(bench, "move-40GB", moves, outcome)
     yield Row(
         name="move-40GB: whole move", value=round(median(seconds(m) for m, _ in moves), 3), unit="s", better="lower",
@@ -104,7 +104,7 @@ def forty(bench: Bench) -> Iterator[Row]:
 def back_and_forth(bench: Bench) -> Iterator[Row]:
     """A job of 4 GB that is moved twenty times."""
     moves, outcome = moved(bench, SMALL_MOVED, 2 if bench.rehearsal else ROUND_TRIPS)
-    yield from downtime("move-4GB", moves, outcome, SMALL_MOVED, None)
+    yield from downtime(bench, "move-4GB", moves, outcome, SMALL_MOVED, None)
 
 
 def training(bench: Bench) -> Iterator[Row]:
@@ -167,7 +167,7 @@ def driver(bench: Bench, name: str) -> Iterator[Row]:
     if bench.rehearsal:
         raise Failed("the driver's own checkpoint needs its driver")
     devices = bench.two()
-    case, times = DRIVEN[name]
+    case, times, compared = DRIVEN[name]
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, None) as running:
         running.holding()
         moving = Moving(running, devices, node.client)
@@ -175,7 +175,19 @@ def driver(bench: Bench, name: str) -> Iterator[Row]:
         records = [moving.move_native(process, devices[1 - number % 2]) for number in range(times)]
         outcome = running.finish()
     moves = list(zip(records, moving.spans, strict=True))
-    yield from downtime(name, moves, outcome, case, None)
+    yield from downtime(bench, name, moves, outcome if case.program == "moved" else None, case, None)
+    if compared in bench.downtimes:
+        yield against_driver(bench, name, compared)
+
+
+def against_driver(bench: Bench, name: str, compared: str) -> Row:
+    """The longest standstill of a move against that of the driver's own checkpoint, both of this run."""
+    ours, its = bench.downtimes[compared], bench.downtimes[name]
+    return Row(
+        name=f"{compared}: downtime against {name}", value=round(ours / its, 5), unit="×",
+        target=1 / 40, better="lower",
+        conditions=f"{ours:.1f} ms and {its:.0f} ms, the longest of each in this run",
+    )  # fmt: skip
 
 
 def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[list[Any], Outcome]:
@@ -205,7 +217,7 @@ def framework(
         records = [moving.move() for _ in range(times)]
         outcome = running.finish()
     moves = list(zip(records, moving.spans, strict=True))
-    yield from downtime(case.name, moves, None, case, target)
+    yield from downtime(bench, case.name, moves, None, case, target)
     compared = ("losses", "tokens", "sha256")
     different = [name for name in compared if undisturbed.result.get(name) != outcome.result.get(name)]
     yield Row(
@@ -217,9 +229,10 @@ def framework(
 
 
 def downtime(
-    name: str, moves: list[Any], outcome: Outcome | None, case: Case, target: float | None
+    bench: Bench, name: str, moves: list[Any], outcome: Outcome | None, case: Case, target: float | None
 ) -> Iterator[Row]:  # fmt: skip
     times = [record["downtime_ms"] or 0 for record, _ in moves]
+    bench.downtimes[name] = max(times)
     longest = max((record for record, _ in moves), key=lambda record: record["downtime_ms"] or 0)
     phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in longest["phases"])
     yield Row(

@@ -17,6 +17,7 @@ from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
     FILES,
+    HELD,
     INFERRED,
     KILLED,
     MOVED,
@@ -39,7 +40,7 @@ from tests.gpu.results import compared
 from tests.harness import ROOT
 from xmigd import measurements
 
-CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, WARM]
+CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, HELD, WARM]
 
 
 def test_on_a_gpu() -> None:
@@ -243,6 +244,9 @@ def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + PATIENCE)
     bench.kind = "cpu"
     rows = {row.name: row for part in (moves.forty, moves.suspension) for row in part(bench)}
+    bench.downtimes["driver-40GB"] = 80 * bench.downtimes["move-40GB"]
+    row = moves.against_driver(bench, "driver-40GB", "move-40GB")
+    assert (row.value, row.reached) == (0.0125, True)
     assert rows["move-40GB: differences"].value == rows["suspend-40GB: differences"].value == 0
     assert {
         "move-16MB: downtime", "move-40GB: downtime", "move-40GB: downtime against its floor", "move-40GB: whole move",
