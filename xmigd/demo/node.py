@@ -45,6 +45,7 @@ class Node:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.folder = folder
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("XMIG_") or k == "XMIG_NATIVE_DIR"}
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # `devices` says which there are; programs may set their own
         values = {"runtime_dir": folder, "database": folder / "xmig.db", "devices": "cpu:0,cpu:1", "port": 0} | settings
         self.environment |= {f"XMIG_{name.upper()}": str(value) for name, value in values.items()}
         self.settings = Settings(runtime_dir=folder)
