@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -42,6 +45,20 @@ def test_errors_are_problems(node: Node) -> None:
             problem = answer.json()
             assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code), problem
             assert problem["detail"]
+
+
+def test_an_answer_has_what_happened_before_it_was_asked_for(node: Node) -> None:
+    """A program is let in whether the database takes writes or not; who asks for it then waits until it is written."""
+    lock = sqlite3.connect(node.database, isolation_level=None, check_same_thread=False)
+    lock.execute("BEGIN IMMEDIATE")
+    with Program(node) as program, contextlib.closing(lock):
+        assert program.welcome()[0] == 0
+        release = threading.Timer(0.2, lock.execute, ("ROLLBACK",))
+        release.start()
+        (process,) = node.processes()
+        (job,) = node.get("/v1/jobs")
+        release.join()
+        assert (process["pid"], process["job_id"], job["processes"]) == (program.pid, job["id"], 1)
 
 
 def test_jobs(node: Node) -> None:
