@@ -252,6 +252,11 @@ local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFat
       "cuKernelGetParamInfo", "cuFuncGetName", "cuFuncGetModule", "cuFuncGetAttribute", "cuFuncSetCacheConfig",
       "cuFuncSetSharedMemConfig", "cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad",
       note="images go to the server once; kernels' layouts come back with the load")
+record("xmLink", "synchronous", "Link what the payload names (see link_request.h), or part of it; the reply is the answer "
+       "from `offset` on.", "uint64_t link", "uint64_t offset", "uint32_t complete", "uint32_t reserved")
+record("xmLinkEnd", "queued", "The images in the payload, numbers, were inputs of a link that is over.", "uint64_t link")
+local("cuLinkCreate_v2", "cuLinkAddData_v2", "cuLinkAddFile_v2", "cuLinkComplete", "cuLinkDestroy",
+      note="xmLink: the driver of the device links")
 queued("cuFuncSetAttribute", hfunc=function, client="custom", server="custom")
 
 # --- launches --------------------------------------------------------------------------------------------------
@@ -327,7 +332,8 @@ local("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2
 SAME_AS: dict[str, str] = {
     name: f"{name}_v2"
     for name in ("cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
-                 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuMemHostRegister",
+                 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuLinkAddData", "cuLinkAddFile",
+                 "cuLinkCreate", "cuMemHostRegister",
                  "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
                  "cuStreamWriteValue64")
 }
@@ -340,7 +346,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDeviceTotalMem_v2", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxReset_v2", "cuCtxSetCurrent", "cuCtxSynchronize", "cuCtxGetLimit", "cuCtxSetLimit",
-    "cuMemGetInfo_v2",
+    "cuMemGetInfo_v2", "cuLinkCreate_v2", "cuLinkAddData_v2", "cuLinkComplete", "cuLinkDestroy",
     "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap",
     "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     "cuMemGetAllocationGranularity", "cuMemHostRegister_v2", "cuMemHostUnregister",
@@ -378,7 +384,6 @@ NOT_SUPPORTED: tuple[tuple[str, str], ...] = (
      "memory and semaphores of graphics and other interfaces: their handles belong to the program's process"),
     (r"cuGraphConditionalHandleCreate", "conditional nodes: the device decides what runs, so a redo could differ"),
     (r"cuStreamBatchMemOp.*|cuGraph.*BatchMemOpNode.*", "several waits and writes in one call"),
-    (r"cuLink.*", "the driver's linker: libraries bring their own, nvJitLink"),
     (r"cuCheckpoint.*", "the driver's own checkpoints of a process"),
     (r"cuCoredump.*|cuLogs.*", "dumps and logs of the driver, which is in another process"),
     (r"cuDevice(Unr|R)egisterAsyncNotification", "warnings that device memory runs low: the server's business"),

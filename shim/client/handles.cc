@@ -1,5 +1,7 @@
 #include "client/handles.h"
 
+#include <utility>
+
 namespace xmig::client {
 
 std::optional<uint32_t> Numbers::take() {
@@ -11,7 +13,7 @@ std::optional<uint32_t> Numbers::take() {
     return number;
   }
   if (!fresh) return std::nullopt;
-  return next_++;
+  return std::exchange(next_, next_ + step_);
 }
 
 void Numbers::give(uint32_t number) {
@@ -29,7 +31,8 @@ Numbers& numbers(Kind kind) {
   static Numbers* const all[kKinds] = {
       new Numbers(1),
       new Numbers(number_limit(Kind::kContext)),
-      new Numbers(number_limit(Kind::kStream)),
+      // PyTorch takes a stream that it is given (ExternalStream) for an address, and tells it from its own by the last bit.
+      new Numbers(number_limit(Kind::kStream), 2),
       new Numbers(number_limit(Kind::kEvent)),
       new Numbers(number_limit(Kind::kModule)),
       new Numbers(number_limit(Kind::kFunction)),

@@ -19,17 +19,17 @@ namespace xmig::client {
 
 class Numbers {
  public:
-  explicit Numbers(uint32_t limit) : limit_(limit) {}
+  // From `step` on, its multiples; none when all below `limit` are in use.
+  explicit Numbers(uint32_t limit, uint32_t step = 1) : limit_(limit), step_(step), next_(step) {}
 
-  // From 1 on; none when `limit - 1` are in use.
   std::optional<uint32_t> take();
   void give(uint32_t number);
 
  private:
   static constexpr size_t kMinimumQueue = 256;  // so many are free before one is used again
-  const uint32_t limit_;
+  const uint32_t limit_, step_;
   std::mutex mutex_;
-  uint32_t next_ = 1;
+  uint32_t next_;
   std::deque<uint32_t> free_;
 };
 

@@ -261,7 +261,7 @@ void modules_context_reset(const Context& context) {
   });
 }
 
-std::vector<std::byte> read_image_file(const char* path) {
+std::vector<std::byte> read_image_file(const char* path, size_t* length) {
   std::vector<std::byte> bytes;
   FILE* const file = std::fopen(path, "re");
   if (!file) return bytes;
@@ -272,6 +272,7 @@ std::vector<std::byte> read_image_file(const char* path) {
   const bool failed = std::ferror(file) != 0;
   std::fclose(file);
   if (failed) bytes.clear();
+  if (length) *length = bytes.size();
   // Enough zeros for the first look at it, and the end of a text.
   if (!bytes.empty()) bytes.resize(bytes.size() + 64);
   return bytes;

@@ -94,7 +94,7 @@ constexpr uint64_t make_kernel(uint64_t library, uint32_t number) {
 void modules_context_reset(const Context& context);
 
 // The whole of a file that holds an image; text gets a terminating zero. Empty: it cannot be read.
-std::vector<std::byte> read_image_file(const char* path);
+std::vector<std::byte> read_image_file(const char* path, size_t* length = nullptr);
 
 // functions.cc; `function` in its own context.
 CUresult set_attribute(Function& function, CUfunction_attribute attribute, int value);

@@ -87,6 +87,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       copy_log_(shadow_),
       intake_(driver_),
       images_(physical_),
+      linker_(driver_),
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),
       bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),

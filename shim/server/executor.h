@@ -31,6 +31,7 @@
 #include "server/faults.h"
 #include "server/hosting.h"
 #include "server/images.h"
+#include "server/linker.h"
 #include "server/injector.h"
 #include "server/intake.h"
 #include "server/job.h"
@@ -157,6 +158,8 @@ class Executor final : public Witness {
   CUresult on_xmKernel(Record& record);
   CUresult on_xmGlobal(Record& record);
   CUresult on_xmTwin(Record& record);
+  CUresult on_xmLink(Record& record);
+  CUresult on_xmLinkEnd(Record& record);
   CUresult on_xmClusters(Record& record);
   CUresult on_xmTensorMap(Record& record);
   CUresult on_xmBindGlobal(Record& record);
@@ -357,6 +360,7 @@ class Executor final : public Witness {
   CopyLog copy_log_;
   Intake intake_;
   Images images_;
+  Linker linker_;
   std::mutex hosted_mutex_;  // over the four above: announce() reads them while the executor works
   LiveSet live_;
   Objects objects_;

@@ -227,6 +227,46 @@ CUresult Executor::on_xmModuleInfo(Record& record) {
   return CUDA_SUCCESS;
 }
 
+CUresult Executor::on_xmLink(Record& record) {
+  Args_xmLink args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  mark_work();  // as in a module's load
+  contexts_.use(record.header().ordinal);
+  const std::span<const std::byte> shared = record.payload();
+  const std::vector<std::byte> payload(shared.begin(), shared.end());  // the program may change the ring meanwhile
+  const auto image = [this](uint64_t number) { return images_.bytes(number); };
+  // The rest of an answer is there already, but for a server that has come in between.
+  if (args.offset == 0 || linker_.answered() != args.link) {
+    if (const CUresult error = linker_.link(args.link, args.complete != 0, payload, image); error != CUDA_SUCCESS) {
+      return error;
+    }
+  }
+  const std::vector<std::byte>& answer = linker_.answer();
+  if (args.offset > answer.size()) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<std::byte> reply;
+  append(reply, linker_.reply());
+  const size_t room = record.header().reply - std::min<size_t>(reply.size(), record.header().reply);
+  const auto rest = std::span(answer).subspan(args.offset);
+  const auto piece = rest.first(std::min(rest.size(), room));
+  reply.insert(reply.end(), piece.begin(), piece.end());
+  record.set_reply(reply.data(), reply.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult Executor::on_xmLinkEnd(Record& record) {
+  Args_xmLinkEnd args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const std::span<const std::byte> payload = record.payload();
+  const std::lock_guard lock(hosted_mutex_);
+  for (size_t at = 0; at + sizeof(uint64_t) <= payload.size(); at += sizeof(uint64_t)) {
+    uint64_t number = 0;
+    std::memcpy(&number, payload.data() + at, sizeof(number));
+    images_.tried(number);
+  }
+  linker_.end(args.link);
+  return CUDA_SUCCESS;
+}
+
 CUresult Executor::on_xmBindGlobal(Record& record) {
   Args_xmBindGlobal args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;

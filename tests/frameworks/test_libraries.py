@@ -53,6 +53,24 @@ def test_no_device_files(bench: Bench, node: Node) -> None:
     assert bench.under(node, FILES).result["device_files"] == []
 
 
+LENT = """
+import torch
+lent = [torch.cuda.Stream() for _ in range(3)]
+for stream in lent:
+    there = torch.cuda.ExternalStream(stream.cuda_stream)
+    with torch.cuda.stream(there):
+        x = torch.ones(4, device="cuda") * 2
+    there.synchronize()
+    print(there.query(), repr(there) != "")
+"""
+
+
+def test_pytorch_takes_streams_of_others(bench: Bench, node: Node) -> None:
+    command = [bench.python, "-c", LENT]
+    program = node.program(command, environment={**bench.environment, "PYTHONPATH": ""})
+    assert program.finish() == (0, "True True\n" * 3)
+
+
 COUNTED = """
 import torch
 before = torch.cuda.device_count()

@@ -314,6 +314,12 @@ void add_module_functions(DriverTable& table) {
   // A cpu device has no clusters, as its attributes say.
   table.cuOccupancyMaxActiveClusters = [](int*, CUfunction, const CUlaunchConfig*) { return CUDA_ERROR_NOT_SUPPORTED; };
   table.cuOccupancyMaxPotentialClusterSize = table.cuOccupancyMaxActiveClusters;
+  // Its images are shared objects, which the dynamic linker links.
+  table.cuLinkCreate_v2 = [](unsigned, CUjit_option*, void**, CUlinkState*) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuLinkAddData_v2 = [](CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned, CUjit_option*,
+                              void**) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuLinkComplete = [](CUlinkState, void**, size_t*) { return CUDA_ERROR_NOT_SUPPORTED; };
+  table.cuLinkDestroy = [](CUlinkState) { return CUDA_ERROR_NOT_SUPPORTED; };
   // There is no hardware that would read a tensor map.
   table.cuTensorMapEncodeTiled = [](CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,

@@ -19,6 +19,7 @@
 #include "device/image.h"
 #include "device/limits.h"
 #include "device/null/host_functions.h"
+#include "device/null/linker.h"
 #include "device/null/tensor_maps.h"
 #include "ipc/fd.h"
 #include "xxhash.h"
@@ -519,6 +520,7 @@ NullDevice::NullDevice(std::span<const int> ordinals, uint64_t memory_bytes) {
   add_copy_functions(table_);
   add_stream_functions(table_);
   add_module_functions(table_);
+  add_linker_functions(table_);
   add_tensor_map_functions(table_);
 }
 

@@ -35,6 +35,8 @@ for index in range(6):
         expect((priority.value, flags.value) == (high.value, 1), "priority and flags")
     handles.append(handle)
 
+expect(all(handle.value % 2 == 0 for handle in handles), "a handle is even, as an address is")
+
 # Each stream keeps its own order.
 areas = [malloc(8 * N) for _ in handles]
 for step in range(12):
