@@ -60,6 +60,7 @@ bool Executor::keeps_books(Op op) {
     case Op::xmUnpin:
     case Op::xmImage:
     case Op::xmImageFile:
+    case Op::xmLinkEnd:
     case Op::cuStreamCreateWithPriority:
     case Op::cuStreamDestroy_v2:
     case Op::cuEventCreate:

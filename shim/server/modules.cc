@@ -240,6 +240,7 @@ CUresult Executor::on_xmLink(Record& record) {
     if (const CUresult error = linker_.link(args.link, args.complete != 0, payload, image); error != CUDA_SUCCESS) {
       return error;
     }
+    faults_.check(static_cast<CUresult>(linker_.reply().result));  // it may be work before it that has failed
   }
   const std::vector<std::byte>& answer = linker_.answer();
   if (args.offset > answer.size()) return CUDA_ERROR_INVALID_VALUE;
