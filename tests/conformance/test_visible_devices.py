@@ -18,7 +18,8 @@ from tests import harness
 from xmigd.client import Refused
 from xmigd.demo.node import Node
 from xmigd.devices.inventory import Inventory
-from xmigd.devices.visible import as_one, names_devices, numbered, visible
+from xmigd.devices.names import as_one
+from xmigd.devices.visible import names_devices, numbered, visible
 
 DEVICES = {0: "cuda:0", 1: "cuda:1", 4: "cuda:4"}
 UUIDS = {"cuda:0": "8932f937-d72c", "cuda:1": "89aa0000-0001"}

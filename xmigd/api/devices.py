@@ -15,7 +15,8 @@ from xmigd.api.preconditions import IfMatch
 from xmigd.api.schemas import DeviceChange, DeviceInfo
 from xmigd.database import models, queries
 from xmigd.devices.header import Description
-from xmigd.devices.inventory import devices_of, held_bytes
+from xmigd.devices.inventory import held_bytes
+from xmigd.devices.names import devices_of
 from xmigd.errors import NotFound
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from xmigd.database import models
 from xmigd.database.writer import Writer
 from xmigd.devices.header import Description, descriptions
-from xmigd.devices.inventory import devices_of
+from xmigd.devices.names import devices_of
 from xmigd.migration.events import Kind, Location, MigrationRecord, Path, Phase
 from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.recovery.events import FaultRecord, RecoveryRecord

@@ -14,6 +14,7 @@ from typing import Any
 
 from xmigd import log
 from xmigd.devices.header import Description
+from xmigd.devices.names import devices_of
 from xmigd.supervisor.process import Process
 
 logger = log.get("devices")
@@ -27,12 +28,6 @@ class Reading:
     utilisation: float | None = None  # share of time in which a kernel ran, 0 to 1
     healthy: bool = True
     why: str = ""
-
-
-def devices_of(device: str) -> list[str]:
-    """`cpu:0,1` is cpu:0 and cpu:1, in the order in which the program sees them."""
-    kind, _, ordinals = device.partition(":")
-    return [f"{kind}:{ordinal}" for ordinal in ordinals.split(",")]
 
 
 def held_bytes(processes: Iterable[Process]) -> dict[str, int]:

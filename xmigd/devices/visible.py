@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from xmigd.devices.inventory import devices_of
+from xmigd.devices.names import devices_of
 
 
 def numbered(job_device: str | None, node_devices: Sequence[str]) -> dict[int, str]:
@@ -47,9 +47,3 @@ def visible(text: str, devices: Mapping[int, str], uuid_of: Callable[[str], str 
 def names_devices(text: str) -> bool:
     """False: it hides every device, and the program finds that out without a daemon (shim/ipc/visible.h)."""
     return re.match(r" *([0-9]|GPU-|MIG-)", text) is not None
-
-
-def as_one(devices: Sequence[str]) -> str:
-    """`cuda:1` and `cuda:0` are cuda:1,0: what a server is started with."""
-    kind = devices[0].partition(":")[0]
-    return f"{kind}:{','.join(name.partition(':')[2] for name in devices)}"

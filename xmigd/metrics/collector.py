@@ -14,7 +14,8 @@ from xmigd import __version__
 from xmigd.api.context import Node
 from xmigd.database import models, queries
 from xmigd.devices.header import Description, counters
-from xmigd.devices.inventory import devices_of, held_bytes
+from xmigd.devices.inventory import held_bytes
+from xmigd.devices.names import devices_of
 from xmigd.supervisor.process import Process
 
 STATES = ("starting", "running", "recovering", "losing", "draining", "lost")

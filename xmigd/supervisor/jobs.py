@@ -7,6 +7,7 @@ import hmac
 import secrets
 import uuid
 
+from xmigd.devices.names import devices_of
 from xmigd.errors import Forbidden, Unavailable, XmigError
 from xmigd.records import JobRow
 
@@ -46,9 +47,8 @@ def check_membership(job: JobRow | None, name: str, token: str, uid: int) -> Job
 
 def resolve_device(wanted: str, devices: list[str]) -> str:
     """`wanted` as the server's --device takes it. Raises XmigError if this node has no such device."""
-    kind, _, ordinals = wanted.partition(":")
-    for ordinal in ordinals.split(","):
-        if f"{kind}:{ordinal}" not in devices:
+    for device in devices_of(wanted):
+        if device not in devices:
             raise XmigError(
                 f"this node has no device {wanted!r}", hint=f"it has {', '.join(devices)}", code="no_such_device"
             )
@@ -71,8 +71,7 @@ def choose_device(wanted: str | None, devices: list[str], in_use: list[str], cor
             )
         return least_used(free, in_use)
     resolve_device(wanted, devices)
-    kind, _, ordinals = wanted.partition(":")
-    for device in (f"{kind}:{ordinal}" for ordinal in ordinals.split(",")):
+    for device in devices_of(wanted):
         if device in cordoned:
             why = f": {cordoned[device]}" if cordoned[device] else ""
             raise Unavailable(

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Literal
 
 from xmigd import log
-from xmigd.devices.visible import as_one, numbered, visible
+from xmigd.devices.names import as_one, devices_of
+from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.migration import events as v
 from xmigd.migration.machine import MoveLimits
@@ -171,9 +172,7 @@ class Supervisor:
     def device_use(self) -> dict[str, int]:
         use = dict.fromkeys(self._settings.device_names, 0)
         for process in self.processes.values():
-            kind, _, ordinals = process.row.device.partition(":")
-            for ordinal in ordinals.split(","):
-                name = f"{kind}:{ordinal}"
+            for name in devices_of(process.row.device):
                 use[name] = use.get(name, 0) + 1
         return use
 
