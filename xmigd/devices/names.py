@@ -1,4 +1,4 @@
-"""A device is called `kind:ordinal`; several of one program are one name, `cuda:1,0`, in the order in which it sees them."""
+"""A device is called `kind:ordinal`; several of one program `cuda:1,0`, in the order in which it sees them."""
 
 from __future__ import annotations
 
