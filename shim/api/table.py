@@ -253,7 +253,7 @@ local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFat
       "cuFuncSetSharedMemConfig", "cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad",
       note="images go to the server once; kernels' layouts come back with the load")
 record("xmLink", "synchronous", "Link what the payload names (see link_request.h), or part of it; the reply is the answer "
-       "from `offset` on.", "uint64_t link", "uint64_t offset", "uint32_t complete", "uint32_t reserved")
+       "from `offset` on.", "uint64_t link", "uint64_t offset", "uint32_t complete", "uint32_t reserved", volatile=True)
 record("xmLinkEnd", "queued", "The images in the payload, numbers, were inputs of a link that is over.", "uint64_t link")
 local("cuLinkCreate_v2", "cuLinkAddData_v2", "cuLinkAddFile_v2", "cuLinkComplete", "cuLinkDestroy",
       note="xmLink: the driver of the device links")

@@ -127,20 +127,28 @@ CUresult ask(const Link& link, bool complete, journal::LinkReply& reply, std::ve
   }
   std::vector<std::byte> piece(kPiece);
   uint64_t all = 0;
-  do {
+  for (;;) {
     const Args_xmLink args{.link = link.number, .offset = answer.size(), .complete = complete, .reserved = 0};
     const Slice slice{payload.data(), payload.size()};
     Pending pending = start(Op::xmLink, &args, sizeof(args), {&slice, 1}, piece.size());
     size_t used = 0;
     if (const CUresult error = finish(pending, piece.data(), piece.size(), &used); error != CUDA_SUCCESS) return error;
     if (used < sizeof(reply)) return CUDA_ERROR_UNKNOWN;
+    const uint64_t before = reply.image_bytes;
     std::memcpy(&reply, piece.data(), sizeof(reply));
-    all = uint64_t{reply.info_bytes} + reply.error_bytes + reply.image_bytes;
-    if (reply.image_bytes > kMaxImage || all < answer.size()) return CUDA_ERROR_UNKNOWN;
+    if (!answer.empty() && reply.image_bytes != before) {  // another server's linker, and another image: from its beginning
+      answer.clear();
+      continue;
+    }
+    all = uint64_t{reply.image_bytes} + reply.info_bytes + reply.error_bytes;
+    if (reply.image_bytes > kMaxImage) return CUDA_ERROR_UNKNOWN;
+    if (answer.size() >= all) break;
     const size_t more = std::min<uint64_t>(used - sizeof(reply), all - answer.size());
-    if (more == 0 && answer.size() < all) return CUDA_ERROR_UNKNOWN;
+    if (more == 0) return CUDA_ERROR_UNKNOWN;
     answer.insert(answer.end(), piece.begin() + sizeof(reply), piece.begin() + static_cast<long>(sizeof(reply) + more));
-  } while (answer.size() < all);
+    if (answer.size() == all) break;
+  }
+  answer.resize(all);
   return static_cast<CUresult>(reply.result);
 }
 
@@ -149,11 +157,12 @@ CUresult ask(Link& link, bool complete, std::vector<std::byte>* image) {
   journal::LinkReply reply{};
   std::vector<std::byte> answer;
   const CUresult result = ask(link, complete, reply, answer);
-  if (answer.size() < uint64_t{reply.info_bytes} + reply.error_bytes) return result;  // the call itself failed
-  const std::span text(answer);
+  if (answer.size() != reply.image_bytes + reply.info_bytes + reply.error_bytes) return result;  // the call itself failed
+  const std::span text = std::span(answer).subspan(reply.image_bytes);
   link.info.write(text.first(reply.info_bytes));
-  link.error.write(text.subspan(reply.info_bytes, reply.error_bytes));
-  if (image) image->assign(answer.begin() + reply.info_bytes + reply.error_bytes, answer.end());
+  link.error.write(text.subspan(reply.info_bytes));
+  answer.resize(reply.image_bytes);
+  if (image) *image = std::move(answer);
   return result;
 }
 

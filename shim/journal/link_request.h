@@ -4,8 +4,9 @@
 //   LinkOption                         } option_count times: how it is linked
 //   LinkInput, its LinkOptions, name   } input_count times; the name is not terminated, and padded to 8
 //
-// Its reply: LinkReply, then the answer from xmLink's `offset` on, as far as it fits. The answer is what the linker said to
-// inform, what it said of errors, and once everything is linked the image.
+// Its reply: LinkReply, then the answer from xmLink's `offset` on, as far as it fits. The answer is the image, once everything
+// is linked, what the linker said to inform, and what it said of errors. Words come last, and the reply is not compared at a
+// redo, because a linker may tell how long it took.
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +33,7 @@ struct LinkInput {
 };
 
 struct LinkReply {
-  int32_t result;  // CUresult
+  int32_t result;  // CUresult, of the link
   uint32_t info_bytes;
   uint32_t error_bytes;
   uint32_t reserved;

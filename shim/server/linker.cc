@@ -145,7 +145,7 @@ void Linker::answer_with(CUresult result, Bytes image) {
   reply_ = {result, static_cast<uint32_t>(info.size()), static_cast<uint32_t>(error.size()), 0, image.size()};
   answered_ = state_->number;
   answer_.clear();
-  for (const Bytes part : {info, error, image}) answer_.insert(answer_.end(), part.begin(), part.end());
+  for (const Bytes part : {image, info, error}) answer_.insert(answer_.end(), part.begin(), part.end());
 }
 
 void Linker::end(uint64_t number) {

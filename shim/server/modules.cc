@@ -1,4 +1,5 @@
 // Module images, modules, kernels.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -243,11 +244,10 @@ CUresult Executor::on_xmLink(Record& record) {
     faults_.check(static_cast<CUresult>(linker_.reply().result));  // it may be work before it that has failed
   }
   const std::vector<std::byte>& answer = linker_.answer();
-  if (args.offset > answer.size()) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::byte> reply;
   append(reply, linker_.reply());
   const size_t room = record.header().reply - std::min<size_t>(reply.size(), record.header().reply);
-  const auto rest = std::span(answer).subspan(args.offset);
+  const auto rest = std::span(answer).subspan(std::min<size_t>(args.offset, answer.size()));
   const auto piece = rest.first(std::min(rest.size(), room));
   reply.insert(reply.end(), piece.begin(), piece.end());
   record.set_reply(reply.data(), reply.size());
