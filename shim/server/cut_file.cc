@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "ipc/whole.h"
+#include "server/reader.h"
 
 namespace xmig::server {
 namespace {
@@ -47,31 +48,6 @@ class Writer {
 
 // Before a variable's name.
 using AboutVariable = std::array<uint64_t, 3>;
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> data) : data_(data) {}
-  template <typename T>
-  bool get(T& value) {
-    if (data_.size() < sizeof(T)) return false;
-    std::memcpy(&value, data_.data(), sizeof(T));
-    data_ = data_.subspan(sizeof(T));
-    return true;
-  }
-  template <typename T>
-  bool get(std::vector<T>& values, uint64_t count) {
-    if (count > data_.size() / sizeof(T)) return false;
-    values.resize(count);
-    if (count != 0) std::memcpy(values.data(), data_.data(), count * sizeof(T));
-    data_ = data_.subspan(count * sizeof(T));
-    return true;
-  }
-  bool empty() const { return data_.empty(); }
-  std::span<const std::byte>& rest() { return data_; }
-
- private:
-  std::span<const std::byte> data_;
-};
 
 }  // namespace
 

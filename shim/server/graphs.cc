@@ -7,34 +7,13 @@
 
 #include "journal/graph_image.h"
 #include "server/executor.h"
+#include "server/reader.h"
 
 namespace xmig::server {
 
 using journal::align8;
 
 namespace {
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  template <typename T>
-  bool get(T& value) {
-    if (bytes_.size() < sizeof(T)) return false;
-    std::memcpy(&value, bytes_.data(), sizeof(T));
-    bytes_ = bytes_.subspan(sizeof(T));
-    return true;
-  }
-  // `count` bytes and what fills them up to a multiple of 8.
-  bool get(std::span<const std::byte>& part, size_t count) {
-    if (align8(count) > bytes_.size()) return false;
-    part = bytes_.first(count);
-    bytes_ = bytes_.subspan(align8(count));
-    return true;
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 // Which records can be a node's work.
 bool can_be_in_graph(Op op) {

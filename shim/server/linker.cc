@@ -4,34 +4,12 @@
 #include <array>
 #include <cstring>
 
-#include "journal/layout.h"
+#include "server/reader.h"
 
 namespace xmig::server {
 namespace {
 
 constexpr size_t kLogBytes = 16 << 10;
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  template <typename T>
-  bool get(T& value) {
-    if (bytes_.size() < sizeof(T)) return false;
-    std::memcpy(&value, bytes_.data(), sizeof(T));
-    bytes_ = bytes_.subspan(sizeof(T));
-    return true;
-  }
-  bool get(std::string& text, uint32_t bytes) {
-    if (bytes_.size() < journal::align8(bytes)) return false;
-    text.assign(reinterpret_cast<const char*>(bytes_.data()), bytes);
-    bytes_ = bytes_.subspan(journal::align8(bytes));
-    return true;
-  }
-  bool empty() const { return bytes_.empty(); }
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 // A log that the driver has written: up to its first zero.
 std::span<const std::byte> text_of(const std::array<char, kLogBytes>& log) {
@@ -87,10 +65,12 @@ CUresult Linker::link(uint64_t number, bool complete, Bytes payload, const std::
   }
   std::vector<Input> inputs(request.input_count);
   for (Input& input : inputs) {
+    Bytes name;
     if (!reader.get(input.of) || !input.options.read(reader, input.of.option_count) ||
-        !reader.get(input.name, input.of.name_bytes)) {
+        !reader.get(name, input.of.name_bytes)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    input.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
   }
   if (!reader.empty()) return CUDA_ERROR_INVALID_VALUE;
 

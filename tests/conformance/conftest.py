@@ -25,3 +25,10 @@ def node() -> Iterator[Node]:
         Node(Path(folder), devices="cpu:0,cpu:1", device_memory=1 << 30) as node,
     ):
         yield node
+
+
+@pytest.fixture(scope="module")
+def null_node(native_dir: Path) -> Iterator[Node]:
+    """A daemon with a null device."""
+    with harness.own_node(native_dir, devices="null:0", device_memory=0, port=-1) as node:
+        yield node

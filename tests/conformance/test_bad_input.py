@@ -7,9 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -85,15 +82,6 @@ MISTAKES = [
      "kernel small cannot be launched with 9 x 1 x 1 blocks of 64 x 1 x 1 threads and 0 bytes of dynamic shared "
      "memory: CUDA error 912"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def null_node(native_dir: Path) -> Iterator[Node]:
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
-        Node(Path(folder), native_dir=native_dir, devices="null:0", port=-1) as node,
-    ):
-        yield node
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +74,6 @@ told["end"] = cuda.cuCtxSynchronize()
 print(json.dumps(told))
 """
 LOG = "bad: it is PTX with a kernel whose declaration cannot be read"
-
-
-@pytest.fixture(scope="module")
-def null_node(native_dir: Path) -> Iterator[Node]:
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
-        Node(Path(folder), native_dir=native_dir, devices="null:0", port=-1) as node,
-    ):
-        yield node
 
 
 def start(node: Node, folder: Path) -> Program:

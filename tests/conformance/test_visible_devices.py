@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,10 +97,7 @@ def test_uuids_of_gpus_are_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def three(native_dir: Path) -> Iterator[Node]:
-    with (
-        tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
-        Node(Path(folder), native_dir=native_dir, devices="null:0,null:1,null:2", port=-1) as node,
-    ):
+    with harness.own_node(native_dir, devices="null:0,null:1,null:2", device_memory=0, port=-1) as node:
         yield node
 
 
