@@ -252,9 +252,11 @@ local("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFat
       "cuKernelGetParamInfo", "cuFuncGetName", "cuFuncGetModule", "cuFuncGetAttribute", "cuFuncSetCacheConfig",
       "cuFuncSetSharedMemConfig", "cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad",
       note="images go to the server once; kernels' layouts come back with the load")
-record("xmLink", "synchronous", "Link what the payload names (see link_request.h), or part of it; the reply is the answer "
-       "from `offset` on.", "uint64_t link", "uint64_t offset", "uint32_t complete", "uint32_t reserved", volatile=True)
-record("xmLinkEnd", "queued", "The images in the payload, numbers, were inputs of a link that is over.", "uint64_t link")
+record("xmLink", "synchronous", "Link what the payload names (see link_request.h), or part of it; the reply is the "
+       "answer from `offset` on.", "uint64_t link", "uint64_t offset", "uint32_t complete", "uint32_t reserved",
+       volatile=True)
+record("xmLinkEnd", "queued", "The images in the payload, numbers, were inputs of a link that is over.",
+       "uint64_t link")
 local("cuLinkCreate_v2", "cuLinkAddData_v2", "cuLinkAddFile_v2", "cuLinkComplete", "cuLinkDestroy",
       note="xmLink: the driver of the device links")
 queued("cuFuncSetAttribute", hfunc=function, client="custom", server="custom")
@@ -332,8 +334,8 @@ local("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2
 SAME_AS: dict[str, str] = {
     name: f"{name}_v2"
     for name in ("cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
-                 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuLinkAddData", "cuLinkAddFile",
-                 "cuLinkCreate", "cuMemHostRegister",
+                 "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuLinkAddData",
+                 "cuLinkAddFile", "cuLinkCreate", "cuMemHostRegister",
                  "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
                  "cuStreamWriteValue64")
 }

@@ -53,7 +53,7 @@ std::string path_of(const void* symbol) {
 }
 
 // Nothing of the program's goes to the child but its standard error and the environment, and of that neither what is
-// preloaded, since the child opens the same libcuda.so.1 by its path, nor which devices are not to be seen.
+// preloaded, since the child opens the same libcuda.so.1 by its path, nor which of the devices are not to be seen.
 pid_t start_probe(int output, int ordinal) {
   const std::string own = path_of(reinterpret_cast<const void*>(&list_devices));
   std::string program = own.substr(0, own.rfind('/') + 1) + "xmig-nvml-probe";
@@ -63,7 +63,9 @@ pid_t start_probe(int output, int ordinal) {
   std::vector<char*> environment;
   for (char** variable = environ; variable && *variable; ++variable) {
     const std::string_view set(*variable);
-    if (!set.starts_with("LD_PRELOAD=") && !set.starts_with("CUDA_VISIBLE_DEVICES=")) environment.push_back(*variable);
+    if (set.starts_with("LD_PRELOAD=")) continue;
+    if (some_are_hidden() && set.starts_with("CUDA_VISIBLE_DEVICES=")) continue;
+    environment.push_back(*variable);
   }
   static char every[] = "XMIG_EVERY_DEVICE=1";
   if (some_are_hidden()) environment.push_back(every);

@@ -63,6 +63,15 @@ def test_who_takes_a_server(daemon: Node, code: str, servers: list[str]) -> None
     assert commands(daemon, program) == [own if name == "program" else name for name in servers]
 
 
+def test_a_program_without_devices_takes_no_server(daemon: Node) -> None:
+    """CUDA_VISIBLE_DEVICES hides all of them: NVML has none either, and nobody is asked."""
+    code = INIT + "pynvml.nvmlDeviceGetCount()"
+    program = start(daemon, "-c", code, environment={"CUDA_VISIBLE_DEVICES": ""})
+    _, err = program.process.communicate(timeout=60)
+    assert "NVMLError_DriverNotLoaded" in err
+    assert commands(daemon, program) == []
+
+
 def test_without_a_daemon(daemon: Node) -> None:
     code = INIT + "print(pynvml.nvmlSystemGetCudaDriverVersion() > 0); pynvml.nvmlDeviceGetCount()"
     program = start(daemon, "-c", code, environment={"XMIG_SOCKET": "/no/such/socket"})
