@@ -66,8 +66,8 @@ CUresult Linker::link(uint64_t number, bool complete, Bytes payload, const std::
   std::vector<Input> inputs(request.input_count);
   for (Input& input : inputs) {
     Bytes name;
-    if (!reader.get(input.of) || !input.options.read(reader, input.of.option_count) ||
-        !reader.get(name, input.of.name_bytes)) {
+    if (!reader.get(input.of) || input.of.type >= CU_JIT_NUM_INPUT_TYPES ||
+        !input.options.read(reader, input.of.option_count) || !reader.get(name, input.of.name_bytes)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     input.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
