@@ -86,7 +86,7 @@ CUresult read_options(unsigned int count, const CUjit_option* names, void** valu
       link->error.buffer = static_cast<char*>(values[i]);
     } else if (link && name == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) {
       link->error.size_at(&values[i]);
-    } else if (name >= CU_JIT_NUM_OPTIONS || name < 0) {
+    } else if (static_cast<uint32_t>(name) >= CU_JIT_NUM_OPTIONS) {
       return CUDA_ERROR_INVALID_VALUE;
     } else if (!journal::is_answer(name)) {
       complain("the linker's option %d is not supported: the call returned CUDA_ERROR_NOT_SUPPORTED", name);
@@ -181,7 +181,7 @@ CUresult add(CUlinkState state, CUjitInputType type, std::span<const std::byte> 
   const std::lock_guard lock(mutex);
   Link* const link = find(state);
   if (!link) return CUDA_ERROR_INVALID_HANDLE;
-  if (data.empty() || type < 0 || type >= CU_JIT_NUM_INPUT_TYPES) return CUDA_ERROR_INVALID_VALUE;
+  if (data.empty() || static_cast<uint32_t>(type) >= CU_JIT_NUM_INPUT_TYPES) return CUDA_ERROR_INVALID_VALUE;
   Input input{0, static_cast<uint32_t>(type), {}, name ? name : ""};
   if (const CUresult error = read_options(count, options, values, input.options, nullptr); error != CUDA_SUCCESS) {
     return error;
