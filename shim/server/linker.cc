@@ -53,7 +53,9 @@ struct Linker::State {
 };
 
 Linker::Linker(const DriverTable& driver) : driver_(driver) {}
-Linker::~Linker() = default;  // the context goes with the process, and with it what the driver has
+Linker::~Linker() {
+  if (state_) end(state_->number);
+}
 
 CUresult Linker::link(uint64_t number, bool complete, Bytes payload, const std::function<Bytes(uint64_t)>& image) {
   Reader reader(payload);
