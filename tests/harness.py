@@ -203,10 +203,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def stands_still(program: Program) -> bool:
-    """Does it use no processor time?"""
-    before = cpu_seconds(program.process.pid)
-    time.sleep(0.5)
-    return program.process.poll() is None and cpu_seconds(program.process.pid) == before
+    """Does it come to rest, and use no processor time? On a busy machine it may not have read yet what it was asked."""
+    for _ in range(20):
+        before = cpu_seconds(program.process.pid)
+        time.sleep(0.5)
+        if program.process.poll() is not None:
+            return False
+        if cpu_seconds(program.process.pid) == before:
+            return True
+    return False
 
 
 def steps(program: Program, count: int) -> str:
