@@ -11,8 +11,6 @@
 
 namespace xmig::server {
 
-using journal::align8;
-
 namespace {
 
 // Which records can be a node's work.

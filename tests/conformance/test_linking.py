@@ -127,7 +127,8 @@ def test_killed_while_it_links(
         assert finish(program) == undisturbed, sequence
         faults = program.faults()
         assert len(faults) >= 1, sequence
-        assert {recovery["exact"] for recovery in program.recoveries() if recovery["outcome"] == "resumed"} == {True}
+        # None has resumed if the program had its answer, and ended, before the daemon heard of it.
+        assert {each["exact"] for each in program.recoveries() if each["outcome"] == "resumed"} <= {True}, sequence
 
 
 def test_killed_after_a_cut_in_the_middle(
