@@ -212,6 +212,7 @@ class Bounce::Lane {
 struct Bounce::Run {
   bool to_plain;
   std::vector<Piece> pieces{};
+  const Watermark* made = nullptr;
   std::atomic<size_t> next{0};
   std::atomic<bool> good{true};
   std::mutex mutex;
@@ -248,8 +249,8 @@ bool Bounce::to_plain(std::span<const Piece> pieces, std::string& why) {
   return run(all, why);
 }
 
-bool Bounce::to_device(std::span<const Piece> pieces, std::string& why) {
-  Run all{.to_plain = false, .pieces = joined(pieces, true)};
+bool Bounce::to_device(std::span<const Piece> pieces, std::string& why, const Watermark* made) {
+  Run all{.to_plain = false, .pieces = joined(pieces, true), .made = made};
   return run(all, why);
 }
 
@@ -313,6 +314,7 @@ void Bounce::work(Run& run) {
       mine = lane(piece.ordinal);
       if (!mine) return run.failed("there is no memory for buffers");
     }
+    if (run.made && !run.made->await(piece.device + piece.bytes)) return run.failed("the device has no memory for it");
     check(run.to_plain ? mine->to_plain(piece) : mine->to_device(piece));
   }
   if (!mine || !run.good) return;

@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,6 +20,31 @@
 #include "journal/layout.h"
 
 namespace xmig::server {
+
+// How far something has come that others wait for.
+class Watermark {
+ public:
+  void rise(uint64_t level) { set(level); }
+  // It goes no further.
+  void give_up() { set(kGivenUp); }
+  // Waits for this level. False: it was given up.
+  bool await(uint64_t level) const {
+    uint64_t now = level_.load();
+    while (now < level) {
+      level_.wait(now);
+      now = level_.load();
+    }
+    return now != kGivenUp;
+  }
+
+ private:
+  static constexpr uint64_t kGivenUp = ~0ull;
+  void set(uint64_t level) {
+    level_.store(level);
+    level_.notify_all();
+  }
+  std::atomic<uint64_t> level_{0};
+};
 
 class Bounce {
  public:
@@ -39,7 +65,8 @@ class Bounce {
   };
   // One granule each. The device is drained. False: the device failed, or there is no memory; `why` says what it was.
   bool to_plain(std::span<const Piece> pieces, std::string& why);
-  bool to_device(std::span<const Piece> pieces, std::string& why);
+  // `made`, if given: there is memory on the device below this address; the pieces come in the order of theirs.
+  bool to_device(std::span<const Piece> pieces, std::string& why, const Watermark* made = nullptr);
 
   // Makes the buffers for copies of so many pieces from or to a device, as far as they are not there.
   void make_ready(uint32_t ordinal, size_t pieces = kMostThreads);

@@ -111,6 +111,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 Executor::~Executor() {
   watchdog_.reset();
   relocation_.reset();
+  arrival_.reset();
   drain();
   objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { driver_.cuGraphExecDestroy(graph.real); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });

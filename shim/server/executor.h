@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,7 @@
 
 #include "device/device.h"
 #include "journal/module_info.h"
+#include "server/arrival.h"
 #include "server/bounce.h"
 #include "server/contexts.h"
 #include "server/copy_log.h"
@@ -80,7 +82,8 @@ class Executor final : public Witness {
   bool round(uint64_t number, uint64_t cut, Trouble& trouble);
   bool take(uint64_t cut, Trouble& trouble);
 
-  // A job that no server has, whose memory is all in its shadow.
+  // A job that no server has, whose memory is all in its shadow: what can be done before that is here, and the rest.
+  void prepare_resumption();
   bool resume_suspended(std::vector<Hosted> given, Trouble& trouble);
 
   // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
@@ -280,6 +283,8 @@ class Executor final : public Witness {
   bool make_missing(const CutContent& content, std::string& why);
   std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
   void clear(const std::vector<uint64_t>& granules);
+  void begin_arrival(const CutContent& content);
+  void end_arrival();
   bool fill(std::string& why);
 
   // relocation.cc
@@ -419,6 +424,8 @@ class Executor final : public Witness {
   // A job that comes without its device memory (a move, a resumption). What is known of this device's memory then:
   bool comes_without_memory_ = false;
   std::vector<Known> known_;  // of the last round's chunks, in their order
+  std::future<void> buffers_;  // being made, for what arrives
+  std::unique_ptr<Arrival> arrival_;
   Trouble trouble_;
   uint64_t imports_ = 0;  // of another device's memory
   uint64_t handover_by_ = 0;

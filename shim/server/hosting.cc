@@ -156,7 +156,8 @@ CUresult Hosting::adopt(Hosted memory) {
   return CUDA_SUCCESS;
 }
 
-CUresult Hosting::become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal) {
+CUresult Hosting::become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
+                         const std::function<void(uint64_t end)>& made) {
   for (const auto& [start, backing] : backings_) mark(start, backing.memory.bytes, true);
   for (const Extent& extent : alive) {
     if (!whole_granules(extent.address, extent.bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -168,6 +169,7 @@ CUresult Hosting::become(const std::vector<Extent>& alive, const std::function<v
     if (ordinal >= journal::kMaxDevices) return CUDA_ERROR_INVALID_VALUE;
     use_ordinal(ordinal);
     if (const CUresult result = grow(ordinal, extent.address, extent.bytes); result != CUDA_SUCCESS) return result;
+    made(extent.address + extent.bytes);
   }
   return CUDA_SUCCESS;
 }

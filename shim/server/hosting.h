@@ -40,8 +40,9 @@ class Hosting {
   // since the cut, and is returned: the redo must find it as new.
   CUresult adopt(Hosted memory);
   // For a job that comes without its memory: back exactly these granules, with memory of this server's devices; what is
-  // backed already keeps its content.
-  CUresult become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal);
+  // backed already keeps its content. `made` hears of the end of each extent that is backed.
+  CUresult become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
+                  const std::function<void(uint64_t end)>& made = [](uint64_t) {});
   bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
 
   template <typename F>

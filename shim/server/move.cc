@@ -223,9 +223,25 @@ bool Executor::take(uint64_t cut, Trouble& trouble) {
   return false;
 }
 
-// A suspended job goes on here.
-bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
+// A suspended job goes on here. Its memory is yet to come; the buffers for it take a while.
+void Executor::prepare_resumption() {
   comes_without_memory_ = true;
+  buffers_ = std::async(std::launch::async, [this] {
+    const uint64_t cut = job_.header().cut.load();
+    std::string why;
+    const auto content = cut == 0 ? std::nullopt : read_cut_file(job_.fds().cut[cut & 1].get(), why);
+    if (!content) return;  // recover() says so
+    std::map<uint32_t, size_t> pieces;
+    for (const ChunkState& chunk : content->chunks) {
+      if (chunk.slot != 0) ++pieces[ordinal_of_device_address(chunk.address)];
+    }
+    for (const auto& [ordinal, count] : pieces) {
+      if (ordinal < contexts_.count()) bounce_.make_ready(ordinal, count);
+    }
+  });
+}
+
+bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
   std::string why;
   if (recover(std::move(given), std::nullopt, std::nullopt, why)) return true;
   trouble = trouble_.code.empty() ? Trouble{"failed", why} : trouble_;
@@ -238,9 +254,11 @@ bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
 // Memory for what the cut holds. What goes is in no chunk of the cut, so that nothing is known of it after this round.
 bool Executor::make_missing(const CutContent& content, std::string& why) {
   const std::lock_guard lock(hosted_mutex_);
-  const CUresult result = hosting_.become(content.memory, [this](uint32_t ordinal) {
-    contexts_.use(std::min(ordinal, contexts_.count() - 1));
-  });
+  const CUresult result = hosting_.become(
+      content.memory, [this](uint32_t ordinal) { contexts_.use(std::min(ordinal, contexts_.count() - 1)); },
+      [this](uint64_t end) {
+        if (arrival_) arrival_->made(end);
+      });
   if (result != CUDA_SUCCESS) {
     uint64_t bytes = 0;
     for (const Extent& extent : content.memory) bytes += extent.bytes;
@@ -262,8 +280,43 @@ void Executor::clear(const std::vector<uint64_t>& granules) {
   }
 }
 
+// What is in no device's memory comes while there is nothing to know of here yet. What is wrong with it fill() finds.
+void Executor::begin_arrival(const CutContent& content) {
+  const auto by_address = [](const auto& a, const auto& b) { return a.address < b.address; };
+  if (!known_.empty() || !std::is_sorted(content.memory.begin(), content.memory.end(), by_address) ||
+      !std::is_sorted(content.chunks.begin(), content.chunks.end(), by_address)) {
+    return;
+  }
+  std::vector<Bounce::Piece> pieces;
+  auto memory = content.memory.begin();
+  for (const ChunkState& chunk : content.chunks) {
+    while (memory != content.memory.end() && memory->address + memory->bytes <= chunk.address) ++memory;
+    const bool has_memory = memory != content.memory.end() && memory->address <= chunk.address;
+    const auto kept = chunk.slot != 0 ? shadow_.plain_at(chunk.slot) : std::nullopt;
+    const uint32_t ordinal = ordinal_of_device_address(chunk.address);
+    if (!has_memory || !kept || ordinal >= contexts_.count()) continue;
+    pieces.push_back({chunk.address, kept->fd, kept->offset, ordinal});
+  }
+  if (!pieces.empty()) arrival_ = std::make_unique<Arrival>(bounce_, std::move(pieces));
+}
+
+// What has arrived is known from now on.
+void Executor::end_arrival() {
+  const std::unique_ptr<Arrival> arrival = std::move(arrival_);
+  if (!arrival || !arrival->finish()) return;
+  std::vector<uint64_t> granules, hashes;
+  for (const Bounce::Piece& piece : arrival->pieces()) granules.push_back(piece.device);
+  if (!hash_chunks(granules, hashes)) return;
+  for (size_t i = 0; i < granules.size(); ++i) known_.push_back({granules[i], hashes[i]});
+  if (const uint64_t took = now_ns() - arrival->began(); took > kLongFill) {
+    log_(Level::kInfo, "bringing and hashing " + std::to_string(granules.size() * kGranule >> 20) + " MiB took " +
+                           in_ms(took) + ", beside the rest; " + Bounce::text(bounce_.spent()));
+  }
+}
+
 // The cut's content, where it is not known to be here already. What is copied is hashed, and has to be right.
 bool Executor::fill(std::string& why) {
+  end_arrival();
   std::vector<std::pair<uint64_t, uint64_t>> moves;
   std::vector<uint64_t> zeros, expected, hashes;
   auto known = known_.cbegin();

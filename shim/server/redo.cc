@@ -53,6 +53,7 @@ bool changes_objects(Op op) {
 
 bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
                        std::string& why) {
+  const uint64_t began = now_ns();
   journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load();
   const uint64_t executed = std::min(header.executed.load(), tail);
@@ -87,7 +88,10 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     return false;
   }
   if (!adopt(std::move(given), why)) return false;
-  if (comes_without_memory_ && !make_missing(content, why)) return false;
+  if (comes_without_memory_) {
+    begin_arrival(content);
+    if (!make_missing(content, why)) return false;
+  }
   std::vector<Extent> fresh;
   if (!hosting_.restore(content.memory, fresh)) {
     why = "physical memory of the last cut is missing";
@@ -114,8 +118,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (auto& [address, variable] : variables_) to_variable(variable);
   daemon_.phase("restored");
   if (const uint64_t now = now_ns(); now - mapped > kLongRestore) {
-    log_(Level::kInfo, "restoring took " + in_ms(made - mapped) + " for " + std::to_string(content.objects.size()) +
-                           " objects and " + in_ms(now - made) + " for memory");
+    log_(Level::kInfo, "after " + in_ms(mapped - began) + " to map memory, restoring took " + in_ms(made - mapped) + " for " +
+                           std::to_string(content.objects.size()) + " objects and " + in_ms(now - made) + " for memory");
   }
 
   if (cut_again) {

@@ -158,6 +158,10 @@ std::optional<int> Server::operator()(Assign& request) {
   }
   header.daemon_pid.store(peer_pid(socket_));
   enter_job();
+  if (assignment_->mode == AssignMode::kResume) {
+    make_executor();
+    executor_->prepare_resumption();
+  }
   if (assignment_->mode == AssignMode::kFresh) begin();
   return std::nullopt;
 }
@@ -186,7 +190,7 @@ void Server::make_executor() {
 
 void Server::begin() {
   begun_ = true;
-  make_executor();
+  if (!executor_) make_executor();
   thread_ = std::thread([this, given = std::move(given_)]() mutable { serve(std::move(given)); });
 }
 
