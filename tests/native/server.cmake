@@ -39,7 +39,7 @@ xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps g
                  event_on_two_streams)
 xmig_server_jobs(server_move_test move_ moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)
-xmig_server_jobs(server_suspend_test suspend_ host brings_all given_room files aborts dies no_room full shadow_on_host)
+xmig_server_jobs(server_suspend_test suspend_ host brings_all given_room files aborts dies no_room damaged full shadow_on_host)
 
 # Where they kill the server, the job moves to another device instead.
 function(xmig_moved_jobs name)

@@ -264,6 +264,42 @@ void no_room() {
   check_whole(job);
 }
 
+// Each granule of what is in host memory, made another one; twice: as it was.
+void change(Job& job) {
+  job.with_held([](const HeldMap& all) {
+    for (const auto& [id, one] : all) {
+      if (!one.fields.at("name").get<std::string>().starts_with("memfd")) continue;
+      for (off_t at = 0; at < one.fields.at("bytes").get<off_t>(); at += journal::kGranule) {
+        char byte = 0;
+        CHECK(::pread(one.fd.get(), &byte, 1, at) == 1);
+        byte = static_cast<char>(~byte);
+        CHECK(::pwrite(one.fd.get(), &byte, 1, at) == 1);
+      }
+    }
+  });
+}
+
+// What came from host memory is not what the cut says: nobody gets it, and the job is where it was.
+void damaged() {
+  Job job;
+  Program program(job);
+  program.let_run();
+  Suspension suspension(job);
+  CHECK(suspension.prepare().at("type") == "prepared");
+  CHECK(suspension.suspend().at("type") == "suspended");
+  check_suspended(job, program);
+  change(job);
+  CHECK(!job.resume("cpu:1"));
+  CHECK(job.resume_error() == "bad_cut");
+  Job::wait([&] { return job.server() == -1; });
+  CHECK(is_suspended(job));
+  change(job);
+  CHECK(job.resume("cpu:1"));
+  program.let_run();
+  program.end();
+  check_whole(job);
+}
+
 // A file system that is too small. It takes a mount of one's own: without that right, a limit on the size of files.
 void full() {
   Job job;
@@ -311,7 +347,7 @@ void shadow_on_host() {
 
 const Tests kTests = {
     {"host", host}, {"brings_all", brings_all}, {"given_room", given_room},
-    {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"full", full},
+    {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"damaged", damaged}, {"full", full},
     {"shadow_on_host", shadow_on_host},
 };
 
