@@ -242,7 +242,7 @@ void memory_is_full() {
 void zeros() {
   Job job;
   const auto kernels = job.load_kernels();
-  constexpr uint64_t kBytes = 512 << 20, kUsed = 3 * journal::kGranule;
+  constexpr uint64_t kBytes = 128 << 20, kUsed = 3 * journal::kGranule;
   const uint64_t base = journal::kDeviceBase + (1ull << 32);
   CHECK(job.grow(base, kBytes) == CUDA_SUCCESS);
   job.alloc(base, kBytes);
