@@ -42,7 +42,6 @@ std::unordered_map<uint64_t, std::unique_ptr<Capture>>& captures() {
 }
 uint64_t next_capture = 1;
 
-uint64_t number(CUstream stream) { return reinterpret_cast<uint64_t>(stream); }
 
 Capture* find_capture(uint64_t id) {
   const auto found = captures().find(id);

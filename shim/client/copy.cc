@@ -7,6 +7,7 @@
 #include "client/append.h"
 #include "client/copy_pieces.h"
 #include "client/memory_map.h"
+#include "client/streams.h"
 #include "journal/layout.h"
 #include "local.h"
 #include "records.h"
@@ -22,7 +23,6 @@ constexpr size_t kMaxSlices = 256;
 
 static_assert(kHostPiece <= journal::kMaxPayload);
 
-uint64_t number(CUstream stream) { return reinterpret_cast<uint64_t>(stream); }
 
 CUresult copy_from_host(const Copy& c) {
   const bool dense = c.height == 1 || c.source_pitch == c.width;

@@ -26,6 +26,8 @@ struct Stream {
 
 // The null stream and the two that stand for default streams.
 inline bool special(CUstream stream) { return reinterpret_cast<uint64_t>(stream) <= 2; }
+// As records have it.
+inline uint64_t number(CUstream stream) { return reinterpret_cast<uint64_t>(stream); }
 // nullptr for special ones and for what is not a stream.
 Stream* find_stream(CUstream stream);
 // The null stream means another one in a _ptds function.

@@ -283,6 +283,7 @@ class Executor final : public Witness {
   bool make_missing(const CutContent& content, std::string& why);
   std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
   void clear(const std::vector<uint64_t>& granules);
+  void make_buffers();
   void begin_arrival(const CutContent& content);
   void end_arrival();
   bool fill(std::string& why);

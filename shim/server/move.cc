@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 #include "journal/futex.h"
@@ -226,19 +227,25 @@ bool Executor::take(uint64_t cut, Trouble& trouble) {
 // A suspended job goes on here. Its memory is yet to come; the buffers for it take a while.
 void Executor::prepare_resumption() {
   comes_without_memory_ = true;
-  buffers_ = std::async(std::launch::async, [this] {
-    const uint64_t cut = job_.header().cut.load();
-    std::string why;
-    const auto content = cut == 0 ? std::nullopt : read_cut_file(job_.fds().cut[cut & 1].get(), why);
-    if (!content) return;  // recover() says so
-    std::map<uint32_t, size_t> pieces;
-    for (const ChunkState& chunk : content->chunks) {
-      if (chunk.slot != 0) ++pieces[ordinal_of_device_address(chunk.address)];
-    }
-    for (const auto& [ordinal, count] : pieces) {
-      if (ordinal < contexts_.count()) bounce_.make_ready(ordinal, count);
-    }
-  });
+  try {
+    buffers_ = std::async(std::launch::async, [this] { make_buffers(); });
+  } catch (const std::system_error&) {
+    // No thread to be had: they are made when they are needed.
+  }
+}
+
+void Executor::make_buffers() {
+  const uint64_t cut = job_.header().cut.load();
+  std::string why;
+  const auto content = cut == 0 ? std::nullopt : read_cut_file(job_.fds().cut[cut & 1].get(), why);
+  if (!content) return;  // recover() says so
+  std::map<uint32_t, size_t> pieces;
+  for (const ChunkState& chunk : content->chunks) {
+    if (chunk.slot != 0) ++pieces[ordinal_of_device_address(chunk.address)];
+  }
+  for (const auto& [ordinal, count] : pieces) {
+    if (ordinal < contexts_.count()) bounce_.make_ready(ordinal, count);
+  }
 }
 
 bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
@@ -297,7 +304,12 @@ void Executor::begin_arrival(const CutContent& content) {
     if (!has_memory || !kept || ordinal >= contexts_.count()) continue;
     pieces.push_back({chunk.address, kept->fd, kept->offset, ordinal});
   }
-  if (!pieces.empty()) arrival_ = std::make_unique<Arrival>(bounce_, std::move(pieces));
+  if (pieces.empty()) return;
+  try {
+    arrival_ = std::make_unique<Arrival>(bounce_, std::move(pieces));
+  } catch (const std::system_error&) {
+    // No thread to be had: fill() brings it.
+  }
 }
 
 // What has arrived is known from now on.
