@@ -105,12 +105,12 @@ CUresult cuStreamQuery(CUstream hStream) {
 
 namespace {
 
-struct AskedStream {
+struct Asked {
   const Stream* stream = nullptr;  // nullptr: a default stream
   Context* context = nullptr;
   CUresult error = CUDA_SUCCESS;
 };
-AskedStream asked(CUstream handle, const void* out) {
+Asked asked(CUstream handle, const void* out) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return {.error = error};
   if (!out) return {.error = CUDA_ERROR_INVALID_VALUE};
   if (const Stream* const stream = find_stream(handle)) return {stream, stream->context};
@@ -122,26 +122,26 @@ AskedStream asked(CUstream handle, const void* out) {
 }  // namespace
 
 CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
-  const AskedStream found = asked(hStream, priority);
+  const Asked found = asked(hStream, priority);
   if (found.error == CUDA_SUCCESS) *priority = found.stream ? found.stream->priority : 0;
   return found.error;
 }
 
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
-  const AskedStream found = asked(hStream, flags);
+  const Asked found = asked(hStream, flags);
   if (found.error == CUDA_SUCCESS) *flags = found.stream ? found.stream->flags : 0;
   return found.error;
 }
 
 CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
-  const AskedStream found = asked(hStream, streamId);
+  const Asked found = asked(hStream, streamId);
   if (found.error != CUDA_SUCCESS) return found.error;
   *streamId = found.stream ? found.stream->id : hStream == CU_STREAM_PER_THREAD ? 2 : 1;
   return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
-  const AskedStream found = asked(hStream, pctx);
+  const Asked found = asked(hStream, pctx);
   if (found.error == CUDA_SUCCESS) *pctx = found.context->handle();
   return found.error;
 }
@@ -153,7 +153,7 @@ CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext* pCtx, CUgreenCtx* pGreen
 }
 
 CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
-  const AskedStream found = asked(hStream, device);
+  const Asked found = asked(hStream, device);
   if (found.error == CUDA_SUCCESS) *device = found.context->ordinal;
   return found.error;
 }
@@ -161,7 +161,7 @@ CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
 // --- attributes: kept, since they are hints and the program may ask for them ----------------------------------
 
 CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value) {
-  const AskedStream found = asked(hStream, value);
+  const Asked found = asked(hStream, value);
   if (found.error != CUDA_SUCCESS) return found.error;
   *value = {};
   switch (attr) {
@@ -189,7 +189,7 @@ CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAtt
 }
 
 CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* value) {
-  const AskedStream found = asked(hStream, value);
+  const Asked found = asked(hStream, value);
   if (found.error != CUDA_SUCCESS) return found.error;
   Stream* const stream = find_stream(hStream);
   switch (attr) {

@@ -10,7 +10,6 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;  // so that copies are as fast as they can be
 
-uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
 uint64_t granule_of(uint64_t address) { return address / kGranule * kGranule; }
 
 }  // namespace
@@ -45,7 +44,7 @@ bool CopyLog::keep(uint64_t address, uint64_t bytes, uint64_t position) {
     return true;
   }
   if (!shadow_.take(granule)) return false;
-  ++spaces_[ordinal_of(granule)].count;
+  ++spaces_[ordinal_of_slot(granule)].count;
   last_.emplace(granule, position);
   return true;
 }
@@ -61,7 +60,7 @@ void CopyLog::release(uint64_t position, bool all) {
       ++it;
       continue;
     }
-    Space& space = spaces_[ordinal_of(it->first)];
+    Space& space = spaces_[ordinal_of_slot(it->first)];
     if (space.granule == it->first) space.granule = 0;
     if (shadow_.is_foreign(it->first)) {
       shadow_.free(it->first);

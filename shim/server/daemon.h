@@ -52,6 +52,9 @@ struct PreloadReport {
   uint64_t device_bytes = 0;  // taken by that, about
 };
 
+// Between two words about what takes long, ns.
+inline constexpr uint64_t kProgressEvery = 200'000'000;
+
 class Daemon {
  public:
   // Until the result is gone, only the calling thread is heard.

@@ -18,6 +18,8 @@ enum class HostedKind : uint8_t {
 // Where a shadow is. What is not on a device can stay without a server.
 enum class Place : uint8_t { kDevice, kHost, kFile };
 
+inline constexpr uint64_t kPage = 4096;
+
 // How much of a shadow without an address is in one descriptor: one thread at a time writes to it.
 inline constexpr uint64_t kPlainBytes = 32 * journal::kGranule;
 // Names of what is in host memory: with an address that the device reaches, or with none here.

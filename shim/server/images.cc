@@ -13,8 +13,6 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
 std::string make_name(const char* kind, uint64_t number) { return kind + std::to_string(number); }
 
 }  // namespace

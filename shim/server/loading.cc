@@ -7,12 +7,6 @@
 namespace xmig::server {
 namespace {
 
-template <typename T>
-void append(std::vector<std::byte>& to, const T& value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  to.insert(to.end(), bytes, bytes + sizeof(T));
-}
-
 void append_text(std::vector<std::byte>& to, std::string_view text) {
   const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
   to.insert(to.end(), bytes, bytes + text.size());

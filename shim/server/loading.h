@@ -1,6 +1,7 @@
 // Loading modules and kernels onto a device, for a program's call and ahead of a recovery.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,13 @@
 #include "server/objects.h"
 
 namespace xmig::server {
+
+// A value's bytes, behind what is there.
+template <typename T>
+void append(std::vector<std::byte>& to, const T& value) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  to.insert(to.end(), bytes, bytes + sizeof(T));
+}
 
 // What of a module is of the device: real, kernels, globals and description. The context is current.
 CUresult load_module(device::Device& device, Log& log, std::span<const std::byte> image, Module& module);

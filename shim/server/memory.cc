@@ -125,7 +125,6 @@ CUresult Executor::on_xmContextReset(Record& record) {
 CUresult Executor::on_xmPin(Record& record) {
   Args_xmPin args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  constexpr uint64_t kPage = 4096;
   if (args.bytes == 0 || (args.address | args.bytes) % kPage != 0 || !job_.is_pinned(args.address, args.bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }

@@ -10,12 +10,6 @@
 namespace xmig::server {
 namespace {
 
-template <typename T>
-void append(std::vector<std::byte>& to, const T& value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  to.insert(to.end(), bytes, bytes + sizeof(T));
-}
-
 // What of a module is remembered by which key: see Module::settings.
 constexpr uint64_t kGlobalSetting = 1ull << 63;
 constexpr uint64_t kLoaded = 1ull << 62;

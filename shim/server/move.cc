@@ -22,7 +22,6 @@ using journal::kGranule;
 namespace {
 
 constexpr uint64_t kBatchGranules = 128;            // between two looks at the clock, and what is hashed at once
-constexpr uint64_t kProgressEvery = 200'000'000;    // ns
 constexpr uint64_t kLongFill = 500'000'000;         // ns
 constexpr int kCutReads = 200;                      // of a source that takes one cut after the other
 constexpr auto kCutReadPause = std::chrono::milliseconds(5);

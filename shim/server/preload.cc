@@ -12,7 +12,6 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kPage = 4096;
 // What a kernel takes at most, about: the driver takes memory for code in pieces of this size.
 constexpr uint64_t kPiece = 4ull << 20;
 

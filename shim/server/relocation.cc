@@ -27,9 +27,8 @@ namespace {
 // For what is being copied a cut may have to wait, and work of the program. One that is about to be suspended waits soon
 // anyway, and large batches are faster.
 constexpr uint64_t kBatchTime = 80'000'000, kSettlingBatchTime = 10'000'000;  // ns
-constexpr size_t kBatch = 2048, kSettlingBatch = 256;                         // granules
+constexpr size_t kLargestBatch = 2048, kSettlingBatch = 256;                  // granules
 constexpr int kPasses = 4;              // over what has changed since the one before
-constexpr uint64_t kProgressEvery = 200'000'000;     // ns
 constexpr uint64_t kLong = 500'000'000;               // ns
 constexpr uint64_t kPatienceForCut = 1'000'000'000;  // ns
 constexpr uint64_t kPatienceToSettle = 2'000'000'000;  // ns: then a cut that is due copies the rest itself
@@ -53,7 +52,7 @@ class Executor::Relocation {
   Relocation(Executor& executor, Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room)
       : executor_(executor), purpose_(purpose), to_(to), bytes_hint_(bytes_hint), room_(std::move(room)) {
     if (purpose == Purpose::kSettling) pace_ = Pace(kSettlingBatchTime, kSettlingBatch);
-    if (to == Place::kHost) pace_ = Pace(kBatchTime, kBatch, kBatch);
+    if (to == Place::kHost) pace_ = Pace(kBatchTime, kLargestBatch, kLargestBatch);
     thread_ = std::thread([this] { run(); });
   }
   ~Relocation() {
@@ -286,7 +285,7 @@ class Executor::Relocation {
   const Place to_;
   const uint64_t bytes_hint_;
   std::vector<ipc::UniqueFd> room_;  // slabs that were given for it
-  Pace pace_{kBatchTime, kBatch};
+  Pace pace_{kBatchTime, kLargestBatch};
   uint64_t total_ = 0, done_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -9,8 +9,6 @@ using journal::kGranule;
 
 constexpr uint64_t kSmallestSlab = 8 * kGranule;
 
-uint32_t ordinal_of(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
-
 }  // namespace
 
 Shadow::Map::iterator Shadow::containing(uint64_t slot) {
@@ -74,7 +72,7 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, b
 std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
   Slab* chosen = nullptr;
   for (auto it = with_room_.lower_bound(shadow_base(ordinal)); it != with_room_.end() && !chosen; ++it) {
-    if (ordinal_of(*it) != ordinal) break;
+    if (ordinal_of_slot(*it) != ordinal) break;
     Slab& slab = slabs_.at(*it);
     const Place its = slab.memory.place();
     const bool instead = place == Place::kDevice && !strictly && its == Place::kHost && !slab.memory.plain();
@@ -155,7 +153,7 @@ uint64_t Shadow::device_bytes(uint32_t ordinal) const {
   uint64_t sum = 0;
   for (const auto& [address, slab] : slabs_) {
     const bool ours = slab.memory.place() == Place::kDevice && !slab.memory.foreign;
-    if (ours && ordinal_of(address) == ordinal) sum += slab.memory.bytes;
+    if (ours && ordinal_of_slot(address) == ordinal) sum += slab.memory.bytes;
   }
   return sum;
 }

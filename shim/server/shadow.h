@@ -10,6 +10,9 @@
 
 namespace xmig::server {
 
+// Of which device it is a slot.
+inline uint32_t ordinal_of_slot(uint64_t slot) { return static_cast<uint32_t>((slot - kShadowBase) / kShadowSpan); }
+
 class Shadow {
  public:
   // A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.

@@ -300,7 +300,8 @@ class TestPackages:
         job.server()
         follow(machine, "Removal")
         job.finish()
-        assert machine.run("systemctl list-unit-files --no-legend 'xmig*' || true") == ""
+        units = "systemctl list-unit-files --no-legend 'xmig*'"
+        machine.until(f"! {units} | grep .", "its server's unit ends with it, and there is no other")
         assert machine.try_run("systemctl cat xmigd").returncode != 0
         assert machine.run("rpm -qa 'xmig*'") == ""
         assert machine.run("ls /usr/lib64 | grep xmig || true") == ""
