@@ -42,7 +42,6 @@ std::unordered_map<uint64_t, std::unique_ptr<Capture>>& captures() {
 }
 uint64_t next_capture = 1;
 
-
 Capture* find_capture(uint64_t id) {
   const auto found = captures().find(id);
   return found == captures().end() ? nullptr : found->second.get();

@@ -23,7 +23,6 @@ constexpr size_t kMaxSlices = 256;
 
 static_assert(kHostPiece <= journal::kMaxPayload);
 
-
 CUresult copy_from_host(const Copy& c) {
   const bool dense = c.height == 1 || c.source_pitch == c.width;
   for (Pieces pieces(c, kHostPiece, dense ? ~0ull : kMaxSlices); !pieces.done();) {

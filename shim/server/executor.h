@@ -82,7 +82,7 @@ class Executor final : public Witness {
   bool round(uint64_t number, uint64_t cut, Trouble& trouble);
   bool take(uint64_t cut, Trouble& trouble);
 
-  // A job that no server has, whose memory is all in its shadow: what can be done before that is here, and the rest.
+  // A job that no server has, whose memory is all in its shadow: first what can be done before that has come, then the rest.
   void prepare_resumption();
   bool resume_suspended(std::vector<Hosted> given, Trouble& trouble);
 

@@ -223,7 +223,7 @@ bool Executor::take(uint64_t cut, Trouble& trouble) {
   return false;
 }
 
-// A suspended job goes on here. Its memory is yet to come; the buffers for it take a while.
+// While descriptors of a suspended job still come in.
 void Executor::prepare_resumption() {
   comes_without_memory_ = true;
   try {
@@ -233,6 +233,7 @@ void Executor::prepare_resumption() {
   }
 }
 
+// For as much as its last cut holds.
 void Executor::make_buffers() {
   const uint64_t cut = job_.header().cut.load();
   std::string why;
@@ -247,6 +248,7 @@ void Executor::make_buffers() {
   }
 }
 
+// A suspended job goes on here.
 bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
   std::string why;
   if (recover(std::move(given), std::nullopt, std::nullopt, why)) return true;
