@@ -157,6 +157,9 @@ record("xmAlloc", "queued", "From here on [address, address+bytes) is live: pres
        "uint64_t address", "uint64_t bytes", "uint64_t stream", "uint32_t flags", "uint32_t reserved")
 record("xmFree", "queued", "The allocation that starts at address is no longer live.", "uint64_t address",
        "uint64_t stream")
+record("xmDiscard", "queued", "Nobody needs what whole granules of live memory hold: snapshots leave them out.",
+       "uint64_t address", "uint64_t bytes")
+record("xmReuse", "queued", "They are preserved again from here on.", "uint64_t address", "uint64_t bytes")
 record("xmPin", "synchronous", "Page-locked memory of the program, which devices read and write from here on.",
        "uint64_t address", "uint64_t bytes")
 record("xmUnpin", "queued", "No longer.", "uint64_t address")

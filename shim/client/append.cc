@@ -32,6 +32,8 @@ constexpr bool needs_context(Op op) {
     case Op::xmUnpin:
     case Op::xmAlloc:
     case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse:
     case Op::xmContextReset:
     case Op::xmImage:
     case Op::xmImageFile:

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "client/caching_allocator.h"
 #include "client/capture.h"
 #include "client/memory_backing.h"
 #include "client/memory_call.h"
@@ -128,6 +129,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (diverting()) [[unlikely]] {
     if (const CUresult unsafe = check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
   }
+  if (bytesize > kLargestSmall) watch_caching_allocator();
   uint64_t address = 0;
   const CUresult result =
       allocate(plain_pool(current_ordinal()), MemoryKind::kDevice, bytesize, nullptr, 0, &address);

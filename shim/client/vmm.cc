@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "client/caching_allocator.h"
 #include "client/memory_backing.h"
 #include "client/memory_call.h"
 #include "client/memory_heap.h"
@@ -257,6 +258,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+  watch_caching_allocator();
   State& all = state();
   const std::lock_guard guard(all.lock);
   const auto it = all.handles.find(handle);

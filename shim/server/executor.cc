@@ -56,6 +56,8 @@ bool Executor::keeps_books(Op op) {
     case Op::xmContextReset:
     case Op::xmAlloc:
     case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse:
     case Op::xmShrink:
     case Op::xmUnpin:
     case Op::xmImage:

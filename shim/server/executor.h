@@ -148,6 +148,8 @@ class Executor final : public Witness {
   CUresult on_xmUnpin(Record& record);
   CUresult on_xmAlloc(Record& record);
   CUresult on_xmFree(Record& record);
+  CUresult on_xmDiscard(Record& record);
+  CUresult on_xmReuse(Record& record);
   CUresult on_xmCopyFromHost(Record& record);
   CUresult on_xmCopyFromPinned(Record& record);
   CUresult on_xmCopyToHost(Record& record);
@@ -267,6 +269,7 @@ class Executor final : public Witness {
   void meet_variables(Op op, bool before);
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
+  void discard_what_was_not_kept();
   void restore_memory(const std::vector<Extent>& fresh);
   bool keep_copies(uint64_t from, uint64_t until, std::string& why);
   bool replay_objects(uint64_t until, std::string& why);

@@ -1,9 +1,12 @@
-// Which bytes of device memory are allocated: what cuts preserve and copies may touch.
+// Which bytes of device memory are allocated, and what copies may touch; which of them cuts preserve.
+//
+// Invariant: what is discarded is whole granules, each of them allocated to its last byte.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "journal/layout.h"
@@ -33,6 +36,21 @@ class LiveSet {
     erase(found);
     return true;
   }
+  // Nobody needs what these whole granules hold. False if not all of it is allocated.
+  bool discard(uint64_t address, uint64_t bytes) {
+    if (bytes == 0 || !contains(address, bytes)) return false;
+    for (uint64_t granule = address; granule < address + bytes; granule += journal::kGranule) discarded_.insert(granule);
+    listed_.reset();
+    return true;
+  }
+  // They are preserved again, where they were not.
+  void reuse(uint64_t address, uint64_t bytes) {
+    const auto first = discarded_.lower_bound(address);
+    const auto end = bytes > ~address ? discarded_.end() : discarded_.lower_bound(address + bytes);
+    if (first == end) return;
+    discarded_.erase(first, end);
+    listed_.reset();
+  }
   void remove_context(uint64_t context) {
     for (auto it = ranges_.begin(); it != ranges_.end();) {
       it = it->second.context == context ? erase(it) : std::next(it);
@@ -40,6 +58,7 @@ class LiveSet {
   }
   void clear() {
     ranges_.clear();
+    discarded_.clear();
     listed_.reset();
     bytes_ = 0;
     last_ = {};
@@ -67,8 +86,9 @@ class LiveSet {
     }
   }
 
-  uint64_t bytes() const { return bytes_; }
-  // As a cut writes them down: in order, and the granules that have anything of them. Cuts ask while the device stands
+  // Of what is preserved.
+  uint64_t bytes() const { return bytes_ - discarded_.size() * journal::kGranule; }
+  // As a cut writes them down: in order, and the granules that have anything of them to preserve. Cuts ask while the device stands
   // still, and mostly nothing has changed since the one before.
   struct Listed {
     std::vector<LiveRange> ranges;
@@ -77,17 +97,24 @@ class LiveSet {
   const Listed& listed() const {
     if (listed_) return *listed_;
     Listed& now = listed_.emplace();
+    auto discarded = discarded_.cbegin();
     for (const auto& [address, range] : ranges_) {
       now.ranges.push_back(range);
       uint64_t granule = address / journal::kGranule * journal::kGranule;
       if (!now.granules.empty() && now.granules.back() == granule) granule += journal::kGranule;
-      for (; granule < address + range.bytes; granule += journal::kGranule) now.granules.push_back(granule);
+      for (; granule < address + range.bytes; granule += journal::kGranule) {
+        while (discarded != discarded_.cend() && *discarded < granule) ++discarded;
+        if (discarded == discarded_.cend() || *discarded != granule) now.granules.push_back(granule);
+      }
     }
     return now;
   }
 
  private:
   std::map<uint64_t, LiveRange>::iterator erase(std::map<uint64_t, LiveRange>::iterator it) {
+    // Also the granules at its ends, which others may share: what is not allocated to the last byte is not discarded.
+    const uint64_t first = it->first / journal::kGranule * journal::kGranule;
+    reuse(first, it->first + it->second.bytes - first);
     bytes_ -= it->second.bytes;
     last_ = {};
     listed_.reset();
@@ -95,6 +122,7 @@ class LiveSet {
   }
 
   std::map<uint64_t, LiveRange> ranges_;
+  std::set<uint64_t> discarded_;  // granules
   uint64_t bytes_ = 0;
   mutable std::optional<Listed> listed_;
   mutable LiveRange last_{};  // of contains(): most copies go where the one before went

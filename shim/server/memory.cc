@@ -59,6 +59,19 @@ CUresult Executor::on_xmFree(Record& record) {
   return live_.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+CUresult Executor::on_xmDiscard(Record& record) {
+  Args_xmDiscard args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  return live_.discard(args.address, args.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Executor::on_xmReuse(Record& record) {
+  Args_xmReuse args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  live_.reuse(args.address, args.bytes);
+  return CUDA_SUCCESS;
+}
+
 CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);

@@ -34,6 +34,8 @@ bool changes_objects(Op op) {
     case Op::xmUnpin:
     case Op::xmAlloc:
     case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse:
     case Op::xmImage:
     case Op::xmImageFile:
     case Op::xmModuleLoad:
@@ -192,6 +194,7 @@ bool Executor::restore_objects(const CutContent& content, std::string& why) {
       return false;
     }
   }
+  discard_what_was_not_kept();
   mode_ = Mode::kRestore;
   for (const std::span<const std::byte> stored : content.objects) {
     if (!record_.load_stored(stored) || record_.header().ordinal >= contexts_.count()) {
@@ -238,6 +241,16 @@ bool Executor::take_over_chunks(CutContent& content, std::string& why) {
   }
   chunks_ = std::move(content.chunks);
   return true;
+}
+
+// What was live at the cut and is in no chunk of it had been given back by the program's allocator.
+void Executor::discard_what_was_not_kept() {
+  const std::vector<uint64_t> granules = live_.listed().granules;  // a copy: the list changes with what it says
+  auto chunk = chunks_.cbegin();
+  for (const uint64_t granule : granules) {
+    while (chunk != chunks_.cend() && chunk->address < granule) ++chunk;
+    if (chunk == chunks_.cend() || chunk->address != granule) live_.discard(granule, kGranule);
+  }
 }
 
 void Executor::restore_memory(const std::vector<Extent>& fresh) {

@@ -30,6 +30,10 @@ OTHERS = {
         "`native`: without a daemon this machine's own driver answers; by default the program hears of no GPU",
     ),
     "XMIG_NATIVE_LIBCUDA": ("the shim", "that driver's library, where the loader does not find it"),
+    "XMIG_CACHED_BLOCKS": (
+        "the shim, xmigctl",
+        "`keep`: snapshots preserve what the program's allocator has got back, too; none is chosen for it",
+    ),
     "XMIG_EVERY_DEVICE": ("the shim", "set: all devices that `CUDA_VISIBLE_DEVICES` could name; for what NVML counts"),
     "XMIG_FAILPOINT": ("xmigd", "a file that names the place at which it kills itself: for tests"),
     "XMIG_ASKED": ("the shim", "a file that gets what a program asks of the driver: for tests"),

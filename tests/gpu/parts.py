@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import faults, kills, moves, profile, recovery, results, speeds, steps
+from tests.gpu import faults, kills, moves, profile, recovery, results, speeds, stalls, steps
 from tests.gpu.bench import Bench
-from tests.gpu.cases import DRIVEN, KILLED, RESULTS, TIMED, Case
+from tests.gpu.cases import DRIVEN, KILLED, RESULTS, STRUCK, TIMED, TRAINING, Case
 from xmigd.measurements import Row
 
 
@@ -57,6 +57,12 @@ PARTS = [
     Part("profile", "profile", 20, profile.measure),
 ]
 
+# How long trainings stand still: as long a run again. By name, or all of it with `--only stalls`.
+STALLS = [
+    Part("snapshots", "stalls", 40, partial(stalls.snapshots, case=TRAINING), pair=TRAINING),
+    *(Part(case.name, "stalls", 90, partial(stalls.measure, case=case)) for case in STRUCK),
+]
+
 # What needs two GPUs, suspension apart. By name, by group, or all of it with `--only migration`.
 MOVES = [
     Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
@@ -73,7 +79,7 @@ def chosen(only: str | None) -> list[Part]:
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    every = PARTS + MOVES
+    every = PARTS + STALLS + MOVES
     known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")

@@ -6,8 +6,10 @@
 #include <thread>
 
 #include "client/append.h"
+#include "client/cached_blocks.h"
 #include "client/memory.h"
 #include "client/memory_backing.h"
+#include "client/memory_heap.h"
 #include "client/memory_progress.h"
 #include "client/pool.h"
 #include "local.h"
@@ -357,6 +359,88 @@ void threads() {
   check_empty();
 }
 
+// An allocator of the program's own keeps segments, and says which parts of them it has given out.
+void cached_blocks_of_a_program() {
+  constexpr uint64_t kGranule = xmig::journal::kGranule;
+  constexpr uint64_t kGranules = 10;
+  CachedBlocks blocks;
+  const CUdeviceptr segment = alloc(kGranules * kGranule);
+  const auto discarded = [&](std::vector<uint64_t> expected) {
+    for (uint64_t& granule : expected) granule = segment + granule * kGranule;
+    return server.discarded == std::set<uint64_t>(expected.begin(), expected.end());
+  };
+  blocks.allocated(segment, 512);  // of nobody's segment yet
+  CHECK(discarded({}));
+  blocks.segment(segment, kGranules * kGranule);
+  CHECK(discarded({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  // A block brings back the granules that it has bytes of, and each stays for as long as one has any.
+  blocks.allocated(segment + kGranule - 512, 513);
+  CHECK(discarded({2, 3, 4, 5, 6, 7, 8, 9}));
+  blocks.allocated(segment + kGranule + 1024, 2 * kGranule);
+  CHECK(discarded({4, 5, 6, 7, 8, 9}));
+  blocks.freed(segment + kGranule - 512, 513);
+  CHECK(discarded({0, 4, 5, 6, 7, 8, 9}));
+  blocks.freed(segment + kGranule + 1024, 2 * kGranule);
+  CHECK(server.discarded.size() == kGranules);
+
+  // Against what a plain count of bytes says, with as few records as there are runs of granules.
+  std::mt19937_64 random(7);
+  std::map<uint64_t, uint64_t> given;  // offset, bytes
+  for (int i = 0; i < 3000; ++i) {
+    const uint64_t offset = random() % (kGranules * kGranule / 512) * 512;
+    const uint64_t bytes = std::min(random_size(random), kGranules * kGranule - offset);
+    const auto next = given.upper_bound(offset);
+    const bool free = (next == given.end() || next->first >= offset + round_to_units(bytes)) &&
+                      (next == given.begin() || std::prev(next)->first + round_to_units(std::prev(next)->second) <= offset);
+    if (free) {
+      blocks.allocated(segment + offset, bytes);
+      given.emplace(offset, bytes);
+    } else if (next != given.begin() && random() % 2) {
+      blocks.freed(segment + std::prev(next)->first, std::prev(next)->second);
+      given.erase(std::prev(next));
+    }
+    std::set<uint64_t> idle;
+    for (uint64_t granule = 0; granule < kGranules; ++granule) idle.insert(segment + granule * kGranule);
+    for (const auto& [start, size] : given) {
+      const uint64_t last = (start + round_to_units(size) - 1) / kGranule;
+      for (uint64_t granule = start / kGranule; granule <= last; ++granule) idle.erase(segment + granule * kGranule);
+    }
+    CHECK(server.discarded == idle);
+  }
+  for (const auto& [offset, bytes] : given) blocks.freed(segment + offset, bytes);
+  const size_t before = server.count("xmDiscard") + server.count("xmReuse");
+  blocks.allocated(segment, kGranules * kGranule);
+  blocks.freed(segment, kGranules * kGranule);
+  CHECK(server.count("xmDiscard") + server.count("xmReuse") == before + 2);
+
+  // A segment that has gone is nobody's again, and one that has come back begins anew.
+  blocks.segment_gone(segment, kGranules * kGranule);
+  CHECK(client::cuMemFree_v2(segment) == CUDA_SUCCESS && server.discarded.empty());
+  const CUdeviceptr again = alloc(kGranules * kGranule);
+  blocks.freed(again, 512);
+  CHECK(server.discarded.empty() && !blocks.given_up());
+
+  // What does not add up ends it: all of it is preserved, and nobody is believed any more.
+  blocks.segment(again, 3 * kGranule);
+  blocks.allocated(again, 1024);
+  blocks.freed(again, 2048);
+  CHECK(blocks.given_up() && server.discarded.empty());
+  blocks.segment(again, 3 * kGranule);
+  CHECK(server.discarded.empty());
+  CHECK(client::cuMemFree_v2(again) == CUDA_SUCCESS);
+
+  CachedBlocks twice;
+  const CUdeviceptr third = alloc(kGranules * kGranule);
+  twice.segment(third, 2 * kGranule);
+  twice.segment(third + 1, kGranule);  // not whole granules: nothing happens
+  twice.segment(1, kGranule);
+  twice.allocated(third, kGranule);
+  twice.allocated(third + 512, kGranule);  // what is in use already
+  CHECK(twice.given_up() && server.discarded.empty());
+  CHECK(client::cuMemFree_v2(third) == CUDA_SUCCESS);
+  check_empty();
+}
+
 }  // namespace
 
 int main() {
@@ -370,4 +454,5 @@ int main() {
   mappings();
   pointers();
   threads();
+  cached_blocks_of_a_program();
 }

@@ -116,9 +116,27 @@ CUresult execute(xmig::Op op, const void* args, size_t bytes, std::span<const xm
       server.live.emplace(a.address, a.bytes);
       return CUDA_SUCCESS;
     }
-    case Op::xmFree:
-      CHECK(server.live.erase(arguments<Args_xmFree>(args, bytes).address) == 1);
+    case Op::xmFree: {
+      const auto it = server.live.find(arguments<Args_xmFree>(args, bytes).address);
+      CHECK(it != server.live.end());
+      server.discarded.erase(server.discarded.lower_bound(it->first), server.discarded.lower_bound(it->first + it->second));
+      server.live.erase(it);
       return CUDA_SUCCESS;
+    }
+    case Op::xmDiscard:
+    case Op::xmReuse: {
+      static_assert(sizeof(Args_xmDiscard) == sizeof(Args_xmReuse));
+      const auto a = arguments<Args_xmDiscard>(args, bytes);
+      CHECK(a.bytes && (a.address | a.bytes) % journal::kGranule == 0 && covered(server.live, a.address, a.bytes));
+      for (uint64_t granule = a.address; granule < a.address + a.bytes; granule += journal::kGranule) {
+        if (op == Op::xmReuse) {
+          server.discarded.erase(granule);
+        } else {
+          server.discarded.insert(granule);
+        }
+      }
+      return CUDA_SUCCESS;
+    }
     case Op::xmCopyFromHost: {
       const auto a = arguments<Args_xmCopyFromHost>(args, bytes);
       CHECK(covered(server.live, a.destination, span(a.pitch, a.width, a.height)));

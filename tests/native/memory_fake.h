@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Server {
   uint64_t capacity = 1ull << 30;        // of physical memory
   std::map<uint64_t, uint64_t> backed;   // what each xmGrow made
   std::map<uint64_t, uint64_t> live;     // what each xmAlloc made
+  std::set<uint64_t> discarded;          // granules: by xmDiscard, until their xmReuse
   std::vector<std::string> records;      // names, in order
   std::string fail_next;                 // the next record of this name fails with CUDA_ERROR_UNKNOWN
   uint64_t backed_bytes() const;

@@ -33,7 +33,8 @@ xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo 
                  host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
                  pauses idle_uses_no_cpu cuts_of_two_devices)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
-                 copies_more_than_the_journal memory_is_full zeros changes)
+                 copies_more_than_the_journal memory_is_full zeros changes
+                 discarded discarded_wrongly)
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
                  preloaded limits
                  event_on_two_streams)
@@ -48,7 +49,7 @@ function(xmig_moved_jobs name)
              COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test} moved)
   endforeach()
 endfunction()
-xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros changes)
+xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros changes discarded)
 xmig_moved_jobs(server_object_jobs globals twins limits first_launches)
 
 foreach(test injections lost_again_in_redo program_error error_among_others cuts_go_with_kernels)

@@ -48,7 +48,7 @@ inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
 struct Counters {
   std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
   std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
-  std::atomic<uint64_t> cut_bytes{0}, cut_number{0};  // copied by the last cut that was told of; which it is
+  std::atomic<uint64_t> cut_bytes{0}, cut_chunks{0}, cut_number{0};  // copied, preserved by the last cut; which it is
 };
 
 struct Held {
@@ -595,6 +595,7 @@ class Job {
       ready_ = true;
     } else if (type == "cut") {
       counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
+      counters_.cut_chunks = message.at("chunks").get<uint64_t>();
       counters_.cut_number = message.at("number").get<uint64_t>();
       ++counters_.cuts;
     } else if (type == "fault") {

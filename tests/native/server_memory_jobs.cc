@@ -348,11 +348,99 @@ void changes() {
   check_resumed(job);
 }
 
+// What the program's allocator has back: a cut leaves it out, the next server knows that, and what is taken again is kept again.
+void discarded() {
+  Job job({.cut_budget = 1e-9});  // after the second cut none comes by itself
+  const auto kernels = job.load_kernels();
+  constexpr uint64_t kChunks = 6;
+  const uint64_t kept = job.memory(journal::kGranule), segment = job.memory(kChunks * journal::kGranule);
+  std::vector<std::vector<uint64_t>> expected;
+  const auto fill = [&](uint64_t seed) {
+    expected.clear();
+    for (uint64_t i = 0; i <= kChunks; ++i) {
+      expected.push_back(numbers(seed + i));
+      job.write(i == 0 ? kept : segment + (i - 1) * journal::kGranule, expected[i].data(), kWords * 8);
+    }
+  };
+  const auto mix_all = [&] {  // work that depends on what it finds
+    for (uint64_t i = 0; i <= kChunks; ++i) {
+      const uint64_t at = i == 0 ? kept : segment + (i - 1) * journal::kGranule;
+      job.launch(kernels.kernels.at("mix"), 0, at, 5, kWords);
+      mix(expected[i], 5);
+    }
+  };
+  const auto right = [&](uint64_t first, uint64_t end) {
+    std::vector<uint64_t> got(kWords);
+    for (uint64_t i = first; i < end; ++i) {
+      CHECK(job.read(i == 0 ? kept : segment + (i - 1) * journal::kGranule, got.data(), kWords * 8) == CUDA_SUCCESS);
+      CHECK(got == expected[i]);
+    }
+  };
+  const auto discard = [&](uint64_t first, uint64_t count) {
+    const Args_xmDiscard args{segment + first * journal::kGranule, count * journal::kGranule};
+    job.append(Op::xmDiscard, args);
+  };
+  const auto reuse = [&](uint64_t first, uint64_t count) {
+    job.append(Op::xmReuse, Args_xmReuse{segment + first * journal::kGranule, count * journal::kGranule});
+  };
+  uint64_t others = 0;  // of the kernels' variables
+  const auto cut_preserves = [&](uint64_t chunks) {
+    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.cut();
+    CHECK(job.counters().cut_chunks == others + chunks);
+  };
+  while (job.counters().cuts < 2) {
+    fill(1);
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+  }
+  job.cut();
+  others = job.counters().cut_chunks - 1 - kChunks;
+  for (uint64_t round = 1; round <= 4; ++round) {
+    fill(100 * round);
+    mix_all();
+    discard(0, kChunks);
+    cut_preserves(1);
+    // Only what lies after the cut brings back the rest: in the first rounds a server is lost there, too.
+    if (round % 2) job.kill_server();
+    reuse(1, 2);
+    for (uint64_t i = 2; i <= 3; ++i) job.write(segment + (i - 1) * journal::kGranule, expected[i].data(), kWords * 8);
+    if (round > 2) job.kill_server();
+    right(0, 1);
+    right(2, 4);
+    job.launch(kernels.kernels.at("mix"), 0, kept, 5, kWords);
+    mix(expected[0], 5);
+    cut_preserves(3);
+    job.kill_server();
+    right(0, 1);
+    right(2, 4);
+    discard(1, 1);
+    reuse(0, kChunks);  // some are not discarded
+    fill(1000 * round);
+    cut_preserves(1 + kChunks);
+    mix_all();
+    job.kill_server();
+    right(0, 1 + kChunks);
+  }
+}
+
+// Not whole granules, or not all of it allocated.
+void discarded_wrongly() {
+  for (const Args_xmDiscard wrong : {Args_xmDiscard{512, journal::kGranule}, Args_xmDiscard{0, 512}, Args_xmDiscard{0, 0},
+                                     Args_xmDiscard{0, 2 * journal::kGranule}, Args_xmDiscard{1ull << 33, journal::kGranule}}) {
+    Job job;
+    const uint64_t memory = job.memory(journal::kGranule);
+    job.append(Op::xmDiscard, Args_xmDiscard{memory + wrong.address, wrong.bytes});
+    CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
+    Job::wait([&] { return job.counters().program_errors == 1; });
+  }
+}
+
 const Tests kTests = {
     {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
     {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"zeros", zeros},
-    {"changes", changes},
+    {"changes", changes}, {"discarded", discarded}, {"discarded_wrongly", discarded_wrongly},
 };
 
 }  // namespace

@@ -100,6 +100,37 @@ void live_set_listed() {
   CHECK(granules({}));
 }
 
+// What nobody needs is not written down, for as long as it is allocated.
+void live_set_discarded() {
+  using journal::kGranule;
+  LiveSet live;
+  const auto granules = [&](std::vector<uint64_t> expected) {
+    for (uint64_t& granule : expected) granule *= kGranule;
+    return live.listed().granules == expected;
+  };
+  live.add({10 * kGranule, 4 * kGranule, 1});
+  live.add({14 * kGranule, kGranule + 512, 2});
+  CHECK(!live.discard(9 * kGranule, 2 * kGranule) && !live.discard(15 * kGranule, kGranule) && !live.discard(0, 0));
+  CHECK(!live.discard(10 * kGranule, ~0ull - kGranule + 1) && granules({10, 11, 12, 13, 14, 15}));
+  CHECK(live.discard(11 * kGranule, 4 * kGranule) && granules({10, 15}) && live.listed().ranges.size() == 2);
+  CHECK(live.contains(10 * kGranule, 5 * kGranule));  // copies may go there
+  CHECK(live.bytes() == kGranule + 512);
+  CHECK(live.discard(11 * kGranule, kGranule) && live.bytes() == kGranule + 512);  // once more
+  live.reuse(12 * kGranule, kGranule);
+  live.reuse(12 * kGranule, kGranule);
+  CHECK(granules({10, 12, 15}) && live.bytes() == 2 * kGranule + 512);
+  live.reuse(~0ull - kGranule + 1, kGranule);
+  // Freed and allocated again, they are preserved.
+  CHECK(live.remove(10 * kGranule) && granules({15}) && live.bytes() == 512);
+  live.add({10 * kGranule, 4 * kGranule, 1});
+  CHECK(granules({10, 11, 12, 13, 15}) && live.bytes() == 4 * kGranule + 512);
+  live.remove_context(2);
+  CHECK(live.discard(10 * kGranule, 4 * kGranule) && granules({}) && live.bytes() == 0);
+  live.clear();
+  live.add({10 * kGranule, kGranule, 1});
+  CHECK(granules({10}));
+}
+
 std::vector<std::byte> record_of(size_t bytes, int content) { return {bytes, static_cast<std::byte>(content)}; }
 
 // They are listed in the order in which they happened, and while somebody keeps them.
@@ -427,6 +458,7 @@ int main() {
   cut_file();
   live_set();
   live_set_listed();
+  live_set_discarded();
   stored_records();
   requests();
   records();

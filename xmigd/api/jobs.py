@@ -67,6 +67,8 @@ async def make_job(
             # Triton links what it compiles against libcuda.so.1; without a driver's it would not find one.
             "TRITON_LIBCUDA_PATH": str(node.shims[0].parent),
         },
+        # JAX keeps what it has got otherwise, and no snapshot can tell what of it is in use (docs/decisions/0030).
+        defaults={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"},
     )  # fmt: skip
 
 

@@ -119,6 +119,9 @@ class JobMade(JobInfo):
     """What a program needs to belong to the job: set these, and preload the shims."""
 
     environment: dict[str, str]
+    defaults: dict[str, str] = Field(
+        description="variables, where its user has not set them: allocators that say what they free"
+    )
     preload: str = Field(description="what LD_PRELOAD begins with")
 
 

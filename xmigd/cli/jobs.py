@@ -47,7 +47,8 @@ def run(
         body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
     job = connect().post("/v1/jobs", body)
     preload = inherited.get("LD_PRELOAD")
-    environment = inherited | job["environment"]
+    defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job["defaults"]
+    environment = defaults | inherited | job["environment"]
     environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
     config = settings()
     if config.job_scopes:

@@ -127,7 +127,13 @@ class Node:
             "/v1/jobs",
             {"name": name, "command": " ".join(words)[:4096], "device": device, "hang_timeout": hang_timeout},
         )
-        variables = self.environment | job["environment"] | {"LD_PRELOAD": job["preload"]} | dict(environment or {})
+        variables = (
+            job["defaults"]
+            | self.environment
+            | job["environment"]
+            | {"LD_PRELOAD": job["preload"]}
+            | dict(environment or {})
+        )
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
         process = subprocess.Popen(words, env=variables, **options)
         self._programs.append(process)

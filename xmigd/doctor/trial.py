@@ -46,7 +46,7 @@ def try_program(settings: Settings) -> list[Finding]:
         return [Finding("a program", "failing", error.message, error.hint)]
     finally:
         client.close()
-    environment = os.environ | job["environment"] | {"LD_PRELOAD": job["preload"]}
+    environment = job["defaults"] | os.environ | job["environment"] | {"LD_PRELOAD": job["preload"]}
     started = time.monotonic()
     try:
         done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, stdin=subprocess.DEVNULL,

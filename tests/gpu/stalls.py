@@ -1,0 +1,142 @@
+"""How long a training stands still when its server is killed, or its GPU faults, at any moment: each of many strikes.
+
+Every step is synchronised, as a training does that reads its loss. A strike's stall is the longest step around it less
+a median step: what the program's user would see. A standby is warm and has loaded what it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from random import Random
+from statistics import median
+from typing import Any
+
+from tests.gpu.bench import Bench, Failed, Running
+from tests.gpu.cases import Case
+from tests.gpu.kills import step, warm_server
+from tests.gpu.recovery import replaced, wait_for_step
+from tests.gpu.steps import in_turn, quarters
+from xmigd.measurements import Row
+
+STRIKES = 20  # of each kind
+BEFORE, AFTER = 2, 2  # steps around a strike in which its stall is looked for
+SEED = 9
+# Seconds: the median and the worst of each kind.
+TARGETS = {"kill": (0.2, 0.35), "illegal address": (0.35, 0.5)}
+PHASES = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
+
+
+def measure(bench: Bench, case: Case) -> Iterator[Row]:
+    status, enough = bench.logs / f"{case.name}.status", bench.logs / f"{case.name}.enough"
+    for file in (status, enough):
+        file.unlink(missing_ok=True)
+    chance = Random(SEED)
+    windows: dict[str, list[tuple[int, int]]] = {}
+    more = f"--status {status} --until {enough} --turns 1"
+    with bench.node() as node, bench.started(case, node, more) as running:
+        assert running.program is not None
+        running.imported()
+        running.begin()
+        wait_for_step(running, status, 20)
+        for kind in TARGETS:
+            windows[kind] = []
+            for _ in range(STRIKES):
+                before = warm_server(running, preloaded=not bench.rehearsal)
+                if before is None:
+                    break
+                time.sleep(chance.uniform(0, 0.3))  # anywhere between two snapshots
+                first = step(status)
+                strike(running, bench, kind, before)
+                if not replaced(running, before):
+                    break
+                last = step(status)
+                wait_for_step(running, status, last + AFTER)
+                windows[kind].append((first, last))
+        enough.touch()
+        outcome = running.finish()
+    blocks, usual = outcome.result["blocks_s"], outcome.result["step_s"]
+    warmup = len(outcome.result["losses"]) - len(blocks)
+    done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
+    for kind, (middle, worst) in TARGETS.items():
+        stalls = [
+            max(blocks[max(0, first - BEFORE - warmup) : last + AFTER - warmup], default=0.0) - usual
+            for first, last in windows[kind]
+        ]
+        recovered, done = done[: len(stalls)], done[len(stalls) :]
+        if len(stalls) < STRIKES or len(recovered) < len(stalls):
+            raise Failed(f"of {STRIKES} strikes ({kind}) {len(recovered)} led to a recovery")
+        said = (
+            f"{case.said}; {len(stalls)} strikes anywhere in a step, less a median step of {1000 * usual:.1f} ms; "
+            f"all: {', '.join(f'{1000 * stall:.0f}' for stall in sorted(stalls))} ms; recoveries, medians: "
+            f"{phases_of(recovered)}; {median(r['records'] or 0 for r in recovered):.0f} records replayed"
+        )
+        yield Row(
+            name=f"{case.name}, {kind}: stall, median", value=round(median(stalls), 3), unit="s", target=middle,
+            better="lower", conditions=said,
+        )  # fmt: skip
+        yield Row(
+            name=f"{case.name}, {kind}: stall, worst of {STRIKES}", value=round(max(stalls), 3), unit="s", target=worst,
+            better="lower", conditions=f"{case.said}; the slowest recovery: "
+            f"{phases_of([max(recovered, key=lambda r: float(r['resumed_ms']))])}",
+        )  # fmt: skip
+    inexact = [r for r in outcome.recoveries if r["exact"] is False]
+    if case.deterministic:
+        yield Row(
+            name=f"{case.name}: replays not exact", value=len(inexact), unit="in all", target=0, better="lower",
+            conditions=f"of {len(outcome.recoveries)} recoveries",
+        )  # fmt: skip
+
+
+def strike(running: Running, bench: Bench, kind: str, server: int) -> None:
+    """Kill its server, or have a kernel store to nowhere beside the program's next one."""
+    assert running.program is not None
+    if kind == "kill":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+    else:
+        running.program.inject("fault", point="record" if bench.rehearsal else "kernel", error=700)
+
+
+def phases_of(recoveries: list[dict[str, Any]]) -> str:
+    """Milliseconds from the strike, medians."""
+    return ", ".join(
+        f"{name.removesuffix('_ms').replace('_', ' ')} {median(r[name] or 0 for r in recoveries):.0f}"
+        for name in PHASES
+    )
+
+
+def snapshots(bench: Bench, case: Case) -> Iterator[Row]:
+    """A training's step beside a native one, what snapshots take of its time, one of them against what memory can."""
+    native, xmig, _ = in_turn(bench, case)
+    most = max((cut["live_bytes"] for cut in xmig.cuts), default=0)
+    # The first has to make its places; before, there was less to preserve.
+    full = [cut for cut in xmig.cuts if cut["live_bytes"] > most / 2][1:]
+    if not full:
+        raise Failed(f"{len(xmig.cuts)} snapshots say nothing")
+    took = [cut["ms"] for cut in full]
+    live = median(cut["live_bytes"] for cut in full)
+    seconds = sum(xmig.result["blocks_s"])
+    yield Row(
+        name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
+        target=1, better="lower",
+        conditions=f"{case.said}; in turns, native {quarters(native)} ms, xMIG {quarters(xmig)} ms",
+    )  # fmt: skip
+    yield Row(
+        name=f"{case.name}: cost of snapshots", value=round(sum(took) / 10 / seconds, 2), unit="% of time", target=1,
+        better="lower", conditions=f"{case.said}; {len(full)} snapshots of {median(took):.1f} ms, the slowest "
+        f"{max(took):.1f}, in {seconds:.1f} s; {live / 1e9:.2f} GB live",
+    )  # fmt: skip
+    can = bench.can(64 if bench.rehearsal else 12288)
+    copied, hashed = can["copy_and_hash_gb_s"] * 1e9, can["hash_gb_s"] * 1e9
+    floors = [1000 * (cut["copied_bytes"] / copied + cut["live_bytes"] / hashed) for cut in full]
+    yield Row(
+        name=f"{case.name}: snapshot against its floor", unit="×", target=1.5, better="lower",
+        value=round(median(cut["ms"] / max(floor, 1e-6) for cut, floor in zip(full, floors, strict=True)), 2),
+        conditions=f"medians: {median(took):.2f} ms against {median(floors):.2f} ms, which "
+        f"{median(cut['copied_bytes'] for cut in full) / 1e9:.2f} GB that changed take at {copied / 1e9:.0f} GB/s, "
+        f"each byte read and written, and {live / 1e9:.2f} GB live to be hashed at {hashed / 1e9:.0f} GB/s",
+    )  # fmt: skip
