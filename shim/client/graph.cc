@@ -149,6 +149,14 @@ Node* Graph::find_origin(uint64_t wanted) {
   return nullptr;
 }
 
+bool Graph::contains(const Graph& graph) const {
+  if (this == &graph) return true;
+  for (const auto& node : nodes) {
+    if (node->child && node->child->contains(graph)) return true;
+  }
+  return false;
+}
+
 std::vector<Node*> Graph::in_order() const {
   std::unordered_map<const Node*, size_t> left;
   std::unordered_map<const Node*, std::vector<Node*>> dependents;

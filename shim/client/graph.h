@@ -77,10 +77,13 @@ struct Graph {
   // A copy whose nodes know their origins; `named`: the program gets to see it.
   std::unique_ptr<Graph> clone(bool named) const;
   Node* find_origin(uint64_t handle);
+  // Is it this graph, or one that a node of it contains, at any depth?
+  bool contains(const Graph& graph) const;
   // In an order in which each node comes after those it waits for; empty if there is a circle.
   std::vector<Node*> in_order() const;
 
   uint64_t handle = 0;
+  bool moved = false;  // into a node, which the program gave it to: it cannot be used by itself any more
   std::vector<std::unique_ptr<Node>> nodes;  // as they were added
   std::vector<std::shared_ptr<GraphMemory>> memory;
   std::map<UserObject*, unsigned int> user_objects;  // how many references

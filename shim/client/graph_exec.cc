@@ -127,7 +127,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
   if (now.error != CUDA_SUCCESS) return now.error;
   const std::lock_guard lock(graphs_mutex());
   const Graph* const graph = find_graph(handle);
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!graph || graph->moved) return CUDA_ERROR_INVALID_VALUE;
   auto exec = std::make_unique<Exec>();
   exec->flags = flags;
   exec->context = now.context;
@@ -283,7 +283,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExe
   const std::lock_guard lock(graphs_mutex());
   Exec* const exec = find_exec(hGraphExec);
   const Graph* const graph = find_graph(hGraph);
-  if (!exec || !graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!exec || !graph || graph->moved) return CUDA_ERROR_INVALID_VALUE;
   const Node* culprit = nullptr;
   resultInfo->result = compare(*exec->graph, *graph, culprit);
   if (resultInfo->result != CU_GRAPH_EXEC_UPDATE_SUCCESS) {
@@ -364,7 +364,7 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hN
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
-  return change(hGraphExec, hNode, nodeParams->type, [&](Work& work) { return make_work(*nodeParams, false, work); });
+  return change(hGraphExec, hNode, nodeParams->type, [&](Work& work) { return make_work(*nodeParams, nullptr, work); });
 }
 
 CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {

@@ -261,7 +261,7 @@ CUresult cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgra
                            CUgraphNodeParams* nodeParams) {
   if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = add(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
-                              [&](Work& work) { return make_work(*nodeParams, true, work); });
+                              [&](Work& work) { return make_work(*nodeParams, find_graph(hGraph), work); });
   if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     return client::cuGraphChildGraphNodeGetGraph(*phGraphNode, &nodeParams->graph.graph);
   }
@@ -403,7 +403,12 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr* dptr_out) {
 
 CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
-  return change(hNode, nodeParams->type, [&](Work& work) { return make_work(*nodeParams, true, work); });
+  return with_node(hNode, nodeParams->type, [&](Node& node) {
+    Work work;
+    const CUresult error = make_work(*nodeParams, node.graph, work);
+    if (error == CUDA_SUCCESS) set_work(node, std::move(work));
+    return error;
+  });
 }
 
 // --- a kernel node's attributes ---------------------------------------------------------------------------------

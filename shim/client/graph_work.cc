@@ -220,13 +220,23 @@ CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work) {
 
 CUresult make_child_work(CUgraph child, bool named, Work& work) {
   const Graph* const graph = find_graph(child);
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!graph || (named && graph->moved)) return CUDA_ERROR_INVALID_VALUE;
   work.type = CU_GRAPH_NODE_TYPE_GRAPH;
   work.child = graph->clone(named);
   return CUDA_SUCCESS;
 }
 
-CUresult make_work(CUgraphNodeParams& params, bool named, Work& work) {
+CUresult move_child_work(CUgraph child, const Graph& into, Work& work) {
+  const Graph* const graph = find_graph(child);
+  if (!graph || graph->contains(into)) return CUDA_ERROR_INVALID_VALUE;
+  work.child = unpublish(child);
+  if (!work.child) return CUDA_ERROR_INVALID_VALUE;  // it is a node's already
+  work.child->moved = true;
+  work.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  return CUDA_SUCCESS;
+}
+
+CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work) {
   switch (params.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       const CUDA_KERNEL_NODE_PARAMS_v3& kernel = params.kernel;
@@ -241,7 +251,12 @@ CUresult make_work(CUgraphNodeParams& params, bool named, Work& work) {
       return make_set_work({fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}, fill.ctx, work);
     }
     case CU_GRAPH_NODE_TYPE_HOST: return make_host_work({params.host.fn, params.host.userData}, work);
-    case CU_GRAPH_NODE_TYPE_GRAPH: return make_child_work(params.graph.graph, named, work);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      if (params.graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
+        return make_child_work(params.graph.graph, into != nullptr, work);
+      }
+      if (!into || params.graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE) return CUDA_ERROR_INVALID_VALUE;
+      return move_child_work(params.graph.graph, *into, work);
     case CU_GRAPH_NODE_TYPE_EMPTY: work.type = params.type; return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return make_event_work(params.type, params.eventWait.event, work);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return make_event_work(params.type, params.eventRecord.event, work);

@@ -22,7 +22,10 @@ CUresult make_set_work(const CUDA_MEMSET_NODE_PARAMS& params, CUcontext context,
 CUresult make_host_work(const CUDA_HOST_NODE_PARAMS& params, Work& work);
 CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work);
 CUresult make_child_work(CUgraph child, bool named, Work& work);
-CUresult make_work(CUgraphNodeParams& params, bool named, Work& work);
+// The graph itself becomes the node's: its nodes keep their handles.
+CUresult move_child_work(CUgraph child, const Graph& into, Work& work);
+// `into`: the graph that the node is in, nullptr for a node of an executable graph.
+CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work);
 
 // Puts it into a node of the same type.
 void set_work(Node& node, Work&& work);
