@@ -210,6 +210,7 @@ queued("cuStreamWaitEvent", hStream=stream, hEvent=event, client="custom")
 for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
     queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), server="custom")
+local("cuStreamBatchMemOp_v2", note="a record for each operation")
 local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
       "cuStreamGetCtx_v2", "cuStreamGetAttribute",
       "cuStreamSetAttribute", "cuStreamCopyAttributes")
@@ -299,6 +300,8 @@ local("cuGraphCreate", "cuGraphDestroy", "cuGraphClone", "cuGraphNodeFindInClone
       "cuGraphHostNodeGetParams", "cuGraphHostNodeSetParams", "cuGraphChildGraphNodeGetGraph",
       "cuGraphEventRecordNodeGetEvent", "cuGraphEventRecordNodeSetEvent", "cuGraphEventWaitNodeGetEvent",
       "cuGraphEventWaitNodeSetEvent", "cuGraphMemAllocNodeGetParams", "cuGraphMemFreeNodeGetParams",
+      "cuGraphAddBatchMemOpNode", "cuGraphBatchMemOpNodeGetParams", "cuGraphBatchMemOpNodeSetParams",
+      "cuGraphConditionalHandleCreate",
       "cuGraphNodeSetParams", "cuGraphKernelNodeGetAttribute", "cuGraphKernelNodeSetAttribute",
       "cuGraphKernelNodeCopyAttributes", "cuGraphGetNodes", "cuGraphGetRootNodes", "cuGraphGetEdges",
       "cuGraphGetEdges_v2", "cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2",
@@ -312,6 +315,7 @@ local("cuGraphInstantiate", "cuGraphInstantiate_v2", "cuGraphInstantiateWithFlag
 local("cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecMemcpyNodeSetParams",
       "cuGraphExecMemsetNodeSetParams", "cuGraphExecHostNodeSetParams", "cuGraphExecChildGraphNodeSetParams",
       "cuGraphExecEventRecordNodeSetEvent", "cuGraphExecEventWaitNodeSetEvent", "cuGraphExecNodeSetParams",
+      "cuGraphExecBatchMemOpNodeSetParams",
       "cuGraphNodeSetEnabled", "cuGraphNodeGetEnabled", "cuGraphExecGetFlags",
       note="the next launch brings the server up to date")
 local("cuGraphLaunch", "cuGraphUpload", note="xmGraphLaunch")
@@ -339,7 +343,7 @@ SAME_AS: dict[str, str] = {
     for name in ("cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
                  "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuLinkAddData",
                  "cuLinkAddFile", "cuLinkCreate", "cuMemHostRegister",
-                 "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
+                 "cuStreamBatchMemOp", "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
                  "cuStreamWriteValue64")
 }
 
@@ -365,6 +369,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapReplaceAddress",
     "cuGraphCreate",
     "cuGraphDestroy", "cuGraphAddEmptyNode", "cuGraphInstantiateWithFlags", "cuGraphExecUpdate_v2", "cuGraphUpload",
+    "cuGraphConditionalHandleCreate", "cuGraphAddNode_v2",
     "cuGraphLaunch", "cuGraphExecDestroy", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture",
     "cuStreamGetCaptureInfo_v3",
 )
@@ -387,8 +392,6 @@ NOT_SUPPORTED: tuple[tuple[str, str], ...] = (
     (r"cu(ImportExternal|DestroyExternal|ExternalMemory|SignalExternal|WaitExternal).*|cuGraph.*ExternalSemaphores.*"
      r"|cuGraphics.*|cuDeviceGetNvSciSyncAttributes",
      "memory and semaphores of graphics and other interfaces: their handles belong to the program's process"),
-    (r"cuGraphConditionalHandleCreate", "conditional nodes: the device decides what runs, so a redo could differ"),
-    (r"cuStreamBatchMemOp.*|cuGraph.*BatchMemOpNode.*", "several waits and writes in one call"),
     (r"cuCheckpoint.*", "the driver's own checkpoints of a process"),
     (r"cuCoredump.*|cuLogs.*", "dumps and logs of the driver, which is in another process"),
     (r"cuDevice(Unr|R)egisterAsyncNotification", "warnings that device memory runs low: the server's business"),

@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "client/graph_conditions.h"
 #include "client/message.h"
 #include "client/process.h"
 #include "client/streams.h"
@@ -388,7 +389,13 @@ std::optional<CUresult> capture_graph_launch(CUstream stream, const Graph& graph
   Capture* const capture = capture_of(stream);
   if (!capture) return std::nullopt;
   if (!capture->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  continue_branch(*capture, stream, CU_GRAPH_NODE_TYPE_GRAPH).child = graph.clone(true);
+  if (graph.conditional()) {
+    capture->valid = false;
+    return refuse_copy();
+  }
+  Node& node = continue_branch(*capture, stream, CU_GRAPH_NODE_TYPE_GRAPH);
+  node.child = graph.clone(true);
+  node.child->within = capture->graph;
   return CUDA_SUCCESS;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "client/append.h"
 #include "client/memory.h"
@@ -126,13 +127,20 @@ std::unique_ptr<Graph> Graph::clone(bool named) const {
     twin.event = node->event;
     twin.allocation = node->allocation;
     twin.enabled = node->enabled;
+    twin.copy = node->copy;
+    twin.memory_operations = node->memory_operations;
     if (node->child) twin.child = node->child->clone(named);
+    twin.condition = node->condition;
+    twin.choice = node->choice;
+    for (const auto& body : node->bodies) twin.bodies.push_back(body->clone(named));
+    twin.for_each_inside([&](Graph& inside) { inside.within = copy.get(); });
     twins.emplace(node.get(), &twin);
   }
   for (const auto& node : nodes) {
     for (const Dependency& d : node->dependencies) twins.at(node.get())->dependencies.push_back({twins.at(d.on), d.edge});
   }
   copy->memory = memory;
+  copy->conditions = conditions;
   for (const auto& [object, count] : user_objects) {
     retain(*object, 1);
     copy->user_objects.emplace(object, 1);
@@ -143,18 +151,28 @@ std::unique_ptr<Graph> Graph::clone(bool named) const {
 Node* Graph::find_origin(uint64_t wanted) {
   for (const auto& node : nodes) {
     if (node->origin == wanted) return node.get();
-    if (!node->child) continue;
-    if (Node* const inside = node->child->find_origin(wanted)) return inside;
+    Node* found = nullptr;
+    node->for_each_inside([&](Graph& inside) { found = found ? found : inside.find_origin(wanted); });
+    if (found) return found;
   }
   return nullptr;
 }
 
 bool Graph::contains(const Graph& graph) const {
-  if (this == &graph) return true;
+  bool found = this == &graph;
   for (const auto& node : nodes) {
-    if (node->child && node->child->contains(graph)) return true;
+    node->for_each_inside([&](const Graph& inside) { found = found || inside.contains(graph); });
   }
-  return false;
+  return found;
+}
+
+bool Graph::conditional() const {
+  bool found = !conditions.empty();
+  for (const auto& node : nodes) {
+    found = found || !node->bodies.empty();
+    node->for_each_inside([&](const Graph& inside) { found = found || inside.conditional(); });
+  }
+  return found;
 }
 
 std::vector<Node*> Graph::in_order() const {
@@ -211,8 +229,8 @@ void put(std::vector<std::byte>& to, const std::vector<std::byte>& bytes) {
   to.resize(journal::align8(to.size()));
 }
 
-// A graph inside a node is spread out: its first nodes wait for what the node waits for, and what waits for the node
-// waits for its last ones.
+// A child graph is spread out: its first nodes wait for what its node waits for, and what waits for that node waits for
+// its last ones. The bodies of conditional nodes stay graphs of their own.
 class Spreader {
  public:
   explicit Spreader(std::vector<std::byte>& image) : image_(image) {}
@@ -225,6 +243,7 @@ class Spreader {
     if (order.empty() && !graph.nodes.empty()) return false;
     std::unordered_map<const Node*, std::vector<uint32_t>> ends;
     std::unordered_map<const Node*, bool> waited_for;
+    for (const Condition& c : graph.conditions) conditions_.push_back({c.number, c.value, c.assigned, graph_, 0});
     for (const Node* const node : order) {
       Waits waits = node->dependencies.empty() ? entry : Waits{};
       for (const Dependency& d : node->dependencies) {
@@ -243,6 +262,9 @@ class Spreader {
       }
       emit(*node, waits);
       ends[node].push_back(nodes_++);
+      for (const auto& body : node->bodies) {
+        if (!emit_body(*body)) return false;
+      }
     }
     for (const Node* const node : order) {
       if (waited_for[node]) continue;
@@ -253,9 +275,30 @@ class Spreader {
   }
 
   uint32_t nodes() const { return nodes_; }
+  const std::vector<journal::GraphCondition>& conditions() const { return conditions_; }
 
  private:
+  bool emit_body(const Graph& body) {
+    const size_t at = image_.size();
+    put(image_, journal::GraphBody{});
+    const uint32_t outer_graph = std::exchange(graph_, ++graphs_), outer_nodes = std::exchange(nodes_, 0);
+    Waits exits;
+    const bool spreads = spread(body, {}, exits);
+    const journal::GraphBody head{nodes_, 0};
+    std::memcpy(image_.data() + at, &head, sizeof(head));
+    graph_ = outer_graph;
+    nodes_ = outer_nodes;
+    return spreads;
+  }
+
   void emit(const Node& node, const Waits& waits) {
+    if (!node.bodies.empty()) {
+      put(image_, journal::GraphNode{static_cast<uint32_t>(waits.size()), journal::kConditionalNode});
+      for (const auto& wait : waits) put(image_, wait);
+      put(image_, journal::GraphChoice{node.condition, static_cast<uint32_t>(node.choice),
+                                       static_cast<uint32_t>(node.bodies.size())});
+      return;
+    }
     const auto operations = node.enabled ? static_cast<uint32_t>(node.operations.size()) : 0u;
     put(image_, journal::GraphNode{static_cast<uint32_t>(waits.size()), operations});
     for (const auto& wait : waits) put(image_, wait);
@@ -269,17 +312,24 @@ class Spreader {
   }
 
   std::vector<std::byte>& image_;
-  uint32_t nodes_ = 0;
+  std::vector<journal::GraphCondition> conditions_;
+  uint32_t graph_ = 0, graphs_ = 0;  // which one is being emitted, and how many there are behind the first
+  uint32_t nodes_ = 0;               // of this one
 };
 
 }  // namespace
 
 bool serialise(const Graph& graph, std::vector<std::byte>& image) {
   image.assign(sizeof(journal::GraphImage), std::byte{});
-  Spreader spreader(image);
+  std::vector<std::byte> nodes;
+  Spreader spreader(nodes);
   Spreader::Waits exits;
   if (!spreader.spread(graph, {}, exits)) return false;
-  const journal::GraphImage head{journal::kGraphMagic, image.size(), spreader.nodes(), 0};
+  const std::vector<journal::GraphCondition>& conditions = spreader.conditions();
+  for (const auto& condition : conditions) put(image, condition);
+  image.insert(image.end(), nodes.begin(), nodes.end());
+  const journal::GraphImage head{journal::kGraphMagic, image.size(), spreader.nodes(),
+                                 static_cast<uint32_t>(conditions.size())};
   std::memcpy(image.data(), &head, sizeof(head));
   return true;
 }

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,6 +46,14 @@ struct Dependency {
   CUgraphEdgeData edge{};
 };
 
+// A value that kernels set and conditional nodes follow (cuGraphConditionalHandleCreate). Its number travels to kernels in
+// their parameters, where it has to be recognised: docs/decisions/0024-conditional-nodes.md.
+struct Condition {
+  uint64_t number = 0;
+  uint32_t value = 0;     // what it is when a launch begins,
+  bool assigned = false;  // if this; otherwise a kernel has to set it first
+};
+
 struct Node {
   uint64_t handle = 0;  // 0 in an executable graph, whose nodes the program names by those they were copied from
   uint64_t origin = 0;  // of a copy: the handle of the node that it was made from
@@ -54,9 +63,24 @@ struct Node {
   std::vector<Dependency> dependencies;
   CUevent event = nullptr;
   std::unique_ptr<Graph> child;
+  // Of a conditional node: which condition decides which of the bodies runs, and how often.
+  uint64_t condition = 0;
+  CUgraphConditionalNodeType choice = CU_GRAPH_COND_TYPE_IF;
+  std::vector<std::unique_ptr<Graph>> bodies;
+  std::vector<CUgraph> body_handles;  // the program has this array for as long as the node is there
   CUDA_MEM_ALLOC_NODE_PARAMS allocation{};  // of memory nodes; a free node only has the address
   bool enabled = true;
+  // What the parameters were set to, where the records do not say all of it.
+  std::optional<CUDA_MEMCPY3D> copy;
+  std::vector<CUstreamBatchMemOpParams> memory_operations;
   std::vector<void*> parameter_pointers;  // what a question for the parameters was answered with
+
+  // f(graph) for each graph that is part of this node.
+  template <typename F>
+  void for_each_inside(F&& f) const {
+    if (child) f(*child);
+    for (const auto& body : bodies) f(*body);
+  }
 };
 
 // Memory that belongs to a graph: it has one address for as long as the graph, a copy, or an executable of it is there.
@@ -79,11 +103,16 @@ struct Graph {
   Node* find_origin(uint64_t handle);
   // Is it this graph, or one that a node of it contains, at any depth?
   bool contains(const Graph& graph) const;
+  // Has it conditions or conditional nodes, at any depth? Such a graph is not copied for the program.
+  bool conditional() const;
   // In an order in which each node comes after those it waits for; empty if there is a circle.
   std::vector<Node*> in_order() const;
 
   uint64_t handle = 0;
-  bool moved = false;  // into a node, which the program gave it to: it cannot be used by itself any more
+  bool moved = false;  // into a node, for good: it cannot be used by itself any more
+  const Graph* within = nullptr;  // the graph that has the node
+  std::vector<Condition> conditions;
+  std::weak_ptr<void> executable;  // what is made of a conditional graph: there is one at a time
   std::vector<std::unique_ptr<Node>> nodes;  // as they were added
   std::vector<std::shared_ptr<GraphMemory>> memory;
   std::map<UserObject*, unsigned int> user_objects;  // how many references

@@ -2,10 +2,12 @@
 // next launch brings the server up to date with all of them at once.
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "client/append.h"
 #include "client/capture.h"
 #include "client/graph.h"
+#include "client/graph_conditions.h"
 #include "client/graph_work.h"
 #include "client/image.h"
 #include "client/message.h"
@@ -27,6 +29,7 @@ struct Exec {
   bool played = false;
   bool on_server = false;
   bool stale = false;
+  std::shared_ptr<void> only;  // that a conditional graph knows of it
 };
 
 // Under graphs_mutex().
@@ -45,7 +48,9 @@ Exec* find_exec(CUgraphExec handle) {
 // records are appended one by one, in an order that its edges allow.
 bool has_program_in_it(const Graph& graph) {
   for (const auto& node : graph.nodes) {
-    if (node->event || (node->child && has_program_in_it(*node->child))) return true;
+    bool inside = node->event != nullptr;
+    node->for_each_inside([&](const Graph& graph) { inside = inside || has_program_in_it(graph); });
+    if (inside) return true;
     for (const Operation& operation : node->operations) {
       switch (operation.op) {
         case Op::xmHostFunc:
@@ -93,7 +98,16 @@ CUresult play(const Graph& graph, CUstream stream) {
 CUresult send(Exec& exec) {
   std::vector<std::byte> image;
   if (!serialise(*exec.graph, image)) return CUDA_ERROR_INVALID_VALUE;
+  const bool conditional = exec.graph->conditional();
+  if (conditional) {
+    if (const CUresult error = check_conditions(*exec.graph); error != CUDA_SUCCESS) return error;
+  }
   exec.played = has_program_in_it(*exec.graph);
+  if (exec.played && conditional) {
+    say("a graph with conditional nodes cannot have host functions, events, memory operations or copies of page-locked "
+        "memory beside them under xMIG: put these behind or before its launch");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (exec.played) {
     exec.stale = false;
     return CUDA_SUCCESS;
@@ -126,35 +140,25 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
   const Current now = current(this_thread());
   if (now.error != CUDA_SUCCESS) return now.error;
   const std::lock_guard lock(graphs_mutex());
-  const Graph* const graph = find_graph(handle);
+  Graph* const graph = find_graph(handle);
   if (!graph || graph->moved) return CUDA_ERROR_INVALID_VALUE;
   auto exec = std::make_unique<Exec>();
   exec->flags = flags;
   exec->context = now.context;
   exec->graph = graph->clone(false);
+  if (graph->conditional()) {
+    if (!graph->executable.expired()) return refuse_copy();
+    exec->only = std::make_shared<int>();
+  }
   exec->handle = create_handle(Kind::kGraphExec);
   if (!exec->handle) return CUDA_ERROR_OUT_OF_MEMORY;
   if (const CUresult error = send(*exec); error != CUDA_SUCCESS) {
     free_handle(exec->handle);
     return error;
   }
+  graph->executable = exec->only;
   *out = reinterpret_cast<CUgraphExec>(exec->handle);
   execs().emplace(exec->handle, std::move(exec));
-  return CUDA_SUCCESS;
-}
-
-// A new content for one node of an executable graph. `make(work)`
-template <typename Make>
-CUresult change(CUgraphExec handle, CUgraphNode of, CUgraphNodeType type, Make&& make) {
-  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
-  const std::lock_guard lock(graphs_mutex());
-  Exec* const exec = find_exec(handle);
-  Node* const node = exec ? exec->graph->find_origin(reinterpret_cast<uint64_t>(of)) : nullptr;
-  if (!node || node->type != type) return CUDA_ERROR_INVALID_VALUE;
-  Work work;
-  if (const CUresult error = make(work); error != CUDA_SUCCESS) return error;
-  set_work(*node, std::move(work));
-  exec->stale = true;
   return CUDA_SUCCESS;
 }
 
@@ -177,8 +181,14 @@ CUgraphExecUpdateResult compare(const Graph& old, const Graph& next, const Node*
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       }
     }
-    if (!before.child) continue;
-    const CUgraphExecUpdateResult inside = compare(*before.child, *after.child, culprit);
+    if (before.choice != after.choice || before.bodies.size() != after.bodies.size()) {
+      return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+    }
+    CUgraphExecUpdateResult inside = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    if (before.child) inside = compare(*before.child, *after.child, culprit);
+    for (size_t b = 0; b < after.bodies.size() && inside == CU_GRAPH_EXEC_UPDATE_SUCCESS; ++b) {
+      inside = compare(*before.bodies[b], *after.bodies[b], culprit);
+    }
     if (inside != CU_GRAPH_EXEC_UPDATE_SUCCESS) return inside;
   }
   culprit = nullptr;
@@ -190,7 +200,30 @@ void take_names(const Graph& old, Graph& next) {
     next.nodes[i]->origin = old.nodes[i]->origin;
     next.nodes[i]->enabled = old.nodes[i]->enabled;
     if (next.nodes[i]->child) take_names(*old.nodes[i]->child, *next.nodes[i]->child);
+    for (size_t b = 0; b < next.nodes[i]->bodies.size(); ++b) {
+      take_names(*old.nodes[i]->bodies[b], *next.nodes[i]->bodies[b]);
+    }
   }
+}
+
+// A new content for one node of an executable graph. `make(work)`
+template <typename Make>
+CUresult change(CUgraphExec handle, CUgraphNode of, CUgraphNodeType type, Make&& make) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  const std::lock_guard lock(graphs_mutex());
+  Exec* const exec = find_exec(handle);
+  Node* const node = exec ? exec->graph->find_origin(reinterpret_cast<uint64_t>(of)) : nullptr;
+  if (!node || node->type != type) return CUDA_ERROR_INVALID_VALUE;
+  Work work;
+  if (const CUresult error = make(work); error != CUDA_SUCCESS) return error;
+  if (work.child) {  // has the same nodes, and they keep the names that the program knows them by
+    const Node* culprit = nullptr;
+    if (compare(*node->child, *work.child, culprit) != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    take_names(*node->child, *work.child);
+  }
+  set_work(*node, std::move(work));
+  exec->stale = true;
+  return CUDA_SUCCESS;
 }
 
 CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
@@ -233,7 +266,13 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
   instantiateParams->hErrNode_out = nullptr;
   instantiateParams->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
   CUresult result = instantiate(phGraphExec, hGraph, instantiateParams->flags);
-  if (result != CUDA_SUCCESS) instantiateParams->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+  if (result != CUDA_SUCCESS) {
+    const std::lock_guard lock(graphs_mutex());
+    const Graph* const graph = find_graph(hGraph);
+    const bool unused = graph && has_unused_conditions(*graph);
+    instantiateParams->result_out =
+        unused ? CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED : CUDA_GRAPH_INSTANTIATE_ERROR;
+  }
   if (result == CUDA_SUCCESS && (instantiateParams->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {
     result = client::cuGraphUpload(*phGraphExec, instantiateParams->hUploadStream);
   }
@@ -292,10 +331,14 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExe
   }
   std::unique_ptr<Graph> next = graph->clone(false);
   take_names(*exec->graph, *next);
-  exec->graph = std::move(next);
-  exec->stale = true;
+  std::swap(exec->graph, next);
+  const bool was_stale = std::exchange(exec->stale, true);
   const CUresult result = send(*exec);
-  if (result != CUDA_SUCCESS) resultInfo->result = CU_GRAPH_EXEC_UPDATE_ERROR;
+  if (result != CUDA_SUCCESS) {  // then it stays as it was
+    std::swap(exec->graph, next);
+    exec->stale = was_stale;
+    resultInfo->result = CU_GRAPH_EXEC_UPDATE_ERROR;
+  }
   return result;
 }
 
@@ -348,8 +391,17 @@ CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
 }
 
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
-  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH,
-                [&](Work& work) { return make_child_work(childGraph, false, work); });
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = childGraph;
+  return client::cuGraphExecNodeSetParams(hGraphExec, hNode, &params);
+}
+
+CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                            const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                [&](Work& work) { return make_memory_operation_work(*nodeParams, work); });
 }
 
 CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {

@@ -6,6 +6,7 @@
 #include "client/append.h"
 #include "client/capture.h"
 #include "client/graph.h"
+#include "client/graph_conditions.h"
 #include "client/graph_work.h"
 #include "client/message.h"
 #include "client/process.h"
@@ -128,6 +129,7 @@ const char* name_of(CUgraphNodeType type) {
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return "allocate";
     case CU_GRAPH_NODE_TYPE_MEM_FREE: return "free";
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return "memory operation";
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: return "conditional";
     default: return "empty";
   }
 }
@@ -155,6 +157,7 @@ CUresult cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
   const std::lock_guard lock(graphs_mutex());
   const Graph* const graph = find_graph(originalGraph);
   if (!graph || !phGraphClone) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->conditional()) return refuse_copy();
   *phGraphClone = publish(graph->clone(true));
   return CUDA_SUCCESS;
 }
@@ -229,6 +232,13 @@ CUresult cuGraphAddEventWaitNode(CUgraphNode* phGraphNode, CUgraph hGraph, const
              [&](Work& work) { return make_event_work(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, work); });
 }
 
+CUresult cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                  size_t numDependencies, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return add(phGraphNode, hGraph, dependencies, nullptr, numDependencies,
+             [&](Work& work) { return make_memory_operation_work(*nodeParams, work); });
+}
+
 CUresult cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                                 size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS* nodeParams) {
   if (!nodeParams || nodeParams->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE || !nodeParams->bytesize) {
@@ -264,6 +274,10 @@ CUresult cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgra
                               [&](Work& work) { return make_work(*nodeParams, find_graph(hGraph), work); });
   if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH) {
     return client::cuGraphChildGraphNodeGetGraph(*phGraphNode, &nodeParams->graph.graph);
+  }
+  if (result == CUDA_SUCCESS && nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    const std::lock_guard lock(graphs_mutex());
+    nodeParams->conditional.phGraph_out = find_node(*phGraphNode)->body_handles.data();
   }
   return result;
 }
@@ -348,6 +362,18 @@ CUresult cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS
   return change(hNode, CU_GRAPH_NODE_TYPE_HOST, [&](Work& work) { return make_host_work(*nodeParams, work); });
 }
 
+CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams_out) {
+  if (!nodeParams_out) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                   [&](Node& node) { return read_memory_operations(node, *nodeParams_out); });
+}
+
+CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return change(hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                [&](Work& work) { return make_memory_operation_work(*nodeParams, work); });
+}
+
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
   if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
   return with_node(hNode, CU_GRAPH_NODE_TYPE_GRAPH, [&](Node& node) {
@@ -402,7 +428,7 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr* dptr_out) {
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
-  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  if (!nodeParams || nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
   return with_node(hNode, nodeParams->type, [&](Node& node) {
     Work work;
     const CUresult error = make_work(*nodeParams, node.graph, work);

@@ -5,6 +5,7 @@
 #include "client/append.h"
 #include "client/capture.h"
 #include "client/events.h"
+#include "client/graph_conditions.h"
 #include "client/memory_map.h"
 #include "client/message.h"
 #include "client/modules.h"
@@ -81,11 +82,16 @@ CUresult make_copy_work(const CUDA_MEMCPY3D& params, CUcontext context, Work& wo
   const Inside inside(context);
   if (!inside) return CUDA_ERROR_INVALID_CONTEXT;
   work.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  work.copy = params;
   const Collect collect(work.operations);
   return client::cuMemcpy3DAsync_v2(&params, nullptr);
 }
 
 CUresult read_copy(const Node& node, CUDA_MEMCPY3D& params) {
+  if (node.copy) {
+    params = *node.copy;
+    return CUDA_SUCCESS;
+  }
   const Operation* const copy = only(node, CU_GRAPH_NODE_TYPE_MEMCPY);
   if (!copy) return CUDA_ERROR_INVALID_VALUE;
   params = {};
@@ -221,6 +227,7 @@ CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work) {
 CUresult make_child_work(CUgraph child, bool named, Work& work) {
   const Graph* const graph = find_graph(child);
   if (!graph || (named && graph->moved)) return CUDA_ERROR_INVALID_VALUE;
+  if (named && graph->conditional()) return refuse_copy();
   work.type = CU_GRAPH_NODE_TYPE_GRAPH;
   work.child = graph->clone(named);
   return CUDA_SUCCESS;
@@ -260,6 +267,15 @@ CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work) {
     case CU_GRAPH_NODE_TYPE_EMPTY: work.type = params.type; return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return make_event_work(params.type, params.eventWait.event, work);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return make_event_work(params.type, params.eventRecord.event, work);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+      return make_memory_operation_work({params.memOp.ctx, params.memOp.count, params.memOp.paramArray,
+                                         params.memOp.flags}, work);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return into ? make_conditional_work(params.conditional, *into, work) : CUDA_ERROR_INVALID_VALUE;
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
+    case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
+      say("external semaphores are not supported under xMIG, also not in graphs: they belong to the program's process");
+      return CUDA_ERROR_NOT_SUPPORTED;
     default:
       say("a graph node of type %d is not supported under xMIG", static_cast<int>(params.type));
       return CUDA_ERROR_NOT_SUPPORTED;
@@ -284,7 +300,17 @@ void set_work(Node& node, Work&& work) {
   }
   node.operations = std::move(work.operations);
   node.event = work.event;
+  node.copy = work.copy;
+  node.memory_operations = std::move(work.memory_operations);
   if (work.child) node.child = std::move(work.child);
+  if (!work.bodies.empty()) {
+    node.condition = work.condition;
+    node.choice = work.choice;
+    node.bodies = std::move(work.bodies);
+    node.body_handles.clear();
+    for (const auto& body : node.bodies) node.body_handles.push_back(reinterpret_cast<CUgraph>(body->handle));
+  }
+  node.for_each_inside([&](Graph& inside) { inside.within = node.graph; });
   node.parameter_pointers.clear();
 }
 

@@ -13,6 +13,11 @@ struct Work {
   std::vector<Operation> operations;
   CUevent event = nullptr;
   std::unique_ptr<Graph> child;
+  uint64_t condition = 0;
+  CUgraphConditionalNodeType choice = CU_GRAPH_COND_TYPE_IF;
+  std::vector<std::unique_ptr<Graph>> bodies;
+  std::optional<CUDA_MEMCPY3D> copy;
+  std::vector<CUstreamBatchMemOpParams> memory_operations;
   CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
   std::shared_ptr<GraphMemory> memory;
 };
@@ -21,6 +26,8 @@ CUresult make_copy_work(const CUDA_MEMCPY3D& params, CUcontext context, Work& wo
 CUresult make_set_work(const CUDA_MEMSET_NODE_PARAMS& params, CUcontext context, Work& work);
 CUresult make_host_work(const CUDA_HOST_NODE_PARAMS& params, Work& work);
 CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work);
+CUresult make_memory_operation_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& params, Work& work);
+CUresult make_conditional_work(const CUDA_CONDITIONAL_NODE_PARAMS& params, const Graph& into, Work& work);
 CUresult make_child_work(CUgraph child, bool named, Work& work);
 // The graph itself becomes the node's: its nodes keep their handles.
 CUresult move_child_work(CUgraph child, const Graph& into, Work& work);
@@ -34,5 +41,6 @@ CUresult read_kernel(Node& node, CUDA_KERNEL_NODE_PARAMS_v2& params);
 CUresult read_copy(const Node& node, CUDA_MEMCPY3D& params);
 CUresult read_set(const Node& node, CUDA_MEMSET_NODE_PARAMS& params);
 CUresult read_host(const Node& node, CUDA_HOST_NODE_PARAMS& params);
+CUresult read_memory_operations(Node& node, CUDA_BATCH_MEM_OP_NODE_PARAMS& params);
 
 }  // namespace xmig::client

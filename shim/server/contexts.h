@@ -27,6 +27,7 @@ class Contexts {
     }
     return CUDA_SUCCESS;
   }
+  CUcontext context(uint32_t ordinal) const { return real_[ordinal]; }
   uint32_t count() const { return static_cast<uint32_t>(real_.size()); }
   // Make the ordinal's context the calling thread's current one.
   void use(uint32_t ordinal) {

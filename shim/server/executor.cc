@@ -115,7 +115,7 @@ Executor::~Executor() {
   relocation_.reset();
   arrival_.reset();
   drain();
-  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { driver_.cuGraphExecDestroy(graph.real); });
+  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { destroy(graph); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
   objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
   objects_.streams.for_each([&](uint32_t, const Stream& stream) { driver_.cuStreamDestroy_v2(stream.real); });

@@ -352,6 +352,7 @@ class Executor final : public Witness {
   // graphs.cc
   CUresult graph_stream(CUstream* stream);
   GraphExec* find_graph(uint64_t handle);
+  CUresult destroy(const GraphExec& graph);
 
   device::Device& device_;
   const DriverTable& driver_;

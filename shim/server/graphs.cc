@@ -4,6 +4,9 @@
 // record, only that translate() answers with that stream. So there is one way to launch a kernel, and a recovery, which
 // builds the graphs again from their images, finds the same addresses in them.
 #include <cstring>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "journal/graph_image.h"
 #include "server/executor.h"
@@ -31,7 +34,8 @@ bool can_be_in_graph(Op op) {
 
 }  // namespace
 
-// Builds nodes one after another. A chain, where each waits for the one before only, is captured in one go.
+// Builds nodes one after another. A chain, where each waits for the one before only, is captured in one go. The body of a
+// conditional node is built when its node has been.
 class Executor::GraphBuilder {
  public:
   GraphBuilder(Executor& executor, GraphExec& parts) : executor_(executor), driver_(executor.driver_), parts_(parts) {}
@@ -41,21 +45,86 @@ class Executor::GraphBuilder {
   }
 
   CUresult build(std::span<const std::byte> image, CUgraph graph) {
-    graph_ = graph;
     Reader reader(image);
     journal::GraphImage head;
     if (!reader.get(head) || head.magic != journal::kGraphMagic || head.bytes != image.size()) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
+    for (uint32_t i = 0; i < head.conditions; ++i) {
+      journal::GraphCondition condition;
+      if (!reader.get(condition) || !conditions_.emplace(condition.number, Condition{condition, 0}).second) {
+        return CUDA_ERROR_INVALID_IMAGE;
+      }
+    }
     if (const CUresult error = executor_.graph_stream(&stream_); error != CUDA_SUCCESS) return error;
     executor_.capture_stream_ = stream_;
-    for (uint32_t i = 0; i < head.nodes; ++i) {
+    return build_graph(reader, head.nodes, graph);
+  }
+  // The driver's graph has to stay for as long as what is made of it.
+  bool has_conditions() const { return !conditions_.empty(); }
+
+ private:
+  struct Condition {
+    journal::GraphCondition known;
+    CUgraphConditionalHandle real;  // 0: not made yet
+  };
+
+  CUresult build_graph(Reader& reader, uint32_t nodes, CUgraph graph) {
+    graphs_.push_back(graph);
+    graph_ = graph;
+    nodes_.clear();
+    for (uint32_t i = 0; i < nodes; ++i) {
       if (const CUresult error = add_node(reader); error != CUDA_SUCCESS) return error;
     }
     return close();
   }
 
- private:
+  // The driver's handle, 0 if it does not give one. The graph that it belongs to may be a body that is not there yet; then
+  // the outermost one stands for it, which has that body.
+  CUgraphConditionalHandle handle_of(Condition& condition) {
+    const auto& [known, real] = condition;
+    if (real) return real;
+    const CUgraph owner = known.graph < graphs_.size() ? graphs_[known.graph] : graphs_[0];
+    const unsigned int flags = known.assigned ? CU_GRAPH_COND_ASSIGN_DEFAULT : 0;
+    const CUresult result = driver_.cuGraphConditionalHandleCreate(
+        &condition.real, owner, executor_.contexts_.context(executor_.record_.header().ordinal), known.value, flags);
+    return result == CUDA_SUCCESS ? condition.real : 0;
+  }
+
+  CUresult add_choice(Reader& reader, const std::vector<CUgraphNode>& waits, const CUgraphEdgeData* edges) {
+    journal::GraphChoice choice;
+    if (!reader.get(choice) || choice.bodies == 0 || choice.bodies > reader.rest().size() / sizeof(journal::GraphBody)) {
+      return CUDA_ERROR_INVALID_IMAGE;
+    }
+    const auto condition = conditions_.find(choice.condition);
+    if (condition == conditions_.end() || depth_ == kDeepest) return CUDA_ERROR_INVALID_IMAGE;
+    if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
+    CUgraphNodeParams params{};
+    params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    params.conditional.handle = handle_of(condition->second);
+    params.conditional.type = static_cast<CUgraphConditionalNodeType>(choice.type);
+    params.conditional.size = choice.bodies;
+    params.conditional.ctx = executor_.contexts_.context(executor_.record_.header().ordinal);
+    if (!params.conditional.handle) return CUDA_ERROR_INVALID_VALUE;
+    CUgraphNode made = nullptr;
+    const CUresult result = driver_.cuGraphAddNode_v2(&made, graph_, waits.data(), edges, waits.size(), &params);
+    if (result != CUDA_SUCCESS) return result;
+    nodes_.push_back(made);
+    const std::vector<CUgraph> bodies(params.conditional.phGraph_out, params.conditional.phGraph_out + choice.bodies);
+    const CUgraph outer = graph_;
+    std::vector<CUgraphNode> outer_nodes = std::move(nodes_);
+    ++depth_;
+    for (const CUgraph body : bodies) {
+      journal::GraphBody head;
+      if (!reader.get(head)) return CUDA_ERROR_INVALID_IMAGE;
+      if (const CUresult error = build_graph(reader, head.nodes, body); error != CUDA_SUCCESS) return error;
+    }
+    --depth_;
+    graph_ = outer;
+    nodes_ = std::move(outer_nodes);
+    return CUDA_SUCCESS;
+  }
+
   CUresult add_node(Reader& reader) {
     journal::GraphNode node;
     if (!reader.get(node)) return CUDA_ERROR_INVALID_IMAGE;
@@ -71,6 +140,7 @@ class Executor::GraphBuilder {
       plain &= !dependency.from_port && !dependency.to_port && !dependency.type;
       last = dependency.node;
     }
+    if (node.operations == journal::kConditionalNode) return add_choice(reader, waits, plain ? nullptr : edges.data());
     if (node.operations == 0) {
       if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
       CUgraphNode made = nullptr;
@@ -111,6 +181,12 @@ class Executor::GraphBuilder {
         !reader.get(payload, head.payload)) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
+    std::vector<std::byte> translated;
+    if (op == Op::xmLaunch && !conditions_.empty()) {
+      translated.assign(payload.begin(), payload.end());
+      if (const CUresult error = translate_parameters(arguments, translated); error != CUDA_SUCCESS) return error;
+      payload = translated;
+    }
     Record record;
     record.load_operation(executor_.record_, op, arguments, payload);
     const bool before = std::exchange(executor_.cut_now_, false);
@@ -118,6 +194,22 @@ class Executor::GraphBuilder {
     parts_.touches_host |= executor_.cut_now_;
     executor_.cut_now_ = before;
     return result;
+  }
+
+  // A condition's number in a kernel's parameters becomes the driver's handle.
+  CUresult translate_parameters(std::span<const std::byte> arguments, std::vector<std::byte>& payload) {
+    Args_xmLaunch args;
+    std::memcpy(&args, arguments.data(), sizeof(args));
+    size_t at = size_t{args.attributes} * sizeof(CUlaunchAttribute);
+    for (uint64_t word; at + sizeof(word) <= payload.size(); at += sizeof(word)) {
+      std::memcpy(&word, payload.data() + at, sizeof(word));
+      const auto found = conditions_.find(word);
+      if (found == conditions_.end()) continue;
+      word = handle_of(found->second);
+      if (!word) return CUDA_ERROR_INVALID_VALUE;
+      std::memcpy(payload.data() + at, &word, sizeof(word));
+    }
+    return CUDA_SUCCESS;
   }
 
   CUresult close() {
@@ -132,7 +224,11 @@ class Executor::GraphBuilder {
   CUgraph graph_ = nullptr;
   CUstream stream_ = nullptr;
   bool open_ = false;
-  std::vector<CUgraphNode> nodes_;
+  std::vector<CUgraphNode> nodes_;  // of this graph
+  std::vector<CUgraph> graphs_;     // in the image's order
+  std::unordered_map<uint64_t, Condition> conditions_;
+  static constexpr uint32_t kDeepest = 64;
+  uint32_t depth_ = 0;
 };
 
 CUresult Executor::graph_stream(CUstream* out) {
@@ -159,8 +255,13 @@ CUresult Executor::on_xmGraph(Record& record) {
   GraphExec made;
   CUgraph graph = nullptr;
   CUresult result = driver_.cuGraphCreate(&graph, 0);
-  if (result == CUDA_SUCCESS) result = GraphBuilder(*this, made).build(image, graph);
-  if (result == CUDA_SUCCESS && args.update) {
+  bool conditional = false;
+  if (result == CUDA_SUCCESS) {
+    GraphBuilder builder(*this, made);
+    result = builder.build(image, graph);
+    conditional = builder.has_conditions();
+  }
+  if (result == CUDA_SUCCESS && args.update && !conditional && !slot->graph) {
     CUgraphExecUpdateResultInfo info{};
     made.real = slot->real;
     if (driver_.cuGraphExecUpdate_v2(slot->real, graph, &info) != CUDA_SUCCESS) {
@@ -169,7 +270,10 @@ CUresult Executor::on_xmGraph(Record& record) {
       if (result == CUDA_SUCCESS) driver_.cuGraphExecDestroy(slot->real);
     }
   } else if (result == CUDA_SUCCESS) {
+    // With conditions also an update: what is there follows the handles of the graph that it was made of.
     result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, args.flags);
+    if (result == CUDA_SUCCESS && args.update) destroy(*slot);
+    if (result == CUDA_SUCCESS && conditional) made.graph = std::exchange(graph, nullptr);
   }
   if (graph) driver_.cuGraphDestroy(graph);
   if (result != CUDA_SUCCESS) {
@@ -206,8 +310,14 @@ CUresult Executor::on_xmGraphDestroy(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* const graph = find_graph(args.exec);
   if (!graph) return CUDA_SUCCESS;  // one that a recovery could not make again
-  const CUresult result = driver_.cuGraphExecDestroy(graph->real);
+  const CUresult result = destroy(*graph);
   objects_.graphs.erase(journal::handle_index(args.exec));
+  return result;
+}
+
+CUresult Executor::destroy(const GraphExec& graph) {
+  const CUresult result = driver_.cuGraphExecDestroy(graph.real);
+  if (graph.graph) driver_.cuGraphDestroy(graph.graph);
   return result;
 }
 

@@ -184,7 +184,7 @@ void Executor::reset_context(uint32_t context) {
   });
   objects_.graphs.for_each([&](uint32_t index, const GraphExec& graph) {
     if (graph.owner.context != context) return;
-    driver_.cuGraphExecDestroy(graph.real);
+    destroy(graph);
     objects_.graphs.erase(index);
   });
   std::erase_if(objects_.limits, [&](const auto& entry) {

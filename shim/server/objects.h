@@ -76,6 +76,7 @@ struct Module {
 
 struct GraphExec {
   CUgraphExec real = nullptr;
+  CUgraph graph = nullptr;  // what it was made of, if it has conditions: they belong to that
   Owner owner;
   uint64_t image = 0;
   bool touches_host = false;  // a kernel of it got an address of the program's page-locked memory

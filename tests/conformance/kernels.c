@@ -62,6 +62,21 @@ XMIG_KERNEL_LIMITS(reverse, 64, 1024, (uint64_t *, x)) {
 
 XMIG_KERNEL(nothing) {}
 
+XMIG_KERNEL(add, (uint64_t *, x), (uint64_t, value), (uint64_t, n)) { XMIG_FOR_EACH_INDEX(i, n) x[i] += value; }
+
+/* What a conditional node does: whether, or which one. */
+XMIG_KERNEL(choose, (uint64_t, condition), (const uint64_t *, x)) { XMIG_SET_CONDITIONAL(condition, (uint32_t)*x); }
+/* And how often. */
+XMIG_KERNEL(count_down, (uint64_t, condition), (uint64_t *, x)) {
+  *x -= 1;
+  XMIG_SET_CONDITIONAL(condition, *x != 0);
+}
+/* Several in one structure, beside what is none. */
+struct conditions { uint32_t count; uint64_t all[4]; };
+XMIG_KERNEL(choose_one, (uint8_t, unused), (struct conditions, conditions), (const uint64_t *, x)) {
+  for (uint32_t i = 0; i < conditions.count; ++i) XMIG_SET_CONDITIONAL(conditions.all[i], *x == i);
+}
+
 /* Until somebody else has written to it. */
 XMIG_KERNEL(wait_for, (const volatile uint64_t *, x)) {
   while (*x == 0) continue;

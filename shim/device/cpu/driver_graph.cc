@@ -6,6 +6,10 @@
 namespace xmig::device::cpu {
 namespace {
 
+// Handles of conditions: counted, in a range where nothing else is.
+constexpr uint64_t kFirstCondition = 0x1d1e000000000000;
+uint64_t conditions_made = 0;  // under the device's lock
+
 // Nodes are only named, to be given back as dependencies: their numbers count the work of the graph.
 CUgraphNode node_of(const GraphBody& body) { return as_handle<CUgraphNode>(0x10000 + body.work.size()); }
 
@@ -30,6 +34,59 @@ CUresult create(CUgraph* out, unsigned flags) {
 CUresult destroy(uint64_t handle) {
   return with_graph(handle, [&](CpuDevice& device, std::shared_ptr<GraphBody>&) {
     device.graphs.remove(handle);
+    return CUDA_SUCCESS;
+  });
+}
+
+// The handles of a graph and of the bodies in it.
+void forget(CpuDevice& device, uint64_t handle) {
+  std::shared_ptr<GraphBody>* const found = device.graphs.find(handle);
+  if (!found) return;
+  const std::shared_ptr<GraphBody> graph = *found;
+  device.graphs.remove(handle);
+  for (const auto& bodies : graph->inside) {
+    for (const CUgraph body : bodies) forget(device, number(body));
+  }
+}
+
+CUresult destroy_graph(CUgraph graph) {
+  return with_graph(number(graph), [&](CpuDevice& device, std::shared_ptr<GraphBody>&) {
+    forget(device, number(graph));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult create_condition(CUgraphConditionalHandle* out, CUgraph handle, CUcontext, unsigned value, unsigned flags) {
+  if (!out || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT})) return CUDA_ERROR_INVALID_VALUE;
+  return with_graph(number(handle), [&](CpuDevice&, std::shared_ptr<GraphBody>& graph) {
+    *out = kFirstCondition + ++conditions_made;
+    graph->conditions.emplace(*out, flags ? value : 0);
+    return CUDA_SUCCESS;
+  });
+}
+
+// Conditional nodes only.
+CUresult add_node(CUgraphNode* out, CUgraph handle, const CUgraphNode*, const CUgraphEdgeData*, size_t,
+                  CUgraphNodeParams* params) {
+  if (!out || !params) return CUDA_ERROR_INVALID_VALUE;
+  if (params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;
+  CUDA_CONDITIONAL_NODE_PARAMS& choice = params->conditional;
+  const bool one_or_two = choice.type == CU_GRAPH_COND_TYPE_IF && choice.size <= 2;
+  const bool fits = one_or_two || choice.type == CU_GRAPH_COND_TYPE_SWITCH ||
+                    (choice.type == CU_GRAPH_COND_TYPE_WHILE && choice.size == 1);
+  if (!fits || choice.size == 0 || choice.handle <= kFirstCondition) return CUDA_ERROR_INVALID_VALUE;
+  return with_graph(number(handle), [&](CpuDevice& device, std::shared_ptr<GraphBody>& found) -> CUresult {
+    if (choice.handle > kFirstCondition + conditions_made) return CUDA_ERROR_INVALID_VALUE;
+    const std::shared_ptr<GraphBody> graph = found;  // `found` moves when handles are made
+    ChoiceWork work{choice.handle, choice.type, {}};
+    std::vector<CUgraph>& handles = graph->inside.emplace_back();
+    for (unsigned i = 0; i < choice.size; ++i) {
+      work.bodies.push_back(std::make_shared<GraphBody>());
+      handles.push_back(as_handle<CUgraph>(device.graphs.add(work.bodies.back())));
+    }
+    choice.phGraph_out = handles.data();
+    graph->work.push_back(std::move(work));
+    *out = node_of(*graph);
     return CUDA_SUCCESS;
   });
 }
@@ -109,7 +166,9 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
 
 void add_graph_functions(DriverTable& table) {
   table.cuGraphCreate = create;
-  table.cuGraphDestroy = [](CUgraph graph) { return destroy(number(graph)); };
+  table.cuGraphDestroy = destroy_graph;
+  table.cuGraphConditionalHandleCreate = create_condition;
+  table.cuGraphAddNode_v2 = add_node;
   table.cuGraphAddEmptyNode = add_empty;
   table.cuStreamBeginCaptureToGraph = begin_capture;
   table.cuStreamEndCapture = end_capture;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <variant>
@@ -69,10 +70,18 @@ struct GraphBody;
 struct GraphWork {
   std::shared_ptr<GraphBody> body;
 };
+// A conditional node. The value is one that kernels of the same launch have set.
+struct ChoiceWork {
+  uint64_t condition;
+  CUgraphConditionalNodeType type;
+  std::vector<std::shared_ptr<GraphBody>> bodies;
+};
 using Work = std::variant<KernelWork, CopyWork, FillWork, RecordWork, WaitWork, WriteValueWork, WaitValueWork, HostWork,
-                          GraphWork>;
+                          GraphWork, ChoiceWork>;
 struct GraphBody {
   std::vector<Work> work;
+  std::map<uint64_t, uint32_t> conditions;  // and what each is when a launch begins
+  std::vector<std::vector<CUgraph>> inside;  // the bodies of its conditional nodes
 };
 
 enum class StreamKind : uint8_t { kLegacy, kBlocking, kNonBlocking };

@@ -6,7 +6,9 @@
 
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <type_traits>
+#include <variant>
 
 #include "device/cpu/clock.h"
 #include "device/cpu/context.h"
@@ -19,6 +21,28 @@ namespace {
 
 void fail(const xmig_block*, int error, const char* text, const char* file, int line) {
   leave_guarded(error, text, file, line);
+}
+
+// The conditions of the graph that the thread is doing, by handle.
+thread_local std::map<uint64_t, uint32_t> t_conditions;
+
+void set_conditional(const xmig_block* block, uint64_t handle, uint32_t value) {
+  const auto found = t_conditions.find(handle);
+  if (found == t_conditions.end()) {
+    block->fail(block, CUDA_ERROR_LAUNCH_FAILED, "the kernel's graph has no such conditional handle", __FILE__, __LINE__);
+  } else {
+    found->second = value;
+  }
+}
+
+// Of a graph and of all the bodies in it.
+void start_conditions(const GraphBody& graph) {
+  t_conditions.insert(graph.conditions.begin(), graph.conditions.end());
+  for (const Work& work : graph.work) {
+    const auto* const choice = std::get_if<ChoiceWork>(&work);
+    if (!choice) continue;
+    for (const auto& body : choice->bodies) start_conditions(*body);
+  }
 }
 
 std::string block_name(const xmig_block& block) {
@@ -98,7 +122,8 @@ void Worker::run(KernelWork& work) {
   alignas(64) std::byte parameters[XMIG_MAX_PARAMETER_BYTES];
   if (!work.parameters.empty()) std::memcpy(parameters, work.parameters.data(), work.parameters.size());
   const std::string& name = work.function->kernel.name;
-  xmig_block block{work.grid, work.block, {0, 0, 0}, work.shared_bytes, shared_memory(work.shared_bytes), fail};
+  xmig_block block{work.grid, work.block, {0, 0, 0}, work.shared_bytes, shared_memory(work.shared_bytes), fail,
+                   set_conditional};
   if (work.shared_bytes > shared_bytes_) {
     context_.raise(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, t_sequence, "kernel " + name + ": no memory for shared memory");
     return;
@@ -188,7 +213,33 @@ void Worker::run(WaitValueWork& work) {
 void Worker::run(HostWork& work) { work.function(work.user); }
 
 void Worker::run(GraphWork& work) {
-  for (Work& one : work.body->work) run(one);
+  t_conditions.clear();
+  start_conditions(*work.body);
+  run(*work.body);
+  t_conditions.clear();
+}
+
+void Worker::run(GraphBody& body) {
+  for (Work& one : body.work) run(one);
+}
+
+void Worker::run(ChoiceWork& work) {
+  const auto value = [&] { return t_conditions.at(work.condition); };
+  switch (work.type) {
+    case CU_GRAPH_COND_TYPE_IF:
+      if (value() != 0) {
+        run(*work.bodies[0]);
+      } else if (work.bodies.size() == 2) {
+        run(*work.bodies[1]);
+      }
+      break;
+    case CU_GRAPH_COND_TYPE_WHILE:
+      while (value() != 0 && !context_.dropping()) run(*work.bodies[0]);
+      break;
+    case CU_GRAPH_COND_TYPE_SWITCH:
+      if (value() < work.bodies.size()) run(*work.bodies[value()]);
+      break;
+  }
 }
 
 void Worker::strike(const ArmedInjection& armed, const std::string& where) {

@@ -29,6 +29,8 @@ class Worker {
   void run(WaitValueWork& work);
   void run(HostWork& work);
   void run(GraphWork& work);
+  void run(ChoiceWork& work);
+  void run(GraphBody& body);
 
   void strike(const ArmedInjection& armed, const std::string& where);
   // Memory for the blocks of one launch, zeroed.

@@ -80,6 +80,7 @@ class NullDevice final : public Device {
   std::map<uint64_t, std::shared_ptr<Physical>> mappings;  // by address
   std::map<CUmodule, std::unique_ptr<Module>> modules;
   std::vector<Limits> limits;  // by ordinal
+  std::map<CUgraph, std::vector<std::vector<CUgraph>>> bodies;  // of graphs' conditional nodes
 
  private:
   DriverTable table_{};
@@ -90,6 +91,15 @@ std::atomic<uint64_t> g_handles{1ull << 32};
 thread_local int current = -1;  // the ordinal of the calling thread's context
 
 NullDevice& device() { return *g_opened.load(std::memory_order_relaxed); }
+
+// Under the mutex.
+void forget_bodies(CUgraph graph) {
+  const auto found = device().bodies.extract(graph);
+  if (!found) return;
+  for (const auto& node : found.mapped()) {
+    for (const CUgraph body : node) forget_bodies(body);
+  }
+}
 
 Physical::Physical(ipc::UniqueFd&& of, uint64_t size, int where) : fd(std::move(of)), bytes(size), ordinal(where) {
   device().used[ordinal] += bytes;
@@ -473,7 +483,26 @@ void add_module_functions(DriverTable& t) {
     *out = new_handle<CUgraph>();
     return CUDA_SUCCESS;
   };
-  t.cuGraphDestroy = [](CUgraph) { return CUDA_SUCCESS; };
+  t.cuGraphDestroy = [](CUgraph graph) {
+    const std::lock_guard lock(device().mutex);
+    forget_bodies(graph);
+    return CUDA_SUCCESS;
+  };
+  t.cuGraphConditionalHandleCreate = [](CUgraphConditionalHandle* out, CUgraph, CUcontext, unsigned, unsigned) {
+    *out = reinterpret_cast<uint64_t>(new_handle<CUgraph>());
+    return CUDA_SUCCESS;
+  };
+  // Of conditional nodes alone something has to be there: their bodies. None is ever launched.
+  t.cuGraphAddNode_v2 = [](CUgraphNode* out, CUgraph graph, const CUgraphNode*, const CUgraphEdgeData*, size_t,
+                           CUgraphNodeParams* params) {
+    if (params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;
+    *out = new_handle<CUgraphNode>();
+    const std::lock_guard lock(device().mutex);
+    std::vector<CUgraph>& bodies = device().bodies[graph].emplace_back();
+    for (unsigned i = 0; i < params->conditional.size; ++i) bodies.push_back(new_handle<CUgraph>());
+    params->conditional.phGraph_out = bodies.data();
+    return CUDA_SUCCESS;
+  };
   t.cuGraphAddEmptyNode = [](CUgraphNode* out, CUgraph, const CUgraphNode*, size_t) {
     *out = new_handle<CUgraphNode>();
     return CUDA_SUCCESS;

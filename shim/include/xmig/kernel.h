@@ -34,6 +34,8 @@ typedef struct xmig_block {
   void *shared;          /* aligned to XMIG_SHARED_ALIGNMENT; zeroed before the first block of a launch */
   /* Ends the kernel with a sticky CUDA error. Does not return. */
   void (*fail)(const struct xmig_block *block, int error, const char *text, const char *file, int line);
+  /* The value of a conditional handle of the graph that launched the kernel. */
+  void (*set_conditional)(const struct xmig_block *block, uint64_t handle, uint32_t value);
 } xmig_block;
 
 enum { XMIG_DESCRIBES_KERNEL = 1, XMIG_DESCRIBES_GLOBAL = 2 };
@@ -127,6 +129,9 @@ XMIG_STATIC_ASSERT(sizeof(xmig_descriptor) == 320, "the layout of descriptors is
 
 /* Dynamic shared memory as an array of `type`. */
 #define XMIG_SHARED(type) ((type *)xmig->shared)
+
+/* As cudaGraphSetConditional: what a conditional node of the kernel's graph will do. */
+#define XMIG_SET_CONDITIONAL(handle, value) xmig->set_conditional(xmig, (handle), (value))
 
 /* --- ending a kernel with an error, as a GPU's would end ---------------------------------------------------- */
 #define XMIG_ASSERT(condition) /* CUDA_ERROR_ASSERT */ \
