@@ -16,7 +16,7 @@ from xmigd.demo.node import Node
 CASES = {case.name: case for case in RESULTS}
 NAMES = [
     "loader", "loader-spawn", "streams", "alloc-default", "alloc-segments", "alloc-async",
-    "cupy", "triton", "jax",
+    "cupy", "triton", "jax", "jax-graphs", "conditional",
 ]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Case:
     def command(self, python: str, *, tiny: bool, more: str = "") -> list[str]:
         """Of repeated arguments the last counts."""
         words = f"{self.arguments} {self.tiny if tiny else ''} {more}"
-        launcher = [str(PROGRAMS.parent / "without_device_file.py")] if tiny and self.program == "jax_prog" else []
+        launcher = [str(PROGRAMS.parent / "without_device_file.py")] if tiny and self.program.startswith("jax") else []
         return [python, *launcher, str(PROGRAMS / f"{self.program}.py"), *shlex.split(words)]
 
     def steps(self, *, tiny: bool) -> int:
@@ -89,6 +89,10 @@ RESULTS = [
          {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
     Case("cupy", "cupy_prog", "CuPy", "", "--size 32 --steps 5 --block 5"),
     Case("jax", "jax_prog", "JAX: jit, grad, a training loop", "--deterministic", "--width 32 --layers 2 --batch 4"),
+    Case("jax-graphs", "jax_graphs", "JAX: loops, branches and the gradient of a checkpointed scan, compiled to graphs",
+         "--warmup 0", "--width 8 --steps 8"),
+    Case("conditional", "conditional", "conditional nodes in graphs: if, else, while, switch, nested",
+         "--warmup 0", "--steps 40"),
     Case("triton", "triton_prog", "Triton kernels", "", "--rows 8 --columns 100 --steps 5"),
     Case("mistakes", "mistakes", "what the driver's functions return for calls that are wrong", ""),
     Case("bug", "bug", "an index outside of a table: the error that the program gets", ""),
