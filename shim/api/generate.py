@@ -268,6 +268,20 @@ def entry_points_cc(points: list[tuple[str, int, bool, str]]) -> str:
     )
 
 
+def device_work(e: Entry, call: list[str]) -> str:
+    """The driver's call. One that touches memory is made where that is: the stream may be another device's."""
+    pointers = [p.name for p in e.prototype.parameters if isinstance(e.annotation(p), DevicePointer)]
+    streams = [p.name for p in e.prototype.parameters if p.type == "CUstream"]
+    plain = f"executor.driver().{e.function.name}"
+    if len(pointers) != 1 or len(streams) != 1:
+        return f"  const CUresult result = {plain}({', '.join(call)});\n"
+    moved = ", ".join("stream" if c == f"real_{streams[0]}" else c for c in call)
+    return (
+        f"  const CUresult result = executor.where_it_is(args.{pointers[0]}, real_{streams[0]}, "
+        f"[&](CUstream stream) {{\n    return {plain}({moved});\n  }});\n"
+    )
+
+
 def dispatch_cc(entries: list[Entry]) -> str:
     out = [HEADER, '#include "server/executor.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n']
     for e in entries:
@@ -310,7 +324,7 @@ def dispatch_cc(entries: list[Entry]) -> str:
                 for other in e.prototype.parameters:
                     size = __import__("re").sub(rf"\b{other.name}\b", f"args.{other.name}", size)
                 out.append(f"  if (!executor.reachable(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
-        out.append(f"  const CUresult result = executor.driver().{f.name}({', '.join(call)});\n")
+        out.append(device_work(e, call))
         for p, a in created:
             out.append(
                 f"  if (result == CUDA_SUCCESS) executor.created(journal::Kind::{KINDS[a.kind]}, args.{p.name}, "

@@ -145,6 +145,9 @@ local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not b
 local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; asked for again, it is answered locally")
 record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the "
        "device rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
+record("xmPeer", "synchronous", "A device reaches another one's memory from here on, or no longer. peer: the context "
+       "whose memory is meant; 0: whoever's it is, for as long as the job lives.", "uint64_t peer", "uint32_t device",
+       "uint32_t memory", "uint32_t reaches", "uint32_t reserved")
 record("xmContextReset", "synchronous", "Drop every object and allocation of a context; clears its error.",
        "uint64_t context", "uint32_t destroyed", "uint32_t reserved")
 
@@ -177,7 +180,7 @@ synchronous("cuMemGetInfo_v2", free=Out(), total=Out(), client="custom", server=
 # --- copies ----------------------------------------------------------------------------------------------------
 local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoD_v2", "cuMemcpyHtoDAsync_v2",
       "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2",
-      "cuMemcpy3DAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync", note="split into copy records by the client")
+      "cuMemcpy3DAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync", note="split into copy records by the client")
 record("xmCopyFromHost", "queued", "Copy the payload (rows packed tightly) to the device.",
        "uint64_t destination", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
 record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinned memory, read when the copy executes; "
@@ -190,7 +193,7 @@ record("xmCopyToPinned", "queued", "Copy to pinned memory, in stream order. Not 
        "compared.", "uint64_t source", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream",
        "uint64_t destination", "uint64_t destination_pitch")
 queued("cuMemcpyDtoDAsync_v2", dstDevice=DevicePointer("ByteCount"), srcDevice=DevicePointer("ByteCount"),
-       hStream=stream)
+       hStream=stream, server="custom")
 record("xmCopy2D", "queued", "Device to device, two-dimensional.", "uint64_t destination", "uint64_t destination_pitch",
        "uint64_t source", "uint64_t source_pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
 for width in (8, 16, 32):
@@ -360,6 +363,7 @@ SERVER_ONLY: tuple[str, ...] = (
     "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     "cuMemGetAllocationGranularity", "cuMemHostRegister_v2", "cuMemHostUnregister",
     "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2",
+    "cuMemcpyPeerAsync", "cuMemcpy3DPeerAsync", "cuDeviceCanAccessPeer", "cuDeviceGetP2PAttribute",
     "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize", "cuEventRecordWithFlags",
     "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncGetName",
     "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuModuleGetGlobal_v2", "cuLaunchKernelEx", "cuLaunchHostFunc",
@@ -397,8 +401,8 @@ NOT_SUPPORTED: tuple[tuple[str, str], ...] = (
     (r"cuDevice(Unr|R)egisterAsyncNotification", "warnings that device memory runs low: the server's business"),
     (r"cuDeviceGet(Host|P2P)AtomicCapabilities|cuDeviceGetExecAffinitySupport", "no library tested asks"),
     (r"cuMem(Get|Set)MemPool|cuMemGetDefaultMemPool", "pools by location, new in CUDA 13"),
-    (r"cuMemcpy(3D)?BatchAsync.*|cuMemcpy3DPeer.*|cuMemBatchDecompressAsync",
-     "copies in batches, copies of boxes between devices, decompression: no library tested calls them"),
+    (r"cuMemcpy(3D)?BatchAsync.*|cuMemBatchDecompressAsync",
+     "copies in batches, decompression: no library tested calls them"),
     (r"cuLibraryGetUnifiedFunction", "functions with one address in program and device"),
     (r"cuLaunchCooperativeKernelMultiDevice|cuLaunchGridAsync|cuFuncSet(BlockShape|SharedSize)|cuParamSet.*"
      r"|cuCtx(Attach|Detach)", "deprecated"),

@@ -9,6 +9,7 @@
 #include "client/graph.h"
 #include "client/memory.h"
 #include "client/modules.h"
+#include "client/peers.h"
 #include "client/process.h"
 #include "client/streams.h"
 #include "local.h"
@@ -51,6 +52,7 @@ CUresult reset(Context& context, bool destroyed) {
     result = call(Op::xmContextReset, &args, sizeof(args), nullptr, 0);
   }
   forget_limits(context);
+  peers_context_reset(context);
   memory_context_reset(args.context);
   streams_context_reset(context);
   events_context_reset(context);
@@ -372,19 +374,6 @@ CUresult cuCtxGetExecAffinity(CUexecAffinityParam* pExecAffinity, CUexecAffinity
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
   return pExecAffinity ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
-  const Here now = here();
-  if (now.error != CUDA_SUCCESS) return now.error;
-  if (!find_context(peerContext)) return CUDA_ERROR_INVALID_CONTEXT;
-  return Flags ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-}
-
-CUresult cuCtxDisablePeerAccess(CUcontext peerContext) {
-  const Here now = here();
-  if (now.error != CUDA_SUCCESS) return now.error;
-  return find_context(peerContext) ? CUDA_ERROR_PEER_ACCESS_NOT_ENABLED : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "client/peers.h"
 #include "client/process.h"
 #include "local.h"
 
@@ -132,23 +133,44 @@ CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
-// Devices of a job do not see each other's memory: a job may be moved to devices between which there is no path.
-// cuMemcpyPeer works between any two.
+// How it is between the devices that the job runs on now. Once the program knows that a device reaches another one, that
+// holds: the job moves to no others (JournalHeader::peers_promised).
+uint32_t peer_access(int device, int peer) {
+  return process.header->peers[static_cast<uint32_t>(device) * journal::kMaxDevices + static_cast<uint32_t>(peer)].load(
+      std::memory_order_relaxed);
+}
+
+bool promise_peer(int device, int peer) {
+  if (!(peer_access(device, peer) & journal::kPeerReaches)) return false;
+  process.header->peers_promised.fetch_or(1ull << (device * static_cast<int>(journal::kMaxDevices) + peer));
+  return true;
+}
+
 CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
   const Asked found = asked(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!canAccessPeer) return CUDA_ERROR_INVALID_VALUE;
   if (!description(peerDev)) return CUDA_ERROR_INVALID_DEVICE;
-  *canAccessPeer = 0;
+  *canAccessPeer = dev != peerDev && promise_peer(dev, peerDev);
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice) {
   const Asked found = asked(srcDevice);
   if (found.error != CUDA_SUCCESS) return found.error;
-  if (!value || srcDevice == dstDevice) return CUDA_ERROR_INVALID_VALUE;
-  if (!description(dstDevice)) return CUDA_ERROR_INVALID_DEVICE;
-  *value = 0;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  if (!description(dstDevice) || srcDevice == dstDevice) return CUDA_ERROR_INVALID_DEVICE;
+  const uint32_t how = peer_access(srcDevice, dstDevice);
+  switch (attrib) {
+    case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: *value = static_cast<int>(how >> journal::kPeerRankShift); break;
+    case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: *value = promise_peer(srcDevice, dstDevice); break;
+    case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: *value = (how & journal::kPeerAtomics) != 0; break;
+    case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED:
+      *value = (how & journal::kPeerSomeAtomics) != 0;
+      break;
+    case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: *value = 0; break;  // there are no arrays
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
   return CUDA_SUCCESS;
 }
 

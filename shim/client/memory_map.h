@@ -35,13 +35,19 @@ struct Allocation {
   int ordinal = 0;
   uint64_t context = 0;
   uint64_t id = 0;           // never used twice
-  uint32_t flags = 0;        // pinned, registered: as given; mapped: CUmemAccess_flags
+  uint32_t flags = 0;        // pinned, registered: as given; mapped: access_of() each device
   uint64_t handle = 0;       // mapped: the memory's; from a pool that has one: the pool's
   std::shared_ptr<Pool> pool;  // device, global: where the block goes back to
 
   uint64_t end() const { return address + bytes; }
   bool on_device() const { return kind <= MemoryKind::kMapped; }
 };
+
+// CUmemAccess_flags of each device, two bits each.
+constexpr uint32_t access_of(uint32_t flags, int device) { return flags >> (2 * device) & 3; }
+constexpr uint32_t with_access(uint32_t flags, int device, uint32_t access) {
+  return (flags & ~(3u << (2 * device))) | (access & 3) << (2 * device);
+}
 
 // What copies need to know of a pointer.
 enum class Place : uint8_t {

@@ -62,7 +62,7 @@ CUresult describe(const Allocation& a, CUpointer_attribute attribute, uint64_t a
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return put(data, 0ull);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-      return put(data, mapped ? static_cast<int>(a.flags) : int{CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE});
+      return put(data, mapped ? static_cast<int>(access_of(a.flags, a.ordinal)) : int{CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE});
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return put(data, a.kind == MemoryKind::kDevice ? a.handle : 0);
     default:  // P2P_TOKENS: there is no device file in this process to use them with

@@ -11,6 +11,7 @@
 #include "client/memory_call.h"
 #include "client/memory_progress.h"
 #include "client/message.h"
+#include "client/peers.h"
 #include "journal/layout.h"
 #include "local.h"
 
@@ -239,7 +240,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
   return CUDA_SUCCESS;
 }
 
-// Every device of a server can read and write the memory of the others: there is nothing to switch.
+// Access once given is not taken back from a device's kernels (peers.cc), only from what cuMemPoolGetAccess says.
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_t count) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
   const auto found = registry().find(pool);
@@ -249,16 +250,35 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_
     if (const CUresult result = check_device(map[i].location.id); result != CUDA_SUCCESS) return result;
     const bool own = map[i].location.id == found->heap.ordinal();
     if (own && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
+    const bool known = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
+                       map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!known) return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const int device = map[i].location.id;
+    const uint32_t bit = 1u << device;
+    if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+      const CUresult result = share_memory(found->heap.ordinal(), device);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    const auto put = [bit](std::atomic<uint32_t>& bits, bool on) { on ? bits.fetch_or(bit) : bits.fetch_and(~bit); };
+    put(found->readers, map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    put(found->writers, map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   }
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, CUmemLocation* location) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
-  if (!flags || !location || !registry().find(memPool)) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = registry().find(memPool);
+  if (!flags || !location || !found) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = check_device(location->id); result != CUDA_SUCCESS) return result;
-  *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const uint32_t bit = 1u << location->id;
+  const bool own = location->id == found->heap.ordinal();
+  *flags = own || (found->writers & bit) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : found->readers & bit        ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                         : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
 

@@ -25,6 +25,7 @@ class Pool {
   std::atomic<uint64_t> release_threshold{0};
   // REUSE_*: kept for the program. The first is honoured by waiting only, the second and the third never needed.
   std::atomic<int> reuse[3] = {1, 1, 1};
+  std::atomic<uint32_t> readers{0}, writers{0};  // other devices that may, a bit each
 };
 
 // cuMemAlloc's, of an ordinal.

@@ -7,7 +7,7 @@
 // A handle's memory stays where it was last mapped for as long as the handle lives: mapped there again it has kept its
 // content, and mapped elsewhere the content is copied. What cannot be had, and is refused with one line: a handle at
 // two addresses at once, a part of a handle, memory of the host, handles for other processes. PyTorch's expandable
-// segments need none of it. Access flags are kept for cuMemGetAccess; a mapping can be written whatever they say.
+// segments need none of it. Access flags are kept for cuMemGetAccess; the memory's own device can write whatever they say.
 #include "client/vmm.h"
 
 #include <algorithm>
@@ -22,6 +22,8 @@
 #include "client/memory_map.h"
 #include "client/memory_progress.h"
 #include "client/message.h"
+#include "client/peers.h"
+#include "client/process.h"
 #include "journal/layout.h"
 #include "local.h"
 #include "records.h"
@@ -321,19 +323,27 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
 CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
   if (!whole_granules(size) || !desc || !count) return CUDA_ERROR_INVALID_VALUE;
-  std::vector<uint64_t> mappings;
-  int ordinal = -1;
+  std::vector<Allocation> mappings;
   for (uint64_t at = ptr; at < ptr + size;) {
     const auto mapping = memory_map().find(at);
     if (!mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
-    mappings.push_back(mapping->address);
-    ordinal = mapping->ordinal;
     at = mapping->end();
+    mappings.push_back(*mapping);
   }
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (desc[i].location.id != ordinal) continue;  // devices of one server always reach each other's memory
-    for (const uint64_t mapping : mappings) memory_map().set_flags(mapping, desc[i].flags);
+    if (desc[i].location.id < 0 || !description(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const int device = desc[i].location.id;
+    for (Allocation& mapping : mappings) {
+      // Access once given is not taken back from a device's kernels (peers.cc).
+      if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        if (const CUresult result = share_memory(mapping.ordinal, device); result != CUDA_SUCCESS) return result;
+      }
+      mapping.flags = with_access(mapping.flags, device, desc[i].flags);
+      memory_map().set_flags(mapping.address, mapping.flags);
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -343,7 +353,8 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   const auto mapping = memory_map().find(ptr);
   if (!flags || !location || !mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  *flags = location->id == mapping->ordinal ? mapping->flags : uint32_t{CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  if (location->id < 0 || !description(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+  *flags = access_of(mapping->flags, location->id);
   return CUDA_SUCCESS;
 }
 

@@ -95,6 +95,10 @@ class Device {
 
   virtual const DriverTable& driver() const = 0;
   virtual journal::DeviceDescription describe(int ordinal) const = 0;
+  // How `ordinal` reaches the memory of `peer`: journal::PeerAccess, and the rank.
+  virtual uint32_t peer(int ordinal, int peer) const {
+    return ordinal == peer ? 0 : journal::kPeerReaches | journal::kPeerAtomics;
+  }
   // Device memory that this process took by opening it (contexts, kernels of ours); about, 0: not known.
   virtual uint64_t own_bytes() const { return 0; }
 

@@ -72,6 +72,14 @@ struct DeviceDescription {
   uint32_t reserved;
 };
 
+// How a device reaches the memory of another one, in one word (JournalHeader::peers).
+enum PeerAccess : uint32_t {
+  kPeerReaches = 1,      // kernels read and write it once the program has asked for that
+  kPeerAtomics = 2,      // with every atomic operation
+  kPeerSomeAtomics = 4,  // with some
+};
+inline constexpr uint32_t kPeerRankShift = 8;  // above: the driver's performance rank
+
 // What happens to the job. Written by the server (or, for kLost, by the standby that the daemon tells to), read by
 // the client wherever it waits; `state` is a futex word.
 enum class ServerState : uint32_t {
@@ -149,7 +157,15 @@ struct JournalHeader {
   // Sequence of the last record of this event that has completed on the device (0: none). Indexed by event handle
   // index: cuEventQuery is answered from here.
   std::atomic<uint64_t> events[kMaxEvents];
+
+  // [device * kMaxDevices + peer]: how it is between the devices that the job runs on now (PeerAccess). Written by every
+  // server that takes the job.
+  std::atomic<uint32_t> peers[kMaxDevices * kMaxDevices];
+  // The same pairs, a bit each: the program was told that the device reaches the peer. Written by the client. Whoever takes
+  // the job later must be able to keep it.
+  std::atomic<uint64_t> peers_promised;
 };
+static_assert(kMaxDevices * kMaxDevices <= 64);
 
 inline constexpr uint64_t kHeaderBytes = 2ull << 20;
 static_assert(sizeof(JournalHeader) <= kHeaderBytes);

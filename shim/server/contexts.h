@@ -29,6 +29,7 @@ class Contexts {
   }
   CUcontext context(uint32_t ordinal) const { return real_[ordinal]; }
   uint32_t count() const { return static_cast<uint32_t>(real_.size()); }
+  CUcontext real(uint32_t ordinal) const { return real_[ordinal]; }
   // Make the ordinal's context the calling thread's current one.
   void use(uint32_t ordinal) {
     thread_local CUcontext current = nullptr;

@@ -3,6 +3,8 @@
 // The journal is the source of copies from pageable memory: the payload stays where it is until a cut. Bytes from
 // pinned memory are kept on the device (CopyLog). Bytes that the program has are never written twice: a redo brings them
 // to a scratch buffer, and compares.
+//
+// A device copies from and to its own memory; where that is another one's than the stream's, peers.cc has the way.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -89,7 +91,7 @@ CUresult Executor::on_xmCopyFromHost(Record& record) {
   if (to.bytes == 0) return CUDA_SUCCESS;
   Plane from{address_of(record.payload().data()), args.width, args.width, args.height};
   from.measure();
-  return to_device(to, from, stream);
+  return where_it_is(to.address, stream, [&](CUstream there) { return to_device(to, from, there); });
 }
 
 CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream) {
@@ -105,9 +107,50 @@ CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream
   return driver_.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
+// Between any two devices. A device that reaches the other's memory copies it as it does its own. Otherwise the driver is told
+// of both contexts: it has a way in any case, in the last resort through host memory.
+CUresult Executor::between(const Plane& to, const Plane& from, CUstream stream) {
+  const bool from_device = ordinal_of_device_address(from.address) < contexts_.count();
+  const bool to_device = ordinal_of_device_address(to.address) < contexts_.count();
+  const uint32_t source = home_of(from_device ? from.address : to.address);
+  const uint32_t target = home_of(to_device ? to.address : from.address);
+  const uint32_t at = stream_ordinal() == target ? target : source;
+  return on_device_of(at, stream, [&](CUstream there) -> CUresult {
+    if (source == target) return on_device(to, from, there);
+    const uint32_t other = at == source ? target : source;
+    // A graph's copies are settled when it is made, and what the driver says of such a node it says only at its launch.
+    const bool reaches = (device_.peer(static_cast<int>(at), static_cast<int>(other)) & journal::kPeerReaches) != 0;
+    if (capture_ && reaches && !hosting_.shares(other, at)) {
+      const std::lock_guard lock(hosted_mutex_);
+      if (const CUresult result = hosting_.share(other, at, true); result != CUDA_SUCCESS) return result;
+      lasting_shares_.insert({other, at});
+    }
+    return hosting_.shares(other, at) ? on_device(to, from, there) : to_peer(to, from, there);
+  });
+}
+
+CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) {
+  const CUcontext source = contexts_.real(ordinal_of_device_address(from.address));
+  const CUcontext target = contexts_.real(ordinal_of_device_address(to.address));
+  if (to.dense() && from.dense()) {
+    return driver_.cuMemcpyPeerAsync(to.address, target, from.address, source, to.bytes, stream);
+  }
+  CUDA_MEMCPY3D_PEER copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = from.address;
+  copy.srcContext = source;
+  copy.srcPitch = from.pitch;
+  copy.dstDevice = to.address;
+  copy.dstContext = target;
+  copy.dstPitch = to.pitch;
+  copy.WidthInBytes = to.width;
+  copy.Height = copy.srcHeight = copy.dstHeight = to.height;
+  copy.Depth = 1;
+  return driver_.cuMemcpy3DPeerAsync(&copy, stream);
+}
+
 // Nothing, if not even a cut makes room.
-std::optional<uint64_t> Executor::log_space(uint64_t bytes) {
-  const uint32_t ordinal = record_.header().ordinal;
+std::optional<uint64_t> Executor::log_space(uint32_t ordinal, uint64_t bytes) {
   const auto take = [&] {
     const std::lock_guard lock(hosted_mutex_);
     return copy_log_.take(ordinal, bytes, position_);
@@ -137,24 +180,26 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   if (to.bytes == 0) return CUDA_SUCCESS;
   const bool copied = record.state() == journal::kCopied;
   if (copied && !copy_log_.holds(record.header().reply_hash, to.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(to.bytes);
-  if (!space) {
-    cut_now_ = true;  // before the program can know that the buffer is its own again
-    return to_device(to, from, stream);
-  }
-  Plane kept{*space, args.width, args.width, args.height};
-  kept.measure();
-  if (!copied) {
-    if (const CUresult result = bring(record, kept, from, stream); result != CUDA_SUCCESS) return result;
-  }
-  return on_device(to, kept, stream);
+  const uint32_t home = home_of(to.address);
+  const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(home, to.bytes);
+  return on_device_of(home, stream, [&](CUstream there) -> CUresult {
+    if (!space) {
+      cut_now_ = true;  // before the program can know that the buffer is its own again
+      return to_device(to, from, there);
+    }
+    Plane kept{*space, args.width, args.width, args.height};
+    kept.measure();
+    if (!copied) {
+      if (const CUresult result = bring(record, home, kept, from, there); result != CUDA_SUCCESS) return result;
+    }
+    return on_device(to, kept, there);
+  });
 }
 
-// Into the copy log; ahead of the work before it in the program's stream, if nothing that is yet to happen can change the
+// Into the copy log of this device; ahead of the work before it in the stream, if nothing that is yet to happen can change the
 // bytes.
-CUresult Executor::bring(Record& record, const Plane& kept, const Plane& from, CUstream stream) {
-  const uint32_t ordinal = record_.header().ordinal;
-  const bool settled = !capture_stream_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
+CUresult Executor::bring(Record& record, uint32_t ordinal, const Plane& kept, const Plane& from, CUstream stream) {
+  const bool settled = !capture_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
                        !intake_.is_written(from.address, from.extent);
   const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
   const CUstream way = ahead ? ahead : stream;
@@ -189,7 +234,8 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
   if (from.bytes != 0) {
     Plane to{address_of(wait->data), args.width, args.width, args.height};
     to.measure();
-    if (const CUresult result = to_host(to, from, stream); result != CUDA_SUCCESS) return result;
+    const CUresult result = where_it_is(from.address, stream, [&](CUstream there) { return to_host(to, from, there); });
+    if (result != CUDA_SUCCESS) return result;
   }
   wait->streams.push_back(stream);
   return await(record, std::move(wait));
@@ -206,18 +252,23 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (from.bytes == 0) return CUDA_SUCCESS;
-  if (record.state() == journal::kCopied) return compare_with_pinned(record, from, stream);
+  const uint32_t home = home_of(from.address);
+  if (record.state() == journal::kCopied) {
+    return on_device_of(home, stream, [&](CUstream there) { return compare_with_pinned(record, from, there); });
+  }
   intake_.will_write(to.address, to.extent);
   // What is small is kept for comparison: results are; what is large is somebody's checkpoint.
-  const std::optional<uint64_t> space = from.bytes <= kComparedBytes ? log_space(from.bytes) : std::nullopt;
-  Plane source = from;
-  if (space) {
-    source = {*space, args.width, args.width, args.height};
-    source.measure();
-    if (const CUresult result = on_device(source, from, stream); result != CUDA_SUCCESS) return result;
-  }
-  if (const CUresult result = to_host(to, source, stream); result != CUDA_SUCCESS) return result;
-  return note_copied(record, space.value_or(0), stream);
+  const std::optional<uint64_t> space = from.bytes <= kComparedBytes ? log_space(home, from.bytes) : std::nullopt;
+  return on_device_of(home, stream, [&](CUstream there) -> CUresult {
+    Plane source = from;
+    if (space) {
+      source = {*space, args.width, args.width, args.height};
+      source.measure();
+      if (const CUresult result = on_device(source, from, there); result != CUDA_SUCCESS) return result;
+    }
+    if (const CUresult result = to_host(to, source, there); result != CUDA_SUCCESS) return result;
+    return note_copied(record, space.value_or(0), there);
+  });
 }
 
 // The program has these bytes, and may have changed them since: the device compares what it has now with what it had.
@@ -273,7 +324,21 @@ CUresult Executor::on_xmCopy2D(Record& record) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
-  return on_device(to, from, stream);
+  return between(to, from, stream);
+}
+
+CUresult Executor::on_cuMemcpyDtoDAsync_v2(Record& record) {
+  Args_cuMemcpyDtoDAsync_v2 args;
+  CUstream stream = nullptr;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!reachable(args.dstDevice, args.ByteCount) || !reachable(args.srcDevice, args.ByteCount)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  Plane to{args.dstDevice, args.ByteCount, args.ByteCount, 1};
+  Plane from{args.srcDevice, args.ByteCount, args.ByteCount, 1};
+  if (!to.measure() || !from.measure()) return CUDA_ERROR_INVALID_VALUE;
+  return to.bytes == 0 ? CUDA_SUCCESS : between(to, from, stream);
 }
 
 }  // namespace xmig::server

@@ -75,7 +75,7 @@ CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
 
 CUresult Executor::await(Record& record, std::unique_ptr<Wait> wait) {
   wait->answer = Answer::to(record);
-  wait->ordinal = record.header().ordinal;
+  wait->ordinal = stream_ordinal();
   wait->barrier |= record.replied();
   record.defer();
   waits_.start(std::move(wait));
@@ -90,7 +90,8 @@ CUresult Executor::wait_for_value(Record& record, Call&& call) {
   if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!live(args.addr, sizeof(args.value))) return CUDA_ERROR_INVALID_VALUE;
   value_waits_ = true;
-  return call(stream, args.addr, args.value, args.flags);
+  return where_it_is(args.addr, stream,
+                     [&](CUstream there) { return call(there, args.addr, args.value, args.flags); });
 }
 
 CUresult Executor::on_cuStreamWaitValue32_v2(Record& record) {
@@ -148,9 +149,9 @@ CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, u
 }
 
 CUstream Executor::publisher_stream() {
-  CUstream& stream = publishers_[record_.header().ordinal];
+  CUstream& stream = publishers_[stream_ordinal()];
   if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
-  working_.add(stream, record_.header().ordinal);
+  working_.add(stream, stream_ordinal());
   return stream;
 }
 
@@ -159,6 +160,7 @@ CUstream Executor::publisher_stream() {
 void Executor::leave_work(CUstream gone) {
   progress_.destroyed(gone);
   working_.forget(gone);
+  drop_asides(gone);
   if (last_stream_ == gone) last_stream_ = nullptr;
   std::ranges::replace(kernels_in_, gone, nullptr);
   used_stream_.reset();

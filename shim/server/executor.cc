@@ -54,6 +54,7 @@ Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
 bool Executor::keeps_books(Op op) {
   switch (op) {
     case Op::xmContextReset:
+    case Op::xmPeer:
     case Op::xmAlloc:
     case Op::xmFree:
     case Op::xmDiscard:
@@ -123,6 +124,7 @@ Executor::~Executor() {
     if (stream) driver_.cuStreamDestroy_v2(stream);
   }
   intake_.close([this](uint32_t ordinal) { contexts_.use(ordinal); });
+  close_asides();
   for (const auto& ours : {publishers_, graph_streams_}) {
     for (const CUstream stream : ours) {
       if (stream) driver_.cuStreamDestroy_v2(stream);
@@ -161,6 +163,7 @@ bool Executor::start_fresh(std::string& why) {
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     header.devices[ordinal] = device_.describe(static_cast<int>(ordinal));
   }
+  describe_peers();
   for (journal::ThreadSlot& slot : header.threads) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
   }
@@ -359,7 +362,7 @@ void Executor::execute_struck() {
   std::optional<Injector::Beside> beside;
   if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
       point != device::InjectPoint::kRecord) {
-    beside = injector_.beside(point, sequence, {stream, record_.header().ordinal});
+    beside = injector_.beside(point, sequence, {stream, stream_ordinal()});
   }
   execute();
   if (beside) injector_.strike(*beside);
@@ -408,6 +411,7 @@ void Executor::execute() {
   if (redoing_) [[unlikely]] redo_times_.took(op_of(record_), now_ns() - began);
   if (used_stream_) {
     std::tie(last_stream_, last_ordinal_) = *used_stream_;
+    contexts_.use(last_ordinal_);
     if (is_kernel(op_of(record_))) kernels_in_[last_ordinal_] = last_stream_;
     faults_.check(progress_.enqueued(last_stream_, last_ordinal_, sequence));
   }
@@ -503,7 +507,7 @@ void Executor::dispatch() {
                              ") failed with CUDA error " + std::to_string(result);
     log_(Level::kWarning, what);
     // The call has returned long ago: like any error of asynchronous work, it comes back from every later call.
-    if (!destroys(op_of(record_))) fail_program(header.ordinal, header.sequence, result);
+    if (!destroys(op_of(record_))) fail_program(stream_ordinal(), header.sequence, result);
   }
 }
 
@@ -622,8 +626,8 @@ CUstream Executor::thread_stream() {
 }
 
 bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
-  if (capture_stream_) [[unlikely]] {
-    *real = *capture_stream_;
+  if (capture_) [[unlikely]] {
+    *real = capture_->first;
     return true;
   }
   uint32_t ordinal = record_.header().ordinal;
@@ -641,6 +645,7 @@ bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
   }
   used_stream_ = {*real, ordinal};
   working_.add(*real, ordinal);
+  contexts_.use(ordinal);  // the program may name a stream of any device, whatever its current context is
   return true;
 }
 

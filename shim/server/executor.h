@@ -17,7 +17,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -129,6 +131,13 @@ class Executor final : public Witness {
     return true;
   }
 
+  // peers.cc: `work`, which gets a stream, on memory at this address, in the order of `stream`. Where that is another
+  // device's, which may not reach the memory, it goes into a stream of ours on the memory's own device.
+  template <typename Work>
+  CUresult where_it_is(uint64_t address, CUstream stream, Work&& work) {
+    return on_device_of(home_of(address), stream, std::forward<Work>(work));
+  }
+
   CUresult on_cuCtxSynchronize(Record& record);
   CUresult on_cuStreamSynchronize(Record& record);
   CUresult on_cuEventSynchronize(Record& record);
@@ -140,7 +149,9 @@ class Executor final : public Witness {
   CUresult on_cuStreamWaitValue32_v2(Record& record);
   CUresult on_cuStreamWaitValue64_v2(Record& record);
   CUresult on_cuFuncSetAttribute(Record& record);
+  CUresult on_cuMemcpyDtoDAsync_v2(Record& record);
   CUresult on_xmLimit(Record& record);
+  CUresult on_xmPeer(Record& record);
   CUresult on_xmContextReset(Record& record);
   CUresult on_xmGrow(Record& record);
   CUresult on_xmShrink(Record& record);
@@ -192,6 +203,7 @@ class Executor final : public Witness {
   };
   struct HostCall;     // host_functions.cc
   class GraphBuilder;  // graphs.cc
+  struct Plane;        // copies.cc
   struct PinnedWrite;  // copies.cc
 
   // executor.cc
@@ -310,15 +322,46 @@ class Executor final : public Witness {
   void suspend(uint64_t stopped);
   void fail_suspend(const std::string& why);
 
-  // copies.cc
-  struct Plane;
+  CUresult between(const Plane& to, const Plane& from, CUstream stream);
+  CUresult to_peer(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
   CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
-  std::optional<uint64_t> log_space(uint64_t bytes);
-  CUresult bring(Record& record, const Plane& kept, const Plane& from, CUstream stream);
+  std::optional<uint64_t> log_space(uint32_t ordinal, uint64_t bytes);
+  CUresult bring(Record& record, uint32_t ordinal, const Plane& kept, const Plane& from, CUstream stream);
   CUresult note_copied(Record& record, uint64_t kept, CUstream stream);
   CUresult compare_with_pinned(Record& record, const Plane& from, CUstream stream);
+
+  // peers.cc
+  // The device of the record's stream, or of its context if it names none.
+  uint32_t stream_ordinal() const {
+    if (capture_) return capture_->second;
+    return used_stream_ ? used_stream_->second : record_.header().ordinal;
+  }
+  // The device whose memory this is; the stream's, if it is none's.
+  uint32_t home_of(uint64_t address) const;
+  template <typename Work>
+  CUresult on_device_of(uint32_t ordinal, CUstream stream, Work&& work) {
+    if (capture_ || ordinal == stream_ordinal()) {
+      contexts_.use(stream_ordinal());  // a cut that was taken meanwhile may have left another one
+      return work(stream);
+    }
+    CUstream aside = nullptr;
+    if (const CUresult result = step_aside(ordinal, stream, &aside); result != CUDA_SUCCESS) return result;
+    const CUresult result = work(aside);
+    const CUresult back = come_back(ordinal, stream, aside);
+    return result == CUDA_SUCCESS ? back : result;
+  }
+  CUresult aside_mark(uint32_t ordinal, CUevent* mark);
+  CUresult step_aside(uint32_t ordinal, CUstream stream, CUstream* aside);
+  CUresult come_back(uint32_t ordinal, CUstream stream, CUstream aside);
+  void drop_asides(CUstream gone);
+  void close_asides();
+  void describe_peers();
+  bool keeps_promises(Trouble& trouble) const;
+  bool is_shared(uint32_t memory, uint32_t device) const;
+  CUresult share(uint32_t memory, uint32_t device, bool on);
+  void reset_peers(uint32_t context);
 
   // memory.cc
   uint64_t shadow_bytes(uint32_t ordinal);
@@ -350,7 +393,8 @@ class Executor final : public Witness {
   void post_callback(uint64_t position);
 
   // graphs.cc
-  CUresult graph_stream(CUstream* stream);
+  CUresult graph_stream(uint32_t ordinal, CUstream* stream);
+  uint32_t home_of_work(Op op, std::span<const std::byte> arguments);
   GraphExec* find_graph(uint64_t handle);
   CUresult destroy(const GraphExec& graph);
 
@@ -377,7 +421,12 @@ class Executor final : public Witness {
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
   std::array<CUstream, journal::kMaxDevices> graph_streams_{};  // graphs are captured from these
-  std::optional<CUstream> capture_stream_;                       // while one is
+  std::optional<std::pair<CUstream, uint32_t>> capture_;         // while one is, which, and of which device
+  // Streams of ours beside one of the program's (its device's ordinal, the stream), on another device: on_device_of().
+  std::map<std::tuple<uint32_t, CUstream, uint32_t>, CUstream> asides_;
+  std::array<CUevent, journal::kMaxDevices> aside_marks_{};
+  // Memory (its device's ordinal) that a device reaches although the program did not ask: its graphs' copies.
+  std::set<std::pair<uint32_t, uint32_t>> lasting_shares_;
   ScratchPool scratch_;
   Bounce bounce_;
   Replies replies_{&job_};

@@ -41,7 +41,8 @@ class Executor::GraphBuilder {
   GraphBuilder(Executor& executor, GraphExec& parts) : executor_(executor), driver_(executor.driver_), parts_(parts) {}
   ~GraphBuilder() {
     close();
-    executor_.capture_stream_.reset();
+    executor_.capture_.reset();
+    executor_.contexts_.use(executor_.record_.header().ordinal);
   }
 
   CUresult build(std::span<const std::byte> image, CUgraph graph) {
@@ -56,8 +57,7 @@ class Executor::GraphBuilder {
         return CUDA_ERROR_INVALID_IMAGE;
       }
     }
-    if (const CUresult error = executor_.graph_stream(&stream_); error != CUDA_SUCCESS) return error;
-    executor_.capture_stream_ = stream_;
+    if (const CUresult error = go_to(executor_.record_.header().ordinal); error != CUDA_SUCCESS) return error;
     return build_graph(reader, head.nodes, graph);
   }
   // The driver's graph has to stay for as long as what is made of it.
@@ -148,9 +148,11 @@ class Executor::GraphBuilder {
       nodes_.push_back(made);
       return result;
     }
-    const bool goes_on = open_ && plain && waits.size() == 1 && last + 1 == nodes_.size();
+    const uint32_t ordinal = device_of_next(reader);
+    const bool goes_on = open_ && plain && waits.size() == 1 && last + 1 == nodes_.size() && ordinal == executor_.capture_->second;
     if (!goes_on) {
       if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
+      if (const CUresult error = go_to(ordinal); error != CUDA_SUCCESS) return error;
       const CUresult result =
           driver_.cuStreamBeginCaptureToGraph(stream_, graph_, waits.data(), plain ? nullptr : edges.data(),
                                               waits.size(), CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -170,6 +172,22 @@ class Executor::GraphBuilder {
     if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     nodes_.push_back(after[0]);
     return CUDA_SUCCESS;
+  }
+
+  // A device's work is captured from a stream of that device: its own kernels, and what touches its memory.
+  CUresult go_to(uint32_t ordinal) {
+    executor_.contexts_.use(ordinal);
+    if (const CUresult error = executor_.graph_stream(ordinal, &stream_); error != CUDA_SUCCESS) return error;
+    executor_.capture_ = {stream_, ordinal};
+    return CUDA_SUCCESS;
+  }
+
+  uint32_t device_of_next(Reader ahead) const {
+    journal::GraphOperation head;
+    std::span<const std::byte> arguments;
+    const bool there = ahead.get(head) && head.op < static_cast<uint32_t>(Op::kCount) &&
+                       ahead.get(arguments, kOpInfo[head.op].args_bytes);
+    return there ? executor_.home_of_work(static_cast<Op>(head.op), arguments) : executor_.capture_->second;
   }
 
   CUresult add_operation(Reader& reader) {
@@ -231,8 +249,44 @@ class Executor::GraphBuilder {
   uint32_t depth_ = 0;
 };
 
-CUresult Executor::graph_stream(CUstream* out) {
-  CUstream& stream = graph_streams_[record_.header().ordinal];
+// The device that does a record's work: its kernel's, or the one whose memory is read or filled.
+uint32_t Executor::home_of_work(Op op, std::span<const std::byte> bytes) {
+  const auto as = [&]<typename Args>(Args args) {
+    if (bytes.size() >= sizeof(args)) std::memcpy(&args, bytes.data(), sizeof(args));
+    return args;
+  };
+  const auto of_copy = [&](uint64_t from, uint64_t to) {
+    return ordinal_of_device_address(from) < contexts_.count() ? home_of(from) : home_of(to);
+  };
+  switch (op) {
+    case Op::xmLaunch: {
+      const auto args = as(Args_xmLaunch{});
+      if (!journal::handle_is(args.function, journal::Kind::kFunction)) break;
+      const Module* const module = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits);
+      if (module) return module->owner.ordinal;
+      break;
+    }
+    case Op::xmCopy2D: {
+      const auto args = as(Args_xmCopy2D{});
+      return of_copy(args.source, args.destination);
+    }
+    case Op::cuMemcpyDtoDAsync_v2: {
+      const auto args = as(Args_cuMemcpyDtoDAsync_v2{});
+      return of_copy(args.srcDevice, args.dstDevice);
+    }
+    case Op::cuMemsetD8Async: return home_of(as(Args_cuMemsetD8Async{}).dstDevice);
+    case Op::cuMemsetD16Async: return home_of(as(Args_cuMemsetD16Async{}).dstDevice);
+    case Op::cuMemsetD32Async: return home_of(as(Args_cuMemsetD32Async{}).dstDevice);
+    case Op::cuMemsetD2D8Async: return home_of(as(Args_cuMemsetD2D8Async{}).dstDevice);
+    case Op::cuMemsetD2D16Async: return home_of(as(Args_cuMemsetD2D16Async{}).dstDevice);
+    case Op::cuMemsetD2D32Async: return home_of(as(Args_cuMemsetD2D32Async{}).dstDevice);
+    default: break;
+  }
+  return stream_ordinal();
+}
+
+CUresult Executor::graph_stream(uint32_t ordinal, CUstream* out) {
+  CUstream& stream = graph_streams_[ordinal];
   const CUresult result =
       stream ? CUDA_SUCCESS : driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
   *out = stream;

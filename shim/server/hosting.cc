@@ -136,6 +136,28 @@ uint64_t Hosting::dead_bytes(uint32_t ordinal) const {
   return sum;
 }
 
+CUresult Hosting::share(uint32_t ordinal, uint32_t device, bool on) {
+  if (shares(ordinal, device) == on) return CUDA_SUCCESS;
+  // Neighbours go in one call: each takes the driver some microseconds.
+  std::vector<Extent> ranges;
+  for (auto it = backings_.lower_bound(device_base(ordinal));
+       it != backings_.end() && in_device_range(ordinal, it->first, it->second.memory.bytes); ++it) {
+    if (!ranges.empty() && ranges.back().address + ranges.back().bytes == it->first) {
+      ranges.back().bytes += it->second.memory.bytes;
+    } else {
+      ranges.push_back({it->first, it->second.memory.bytes});
+    }
+  }
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const CUresult result = physical_.set_access(ranges[i].address, ranges[i].bytes, device, on);
+    if (result == CUDA_SUCCESS) continue;
+    while (i-- > 0) physical_.set_access(ranges[i].address, ranges[i].bytes, device, !on);
+    return result;
+  }
+  physical_.share(ordinal, device, on);
+  return CUDA_SUCCESS;
+}
+
 CUresult Hosting::adopt(Hosted memory) {
   if (!whole_granules(memory.address, memory.bytes) ||
       !in_device_range(static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {

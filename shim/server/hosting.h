@@ -45,6 +45,10 @@ class Hosting {
                   const std::function<void(uint64_t end)>& made = [](uint64_t) {});
   bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
 
+  // Does `device` reach the program's memory of this ordinal? And from now on it does, or no longer.
+  bool shares(uint32_t ordinal, uint32_t device) const { return physical_.shares(ordinal, device); }
+  CUresult share(uint32_t ordinal, uint32_t device, bool on);
+
   template <typename F>
   void for_each(F&& f) const {
     for (const auto& [address, backing] : backings_) f(backing.memory);

@@ -192,6 +192,7 @@ void Executor::reset_context(uint32_t context) {
     driver_.cuCtxSetLimit(static_cast<CUlimit>(entry.first.second), entry.second.before);
     return true;
   });
+  reset_peers(context);
   live_.remove_context(context);
 }
 

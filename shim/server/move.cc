@@ -81,6 +81,7 @@ void Executor::go_on() {
 bool Executor::begin_move(uint64_t first_id, Trouble& trouble) {
   comes_without_memory_ = true;
   physical_.taken(first_id - 1);
+  if (!keeps_promises(trouble)) return false;
   const CUresult result = physical_.reserve(contexts_.count());
   if (result == CUDA_SUCCESS) return true;
   trouble = {"failed", "the device's address ranges cannot be reserved" + error_text(result)};

@@ -99,6 +99,14 @@ struct Limit {
   StoredRecords::Kept creation;
 };
 
+// A device that reaches another one's memory, as the program asked for it in a context.
+struct PeerKey {
+  uint32_t context;  // the asking one; 0, as below: for as long as the job lives
+  uint32_t peer;     // the one whose memory is meant
+  uint32_t device, memory;  // their ordinals
+  auto operator<=>(const PeerKey&) const = default;
+};
+
 // A flat table of objects that come and go; `real` says whether there is one.
 template <typename T>
 class Table {
@@ -132,6 +140,7 @@ struct Objects {
   Table<GraphExec> graphs{kMaxGraphs};
   std::map<uint64_t, Pin> pins;  // by address
   std::map<std::pair<uint16_t, uint32_t>, Limit> limits;  // by ordinal and CUlimit
+  std::map<PeerKey, StoredRecords::Kept> peers;
 
   Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);

@@ -60,14 +60,36 @@ CUresult Physical::reserve(uint32_t devices) {
   return CUDA_SUCCESS;
 }
 
-CUresult Physical::map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+// Memory of this kind is mapped for its own device, and for no other unless the program has asked for it: kernels and copies
+// of another one must find that it is not there, as they do natively.
+CUresult Physical::map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes,
+                       CUmemGenericAllocationHandle handle) {
   if (const CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0); result != CUDA_SUCCESS) return result;
-  CUmemAccessDesc access{};
-  access.location = location(ordinal);
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+  std::array<CUmemAccessDesc, journal::kMaxDevices> access{};
+  size_t count = 0;
+  for (uint32_t device = 0; device < journal::kMaxDevices; ++device) {
+    if (device != ordinal && (kind != HostedKind::kDevice || !shares(ordinal, device))) continue;
+    access[count].location = location(device);
+    access[count++].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  }
+  const CUresult result = driver_.cuMemSetAccess(address, bytes, access.data(), count);
   if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   return result;
+}
+
+void Physical::share(uint32_t ordinal, uint32_t device, bool on) {
+  if (on) {
+    sharers_[ordinal].fetch_or(1u << device);
+  } else {
+    sharers_[ordinal].fetch_and(~(1u << device));
+  }
+}
+
+CUresult Physical::set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on) {
+  CUmemAccessDesc access{};
+  access.location = location(device);
+  access.flags = on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return driver_.cuMemSetAccess(address, bytes, &access, 1);
 }
 
 void Physical::explain(CUresult result, uint64_t bytes, std::string* why) {
@@ -97,7 +119,7 @@ CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, u
   int fd = -1;
   result = driver_.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   ipc::UniqueFd owner(result == CUDA_SUCCESS ? fd : -1);
-  if (result == CUDA_SUCCESS) result = map(ordinal, address, bytes, handle);
+  if (result == CUDA_SUCCESS) result = map(kind, ordinal, address, bytes, handle);
   driver_.cuMemRelease(handle);  // the mapping keeps the memory
   if (result != CUDA_SUCCESS) {
     explain(result, bytes, why);
@@ -206,7 +228,7 @@ CUresult Physical::adopt(const Hosted& memory) {
   CUresult result =
       driver_.cuMemImportFromShareableHandle(&handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (result != CUDA_SUCCESS) return result;
-  result = map(static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
+  result = map(memory.kind, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
   driver_.cuMemRelease(handle);
   return result;
 }

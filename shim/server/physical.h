@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -79,12 +80,18 @@ class Physical {
   // Unmap what belongs to another server.
   void let_go(Hosted& memory);
 
+  // The program's memory of `ordinal` is mapped for this device too, from here on, or no longer; what is mapped already is
+  // the caller's to change with set_access().
+  void share(uint32_t ordinal, uint32_t device, bool on);
+  bool shares(uint32_t ordinal, uint32_t device) const { return (sharers_[ordinal] >> device & 1) != 0; }
+  CUresult set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on);
+
   uint64_t next_id() { return next_id_++; }
   void taken(uint64_t id) { next_id_ = std::max(next_id_.load(), id + 1); }
   Daemon& daemon() { return daemon_; }
 
  private:
-  CUresult map(uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+  CUresult map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
   static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
   static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
@@ -98,6 +105,7 @@ class Physical {
   std::vector<Extent> reserved_;       // with the driver
   std::vector<Extent> reserved_host_;  // with the kernel
   ipc::UniqueFd directory_;
+  std::array<std::atomic<uint32_t>, journal::kMaxDevices> sharers_{};  // a bit for each other device, by ordinal
 };
 
 }  // namespace xmig::server

@@ -28,6 +28,7 @@ bool changes_objects(Op op) {
     case Op::cuEventDestroy_v2:
     case Op::xmContextReset:
     case Op::xmLimit:
+    case Op::xmPeer:
     case Op::xmGrow:
     case Op::xmShrink:
     case Op::xmPin:
@@ -64,8 +65,13 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     why = "the journal is not one of this server's kind";
     return false;
   }
+  if (!keeps_promises(trouble_)) {
+    why = trouble_.text;
+    return false;
+  }
   header.state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
   generation_ = header.generation.load();
+  describe_peers();
 
   CutContent content;
   if (const uint64_t cut = header.cut.load(); cut != 0) {
@@ -202,6 +208,7 @@ bool Executor::restore_objects(const CutContent& content, std::string& why) {
       return false;
     }
     contexts_.use(record_.header().ordinal);
+    used_stream_.reset();
     const CUresult result = kHandlers[record_.header().op](*this, record_);
     faults_.check(result);
     if (result != CUDA_SUCCESS || broken_) {
@@ -318,6 +325,7 @@ bool Executor::replay_objects(uint64_t until, std::string& why) {
     const bool failing = failures_[header.ordinal].error != 0;
     CUresult result = CUDA_SUCCESS;
     contexts_.use(header.ordinal);
+    used_stream_.reset();
     if (op == Op::cuEventRecordWithFlags) {
       result = failing ? CUDA_SUCCESS : on_cuEventRecordWithFlags(record_);
     } else if (changes_objects(op) && (!failing || keeps_books(op))) {

@@ -9,6 +9,7 @@
 #include "device/cpu/log.h"
 #include "device/cpu/progress.h"
 #include "device/description.h"
+#include "journal/shadow_layout.h"
 
 namespace xmig::device {
 namespace cpu {
@@ -88,13 +89,42 @@ bool CpuDevice::can(Where where) {
   return stream && stream->context().ordinal() == t_ordinal;
 }
 
+// A GPU hashes and copies with kernels of the device in whose range the first address lies.
+bool CpuDevice::reaches(uint64_t first, uint64_t address, uint64_t bytes, bool write) const {
+  uint64_t ordinal = ordinals.size();
+  if (first - journal::kDeviceBase < journal::kMaxDevices * journal::kDeviceSpan) {
+    ordinal = (first - journal::kDeviceBase) / journal::kDeviceSpan;
+  } else if (first - journal::kShadowBase < journal::kMaxDevices * journal::kShadowSpan) {
+    ordinal = (first - journal::kShadowBase) / journal::kShadowSpan;
+  }
+  return ordinal >= ordinals.size() || memory.accessible(static_cast<int>(ordinal), address, bytes, write);
+}
+
 bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {
-  return can(where) && hash_chunks(chunks, hashes);
+  if (!can(where)) return false;
+  {
+    const std::lock_guard lock(mutex);
+    for (const Chunk& chunk : chunks)
+      if (!reaches(chunks[0].address, chunk.address, chunk.bytes, false)) return false;
+  }
+  return hash_chunks(chunks, hashes);
 }
 
 bool CpuDevice::copy(std::span<const Move> moves, Where where) {
-  return can(where) && std::all_of(moves.begin(), moves.end(),
+  if (!can(where)) return false;
+  {
+    const std::lock_guard lock(mutex);
+    for (const Move& move : moves)
+      if (!reaches(moves[0].from, move.from, move.bytes, false) || !reaches(moves[0].from, move.to, move.bytes, true))
+        return false;
+  }
+  return std::all_of(moves.begin(), moves.end(),
                      [](const Move& move) { return copy_bytes(move.to, move.from, move.bytes); });
+}
+
+int CpuDevice::ordinal_of(CUcontext context) const {
+  const uint64_t index = (number(context) ^ kContextHandle) - 1;
+  return index < ordinals.size() && ordinals[index].retained != 0 ? static_cast<int>(index) : -1;
 }
 
 void CpuDevice::arm(const Injection& injection, Notify notify, void* user) {

@@ -37,6 +37,7 @@ struct Ordinal {
   std::shared_ptr<Context> context;
   int retained = 0;
 };
+inline constexpr uint64_t kContextHandle = 0x43ull << 56;
 
 // The record that the calling thread works for, and the device of its current context (-1: none).
 extern thread_local uint64_t t_sequence;
@@ -73,12 +74,15 @@ class CpuDevice final : public Device {
   Handles<LoadedFunction, 0x46> functions;
   Handles<std::shared_ptr<GraphBody>, 0x47> graphs;  // and executable ones, which share the work
 
+  // The device of a context that is retained; -1: there is none.
+  int ordinal_of(CUcontext context) const;
   // Destroys a context's objects and its error; the context itself starts afresh.
   void reset(Ordinal& ordinal);
   CUresult load(Context& context, Bytes image, CUmodule* module);
 
  private:
   bool can(Where where);
+  bool reaches(uint64_t device, uint64_t address, uint64_t bytes, bool write) const;
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   DriverTable table_{};

@@ -8,8 +8,6 @@
 namespace xmig::device::cpu {
 namespace {
 
-constexpr uint64_t kContextHandle = 0x43ull << 56;
-
 Ordinal* find_device(CpuDevice& device, CUdevice ordinal) {
   return ordinal >= 0 && static_cast<size_t>(ordinal) < device.ordinals.size() ? &device.ordinals[ordinal] : nullptr;
 }
@@ -85,6 +83,25 @@ CUresult device_uuid(CUuuid* uuid, CUdevice dev) {
   });
 }
 
+CUresult can_access_peer(int* reaches, CUdevice dev, CUdevice peer) {
+  if (!reaches) return CUDA_ERROR_INVALID_VALUE;
+  return of_device(dev, [&](CpuDevice& device, Ordinal&) {
+    if (!find_device(device, peer)) return CUDA_ERROR_INVALID_DEVICE;
+    *reaches = (device.peer(dev, peer) & journal::kPeerReaches) != 0;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult p2p_attribute(int* value, CUdevice_P2PAttribute attribute, CUdevice dev, CUdevice peer) {
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  return of_device(dev, [&](CpuDevice& device, Ordinal&) {
+    if (!find_device(device, peer) || dev == peer) return CUDA_ERROR_INVALID_DEVICE;
+    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ||
+             attribute == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult retain(CUcontext* context, CUdevice dev) {
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   return of_device(dev, [&](CpuDevice&, Ordinal& ordinal) {
@@ -115,9 +132,9 @@ CUresult set_current(CUcontext context) {
       t_ordinal = -1;
       return CUDA_SUCCESS;
     }
-    const uint64_t index = (number(context) ^ kContextHandle) - 1;
-    if (index >= device.ordinals.size() || device.ordinals[index].retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    t_ordinal = static_cast<int>(index);
+    const int ordinal = device.ordinal_of(context);
+    if (ordinal < 0) return CUDA_ERROR_INVALID_CONTEXT;
+    t_ordinal = ordinal;
     return CUDA_SUCCESS;
   });
 }
@@ -148,6 +165,8 @@ void add_device_functions(DriverTable& table) {
   table.cuDeviceGetAttribute = device_attribute;
   table.cuDeviceTotalMem_v2 = device_total;
   table.cuDeviceGetUuid_v2 = device_uuid;
+  table.cuDeviceCanAccessPeer = can_access_peer;
+  table.cuDeviceGetP2PAttribute = p2p_attribute;
   table.cuDevicePrimaryCtxRetain = retain;
   table.cuDevicePrimaryCtxRelease_v2 = release;
   table.cuDevicePrimaryCtxReset_v2 = reset;

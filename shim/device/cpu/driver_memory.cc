@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <optional>
 
 #include "device/cpu/api.h"
 #include "device/cpu/driver.h"
@@ -71,27 +72,26 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
   return api([&](CpuDevice& device, Lock&) { return device.memory.unmap(address, bytes); });
 }
 
-// All ordinals are one process: what one may access, all may.
 CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptions, size_t count) {
   if (!descriptions || count == 0) return CUDA_ERROR_INVALID_VALUE;
   return api([&](CpuDevice& device, Lock&) -> CUresult {
-    int protection = PROT_NONE;
+    const auto protection_of = [](CUmemAccess_flags flags) -> std::optional<int> {
+      switch (flags) {
+        case CU_MEM_ACCESS_FLAGS_PROT_NONE: return PROT_NONE;
+        case CU_MEM_ACCESS_FLAGS_PROT_READ: return PROT_READ;
+        case CU_MEM_ACCESS_FLAGS_PROT_READWRITE: return PROT_READ | PROT_WRITE;
+        default: return std::nullopt;
+      }
+    };
     for (size_t i = 0; i < count; ++i) {
       if (!is_our_device(device, descriptions[i].location)) return CUDA_ERROR_INVALID_DEVICE;
-      switch (descriptions[i].flags) {
-        case CU_MEM_ACCESS_FLAGS_PROT_NONE:
-          break;
-        case CU_MEM_ACCESS_FLAGS_PROT_READ:
-          protection |= PROT_READ;
-          break;
-        case CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-          protection |= PROT_READ | PROT_WRITE;
-          break;
-        default:
-          return CUDA_ERROR_INVALID_VALUE;
-      }
+      if (!protection_of(descriptions[i].flags)) return CUDA_ERROR_INVALID_VALUE;
     }
-    return device.memory.set_access(address, bytes, protection);
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+      result = device.memory.set_access(address, bytes, descriptions[i].location.id, *protection_of(descriptions[i].flags));
+    }
+    return result;
   });
 }
 
@@ -163,9 +163,14 @@ CUresult take_snapshot(CopyWork& work) {
   return read ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// The devices that read the source and write the destination: the stream's, unless the copy names two contexts.
+struct Between {
+  int source, destination;
+};
+
 // Everything copies come down to. Copies to pageable host memory are asynchronous too, unlike the driver's: whoever
 // needs the bytes waits for the stream.
-CUresult copy(CpuDevice& device, Stream& stream, CopyWork work, bool from_host, bool to_host) {
+CUresult copy(CpuDevice& device, Stream& stream, CopyWork work, bool from_host, bool to_host, Between between) {
   if (work.width == 0 || work.height == 0) return CUDA_SUCCESS;
   uint64_t read, written;
   if (!extent(work.source_pitch, work.width, work.height, &read) ||
@@ -173,6 +178,9 @@ CUresult copy(CpuDevice& device, Stream& stream, CopyWork work, bool from_host, 
     return CUDA_ERROR_INVALID_VALUE;
   if (from_host ? work.source == 0 : !device.memory.is_device(work.source, read)) return CUDA_ERROR_INVALID_VALUE;
   if (to_host ? work.destination == 0 : !device.memory.is_device(work.destination, written))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!device.memory.accessible(between.source, work.source, read, false) ||
+      !device.memory.accessible(between.destination, work.destination, written, true))
     return CUDA_ERROR_INVALID_VALUE;
   if (from_host && !device.memory.is_device(work.source, read))
     if (const CUresult result = take_snapshot(work); result != CUDA_SUCCESS) return result;
@@ -183,10 +191,37 @@ CUresult copy(CpuDevice& device, Stream& stream, CopyWork work, bool from_host, 
   return enqueue(stream, std::move(work));
 }
 
+Between within(Stream& stream) { return {stream.context().ordinal(), stream.context().ordinal()}; }
+
 CUresult copy_linear(uint64_t to, uint64_t from, size_t bytes, CUstream handle, bool from_host, bool to_host) {
   return on_stream(handle, [&](CpuDevice& device, Stream& stream, Lock&) {
-    return copy(device, stream, {to, bytes, from, bytes, bytes, 1, nullptr}, from_host, to_host);
+    return copy(device, stream, {to, bytes, from, bytes, bytes, 1, nullptr}, from_host, to_host, within(stream));
   });
+}
+
+CUresult peer_rows(CopyWork work, CUcontext to, CUcontext from, CUstream handle) {
+  return on_stream(handle, [&](CpuDevice& device, Stream& stream, Lock&) -> CUresult {
+    const Between between{device.ordinal_of(from), device.ordinal_of(to)};
+    if (between.source < 0 || between.destination < 0) return CUDA_ERROR_INVALID_CONTEXT;
+    for (const int ordinal : {between.source, between.destination})
+      if (const CUresult error = device.ordinals[ordinal].context->error(); error != CUDA_SUCCESS) return error;
+    return copy(device, stream, std::move(work), false, false, between);
+  });
+}
+
+CUresult copy_peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                   CUstream stream) {
+  return peer_rows({to, bytes, from, bytes, bytes, 1, nullptr}, to_context, from_context, stream);
+}
+
+// Of one slice, from the start of both sides: what a server asks for.
+CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER* p, CUstream stream) {
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  const bool plain = p->srcMemoryType == CU_MEMORYTYPE_DEVICE && p->dstMemoryType == CU_MEMORYTYPE_DEVICE && p->Depth == 1 &&
+                     !p->srcXInBytes && !p->srcY && !p->srcZ && !p->dstXInBytes && !p->dstY && !p->dstZ;
+  if (!plain) return CUDA_ERROR_NOT_SUPPORTED;
+  return peer_rows({p->dstDevice, p->dstPitch, p->srcDevice, p->srcPitch, p->WidthInBytes, p->Height, nullptr}, p->dstContext,
+                   p->srcContext, stream);
 }
 
 CUresult host_to_device(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
@@ -228,7 +263,7 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream handle) {
     to.host = to.host || (p->dstMemoryType == CU_MEMORYTYPE_UNIFIED && !device.memory.is_device(to.address, 1));
     return copy(device, stream,
                 {to.address, p->dstPitch, from.address, p->srcPitch, p->WidthInBytes, p->Height, nullptr}, from.host,
-                to.host);
+                to.host, within(stream));
   });
 }
 
@@ -241,7 +276,8 @@ CUresult fill(CUdeviceptr address, size_t pitch, uint32_t value, uint32_t elemen
     uint64_t row, bytes;
     if (address % element != 0 || (height > 1 && pitch % element != 0) ||
         __builtin_mul_overflow(width, uint64_t{element}, &row) || !extent(pitch, row, height, &bytes) ||
-        !device.memory.is_device(address, bytes))
+        !device.memory.is_device(address, bytes) ||
+        !device.memory.accessible(stream.context().ordinal(), address, bytes, true))
       return CUDA_ERROR_INVALID_VALUE;
     return enqueue(stream, FillWork{address, pitch, width, height, value, element});
   });
@@ -279,6 +315,8 @@ void add_memory_functions(DriverTable& table) {
   table.cuMemcpyHtoDAsync_v2 = host_to_device;
   table.cuMemcpyDtoHAsync_v2 = device_to_host;
   table.cuMemcpyDtoDAsync_v2 = device_to_device;
+  table.cuMemcpyPeerAsync = copy_peer;
+  table.cuMemcpy3DPeerAsync = copy_3d_peer;
   table.cuMemcpy2DAsync_v2 = copy_2d;
   table.cuMemsetD8Async = fill_8;
   table.cuMemsetD16Async = fill_16;

@@ -270,6 +270,18 @@ CUresult pack(const ImageKernel& kernel, void** parameters, void** extra, std::v
   return CUDA_SUCCESS;
 }
 
+// A kernel runs on the processor, which reaches everything. Of the memory that it is given pointers to, a GPU would reach only
+// what is mapped for it; a pointer that the kernel finds in memory is not seen here.
+uint64_t forbidden(const CpuDevice& device, int ordinal, const std::vector<std::byte>& parameters) {
+  if (device.ordinals.size() == 1) return 0;
+  for (size_t at = 0; at + sizeof(uint64_t) <= parameters.size(); at += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameters.data() + at, sizeof(word));
+    if (!device.memory.accessible(ordinal, word, 1, false)) return word;
+  }
+  return 0;
+}
+
 CUresult launch(const CUlaunchConfig* config, CUfunction handle, void** parameters, void** extra) {
   if (!config) return CUDA_ERROR_INVALID_VALUE;
   return on_stream(config->hStream, [&](CpuDevice& device, Stream& stream, Lock&) -> CUresult {
@@ -284,8 +296,10 @@ CUresult launch(const CUlaunchConfig* config, CUfunction handle, void** paramete
                     {config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
                     config->sharedMemBytes,
-                    {}};
+                    {},
+                    0};
     if (result == CUDA_SUCCESS) result = pack(f->function->kernel, parameters, extra, work.parameters);
+    if (result == CUDA_SUCCESS) work.forbidden = forbidden(device, f->context->ordinal(), work.parameters);
     if (result == CUDA_SUCCESS) result = enqueue(stream, std::move(work));
     for (size_t i = 0; i < events.size() && result == CUDA_SUCCESS; ++i) result = record_event(*events[i], stream);
     return result;

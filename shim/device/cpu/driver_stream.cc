@@ -43,7 +43,9 @@ CUresult query(CUstream handle) {
 CUresult write_value(CUstream handle, CUdeviceptr address, uint64_t value, uint32_t bytes, unsigned flags) {
   if (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) return CUDA_ERROR_INVALID_VALUE;
   return on_stream(handle, [&](CpuDevice& device, Stream& stream, Lock&) -> CUresult {
-    if (address % bytes != 0 || !device.memory.is_device(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (address % bytes != 0 || !device.memory.is_device(address, bytes) ||
+        !device.memory.accessible(stream.context().ordinal(), address, bytes, true))
+      return CUDA_ERROR_INVALID_VALUE;
     return enqueue(stream, WriteValueWork{address, value, bytes});
   });
 }
@@ -52,7 +54,9 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, uint64_t value, uint32
   constexpr unsigned kCompare = CU_STREAM_WAIT_VALUE_NOR;  // the two low bits
   if (flags & ~kCompare) return flags & CU_STREAM_WAIT_VALUE_FLUSH ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
   return on_stream(handle, [&](CpuDevice& device, Stream& stream, Lock&) -> CUresult {
-    if (address % bytes != 0 || !device.memory.is_device(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (address % bytes != 0 || !device.memory.is_device(address, bytes) ||
+        !device.memory.accessible(stream.context().ordinal(), address, bytes, false))
+      return CUDA_ERROR_INVALID_VALUE;
     return enqueue(stream, WaitValueWork{address, value, bytes, flags});
   });
 }

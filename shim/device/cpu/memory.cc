@@ -89,7 +89,7 @@ CUresult Memory::reserve(uint64_t* address, uint64_t bytes, uint64_t alignment, 
     if (aligned + bytes != from + wider) munmap(pointer(aligned + bytes), from + wider - aligned - bytes);
     *address = aligned;
   }
-  reservations_[*address] = {bytes, nullptr};
+  reservations_[*address] = {bytes, nullptr, 0, 0};
   return CUDA_SUCCESS;
 }
 
@@ -191,7 +191,7 @@ CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset, uint64_t
                  errno == ENOMEM ? "; a process may have vm.max_map_count mappings" : "");
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  mappings_[address] = {bytes, *physical};
+  mappings_[address] = {bytes, *physical, 0, 0};
   return CUDA_SUCCESS;
 }
 
@@ -207,18 +207,37 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::set_access(uint64_t address, uint64_t bytes, int protection) {
+CUresult Memory::set_access(uint64_t address, uint64_t bytes, int ordinal, int protection) {
   uint64_t end = address;
   const auto first = mappings_.find(address);
   auto last = first;
   for (; last != mappings_.end() && last->first == end && end < address + bytes; ++last) end += last->second.bytes;
   if (bytes == 0 || end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  if (mprotect(pointer(address), bytes, protection) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint32_t device = 1u << ordinal;
+  for (auto at = first; at != last; ++at) {
+    Range& range = at->second;
+    range.readers = protection & PROT_READ ? range.readers | device : range.readers & ~device;
+    range.writers = protection & PROT_WRITE ? range.writers | device : range.writers & ~device;
+    // The processor is one for all devices: what one may, the page tables let all.
+    const int allowed = (range.readers ? PROT_READ : PROT_NONE) | (range.writers ? PROT_READ | PROT_WRITE : PROT_NONE);
+    if (mprotect(pointer(at->first), range.bytes, allowed) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   // The pages exist: entering all of them now is several times cheaper than one fault for each. Not those of a lost
   // server, whose program waits: most are only read before it goes on, and shadows not even that.
   const bool imported = std::any_of(first, last, [](const auto& entry) { return entry.second.physical->imported; });
   if ((protection & PROT_WRITE) && !imported) madvise(pointer(address), bytes, MADV_POPULATE_WRITE);
   return CUDA_SUCCESS;
+}
+
+bool Memory::accessible(int ordinal, uint64_t address, uint64_t bytes, bool write) const {
+  auto at = mappings_.upper_bound(address);
+  if (at != mappings_.begin() && std::prev(at)->first + std::prev(at)->second.bytes > address) --at;
+  for (; at != mappings_.end() && at->first < address + bytes; ++at) {
+    const uint32_t allowed = write ? at->second.writers : at->second.readers;
+    // Where nobody may, the page tables say so.
+    if (at->second.readers != 0 && !(allowed >> ordinal & 1)) return false;
+  }
+  return true;
 }
 
 CUresult Memory::register_host(uint64_t address, uint64_t bytes) {
@@ -227,7 +246,7 @@ CUresult Memory::register_host(uint64_t address, uint64_t bytes) {
   if ((next != pinned_.end() && next->first < address + bytes) ||
       (next != pinned_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address))
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  pinned_[address] = {bytes, nullptr};
+  pinned_[address] = {bytes, nullptr, 0, 0};
   return CUDA_SUCCESS;
 }
 

@@ -52,7 +52,11 @@ class Memory {
   CUresult release(uint64_t handle);
   CUresult map(uint64_t address, uint64_t bytes, uint64_t offset, uint64_t handle);
   CUresult unmap(uint64_t address, uint64_t bytes);
-  CUresult set_access(uint64_t address, uint64_t bytes, int protection);
+  // Of one device; what others may do stays as it is.
+  CUresult set_access(uint64_t address, uint64_t bytes, int ordinal, int protection);
+  // May work of this device touch it? As on a GPU: what is mapped for other devices only is not there for this one. True
+  // where nothing is mapped: that shows when the work runs.
+  bool accessible(int ordinal, uint64_t address, uint64_t bytes, bool write) const;
 
   CUresult register_host(uint64_t address, uint64_t bytes);
   CUresult unregister_host(uint64_t address);
@@ -67,6 +71,7 @@ class Memory {
   struct Range {
     uint64_t bytes;
     std::shared_ptr<Physical> physical;  // of a mapping
+    uint32_t readers = 0, writers = 0;   // likewise: a bit for each device that may
   };
   using Ranges = std::map<uint64_t, Range>;
   // The range that holds all of [address, address + bytes).

@@ -38,6 +38,7 @@ struct KernelWork {
   xmig_dim3 grid, block;
   uint32_t shared_bytes;
   std::vector<std::byte> parameters;
+  uint64_t forbidden = 0;  // what a parameter points to, which the kernel's device may not touch
 };
 struct CopyWork {
   uint64_t destination, destination_pitch, source, source_pitch, width, height;

@@ -128,6 +128,11 @@ void Worker::run(KernelWork& work) {
     context_.raise(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, t_sequence, "kernel " + name + ": no memory for shared memory");
     return;
   }
+  if (work.forbidden != 0) {
+    context_.raise(CUDA_ERROR_ILLEGAL_ADDRESS, t_sequence,
+                   "kernel " + name + ": " + hex(work.forbidden) + " is mapped for other devices only");
+    return;
+  }
   const uint64_t blocks = uint64_t{work.grid.x} * work.grid.y * work.grid.z;
   const auto injected = context_.shared().injections.take(InjectPoint::kKernel, t_sequence);
   const uint64_t count = injected && blocks > 1 ? blocks / 2 : blocks;

@@ -64,6 +64,8 @@ class CudaDevice final : public Device {
       if (!function) missing += std::string(missing.empty() ? "" : ", ") + name;
       std::memcpy(&(driver_.*member), &function, sizeof(function));
     });
+    get_current_ = reinterpret_cast<decltype(get_current_)>(dlsym(library_, "cuCtxGetCurrent"));
+    if (!get_current_) missing += missing.empty() ? "cuCtxGetCurrent" : ", cuCtxGetCurrent";
     if (!missing.empty())
       throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
                         "the NVIDIA driver is too old: it lacks " + missing +
@@ -122,6 +124,24 @@ class CudaDevice final : public Device {
     return description;
   }
 
+  uint32_t peer(int ordinal, int peer) const override {
+    if (ordinal == peer) return 0;
+    CUdevice device = 0, other = 0;
+    check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+    check(driver_.cuDeviceGet(&other, peer), "cuDeviceGet");
+    int reaches = 0;
+    if (driver_.cuDeviceCanAccessPeer(&reaches, device, other) != CUDA_SUCCESS || !reaches) return 0;
+    const auto ask = [&](CUdevice_P2PAttribute attribute) {
+      int value = 0;
+      return driver_.cuDeviceGetP2PAttribute(&value, attribute, device, other) == CUDA_SUCCESS ? value : 0;
+    };
+    const auto rank = static_cast<uint32_t>(ask(CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK));
+    return journal::kPeerReaches |
+           (ask(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED) ? uint32_t{journal::kPeerAtomics} : 0) |
+           (ask(CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED) ? uint32_t{journal::kPeerSomeAtomics} : 0) |
+           rank << journal::kPeerRankShift;
+  }
+
   uint64_t own_bytes() const override { return own_bytes_; }
 
   void set_sequence(uint64_t) override {}  // the driver does not say whose work has faulted
@@ -146,7 +166,8 @@ class CudaDevice final : public Device {
     Unit& unit = unit_of(in_device_ranges(moves[0].from) ? moves[0].from : moves[0].to);
     const CUstream stream = where.value_or(unit.stream);
     const std::lock_guard lock(unit.mutex);
-    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
+    const Within within(*this, unit);
+    if (!within) return false;
     for (const Move& move : moves) {
       const bool host = journal::in_host_shadow(move.to) || journal::in_host_shadow(move.from);
       // Neighbours in host memory may be two pieces that were page-locked one by one: no copy may touch both.
@@ -188,7 +209,8 @@ class CudaDevice final : public Device {
 
   void wake() override {
     for (Unit& unit : units_) {
-      check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+      const Within within(*this, unit);
+      check(within.result(), "cuCtxSetCurrent");
       check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, unit.stack), "cuCtxSetLimit");
     }
   }
@@ -198,7 +220,8 @@ class CudaDevice final : public Device {
     for (Unit& unit : units_) {
       const std::lock_guard lock(unit.mutex);
       if (unit.kernels.contains("xmig_trap")) continue;
-      check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+      const Within within(*this, unit);
+      check(within.result(), "cuCtxSetCurrent");
       load_kernels(unit, xmig_faults_ptx);
     }
   }
@@ -224,6 +247,25 @@ class CudaDevice final : public Device {
     size_t stack = 0;  // of a thread, as the driver has it
     std::unique_ptr<Shared> shared = std::make_unique<Shared>();
     std::mutex mutex;
+  };
+
+  // For as long as one lives, the unit's context is the calling thread's current one. Callers keep in mind which one that
+  // is (server/contexts.h): it is theirs again afterwards.
+  class Within {
+   public:
+    Within(const CudaDevice& device, const Unit& unit) : driver_(device.driver_) {
+      device.get_current_(&before_);
+      result_ = driver_.cuCtxSetCurrent(unit.context);
+    }
+    ~Within() { driver_.cuCtxSetCurrent(before_); }
+    Within(const Within&) = delete;
+    explicit operator bool() const { return result_ == CUDA_SUCCESS; }
+    CUresult result() const { return result_; }
+
+   private:
+    const DriverTable& driver_;
+    CUcontext before_ = nullptr;
+    CUresult result_;
   };
 
   static uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -287,7 +329,8 @@ class CudaDevice final : public Device {
   bool hash_each(Unit& unit, CUfunction kernel, std::span<const T> list, T* shared, std::span<uint64_t> hashes, Where where) {
     const CUstream stream = where.value_or(unit.stream);
     const std::lock_guard lock(unit.mutex);
-    if (driver_.cuCtxSetCurrent(unit.context) != CUDA_SUCCESS) return false;
+    const Within within(*this, unit);
+    if (!within) return false;
     for (size_t done = 0; done < list.size();) {
       const size_t count = std::min(list.size() - done, kBatch);
       std::memcpy(shared, list.data() + done, count * sizeof(T));
@@ -321,6 +364,7 @@ class CudaDevice final : public Device {
 
   void* library_ = nullptr;
   DriverTable driver_{};
+  decltype(&::cuCtxGetCurrent) get_current_ = nullptr;
   std::deque<Unit> units_;  // by ordinal
   uint64_t own_bytes_ = 0;
 };

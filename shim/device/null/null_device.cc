@@ -148,6 +148,17 @@ void add_device_functions(DriverTable& t) {
     std::memcpy(uuid->bytes, device().descriptions[ordinal].uuid, sizeof(uuid->bytes));
     return CUDA_SUCCESS;
   };
+  t.cuDeviceCanAccessPeer = [](int* reaches, CUdevice ordinal, CUdevice peer) {
+    if (!is_ordinal(ordinal) || !is_ordinal(peer)) return CUDA_ERROR_INVALID_DEVICE;
+    *reaches = device().peer(ordinal, peer) != 0;
+    return CUDA_SUCCESS;
+  };
+  t.cuDeviceGetP2PAttribute = [](int* value, CUdevice_P2PAttribute attribute, CUdevice ordinal, CUdevice peer) {
+    if (!is_ordinal(ordinal) || !is_ordinal(peer) || ordinal == peer) return CUDA_ERROR_INVALID_DEVICE;
+    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED ||
+             attribute == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    return CUDA_SUCCESS;
+  };
   t.cuDevicePrimaryCtxRetain = [](CUcontext* context, CUdevice ordinal) {
     if (!is_ordinal(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
     *context = reinterpret_cast<CUcontext>(kContextHandle | static_cast<uint64_t>(ordinal + 1));
@@ -186,8 +197,9 @@ CUresult add_physical(CUmemGenericAllocationHandle* handle, std::shared_ptr<Phys
 
 void add_memory_functions(DriverTable& t) {
   t.cuMemGetInfo_v2 = [](size_t* free, size_t* total) {
-    const uint64_t bytes = device().descriptions[0].total_bytes;
-    if (free) *free = bytes - std::min(bytes, device().used[0].load());
+    if (!is_ordinal(current)) return CUDA_ERROR_INVALID_CONTEXT;
+    const uint64_t bytes = device().descriptions[current].total_bytes;
+    if (free) *free = bytes - std::min(bytes, device().used[current].load());
     if (total) *total = bytes;
     return CUDA_SUCCESS;
   };
@@ -268,6 +280,8 @@ void add_copy_functions(DriverTable& t) {
     return CUDA_SUCCESS;
   };
   t.cuMemcpyDtoDAsync_v2 = [](CUdeviceptr, CUdeviceptr, size_t, CUstream) { return CUDA_SUCCESS; };
+  t.cuMemcpyPeerAsync = [](CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream) { return CUDA_SUCCESS; };
+  t.cuMemcpy3DPeerAsync = [](const CUDA_MEMCPY3D_PEER*, CUstream) { return CUDA_SUCCESS; };
   t.cuMemcpy2DAsync_v2 = [](const CUDA_MEMCPY2D* copy, CUstream) {
     if (copy->dstMemoryType != CU_MEMORYTYPE_HOST) return CUDA_SUCCESS;
     auto* to = static_cast<std::byte*>(copy->dstHost) + copy->dstY * copy->dstPitch + copy->dstXInBytes;
