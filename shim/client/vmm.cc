@@ -23,7 +23,6 @@
 #include "client/memory_progress.h"
 #include "client/message.h"
 #include "client/peers.h"
-#include "client/process.h"
 #include "journal/layout.h"
 #include "local.h"
 #include "records.h"
@@ -74,6 +73,12 @@ bool occupied(const State& state, uint64_t address, uint64_t bytes) {
   return before->first + state.handles.at(before->second).bytes > address;
 }
 
+CUresult check_device(int id) {
+  int count = 0;
+  if (const CUresult result = cuDeviceGetCount(&count); result != CUDA_SUCCESS) return result;
+  return id >= 0 && id < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 CUresult check(const CUmemAllocationProp& properties) {
   if (properties.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -83,10 +88,7 @@ CUresult check(const CUmemAllocationProp& properties) {
   // Asking for a descriptor is harmless as long as it is not exported; PyTorch asks. Others say by this error that
   // they cannot be had.
   if (properties.requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  int count = 0;
-  if (const CUresult result = cuDeviceGetCount(&count); result != CUDA_SUCCESS) return result;
-  const int id = properties.location.id;
-  return id >= 0 && id < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  return check_device(properties.location.id);
 }
 
 // Can this much be backed? What the device reports as free leaves out what the server gives up when it must: then only
@@ -332,7 +334,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   }
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (desc[i].location.id < 0 || !description(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (const CUresult result = check_device(desc[i].location.id); result != CUDA_SUCCESS) return result;
   }
   for (size_t i = 0; i < count; ++i) {
     const int device = desc[i].location.id;
@@ -353,7 +355,7 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   const auto mapping = memory_map().find(ptr);
   if (!flags || !location || !mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (location->id < 0 || !description(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+  if (const CUresult result = check_device(location->id); result != CUDA_SUCCESS) return result;
   *flags = access_of(mapping->flags, location->id);
   return CUDA_SUCCESS;
 }
