@@ -507,7 +507,7 @@ void Executor::dispatch() {
                              ") failed with CUDA error " + std::to_string(result);
     log_(Level::kWarning, what);
     // The call has returned long ago: like any error of asynchronous work, it comes back from every later call.
-    if (!destroys(op_of(record_))) fail_program(stream_ordinal(), header.sequence, result);
+    if (!destroys(op_of(record_))) fail_program(header.ordinal, header.sequence, result);
   }
 }
 
