@@ -68,6 +68,8 @@ SWITCH_INTERVAL = 0.0005
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError if it cannot begin."""
     sys.setswitchinterval(SWITCH_INTERVAL)
+    for told in settings.renamed:
+        logger.warning(told)
     manager = ServiceManager(os.environ)
     with ExitStack() as stack:
         stack.callback(manager.close)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
@@ -68,7 +68,18 @@ class Settings(Configuration):
     )
     device_memory: int = Field(default=0, ge=0, description="bytes of each cpu or null device; 0: the device's default")
     journal_mib: int = Field(default=64, ge=4, le=4096, description="size of a process's journal")
-    cut_budget: float = Field(default=0.005, gt=0, le=0.5, description="share of a process's time that cuts may cost")
+    stall_bound: float = Field(
+        default=0.2,
+        gt=0,
+        le=3600,
+        description="seconds below which the expected stall of a process is kept by snapshots",
+    )
+    snapshot_cost: float = Field(
+        default=0.01, gt=0, le=0.5, description="share of a process's time that snapshots may cost for that"
+    )
+    cut_budget: float | None = Field(
+        default=None, gt=0, le=0.5, description="the former name of snapshot_cost, used where that is not set"
+    )
     host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
     tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")
@@ -135,6 +146,22 @@ class Settings(Configuration):
         default="info", description="the least important messages that are logged"
     )
     log_json: bool = Field(default=False, description="log a JSON object per line")
+
+    @model_validator(mode="after")
+    def _former_names(self) -> Self:
+        if self.cut_budget is not None and "snapshot_cost" not in self.model_fields_set:
+            self.snapshot_cost = self.cut_budget
+        return self
+
+    @property
+    def renamed(self) -> list[str]:
+        """What to tell whoever uses former names."""
+        if self.cut_budget is None:
+            return []
+        used = "" if self.snapshot_cost == self.cut_budget else ", which is set, too, and applies"
+        return [
+            f"the setting cut_budget is called snapshot_cost now{used}; change it in the settings file or environment"
+        ]
 
     def reload(self) -> tuple[list[str], list[str]]:
         """Read file and environment again. Returns the settings that have changed and apply from now on, and those that

@@ -102,6 +102,10 @@ class Device {
   // Device memory that this process took by opening it (contexts, kernels of ours); about, 0: not known.
   virtual uint64_t own_bytes() const { return 0; }
 
+  // Before any recovery has been measured: about how long it takes from the death of a server, of which the kernel and the
+  // driver have to take much apart, until another one has its memory and the last snapshot's content, ns.
+  virtual uint64_t recovery_ns() const { return 40'000'000; }
+
   // The record whose work the calling thread enqueues from now on: faults are reported with it.
   virtual void set_sequence(uint64_t sequence) = 0;
   // The sticky fault, if there is one. After it every driver function that touches the context returns its error.

@@ -98,6 +98,21 @@ struct alignas(64) ThreadSlot {
   uint32_t tid;  // the client's, 0 = free
 };
 
+// The expected stall, for whoever shows it and for the job's next server (server/stall.h). Written by the server. In ns;
+// moments are of CLOCK_MONOTONIC. A server died at `t` with `constant + (replay + (working ? t - told_at : 0)) * correction /
+// 1000` to come.
+struct alignas(64) StallWords {
+  std::atomic<uint64_t> told_at;     // 0: by no server yet
+  std::atomic<uint64_t> working;     // 1: since then there has been work, so that the replay grows with time
+  std::atomic<uint64_t> replay;      // as it was at told_at, not corrected
+  std::atomic<uint64_t> correction;  // of the replay, in thousandths
+  std::atomic<uint64_t> constant;    // the rest of a recovery
+  std::atomic<uint64_t> bound;       // what snapshots are to keep it below
+  std::atomic<uint64_t> peak;        // what was expected right before the last snapshot
+  std::atomic<uint64_t> spent;       // on snapshots, since the job began
+  std::atomic<uint64_t> recoveries;  // that the constant part was learnt from
+};
+
 struct JournalHeader {
   // Constant after the handshake.
   uint64_t magic;
@@ -164,6 +179,8 @@ struct JournalHeader {
   // The same pairs, a bit each: the program was told that the device reaches the peer. Written by the client. Whoever takes
   // the job later must be able to keep it.
   std::atomic<uint64_t> peers_promised;
+
+  StallWords stall;
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

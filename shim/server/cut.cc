@@ -18,7 +18,7 @@ namespace {
 
 // After a cut that was not possible: hashing everything again at once would not make it possible.
 constexpr uint64_t kFirstRetry = 50'000'000;
-constexpr uint64_t kLastRetry = 2'000'000'000;
+constexpr uint64_t kLastRetry = 1'000'000'000;
 // How long a job may stand still, or wait for the program, so that it can be given to another server.
 constexpr uint64_t kHandoverPatience = 10'000'000'000;
 constexpr uint64_t kTrimShadowEvery = 5'000'000;
@@ -40,8 +40,11 @@ bool Executor::external_waits() {
 // Decides between two batches whether to cut, and if so stops execution until the device is idle. The executor goes on
 // answering meanwhile.
 void Executor::consider_cut(bool idle) {
+  const uint64_t now = now_ns();
+  stall_.passed(now, !idle, progress_.unfinished());
+  policy_.saw(live_.bytes());
   if (!stop_) {
-    stop_ = wants_cut(idle);
+    stop_ = wants_cut(idle, now);
     if (!stop_) return;
   }
   if (device_idle()) {
@@ -53,12 +56,11 @@ void Executor::consider_cut(bool idle) {
     } else if (stop.request == kSuspend) {
       suspend(stop.since);
     } else {
-      take_cut(stop.reason);
+      take_cut(stop.reason, stop.since);
       cuts_decided_.fetch_add(1);
     }
     return;
   }
-  const uint64_t now = now_ns();
   if (now < stop_->deadline) return;
   if (stop_->request == kHandover || stop_->request == kSuspend) {
     constexpr const char* kWhy = "the device does not come to an end with what it has";
@@ -75,8 +77,11 @@ void Executor::consider_cut(bool idle) {
   stop_.reset();
 }
 
-std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
-  const uint64_t now = now_ns();
+CutPolicy::Now Executor::policy_now(uint64_t now) const {
+  return {now, stall_.replay(), stall_.constant(), stall_.working(), live_.bytes()};
+}
+
+std::optional<Executor::Stop> Executor::wants_cut(bool idle, uint64_t now) {
   if (settle_at_ != 0 && now >= settle_at_) start_settling();
   const uint64_t gained = position_ - cut_position_;
   if (gained == 0) cut_now_ = false;
@@ -97,6 +102,7 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
   const journal::JournalHeader& header = job_.header();
   const bool caught_up = header.tail.load(std::memory_order_relaxed) == position_;
   const bool waiters = header.trimmed_waiters.load(std::memory_order_relaxed) != 0;
+  const CutPolicy::Now known = policy_now(now);
   Stop stop{nullptr, now, ~0ull, kCut};
   if (asked & kPause) {
     stop.request = kPause;
@@ -113,13 +119,16 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle) {
   } else if (possible && CutPolicy::needs_room(position_ - trimmed_, gained, job_.journal().ring_bytes(), waiters,
                                                caught_up)) {
     stop.reason = "the journal fills";
-  } else if (possible && policy_.overdue(now)) {
+  } else if (possible && policy_.overdue(known)) {
     stop.reason = "time";
     // In a redo everything is enqueued already, and has to be done in any case.
     if (!redoing_) stop.deadline = now + policy_.patience(now);
-  } else if (possible && idle && policy_.due(now) && !waits_.watching()) {
+  } else if (possible && idle && policy_.due(known) && !waits_.watching()) {
     stop.reason = "idle";
     stop.deadline = now;
+  } else if (possible && !idle && !redoing_ && policy_.due_here(known)) {
+    stop.reason = "little is live";
+    stop.deadline = now + policy_.patience(now);
   } else {
     return std::nullopt;
   }
@@ -218,7 +227,7 @@ bool Executor::copy(const Moves& sorted, std::string& why, While when) {
   return flush();
 }
 
-bool Executor::take_cut(const char* reason) {
+bool Executor::take_cut(const char* reason, uint64_t stopped) {
   if (external_waits()) return false;
   drain();
   publish_executed();
@@ -253,8 +262,11 @@ bool Executor::take_cut(const char* reason) {
   cut_now_ = false;
   // A server's first cut tells nothing of the next: code, pages and buffers are touched for the first time, too.
   const uint64_t once = std::exchange(has_cut_, true) ? once_ns : end - start;
-  policy_.taken(end, end - start - std::min(end - start, once));
+  const uint64_t waited = stopped != 0 ? start - stopped : 0;
+  policy_.taken(end, end - start - std::min(end - start, once), waited);
+  stall_.snapshot(end, end - start);
   report.ms = static_cast<double>(end - start) / 1e6;
+  report.waited_ms = static_cast<double>(waited) / 1e6;
   report.off_device = place_ != Place::kDevice;
   requests_.fetch_and(~kAnswer);
   daemon_.cut(report);
@@ -381,9 +393,12 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   for (size_t i = 0; i < granules.size(); ++i) {
     if (!unseen[i]) seen.push_back(granules[i]);
   }
+  const uint64_t hashing = now_ns();
   if (!hash_chunks(seen, seen_hashes)) {
     faults_.give_up(sequence_, "the device could not hash its memory");
   }
+  report.hash_ms = static_cast<double>(now_ns() - hashing) / 1e6;
+  report.hashed_bytes = seen.size() * kGranule;
   for (size_t i = 0, known = 0; i < granules.size(); ++i) {
     if (!unseen[i]) hashes[i] = seen_hashes[known++];
   }
@@ -483,7 +498,9 @@ std::string Executor::attempt_cut(CutReport& report, uint64_t& once_ns) {
   // From here on nothing may fail for want of something.
   const uint64_t copying = now_ns();
   const bool copied = fill_shadow(next, changed);
-  if (fresh != 0) once_ns += (now_ns() - copying) * fresh / changed.size();
+  const uint64_t copied_after = now_ns() - copying;
+  report.copy_ms = static_cast<double>(copied_after) / 1e6;
+  if (fresh != 0) once_ns += copied_after * fresh / changed.size();
   if (!copied || !ipc::write_all(file, serialise(content))) {
     faults_.give_up(sequence_, "a cut could not be written");
   }

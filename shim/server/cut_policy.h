@@ -1,55 +1,89 @@
-// When to take a cut.
+// When to take a cut (a snapshot).
 //
-// Cuts cost time in which nothing is executed; the budget is a share of time. What a cut will cost is learnt from the last
-// one, without what that did for the first time. What they gain is a short redo, which is as long as the work since the last
-// cut: a redo that is short enough for nobody to notice is worth four times the budget, and no more than that. One that is
-// noticed anyway may as well be longer: faults are rare, and cuts are not.
+// The number that decides is the expected stall (Stall): what the program would wait if the server died now. It is to stay
+// below a bound. Cuts cost time in which nothing is executed: not more than a share of time, the cap. What the next one will
+// cost is learnt from the last ones, without what those did for the first time.
 //
-// Good moments, when the device has nothing to do anyway, are taken as soon as one is due. When one is overdue the
-// executor stops for a while and lets the device finish: not for longer than the budget allows, so that work that takes
-// long holds nobody up. Only a journal that fills has to wait as long as it takes.
+// Where the two conflict the cap wins, up to a point: a stall of several bounds is no stall of that kind any more. From there on
+// up to several caps are spent. And nothing postpones the next cut by more than a second: no device that did not finish in
+// time, and no single dear cut.
+//
+// Good moments, when the device has nothing to do anyway, are taken as soon as one is due: when the replay takes half of what
+// it may. A device that never rests is stopped where the program has least live memory, if that differs, for a
+// cut costs what is live. When a cut is overdue the executor stops for a while and lets the device finish, wherever that
+// is, but not for long, so that work that takes long holds nobody up. Only a journal that fills has to wait as long as it
+// takes.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 namespace xmig::server {
 
 class CutPolicy {
  public:
-  explicit CutPolicy(double budget) : budget_(budget) {}
+  // What is known at a moment: replay and constant part of the expected stall, and whether the replay grows with time.
+  struct Now {
+    uint64_t time = 0;
+    uint64_t replay = 0, constant = 0;
+    bool working = false;
+    uint64_t live = 0;  // bytes
+  };
 
-  void start(uint64_t now) {
-    last_ = now;
-    due_ = now + kFirst;
-  }
+  CutPolicy(uint64_t bound, double cap) : bound_(bound), cap_(cap) {}
+
+  void start(uint64_t now) { begin(now, kFirst); }
   // A recovery is to be short; but if it is long, it must get somewhere even if the server is lost again and again.
-  void start_redo(uint64_t now) {
-    last_ = now;
-    due_ = now + kFirstInRedo;
-  }
-  // `cost`: what the next one is expected to take.
-  void taken(uint64_t now, uint64_t cost) {
-    interval_ = std::clamp(share_of(cost), kShortest, kLongest);
-    const uint64_t shorter = share_of(cost) / kWorthOfShort;
-    if (interval_ > kGoodRedo && shorter <= kFairRedo) interval_ = std::max(kGoodRedo, shorter);
-    last_ = now;
-    look_at_ = 0;
-    due_ = now + interval_;
+  void start_redo(uint64_t now) { begin(now, kFirstInRedo); }
+  // `cost`: of its time, what the next one is expected to take. `waited`: for the device to finish.
+  void taken(uint64_t now, uint64_t cost, uint64_t waited) {
+    if (cost != 0) costs_[count_++ % costs_.size()] = cost;  // of a server's first one nothing is known
+    const uint64_t usual = std::max(share_of(usual_cost()), kShortest);
+    wait_ = std::clamp(share_of(cost), kShortest, added(usual, kLongestDelay));
+    drain_ = (3 * drain_ + std::min(waited, kLongestDelay)) / 4;
+    grace_ = std::min(std::min(wait_, usual) / 4, kGrace);
+    begin_interval(now);
+    forced_ = added(now, kLongest);
   }
   // Not possible before then.
-  void postpone(uint64_t until) { due_ = until; }
+  void postpone(uint64_t until) { not_before_ = until; }
   // A cut was due, but this was no good moment: the device had work. That makes it no less urgent.
   void busy(uint64_t now) { look_at_ = now + kLookEvery; }
   // The device did not finish within patience().
-  void gave_up(uint64_t now, uint64_t waited) { due_ = now + share_of(waited); }
+  void gave_up(uint64_t now, uint64_t waited) {
+    gave_up_ = std::min(gave_up_ + 1, kMostPatience);
+    not_before_ = now + std::min(4 * std::min(waited, kLongestDelay), kLongestDelay);
+  }
+  // Between two records. Where live memory is least recurs with every step.
+  void saw(uint64_t live) {
+    least_ = std::min(least_, live);
+    most_ = std::max(most_, live);
+  }
 
-  bool due(uint64_t now) const { return now >= due_ && now >= look_at_; }
-  bool overdue(uint64_t now) const { return now >= due_ + std::min(interval_ / 4, kGrace); }
-  uint64_t due_at() const { return due_; }
-  // How long the executor may stop for an overdue cut: the longer there has been none, the longer.
+  // At a moment at which the device has nothing to do.
+  bool due(const Now& now) const { return now.time >= look_at_ && wanted(now) && is_cheap(now.live); }
+  // At a moment at which it has: is this a position to stop at?
+  bool due_here(const Now& now) const {
+    const uint64_t least = least_live();
+    return most_ > least + least / 4 + kSmallDifference && wanted(now) && is_cheap(now.live);
+  }
+  bool overdue(const Now& now) const {
+    if (now.time >= added(forced_, grace_) && allowed(now)) return true;
+    if (now.replay + std::min(drain_, room(now) / 2) < room(now) || !allowed(now)) return false;
+    return unbearable(now) || now.time >= added(added(last_, wait_), grace_);
+  }
+  // The earliest moment at which one can become due while nothing is executed.
+  uint64_t due_at(const Now& now) const {
+    const uint64_t half = room(now) / 2;
+    const uint64_t grown = now.replay >= half ? now.time : now.working ? now.time + (half - now.replay) : forced_;
+    return std::max(std::max(added(last_, wait_), not_before_), std::min(grown, forced_));
+  }
+  // How long the executor may stop for an overdue cut: the longer there has been none, and the more often that was in vain,
+  // the longer.
   uint64_t patience(uint64_t now) const {
-    return std::max(kLeastPatience, static_cast<uint64_t>(static_cast<double>(now - last_) * budget_));
+    const auto share = static_cast<uint64_t>(static_cast<double>(now - last_) * cap_);
+    return std::min(std::max(kLeastPatience, share) << gave_up_, kLongestDelay);
   }
 
   // The journal decides on its own: `filled` bytes of `ring` could be trimmed if a cut were taken now.
@@ -61,26 +95,78 @@ class CutPolicy {
  private:
   static constexpr uint64_t kFirst = 20'000'000;
   static constexpr uint64_t kFirstInRedo = 200'000'000;
-  // Shorter would make a redo shorter that is short already, and cost a program that never lets the device idle.
-  static constexpr uint64_t kShortest = 150'000'000;
-  // With the grace, a quarter of it, and a cut's own time: at most 250 ms of work to be done again.
-  static constexpr uint64_t kGoodRedo = 200'000'000;
-  static constexpr uint64_t kFairRedo = 275'000'000;  // the longest that more than the budget is spent for
-  static constexpr uint64_t kWorthOfShort = 4;        // budgets
+  // Shorter would make a replay shorter that is short already, and cost a program that never lets the device idle.
+  static constexpr uint64_t kShortest = 50'000'000;
+  // One is due by then in any case, when the device rests: what was done then is safe, and costs no journal.
+  static constexpr uint64_t kLongest = 1'000'000'000;
+  static constexpr uint64_t kLongestDelay = 1'000'000'000;
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLookEvery = 100'000;
-  static constexpr uint64_t kLongest = 60'000'000'000;
   // A device that works through what it has been given loses nothing meanwhile.
   static constexpr uint64_t kLeastPatience = 100'000'000;
+  static constexpr uint32_t kMostPatience = 4;  // doublings
+  static constexpr uint64_t kUnbearable = 5;    // bounds: then more than the cap is spent,
+  static constexpr uint64_t kWorthOfIt = 4;     // so many of it
+  static constexpr uint64_t kSmallDifference = 64ull << 20;  // bytes: a cut of them costs next to nothing
+  static constexpr uint64_t kNothing = ~0ull;
 
-  // The time of which this is the budget's share.
-  uint64_t share_of(uint64_t cost) const { return static_cast<uint64_t>(static_cast<double>(cost) / budget_); }
+  static uint64_t added(uint64_t a, uint64_t b) { return a + b < a ? ~0ull : a + b; }
+  // The time of which this is the cap's share.
+  uint64_t share_of(uint64_t cost) const {
+    const double time = static_cast<double>(cost) / cap_;
+    return time < 1e18 ? static_cast<uint64_t>(time) : static_cast<uint64_t>(1e18);
+  }
+  // What cuts cost as a rule: the median of the last ones, so that a single dear one changes nothing.
+  uint64_t usual_cost() const {
+    std::array<uint64_t, kRemembered> sorted = costs_;
+    const size_t known = std::min<size_t>(count_, sorted.size());
+    if (known == 0) return 0;
+    std::sort(sorted.begin(), sorted.begin() + known);
+    return sorted[(known - 1) / 2];
+  }
+  // What a replay may take. Where the constant part leaves nothing, it is still not worth cutting all the time.
+  uint64_t room(const Now& now) const { return std::max(bound_ - std::min(bound_, now.constant), kShortest); }
+  bool unbearable(const Now& now) const { return now.replay + now.constant >= kUnbearable * bound_; }
+  bool allowed(const Now& now) const {
+    if (now.time < not_before_) return false;
+    return now.time >= added(last_, wait_) || (unbearable(now) && now.time >= added(last_, wait_ / kWorthOfIt));
+  }
+  bool wanted(const Now& now) const { return allowed(now) && (now.replay >= room(now) / 2 || now.time >= forced_); }
+  uint64_t least_live() const { return std::min(least_, least_before_); }
+  bool is_cheap(uint64_t live) const {
+    const uint64_t least = least_live();
+    return least == kNothing || live <= least + least / 8 + kSmallDifference / 4;
+  }
 
-  double budget_;
-  uint64_t interval_ = kFirst;
-  uint64_t due_ = 0;
-  uint64_t last_ = 0;
-  uint64_t look_at_ = 0;  // for a good moment
+  void begin(uint64_t now, uint64_t first) {
+    wait_ = first;
+    grace_ = std::min(first / 4, kGrace);
+    begin_interval(now);
+    forced_ = now + first;
+  }
+  void begin_interval(uint64_t now) {
+    last_ = now;
+    look_at_ = not_before_ = 0;
+    gave_up_ = 0;
+    least_before_ = least_;
+    least_ = kNothing;
+    most_ = 0;
+  }
+
+  const uint64_t bound_;
+  const double cap_;
+  uint64_t last_ = 0;        // when the last one was taken
+  uint64_t wait_ = kFirst;   // until the next one is worth its cost
+  uint64_t grace_ = 0;
+  uint64_t forced_ = 0;      // due then, whatever a replay takes
+  uint64_t not_before_ = 0;  // impossible until then
+  uint64_t look_at_ = 0;     // for a good moment
+  uint64_t drain_ = 0;       // what the device needs to finish, as a rule
+  uint32_t gave_up_ = 0;     // in a row
+  static constexpr size_t kRemembered = 5;
+  std::array<uint64_t, kRemembered> costs_{};
+  size_t count_ = 0;
+  uint64_t least_ = kNothing, most_ = 0, least_before_ = kNothing;  // live bytes since the last one; and before it
 };
 
 }  // namespace xmig::server

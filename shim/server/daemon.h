@@ -19,7 +19,10 @@ namespace xmig::server {
 
 struct CutReport {
   uint64_t number = 0, position = 0, sequence = 0;
-  double ms = 0;
+  double ms = 0;         // in which nothing was executed and the device was idle
+  double waited_ms = 0;  // before that, for the device to finish what it had
+  double hash_ms = 0, copy_ms = 0;  // of ms: hashing in place, and copying with hashes
+  uint64_t hashed_bytes = 0;        // in place
   uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
   bool off_device = false;  // the whole of its shadow
   std::string reason;

@@ -30,6 +30,7 @@ constexpr uint64_t kPatience = 1'000'000;      // while something is to be looke
 constexpr uint64_t kQuietAfterMove = 500'000'000;  // two servers have ended by then, and the next standby is warm
 constexpr uint64_t kLookEvery = 10'000'000;    // at a device that works, while nobody waits for it
 constexpr uint32_t kBatchesToLook = 1024;      // and while there is much to do
+constexpr uint64_t kFirstRestLook = 20'000;    // after a record; then after twice as long each time
 
 template <typename Args>
 uint64_t stream_of(const Args& args) {
@@ -75,7 +76,8 @@ bool Executor::keeps_books(Op op) {
 }
 
 Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Preload& preload, Job& job, double cut_budget, double hang_timeout)
+                   Injector& injector, Preload& preload, Job& job, double cut_budget, double hang_timeout,
+                   double stall_bound)
     : device_(device),
       driver_(device.driver()),
       contexts_(contexts),
@@ -97,7 +99,9 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       progress_(driver_),
-      policy_(cut_budget),
+      stall_bound_(static_cast<uint64_t>(stall_bound * 1e9)),
+      policy_(stall_bound_, cut_budget),
+      stall_(device.recovery_ns()),
       hang_timeout_(hang_timeout) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
@@ -168,6 +172,7 @@ bool Executor::start_fresh(std::string& why) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
   }
   policy_.start(now_ns());
+  stall_.start(header.stall, stall_bound_, now_ns());
   header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
   return true;
 }
@@ -203,11 +208,12 @@ bool Executor::run(std::string& why) {
     if (worked) {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
       if (idle_since != 0) spin = std::min(2 * spin, longest);
-      idle_since = 0;
+      idle_since = rest_look_at_ = 0;
       continue;
     }
     const uint64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
+    look_for_rest(now);
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
     const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
     if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
@@ -250,6 +256,7 @@ void Executor::park(const std::function<void()>& tell) {
   std::unique_lock lock(pause_mutex_);
   pause_changed_.wait(lock, [&] { return !paused_; });
   parked_ = nullptr;
+  stall_.rested(now_ns());
 }
 
 bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
@@ -450,6 +457,21 @@ void Executor::look_at_device(uint64_t now) {
   }
 }
 
+// Time in which program and device both rest is nothing that a recovery would have to do again: so it has to be known when
+// the device has come to rest, soon after it has.
+void Executor::look_for_rest(uint64_t now) {
+  if (!progress_.unfinished() || waits_.watching()) return;
+  if (rest_look_at_ == 0) {
+    rest_after_ = kFirstRestLook;
+  } else if (now < rest_look_at_) {
+    return;
+  } else {
+    if (device_idle()) progress_.idle(sequence_);
+    rest_after_ = std::min(2 * rest_after_, kLookEvery);
+  }
+  rest_look_at_ = now + rest_after_;
+}
+
 // Behind all work, so that its end can be seen from another thread. Done where time does not matter.
 void Executor::mark_work() {
   faults_.check(progress_.mark_all([this](uint32_t ordinal) { contexts_.use(ordinal); }));
@@ -536,13 +558,14 @@ void Executor::sleep() {
   uint64_t limit = kLongestSleep;
   const uint64_t now = now_ns();
   if (position_ != cut_position_ && !redoing_) {
-    limit = policy_.due_at() > now ? std::min(limit, policy_.due_at() - now) : 1'000'000;
+    const uint64_t due_at = policy_.due_at(policy_now(now));
+    limit = due_at > now ? std::min(limit, due_at - now) : 1'000'000;
   }
   if (settle_at_ != 0) limit = settle_at_ > now ? std::min(limit, settle_at_ - now) : 1'000'000;
   if (trim_shadow_at_ != 0) limit = trim_shadow_at_ > now ? std::min(limit, trim_shadow_at_ - now) : 1'000'000;
   const uint32_t requests = requests_.load(std::memory_order_seq_cst);
   const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
-  if (progress_.unfinished()) limit = std::min(limit, kLookEvery);
+  if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
   if (!patient) limit = kPatience;
   const bool held_up = stop_ || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
@@ -553,6 +576,7 @@ void Executor::sleep() {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }
   header.server_sleeping.store(0, std::memory_order_seq_cst);
+  stall_.slept(now_ns());
 }
 
 void Executor::garbage(std::string text) {
@@ -575,6 +599,7 @@ bool Executor::check_finished_redo() {
   journal::futex_wake(job_.header().state);
   daemon_.phase("resumed");
   preload_.clear();
+  stall_.replayed(now_ns());
   policy_.start(now_ns());
   known_.clear();
   {

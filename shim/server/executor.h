@@ -49,6 +49,7 @@
 #include "server/requests.h"
 #include "server/scratch.h"
 #include "server/shadow.h"
+#include "server/stall.h"
 #include "server/waits.h"
 #include "server/watchdog.h"
 #include "server/working.h"
@@ -66,9 +67,10 @@ extern const Handler kHandlers[];  // by Op; generated
 
 class Executor final : public Witness {
  public:
-  // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never.
+  // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never. `stall_bound`: seconds
+  // that a recovery is to keep the program waiting at most; `cut_budget`: the share of time that may be spent for that.
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Preload& preload, Job& job, double cut_budget, double hang_timeout = 0);
+           Preload& preload, Job& job, double cut_budget, double hang_timeout = 0, double stall_bound = 0.2);
   ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
@@ -219,6 +221,7 @@ class Executor final : public Witness {
   std::optional<std::pair<device::InjectPoint, CUstream>> work();
   bool settle();
   void look_at_device(uint64_t now);
+  void look_for_rest(uint64_t now);
   void mark_work();
   Watchdog::Look look() const;
   void hung();
@@ -238,11 +241,12 @@ class Executor final : public Witness {
 
   // cut.cc
   void consider_cut(bool idle);
-  std::optional<Stop> wants_cut(bool idle);
+  std::optional<Stop> wants_cut(bool idle, uint64_t now);
+  CutPolicy::Now policy_now(uint64_t now) const;
   bool external_waits();
   bool device_idle();
   void drain();
-  bool take_cut(const char* reason);
+  bool take_cut(const char* reason, uint64_t stopped = 0);
   std::string attempt_cut(CutReport& report, uint64_t& once_ns);
   std::optional<uint64_t> zeros_hash();
   bool must_leave(uint64_t slot) const;
@@ -446,6 +450,8 @@ class Executor final : public Witness {
   uint32_t last_ordinal_ = 0;
   std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
   uint64_t looked_at_ = 0;  // when the device was last asked how it is
+  uint64_t rest_look_at_ = 0;  // when it is asked whether it has come to rest; 0: not while there are records
+  uint64_t rest_after_ = 0;    // ns, between two such looks
   uint32_t batches_ = 0;
   uint64_t published_ = 0;  // what `executed` says
   uint64_t record_position_ = 0;
@@ -453,7 +459,9 @@ class Executor final : public Witness {
   bool any_failure_ = false;
   std::optional<std::string> broken_;  // the job is over, and why
 
+  const uint64_t stall_bound_;  // ns
   CutPolicy policy_;
+  Stall stall_;
   std::optional<Stop> stop_;
   std::vector<ChunkState> chunks_;  // of the last committed cut, by address
   std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the cut before

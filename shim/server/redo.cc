@@ -153,6 +153,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   redoing_ = true;
   redo_until_ = std::max(executed, position_);
   policy_.start_redo(now_ns());
+  stall_.start_replay(header.stall, stall_bound_, now_ns(), redo_until_ > position_);
   return true;
 }
 

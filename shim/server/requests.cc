@@ -140,6 +140,8 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   fields.integer("client_pid", assign.client_pid);
   fields.real("cut_budget", assign.cut_budget);
   if (!(assign.cut_budget > 0 && assign.cut_budget <= 1)) fields.fail("cut_budget is not in (0, 1]");
+  if (fields.has("stall_bound")) fields.real("stall_bound", assign.stall_bound);
+  if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
   if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
   if (fields.has("deliver")) {

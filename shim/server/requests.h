@@ -39,7 +39,8 @@ struct Assign {
   std::string job;
   AssignMode mode = AssignMode::kFresh;
   int client_pid = 0;
-  double cut_budget = 0.01;
+  double cut_budget = 0.01;   // share of time that cuts may cost
+  double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;

@@ -185,7 +185,7 @@ void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
   executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, preload_, *job_,
-                                         assignment_->cut_budget, assignment_->hang_timeout);
+                                         assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound);
 }
 
 void Server::begin() {

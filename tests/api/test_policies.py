@@ -27,7 +27,7 @@ def accept(version: int) -> None:
 
 class TestPolicies:
     def test_checked_kept_and_applied(self, writer: Writer, readers: Engine) -> None:
-        settings = Settings(max_attempts=5, cut_budget=0.01)
+        settings = Settings(max_attempts=5, snapshot_cost=0.01)
 
         async def test() -> None:
             policies = Policies(settings, writer, readers)
@@ -36,7 +36,13 @@ class TestPolicies:
             state = await policies.change("recovery", {"max_attempts": 3}, by="me", check=accept)
             assert (state.version, state.settings["max_attempts"], state.defaults["max_attempts"]) == (1, 3, 5)
             assert applied == [5, 3]
-            for change in ({"max_attempts": 0}, {"cut_budget": float("nan")}, {"x": 1}, {"max_attempts": True}):
+            for change in (
+                {"max_attempts": 0},
+                {"snapshot_cost": float("nan")},
+                {"stall_bound": 0},
+                {"x": 1},
+                {"max_attempts": True},
+            ):
                 with pytest.raises(Invalid):
                     await policies.change("recovery", change, by="me", check=accept)
             with pytest.raises(NotFound):
@@ -48,9 +54,9 @@ class TestPolicies:
 
             with pytest.raises(Stale):
                 await policies.change("recovery", {"max_attempts": 4}, by="me", check=refuse)
-            again = Policies(Settings(max_attempts=9, cut_budget=0.02), writer, readers)
+            again = Policies(Settings(max_attempts=9, snapshot_cost=0.02), writer, readers)
             assert again.state("recovery").settings | {"hang_timeout": 0} == {
-                "max_attempts": 3, "cut_budget": 0.02, "hang_timeout": 0,
+                "max_attempts": 3, "stall_bound": 0.2, "snapshot_cost": 0.02, "hang_timeout": 0,
             }  # fmt: skip
             state = await again.change("recovery", {"max_attempts": None}, by="me", check=accept)
             assert (state.version, state.settings["max_attempts"]) == (2, 9)

@@ -1,4 +1,4 @@
-"""`python -m tests.bench`: measures what the project promises and writes docs/measurements/{journal,daemon}.json.
+"""`python -m tests.bench`: measures what the project promises and writes docs/measurements/{journal,daemon,stall}.json.
 
 Exits non-zero only when something could not be measured, or a result was wrong.
 """
@@ -14,18 +14,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import calls, daemon, lives
+from tests.bench import calls, daemon, lives, stall
 from tests.bench.native import Programs
 from xmigd.errors import XmigError
 from xmigd.measurements import FOLDER, Measurements, Row
 
-PARTS = ("journal", "daemon")
+PARTS = ("journal", "daemon", "stall")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5, help="runs of each, of which the median counts (default 5)")
     parser.add_argument("--kills", type=int, default=500, help="kills in one training run (default 500)")
+    parser.add_argument("--seconds", type=float, default=120, help="of two trainings with kills (default 120)")
     parser.add_argument("--only", choices=PARTS, help="one of the parts; default: all")
     parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the results (default {FOLDER})")
     options = parser.parse_args()
@@ -48,6 +49,8 @@ def main() -> int:
                 write("journal", itertools.chain(calls.measure(programs, options.runs), lived))
             if options.only in (None, "daemon"):
                 write("daemon", daemon.measure(programs, options.runs))
+            if options.only in (None, "stall"):
+                write("stall", stall.measure(programs, options.seconds))
     except (XmigError, lives.Wrong) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

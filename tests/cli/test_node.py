@@ -105,7 +105,7 @@ def test_over_tls(make_node: MakeNode, tmp_path: Path) -> None:
 def test_policies(node: Node) -> None:
     done = ctl(node, "policy", "list")
     assert ("max_attempts" in done.stdout, "circuit-breaker" in done.stdout) == (True, True)
-    assert re.search(r"cut_budget +0\.005 +0\.005 +share", done.stdout), done.stdout
+    assert re.search(r"snapshot_cost +0\.01 +0\.01 +share", done.stdout), done.stdout
     done = ctl(node, "policy", "set", "recovery", "max_attempts=9", "hang_timeout=60")
     assert done.stdout == "recovery: max_attempts is 9\nrecovery: hang_timeout is 60.0\n", done.stderr
     assert json.loads(ctl(node, "policy", "show", "recovery", "-o", "json").stdout)["settings"]["max_attempts"] == 9

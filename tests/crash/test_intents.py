@@ -281,7 +281,7 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
         zygote = Zygote(driver.environment)
         node = ForkedNode(
             folder, zygote, native_dir=native_dir, devices="cpu:0,cpu:1,cpu:2", device_memory=1 << 30,
-            adoption_grace=1, cut_budget=0.3, store_budget=1, store_cuts=1, failpoint=folder / "point",
+            adoption_grace=1, snapshot_cost=0.3, store_budget=1, store_cuts=1, failpoint=folder / "point",
         )  # fmt: skip
         node.daemon_environment = driver.environment
         with contextlib.closing(zygote), node:

@@ -27,7 +27,7 @@ def test_the_daemon_dies_at_any_moment(native_dir: Path, kernels: Path) -> None:
         tempfile.TemporaryDirectory(prefix="xmig-") as folder,
         contextlib.closing(Zygote()) as zygote,
         ForkedNode(
-            Path(folder), zygote, native_dir=native_dir, device_memory=1 << 30, cut_budget=0.2, store_budget=1
+            Path(folder), zygote, native_dir=native_dir, device_memory=1 << 30, snapshot_cost=0.2, store_budget=1
         ) as node,
     ):
         undisturbed = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)

@@ -104,14 +104,20 @@ def test_any_field(message: dict[str, Any], data: Any) -> None:
 
 def test_assign_is_what_the_server_reads() -> None:
     assign = Assign(1, "recover", Deliver(5, 700), Careful(3, 9), (Injection(1, "copy", "hang", 7, 0),))
-    packed = json.loads(m.pack_assign(assign, job="j", client_pid=9, cut_budget=0.01, hang_timeout=2.5))
+    packed = json.loads(
+        m.pack_assign(assign, job="j", client_pid=9, stall_bound=0.3, snapshot_cost=0.01, hang_timeout=2.5)
+    )
     assert packed == {
-        "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "cut_budget": 0.01,
+        "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "cut_budget": 0.01, "stall_bound": 0.3,
         "hang_timeout": 2.5,
         "deliver": {"sequence": 5, "error": 700}, "careful": {"after": 3, "until": 9},
         "injections": [{"id": 1, "point": "copy", "kind": "hang", "sequence": 7, "error": 0}],
     }  # fmt: skip
-    lost = json.loads(m.pack_assign(Assign(1, "lost", error=46, text="x" * 5000), job="j", client_pid=9, cut_budget=1))
+    lost = json.loads(
+        m.pack_assign(
+            Assign(1, "lost", error=46, text="x" * 5000), job="j", client_pid=9, stall_bound=0.2, snapshot_cost=1
+        )
+    )
     assert (lost["error"], len(lost["text"])) == (46, 1000)
 
 

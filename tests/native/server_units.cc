@@ -17,6 +17,7 @@
 #include "server/progress.h"
 #include "server/record.h"
 #include "server/requests.h"
+#include "server/stall.h"
 #include "server/watchdog.h"
 #include "server/working.h"
 
@@ -241,29 +242,208 @@ void records() {
   CHECK(!loads(55) && !loads(80));
 }
 
+constexpr uint64_t kMs = 1'000'000;
+
+// A device that works all the time, so that the replay grows with time; no memory, and nothing constant.
+CutPolicy::Now working(uint64_t time, uint64_t since) { return {time, time - since, 0, true, 0}; }
+
 void policy() {
-  CutPolicy policy(0.005);
-  policy.start(1000);
-  CHECK(!policy.due(1000) && policy.due(1000 + 20'000'000) && policy.overdue(1000 + 40'000'000));
-  policy.taken(0, 6'000'000);  // 6 ms at 0.5 %: every 1200 ms, and at 2 % still too dear for 275 ms
-  CHECK(!policy.due(1'199'000'000) && policy.due(1'200'000'000) && !policy.overdue(1'299'000'000));
-  CHECK(policy.overdue(1'300'000'000));
-  policy.taken(0, 4'800'000);  // at 2 % every 240 ms
-  CHECK(!policy.due(239'000'000) && policy.due(240'000'000));
-  policy.taken(0, 4'000'000);  // every 800 ms, or for four times the budget every 200 ms: taken after 250 ms at the latest
-  CHECK(!policy.due(199'000'000) && policy.due(200'000'000) && !policy.overdue(249'000'000));
-  CHECK(policy.overdue(250'000'000));
-  for (uint64_t now = 200'000'000; now < 250'000'000; now += 1'000'000) {  // no good moment comes
-    CHECK(policy.due(now) && !policy.overdue(now));
+  CutPolicy policy(200 * kMs, 0.01);
+  policy.start(1000 * kMs);
+  CHECK(!policy.due(working(1000 * kMs, 1000 * kMs)) && policy.due(working(1020 * kMs, 1000 * kMs)));
+  CHECK(policy.overdue(working(1025 * kMs, 1000 * kMs)));
+  policy.taken(0, 6 * kMs, 0);  // 6 ms at 1 %: every 600 ms, although the stall is beyond its bound by then
+  CHECK(!policy.due(working(599 * kMs, 0)) && policy.due(working(600 * kMs, 0)));
+  CHECK(!policy.overdue(working(699 * kMs, 0)) && policy.overdue(working(700 * kMs, 0)));
+  // But not beyond five bounds, for which four times the cap may be spent.
+  policy.taken(0, 20 * kMs, 0);
+  policy.taken(0, 20 * kMs, 0);
+  CHECK(!policy.overdue(working(999 * kMs, 0)) && policy.overdue(working(1000 * kMs, 0)));
+  policy.taken(0, 100 * kMs, 0);
+  policy.taken(0, 100 * kMs, 0);
+  policy.taken(0, 100 * kMs, 0);
+  CHECK(!policy.overdue(working(2'499 * kMs, 0)) && policy.overdue(working(2'500 * kMs, 0)));
+  for (int i = 0; i < 5; ++i) policy.taken(0, kMs, 0);  // every 100 ms, as far as the cap goes: the bound decides
+  CHECK(!policy.due(working(99 * kMs, 0)) && policy.due(working(100 * kMs, 0)));
+  CHECK(!policy.overdue(working(199 * kMs, 0)) && policy.overdue(working(200 * kMs, 0)));
+  // What was done while the device rested for most of the time is replayed quickly.
+  CHECK(!policy.due({900 * kMs, 99 * kMs, 0, false, 0}) && policy.due({900 * kMs, 100 * kMs, 0, false, 0}));
+  CHECK(policy.due({1'000 * kMs, 1, 0, false, 0}));  // once a second in any case
+  // The constant part of a recovery belongs to the stall.
+  CHECK(policy.due({300 * kMs, 60 * kMs, 80 * kMs, true, 0}) && !policy.due({300 * kMs, 59 * kMs, 80 * kMs, true, 0}));
+  CHECK(policy.overdue({300 * kMs, 120 * kMs, 80 * kMs, true, 0}) && !policy.overdue({300 * kMs, 119 * kMs, 80 * kMs, true, 0}));
+  CHECK(!policy.overdue({300 * kMs, 49 * kMs, 999 * kMs, true, 0}));  // where nothing is left of the bound
+  for (uint64_t now = 100 * kMs; now < 200 * kMs; now += kMs) {      // no good moment comes
+    CHECK(policy.due(working(now, 0)) && !policy.overdue(working(now, 0)));
     policy.busy(now);
-    CHECK(!policy.due(now + 1000));
+    CHECK(!policy.due(working(now + 1000, 0)));
   }
-  CHECK(policy.overdue(250'000'000));
-  policy.taken(0, 100'000);  // never more often than this
-  CHECK(!policy.due(149'000'000) && policy.due(150'000'000));
+  CHECK(policy.overdue(working(200 * kMs, 0)));
+  policy.taken(0, 10, 0);  // never more often than this
+  CHECK(!policy.due({49 * kMs, 300 * kMs, 0, true, 0}) && policy.due({50 * kMs, 300 * kMs, 0, true, 0}));
+  // Whoever sleeps is woken in time.
+  CHECK(policy.due_at({60 * kMs, 40 * kMs, 0, true, 0}) == 120 * kMs);
+  CHECK(policy.due_at({60 * kMs, 40 * kMs, 0, false, 0}) == 1'000 * kMs && policy.due_at({10, 0, 300 * kMs, true, 0}) >= 50 * kMs);
   CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
   CHECK(CutPolicy::needs_room(50, 25, 100, true, false) && CutPolicy::needs_room(50, 1, 100, true, true));
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
+}
+
+// A program that needs its memory within a step gets its cuts where it does not.
+void cheap_positions() {
+  CutPolicy policy(200 * kMs, 0.01);
+  policy.start(0);
+  policy.taken(0, kMs, 0);
+  const auto live_at = [](uint64_t ms) { return ms % 30 < 2 ? 2ull << 30 : 8ull << 30; };
+  uint64_t taken_at = 0;
+  for (uint64_t ms = 1; ms < 200 && taken_at == 0; ++ms) {
+    policy.saw(live_at(ms));
+    const CutPolicy::Now now{ms * kMs, ms * kMs, 0, true, live_at(ms)};
+    CHECK(!policy.overdue(now));
+    if (policy.due_here(now)) taken_at = ms;
+  }
+  CHECK(taken_at == 120);  // half of the bound, and then the end of a step
+  // Idle moments are no better.
+  CHECK(!policy.due({140 * kMs, 140 * kMs, 0, true, 8ull << 30}) && policy.due({140 * kMs, 140 * kMs, 0, true, 2ull << 30}));
+  // Where memory does not differ there is nothing to wait for, and no reason to stop a device that works.
+  CutPolicy level(200 * kMs, 0.01);
+  level.start(0);
+  level.taken(0, kMs, 0);
+  level.saw(8ull << 30);
+  CHECK(!level.due_here({150 * kMs, 150 * kMs, 0, true, 8ull << 30}) && level.due({150 * kMs, 150 * kMs, 0, true, 8ull << 30}));
+}
+
+// Whatever costs what, and whatever fails: nothing postpones the next cut by more than a second, and where the cap allows it
+// the expected stall stays below the bound.
+void policy_holds() {
+  std::mt19937_64 chance(7);
+  const auto between = [&](uint64_t low, uint64_t high) { return low + chance() % (high - low + 1); };
+  for (int run = 0; run < 300; ++run) {
+    const uint64_t bound = between(100, 1000) * kMs;
+    const double cap = static_cast<double>(between(2, 40)) / 1000;
+    const uint64_t constant = between(0, 60) * kMs, usual = between(50, 5'000) * 1000;
+    const bool rests = run % 3 == 0, gives_up = run % 2 == 0;
+    CutPolicy policy(bound, cap);
+    uint64_t now = 1000 * kMs, replay = 0, stopped = 0, spent = 0, cuts = 0;
+    policy.start(now);
+    const uint64_t share = std::max(static_cast<uint64_t>(static_cast<double>(usual) / cap), 50 * kMs);
+    const uint64_t room = std::max(bound - constant, 50 * kMs);
+    uint64_t latest = now + 1'000 * kMs;   // for the next one to be overdue
+    uint64_t excused = now + 2'000 * kMs;  // until then a dear cut, a give-up or the beginning explains a long stall
+    const uint64_t began = now, end = now + 30'000 * kMs;
+    uint64_t dear = 0, patience = 0;
+    while (now < end) {
+      now += kMs;
+      replay += kMs;
+      const CutPolicy::Now known{now, replay, constant, true, 0};
+      if (stopped == 0) {
+        const bool idle = rests && chance() % 10 == 0;
+        const bool overdue = policy.overdue(known);
+        if (!overdue) CHECK(now <= latest);
+        if (!(idle && policy.due(known)) && !overdue) continue;
+        stopped = now;
+        patience = policy.patience(now);
+        CHECK(patience >= 100 * kMs && patience <= 1'000 * kMs);
+      }
+      if (gives_up && chance() % 100 != 0) {
+        if (now - stopped < patience) continue;
+        policy.gave_up(now, now - stopped);
+        stopped = 0;
+        latest = now + 1'000 * kMs;
+        excused = now + 2'000 * kMs;
+        continue;
+      }
+      const bool at_once = stopped == now;  // what the device needs to finish comes on top, until it is known
+      if (at_once && now > excused && share + share / 4 < room / 2) CHECK(replay <= room);
+      const bool outlier = ++cuts % 17 == 0;
+      const uint64_t cost = outlier ? between(20, 400) * kMs : usual;
+      now += cost;
+      if (outlier) {
+        excused = now + 2'000 * kMs;
+        dear += cost;
+      } else {
+        spent += cost;
+      }
+      policy.taken(now, cost, now - stopped - cost);
+      // As the cap or the bound alone would have it, and a second for one that was dear.
+      latest = now + std::max(share + std::min(share / 4, 100 * kMs), room) + (outlier ? 1'000 * kMs : kMs);
+      replay = 0;
+      stopped = 0;
+    }
+    // What cuts cost as a rule stays within the cap.
+    CHECK(static_cast<double>(spent) <= 1.1 * cap * static_cast<double>(now - began) + 2.0 * static_cast<double>(usual) ||
+          share * 4 > 5 * bound);
+    CHECK(cuts > 5 && dear < now);
+  }
+}
+
+// The expected stall: what is counted, what is learnt, and what a program that writes into the header can do.
+void stall() {
+  journal::StallWords words{};
+  Stall one(40 * kMs);
+  one.start(words, 200 * kMs, 1'000 * kMs);
+  CHECK(one.expected() == 40 * kMs && words.bound == 200 * kMs && words.told_at == 1'000 * kMs && words.working == 0);
+  one.passed(1'010 * kMs, true, true);  // the executor has worked
+  one.passed(1'050 * kMs, false, true);  // the device has
+  one.slept(1'060 * kMs);                // still
+  CHECK(one.replay() == 60 * kMs && words.working == 1 && words.replay == 60 * kMs);
+  one.passed(1'061 * kMs, false, false);  // it is found idle
+  one.passed(1'500 * kMs, false, false);
+  one.slept(3'000 * kMs);
+  CHECK(one.replay() == 61 * kMs && words.working == 0 && words.told_at == 3'000 * kMs);
+  one.passed(3'001 * kMs, true, true);
+  CHECK(one.expected() == 102 * kMs);
+  one.snapshot(3'010 * kMs, 5 * kMs);
+  CHECK(one.expected() == 40 * kMs && words.peak == 102 * kMs && words.spent == 5 * kMs && words.working == 0);
+  one.passed(3'110 * kMs, true, true);
+  CHECK(words.replay == 100 * kMs && words.working == 1);
+
+  // It dies. 80 ms later its memory is back, and the replay takes half as long as the work did.
+  Stall two(40 * kMs);
+  two.start_replay(words, 200 * kMs, 3'190 * kMs);
+  CHECK(two.constant() == 80 * kMs && two.replay() == 100 * kMs && words.spent == 5 * kMs);
+  two.passed(3'240 * kMs, true, true);
+  CHECK(two.replay() == 100 * kMs && words.working == 0);  // a server that dies now leaves all of it to do
+  two.replayed(3'240 * kMs);
+  CHECK(words.correction == 750 && two.replay() == 75 * kMs);
+  two.passed(3'280 * kMs, true, true);
+  CHECK(two.replay() == 105 * kMs && two.expected() == 185 * kMs);
+  // Once more, after 40 ms: the mean of both.
+  Stall three(40 * kMs);
+  three.start_replay(words, 200 * kMs, 3'320 * kMs);
+  CHECK(three.constant() == 60 * kMs);
+  three.passed(3'380 * kMs, true, true);
+  three.snapshot(3'390 * kMs, 10 * kMs);  // in the replay: what is left of it
+  CHECK(words.replay == 80 * kMs && words.spent == 15 * kMs);
+  three.passed(3'440 * kMs, true, true);
+  three.replayed(3'440 * kMs);
+  CHECK(words.correction == (750 + 110'000 / 140) / 2);
+
+  // It was drained and stood still: no time that comes again.
+  three.passed(3'450 * kMs, true, true);
+  const uint64_t before = three.replay();
+  three.rested(4'000 * kMs);
+  CHECK(three.replay() == before && words.working == 0);
+  // It dies while nothing happens: nobody knows when, and nothing is learnt from it.
+  three.passed(4'500 * kMs, false, false);
+  Stall four(40 * kMs);
+  four.start_replay(words, 200 * kMs, 9'000 * kMs);
+  CHECK(four.constant() == 60 * kMs && four.replay() > 0);
+  // It dies in a snapshot, and the device's memory is its content: nothing is to be done again.
+  Stall in_snapshot(40 * kMs);
+  in_snapshot.start_replay(words, 200 * kMs, 9'000 * kMs, false);
+  CHECK(in_snapshot.replay() == 0 && words.replay == 0);
+
+  // The program has written there.
+  for (auto* word : {&words.told_at, &words.working, &words.replay, &words.correction, &words.constant, &words.spent,
+                     &words.recoveries}) {
+    *word = ~0ull;
+  }
+  Stall five(40 * kMs);
+  five.start_replay(words, 200 * kMs, 9'000 * kMs);
+  five.passed(9'001 * kMs, true, true);
+  five.replayed(9'002 * kMs);
+  CHECK(five.constant() <= 2'000 * kMs && five.replay() <= 8 * 3'600'000 * kMs && five.expected() >= five.replay());
 }
 
 // Pieces are as large as fits into their time, and get there from a small one.
@@ -463,6 +643,9 @@ int main() {
   requests();
   records();
   policy();
+  cheap_positions();
+  policy_holds();
+  stall();
   pace();
   intake();
   numbers_are_no_addresses();

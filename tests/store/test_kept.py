@@ -22,7 +22,7 @@ from xmigd.store.manifest import Manifest, Manifests, load_cut, verify
 from xmigd.store.memory import records
 from xmigd.store.objects import Damaged, Objects
 
-EAGER: dict[str, object] = {"store_budget": 1, "cut_budget": 0.3}
+EAGER: dict[str, object] = {"store_budget": 1, "snapshot_cost": 0.3}
 
 
 @contextmanager

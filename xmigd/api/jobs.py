@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -91,7 +92,11 @@ def get_job(node: TheNode, caller: AnyCaller, job: JobId) -> JobInfo:
         found = queries.jobs(session, job_id=job, owner=caller.owner)
     if not found:
         raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
-    return JobInfo.model_validate(found[0])
+    info = JobInfo.model_validate(found[0])
+    now = time.monotonic_ns()
+    stalls = [process.stall() for process in node.supervisor.processes_of(job)]
+    info.expected_stall_ms = max((each.expected(now) / 1e6 for each in stalls if each is not None), default=None)
+    return info
 
 
 @router.delete("/{job}", operation_id="stop_job", status_code=202)

@@ -39,6 +39,9 @@ def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
     info.held_bytes = sum(handle.size for handle in live.handles.values())
     info.shadow_bytes = live.shadow_bytes
     info.server_bytes = live.device_bytes
+    if (stall := live.stall()) is not None:
+        info.expected_stall_ms = stall.expected(time.monotonic_ns()) / 1e6
+        info.stall_bound_ms, info.snapshots_ms = stall.bound / 1e6, stall.spent / 1e6
     if live.last_cut is not None:
         info.cuts, info.live_bytes = live.last_cut.number, live.last_cut.live_bytes
     return info

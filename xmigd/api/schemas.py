@@ -113,6 +113,9 @@ class JobInfo(Answer):
     processes: int
     faults: int
     recoveries: int
+    expected_stall_ms: float | None = Field(
+        default=None, description="of its process with the longest, when one job is asked for; null: not known"
+    )
 
 
 class JobMade(JobInfo):
@@ -164,6 +167,11 @@ class ProcessInfo(Answer):
     started_at: float
     ended_at: float | None
     cuts: int | None = None
+    expected_stall_ms: float | None = Field(
+        default=None, description="what the program would wait if its server died now; null: no server tells"
+    )
+    stall_bound_ms: float | None = Field(default=None, description="what snapshots are to keep that below")
+    snapshots_ms: float | None = Field(default=None, description="what snapshots have cost it since it began")
     live_bytes: int | None = None
     held_bytes: int | None = Field(default=None, description="the program's memory, shadow and module images")
     shadow_bytes: int | None = Field(default=None, description="device memory that holds the last cut")
@@ -191,7 +199,11 @@ class SegmentInfo(Answer):
     copied_bytes: int
     chunks: int
     objects: int
-    ms: float
+    ms: float = Field(description="in which nothing was executed and the device had nothing to do")
+    waited_ms: float = Field(description="before that, until the device had finished what it had")
+    hash_ms: float = Field(description="of ms, for hashing live memory where it is")
+    copy_ms: float = Field(description="of ms, for copying what has changed, and its hashes")
+    hashed_bytes: int = Field(description="where they are; what is copied is hashed with it")
     reason: str
     at: float
     kept_bytes: int | None = Field(default=None, description="in the store, compressed; null: this cut was not kept")
@@ -225,6 +237,7 @@ class RecoveryInfo(Answer):
     attempts: int
     standby: str
     cut: int
+    expected_ms: float | None = Field(description="the stall that was expected when it occurred; null: not known")
     detected_ms: float
     standby_ready_ms: float | None
     mapped_ms: float | None

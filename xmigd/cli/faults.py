@@ -96,7 +96,7 @@ def recoveries(job: JobOption = None, limit: LimitOption = 50, output: OutputOpt
     client = connect()
     rows = client.get("/v1/recoveries", job=find_job(client, job) if job else None, limit=limit)
     columns = {
-        "at": "TIME", "job_id": "JOB", "outcome": "OUTCOME", "detected_ms": "DETECTED ms",
+        "at": "TIME", "job_id": "JOB", "outcome": "OUTCOME", "expected_ms": "EXPECTED ms", "detected_ms": "DETECTED ms",
         "standby_ready_ms": "STANDBY ms", "mapped_ms": "MAPPED ms", "restored_ms": "RESTORED ms",
         "redone_ms": "REDONE ms", "resumed_ms": "RESUMED ms", "records": "RECORDS", "compared": "COMPARED",
         "exact": "EXACT", "attempts": "ATTEMPTS", "cause": "CAUSE",

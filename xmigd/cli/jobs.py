@@ -76,11 +76,12 @@ def ps(
     columns = {
         "id": "PROCESS", "job_id": "JOB", "job_name": "NAME", "pid": "PID", "device": "DEVICE", "state": "STATE",
         "location": "WHERE", "server_pid": "SERVER", "standby": "STANDBY", "generation": "GENERATION",
-        "held_bytes": "HELD", "shadow_bytes": "SHADOW", "server_bytes": "SERVERS", "faults": "FAULTS",
-        "recoveries": "RECOVERIES",
+        "expected_stall_ms": "STALL", "held_bytes": "HELD", "shadow_bytes": "SHADOW", "server_bytes": "SERVERS",
+        "faults": "FAULTS", "recoveries": "RECOVERIES",
     }  # fmt: skip
-    if rows and "location" not in rows[0]:
-        del columns["location"]
+    for name in ("location", "expected_stall_ms"):  # which daemons of earlier versions do not tell
+        if rows and name not in rows[0]:
+            del columns[name]
     show(rows, output, columns, "nothing runs under xMIG")
 
 

@@ -19,7 +19,7 @@ from xmigd.client import Refused
 from xmigd.errors import XmigError
 
 # A terminal's width, or enough that no line of a file is broken.
-NUMBERS = ("HELD", "SHADOW", "SERVERS", "MEMORY", "USED", "FREE", "UTILISATION", "LIVE", "RECORDS")
+NUMBERS = ("HELD", "SHADOW", "SERVERS", "MEMORY", "USED", "FREE", "UTILISATION", "LIVE", "RECORDS", "STALL")
 console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
 notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)
 
@@ -81,6 +81,8 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
         return time.strftime(form, time.localtime(value)) + f".{int(value % 1 * 1000):03d}"
     if name == "utilisation":
         return f"{100 * value:.0f} %"
+    if name == "expected_stall_ms":  # its title has no unit
+        return f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.0f} ms"
     if name.endswith("_ms"):
         return f"{value:.1f}"
     if name.endswith("_bytes"):

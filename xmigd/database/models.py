@@ -95,7 +95,13 @@ class JournalSegment(Base):
     copied_bytes: Mapped[int]
     chunks: Mapped[int]
     objects: Mapped[int]
-    ms: Mapped[float]
+    ms: Mapped[float]  # in which nothing was executed and the device was idle
+    waited_ms: Mapped[float] = mapped_column(default=0.0, server_default="0")  # before that, for the device to finish
+    hash_ms: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of ms
+    copy_ms: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of ms
+    hashed_bytes: Mapped[int] = mapped_column(
+        default=0, server_default="0"
+    )  # in place; what is copied is hashed with it
     reason: Mapped[str] = mapped_column(Text)
     at: Mapped[float]
 
@@ -164,6 +170,7 @@ class Recovery(Base):
     attempts: Mapped[int]
     standby: Mapped[str] = mapped_column(String(16))
     cut: Mapped[int]
+    expected_ms: Mapped[float | None]  # the stall that was expected when it occurred
     detected_ms: Mapped[float]
     standby_ready_ms: Mapped[float | None]
     mapped_ms: Mapped[float | None]

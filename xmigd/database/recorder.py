@@ -103,6 +103,8 @@ class DatabaseRecords:
         occurred = values.pop("occurred")
         values["at"] = wall(occurred)
         values["detected_ms"] = (values.pop("detected") - occurred) / 1e6
+        expected = values.pop("expected")
+        values["expected_ms"] = None if expected is None else expected / 1e6
         for phase in PHASES:
             reached = values.pop(phase)
             values[f"{phase}_ms"] = None if reached is None else (reached - occurred) / 1e6

@@ -124,9 +124,9 @@ def disturbed(console: Console, node: Node, chance: random.Random, strikes: int,
     began = time.monotonic()
     moments = sorted(chance.uniform(0.02, 0.8) * epochs for _ in range(strikes))
     kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
-    console.print(f"[bold]{'':4}{'':7}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
+    console.print(f"[bold]{'':4}{'':7}{'expected':>10}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
                   f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
-    console.print(f"[dim]{'':4}{'strike':7}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
+    console.print(f"[dim]{'':4}{'strike':7}{'stall':>10}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
                   f"{'records':>10}   replies[/dim]")  # fmt: skip
     recoveries: list[dict[str, Any]] = []
     for number, (moment, kind) in enumerate(zip(moments, kinds, strict=True), 1):
@@ -138,7 +138,8 @@ def disturbed(console: Console, node: Node, chance: random.Random, strikes: int,
         if recovery is None:
             break
         recoveries.append(recovery)
-        console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(recovery[f"{phase}_ms"]) for phase in PHASES)
+        times = [recovery["expected_ms"], *(recovery[f"{phase}_ms"] for phase in PHASES)]
+        console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(each) for each in times)
                       + f"{recovery['records'] or 0:>10}   {verdict(recovery)}")  # fmt: skip
     return finish(node, program, "disturbed"), recoveries
 

@@ -20,6 +20,8 @@ _MAX_DEVICES = 8
 _CLIENT_AT = -(-(_DEVICES_AT + _MAX_DEVICES * _DESCRIPTION_BYTES) // 64) * 64  # tail, next_sequence
 _SERVER_AT = _CLIENT_AT + 64  # executed, trimmed
 _TWO = struct.Struct("<QQ")
+_STALL = struct.Struct("<9Q")
+_MOST = 1 << 62  # ns, a century and a half
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,25 @@ class Description:
 class Counters:
     records: int  # that the program has appended
     used_bytes: int  # of the ring
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What a recovery would take, as the server knows it. Times in ns, moments of CLOCK_MONOTONIC."""
+
+    told_at: int
+    working: bool  # since then: the replay grows with time
+    replay: int
+    correction: int  # of the replay, in thousandths
+    constant: int
+    bound: int
+    peak: int  # what was expected right before the last snapshot
+    spent: int  # on snapshots, since the job began
+
+    def expected(self, at: int) -> int:
+        """If the server dies, or died, at this moment."""
+        grown = max(0, at - self.told_at) if self.working else 0
+        return min(self.constant + (self.replay + grown) * self.correction // 1000, _MOST)
 
 
 def _is_journal(fd: int) -> tuple[int, int] | None:
@@ -69,3 +90,16 @@ def counters(fd: int) -> Counters | None:
     tail, next_sequence = _TWO.unpack(os.pread(fd, _TWO.size, _CLIENT_AT))
     _, trimmed = _TWO.unpack(os.pread(fd, _TWO.size, _SERVER_AT))
     return Counters(records=next_sequence, used_bytes=max(0, min(tail - trimmed, found[1])))
+
+
+def stall(fd: int, offset: int) -> Stall | None:
+    """What the server tells of a recovery. None: it tells nothing, or nothing that could be."""
+    if offset == 0 or _is_journal(fd) is None:
+        return None
+    data = os.pread(fd, _STALL.size, offset)
+    if len(data) < _STALL.size:
+        return None
+    told_at, working, replay, correction, constant, bound, peak, spent, _ = _STALL.unpack(data)
+    if told_at == 0 or max(told_at, replay, constant, bound, peak, spent) > _MOST or correction > 1_000_000:
+        return None
+    return Stall(told_at, working == 1, replay, correction, constant, bound, peak, spent)

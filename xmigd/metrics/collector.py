@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -38,6 +39,7 @@ class NodeCollector(Collector):
             [((state,), states[state]) for state in sorted({*STATES, *states})],
         )  # fmt: skip
         yield from self._processes(processes, uuids)
+        yield from self._stalls(processes)
         yield from self._devices(devices, processes)
         yield from self._work()
         yield from self._requests()
@@ -71,6 +73,22 @@ class NodeCollector(Collector):
         for job_and_device, value in sums["calls"].items():
             calls.add_metric(job_and_device, value)
         yield calls
+
+    def _stalls(self, processes: list[Process]) -> Iterable[Metric]:
+        labels = ["job", "process"]
+        expected = GaugeMetricFamily(
+            "xmigd_expected_stall_seconds", "What the program would wait if its server died now", labels=labels
+        )
+        bound = GaugeMetricFamily("xmigd_stall_bound_seconds", "What snapshots are to keep that below", labels=labels)
+        cost = CounterMetricFamily("xmigd_snapshot_seconds", "Time that snapshots have cost the program", labels=labels)
+        now = time.monotonic_ns()
+        for process in processes:
+            if (stall := process.stall()) is not None:
+                key = (process.job.id, process.row.id)
+                expected.add_metric(key, stall.expected(now) / 1e9)
+                bound.add_metric(key, stall.bound / 1e9)
+                cost.add_metric(key, stall.spent / 1e9)
+        yield from (expected, bound, cost)
 
     def _devices(self, rows: list[models.Device], processes: list[Process]) -> Iterable[Metric]:
         labels = ["device", "name"]

@@ -45,7 +45,12 @@ class RecoveryPolicy(Group):
     max_attempts: int = measured(
         "attempts", ge=1, le=1000, description="recoveries in a row without progress before it is lost"
     )
-    cut_budget: float = measured("share", gt=0, le=0.5, description="share of a process's time that cuts may cost")
+    stall_bound: float = measured(
+        "seconds", gt=0, le=3600, description="below which the expected stall is kept by snapshots"
+    )
+    snapshot_cost: float = measured(
+        "share", gt=0, le=0.5, description="share of a process's time that snapshots may cost for that"
+    )
     hang_timeout: float = measured(
         "seconds", ge=0, le=1e9, description="seconds without progress that count as hung; 0: never"
     )
@@ -92,7 +97,10 @@ def defaults(settings: Settings) -> dict[str, Group]:
         "circuit-breaker": BreakerPolicy(),
         "devices": DevicePolicy(),
         "recovery": RecoveryPolicy(
-            max_attempts=settings.max_attempts, cut_budget=settings.cut_budget, hang_timeout=settings.hang_timeout
+            max_attempts=settings.max_attempts,
+            stall_bound=settings.stall_bound,
+            snapshot_cost=settings.snapshot_cost,
+            hang_timeout=settings.hang_timeout,
         ),
         "retention": RetentionPolicy(events=settings.events_kept),
     }
@@ -155,6 +163,8 @@ class Policies:
         for key, value in change.items():
             if key not in type(base).model_fields:
                 fields = ", ".join(type(base).model_fields)
+                if key == "cut_budget":
+                    fields = f"snapshot_cost, which it is called now, {fields}"
                 raise Invalid(
                     f"{key[:64]}: the policy {name} has no such value", code="unknown_field", hint=f"it has: {fields}"
                 )

@@ -58,6 +58,7 @@ class Death:
     record: e.FaultRecord | None
     occurred: int | None = None
     innocent: bool = False  # injected, or from outside: says nothing about the program
+    expected: int | None = None  # the stall that was expected when it happened, ns
 
 
 class Core:

@@ -119,6 +119,7 @@ class Faulted(ServerEvent):
     at: int
     after: int = 0
     until: int = 0
+    expected: int | None = None  # the stall that was expected then, ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +159,7 @@ class Exited(ServerEvent):
     clean: bool = False  # exit code 0
     killed: bool = False  # by SIGKILL: no program can cause that
     since: int = 0  # the first sign of its end, where that was seen before: an exit takes long
+    expected: int | None = None  # the stall that was expected then, ns
 
 
 # --- what is injected, recorded ----------------------------------------------------------------------------------
@@ -208,6 +210,7 @@ class RecoveryRecord:
     fault: int | None  # the FaultRecord that began it
     occurred: int
     detected: int
+    expected: int | None = None  # the stall that was expected when it occurred, ns; None: not known
     standby: StandbyKind = "warm"
     attempts: int = 1
     cut: int = 0

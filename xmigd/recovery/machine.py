@@ -387,7 +387,9 @@ class Machine(MovingCore):
             error=event.error,
             injection=injection,
         )
-        self._deaths[event.server] = Death(record, min(event.at, event.t), innocent=injection is not None)
+        self._deaths[event.server] = Death(
+            record, min(event.at, event.t), innocent=injection is not None, expected=event.expected
+        )
         self._kill(event.server, "it reported a sticky fault")
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
@@ -478,7 +480,7 @@ class Machine(MovingCore):
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
                 record = self._fault("injected" if injected else "server", text, injection=striking)
                 innocent = injected or event.killed
-                death = Death(record, min(event.since or event.t, event.t), innocent)
+                death = Death(record, min(event.since or event.t, event.t), innocent, event.expected)
             if self.move is None:
                 self._server_lost(death)
                 return
@@ -504,6 +506,7 @@ class Machine(MovingCore):
                 fault=record.number if record else None,
                 occurred=death.occurred if death.occurred is not None else self._t,
                 detected=self._t,
+                expected=death.expected,
             )
         else:
             again = self.recovery

@@ -75,6 +75,10 @@ class Cut(Message):
     position: Number
     sequence: Number
     ms: Millis
+    waited_ms: Millis = 0  # before them, for the device. These four: a server of an earlier version does not say.
+    hash_ms: Millis = 0  # of ms, for hashing in place
+    copy_ms: Millis = 0  # of ms, for copying and hashing what is copied
+    hashed_bytes: Number = 0  # in place
     chunks: Number
     copied_bytes: Number
     live_bytes: Number
@@ -304,12 +308,13 @@ def pack_memory(message: MemoryAdd) -> bytes:
 
 
 def pack_assign(
-    assign: Assign, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float = 0, first_id: int = 1
-) -> bytes:
+    assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
+    first_id: int = 1,
+) -> bytes:  # fmt: skip
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
-        "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": cut_budget,
-        "hang_timeout": hang_timeout,
+        "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": snapshot_cost,
+        "stall_bound": stall_bound, "hang_timeout": hang_timeout,
         "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
@@ -326,13 +331,13 @@ def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
 
 
 def pack_target(
-    mode: str, *, job: str, client_pid: int, cut_budget: float, hang_timeout: float, first_id: int,
-    injections: Sequence[Injection] = (),
+    mode: str, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float,
+    first_id: int, injections: Sequence[Injection] = (),
 ) -> bytes:  # fmt: skip
     """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on."""
     return pack(
-        "assign", job=job, mode=mode, client_pid=client_pid, cut_budget=cut_budget, hang_timeout=hang_timeout,
-        deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
+        "assign", job=job, mode=mode, client_pid=client_pid, cut_budget=snapshot_cost, stall_bound=stall_bound,
+        hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
     )  # fmt: skip
 
 

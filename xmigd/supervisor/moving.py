@@ -224,9 +224,9 @@ class Moving:
         # The source of a move goes on numbering; of a suspended process there is none that could.
         self._first_id = (highest // ID_STEP + 1) * ID_STEP if mode == "move" else highest + 1
         packed = m.pack_target(
-            mode, job=process.row.id, client_pid=process.row.pid, cut_budget=process.cut_budget,
-            hang_timeout=process.machine.limits.hang_timeout, first_id=self._first_id,
-            injections=instruction.injections,
+            mode, job=process.row.id, client_pid=process.row.pid, stall_bound=process.stall_bound,
+            snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
+            first_id=self._first_id, injections=instruction.injections,
         )  # fmt: skip
         server.send(packed, process.memory.all)
         for handle in process.handles.values():

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from xmigd import log
+from xmigd.devices.header import Stall, stall
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
 from xmigd.migration import events as v
 from xmigd.records import JobRow, ProcessRow, Records
@@ -43,7 +44,9 @@ class Process:
         memory: JobMemory,
         program: ServerProgram,
         limits: Limits,
-        cut_budget: float,
+        stall_bound: float,
+        snapshot_cost: float,
+        stall_at: int,
         records: Records,
         admit: Callable[[Process], None],
         refuse: Callable[[Process, int, str], None],
@@ -67,7 +70,8 @@ class Process:
         self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._pidfd: Fd | None = pidfd
         self.program = program
-        self.cut_budget = cut_budget
+        self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
+        self._stall_at = stall_at  # where the journal has the expected stall
         self.records = records
         self._admit = admit
         self._refuse = refuse
@@ -121,6 +125,20 @@ class Process:
     def shadow_bytes(self) -> int:
         """Device memory that holds the last cut. What of it the program needs goes to host memory."""
         return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
+
+    def stall(self) -> Stall | None:
+        """What its program would wait if its server died now, as its server tells. None: it has told nothing yet."""
+        if self.memory is None:
+            return None
+        try:
+            return stall(self.memory.journal.fileno(), self._stall_at)
+        except (OSError, ValueError):
+            return None
+
+    def _expected(self, at: int) -> int | None:
+        """What was expected at that moment, ns."""
+        found = self.stall()
+        return None if found is None else found.expected(at)
 
     @property
     def standby_state(self) -> str | None:
@@ -330,7 +348,7 @@ class Process:
         self.tell(
             e.Exited(
                 t=now(), server=server.number, status=ending.text, clean=ending.clean, killed=ending.killed,
-                since=since,
+                since=since, expected=self._expected(since or now()) if server.number == self.machine.active else None,
             )
         )  # fmt: skip
 
@@ -396,6 +414,7 @@ class Process:
                     e.Faulted(
                         t=t, server=number, sequence=message.sequence, op=message.op, error=message.error,
                         text=message.text, at=message.t, after=message.after, until=message.until,
+                        expected=self._expected(message.t) if has_process else None,
                     )
                 )  # fmt: skip
             case m.ProgramError():
@@ -488,8 +507,8 @@ class Process:
         if instruction.mode != "lost":
             self.generation += 1  # as the server counts, in the journal
         packed = m.pack_assign(
-            instruction, job=self.row.id, client_pid=self.row.pid, cut_budget=self.cut_budget,
-            hang_timeout=self.machine.limits.hang_timeout,
+            instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
+            snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
         )  # fmt: skip
         if instruction.mode == "lost":
             self.fd_store.forget(self.row.id)
@@ -512,7 +531,9 @@ class Process:
         total = (record.resumed - record.occurred) / 1e6 if record.resumed is not None else None
         self._log.info(
             f"recovery {record.outcome}", number=record.number, why=record.cause, attempts=record.attempts,
-            ms=None if total is None else round(total, 1), records=record.records, differing=record.differing,
+            ms=None if total is None else round(total, 1),
+            expected_ms=None if record.expected is None else round(record.expected / 1e6, 1),
+            records=record.records, differing=record.differing,
         )  # fmt: skip
 
     # --- small parts ------------------------------------------------------------------------------------------------

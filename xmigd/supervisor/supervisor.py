@@ -76,7 +76,8 @@ class Supervisor:
             standby=settings.standby,
             preload=settings.preload,
         )
-        self._cut_budget, self._hang_timeout = settings.cut_budget, settings.hang_timeout
+        self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
+        self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
         self.cordoned: dict[str, str] = {}  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
@@ -127,10 +128,11 @@ class Supervisor:
             device = self._visible(visible, None)
         return new_job(name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout)
 
-    def set_recovery(self, *, max_attempts: int, cut_budget: float, hang_timeout: float) -> None:
-        """What an operator wants. A process that runs keeps its budget and timeout: its server has them."""
+    def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
+        """What an operator wants. A process that runs keeps its bound, cost and timeout: its server has them."""
         self._limits = replace(self._limits, max_attempts=max_attempts)
-        self._cut_budget, self._hang_timeout = cut_budget, hang_timeout
+        self._stall_bound, self._snapshot_cost = stall_bound, snapshot_cost
+        self._hang_timeout = hang_timeout
         for process in self.processes.values():
             process.machine.limits = replace(process.machine.limits, max_attempts=max_attempts)
 
@@ -283,7 +285,8 @@ class Supervisor:
         )  # fmt: skip
         return Process(
             row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
-            cut_budget=self._cut_budget, records=self._records, admit=self._admit, refuse=self._refuse,
+            stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
+            records=self._records, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
             host_pool=self.host_pool, cut_committed=self._keep, fd_store=self._fd_store,
             faults=faults, recoveries=recoveries,

@@ -22,6 +22,8 @@ class Sample:
     journal_bytes: float | None
     cut_ms: float | None
     cut_share: float | None  # of its time, 0 to 1
+    expected_stall_ms: float | None = None  # what it would wait if its server died
+    stall_bound_ms: float | None = None
 
 
 def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> list[Sample]:
@@ -29,8 +31,12 @@ def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> li
     busy = {
         round(at / STEP): value for at, value in zip(device.get("at", []), device.get("utilisation", []), strict=True)
     }
-    columns = ("live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "cut_ms", "cut_share")
-    rows = zip(process["at"], *(process[name] for name in columns), strict=True)
+    columns = (
+        "live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "cut_ms", "cut_share", "expected_stall_ms",
+        "stall_bound_ms",
+    )  # fmt: skip
+    nothing = [None] * len(process["at"])  # a daemon of an earlier version
+    rows = zip(process["at"], *(process.get(name, nothing) for name in columns), strict=True)
     return [
         Sample(at=at, utilisation=busy.get(round(at / STEP)), **dict(zip(columns, values, strict=True)))
         for at, *values in rows
@@ -63,6 +69,7 @@ class Chart:
 
 
 CHARTS = (
+    (Chart("stall", "Expected stall if its server died (line), bound (dashes)", "8,9", "ms"), "expected_stall_ms"),
     (Chart("memory", "Device memory: used (line), held (dashes)", "1,2", "bytes"), "live_bytes"),
     (Chart("calls", "Calls executed per second", "4", "count"), "calls_per_s"),
     (Chart("journal", "Journal", "5", "bytes"), "journal_bytes"),
