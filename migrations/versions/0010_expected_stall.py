@@ -25,9 +25,9 @@ def rename(old: str, new: str) -> None:
 
 
 def upgrade() -> None:
-    op.add_column("recoveries", sa.Column("expected_ms", sa.Float(), nullable=True))
+    op.add_column("recoveries", sa.Column("expected_ms", sa.Double(), nullable=True))
     for name in SEGMENTS:
-        op.add_column("journal_segments", sa.Column(name, sa.Float(), nullable=False, server_default="0"))
+        op.add_column("journal_segments", sa.Column(name, sa.Double(), nullable=False, server_default="0"))
     op.add_column("journal_segments", sa.Column("hashed_bytes", sa.Integer(), nullable=False, server_default="0"))
     rename("cut_budget", "snapshot_cost")
 

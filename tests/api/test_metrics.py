@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.daemon.node import Node, Program, until
 from xmigd.devices import header
 from xmigd.metrics.series import KEPT, Series
+from xmigd.native import Layout
 
 from .callers import request_as
 
@@ -94,6 +95,18 @@ def test_the_header_is_read_where_the_layout_has_it() -> None:
         os.pwrite(fd, struct.pack("<QQ", 100, 7), 6464)
         os.pwrite(fd, struct.pack("<QQ", 90, 40), 6528)
         assert header.counters(fd) == header.Counters(records=7, used_bytes=60)
+        at = Layout().stall_at  # that the server says the same is tested in tests/daemon/test_handshake.py
+        assert header.stall(fd, at) is None  # no server has told anything
+        os.pwrite(fd, struct.pack("<9Q", 1000, 1, 40, 1500, 30, 200, 150, 9, 2), at)
+        told = header.stall(fd, at)
+        assert told == header.Stall(1000, True, 40, 1500, 30, 200, 150, 9)
+        assert (told.expected(1000), told.expected(1020), told.expected(900)) == (90, 120, 90)
+        assert header.stall(fd, 0) is None  # a layout without it
+        for place in range(7):  # the program can write there, too
+            if place != 1:
+                os.pwrite(fd, struct.pack("<Q", (1 << 64) - 1), at + 8 * place)
+                assert header.stall(fd, at) is None
+                os.pwrite(fd, struct.pack("<Q", 5), at + 8 * place)
     finally:
         os.close(fd)
 

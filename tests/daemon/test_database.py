@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -63,6 +64,27 @@ def test_the_migrations_can_be_undone(path: Path, engine: Engine) -> None:
     with engine.connect() as connection:
         tables = connection.execute(text("select name from sqlite_master where type='table'")).scalars().all()
         assert set(tables) <= {"alembic_version", "sqlite_sequence"}
+    migrate.upgrade(path, engine)
+
+
+def test_an_operators_cut_budget_keeps_its_meaning(path: Path, engine: Engine) -> None:
+    from alembic import command
+
+    def settings() -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.execute(text("select settings from policies order by name")).scalars())
+
+    with engine.begin() as connection:
+        command.downgrade(migrate.alembic_config(connection), "0009")
+        connection.execute(text(
+            "insert into policies (name, version, settings, updated_at, updated_by) values "
+            "('recovery', 1, '{\"cut_budget\": 0.02, \"max_attempts\": 3}', 0, 'me'), ('retention', 1, '{}', 0, 'me')"
+        ))  # fmt: skip
+    migrate.upgrade(path, engine)
+    assert [json.loads(each) for each in settings()] == [{"snapshot_cost": 0.02, "max_attempts": 3}, {}]
+    with engine.begin() as connection:
+        command.downgrade(migrate.alembic_config(connection), "0009")
+    assert json.loads(settings()[0]) == {"cut_budget": 0.02, "max_attempts": 3}
     migrate.upgrade(path, engine)
 
 
