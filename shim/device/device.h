@@ -106,6 +106,10 @@ class Device {
   // driver have to take much apart, until another one has its memory and the last snapshot's content, ns.
   virtual uint64_t recovery_ns() const { return 40'000'000; }
 
+  // How many records' work a stream gets before it gets a mark that tells how far the device has come. One on a GPU costs the time of
+  // a short kernel.
+  virtual uint32_t mark_every() const { return 128; }
+
   // The record whose work the calling thread enqueues from now on: faults are reported with it.
   virtual void set_sequence(uint64_t sequence) = 0;
   // The sticky fault, if there is one. After it every driver function that touches the context returns its error.

@@ -68,7 +68,14 @@ void Executor::consider_cut(bool idle) {
     stop_.reset();
     return suspending ? fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
   }
-  if (stop_->deadline == stop_->since) {
+  const bool stops = stop_->deadline != stop_->since;
+  if (const uint64_t progress = progress_.signature();
+      stops && progress != stop_->progress && now - stop_->since < CutPolicy::kLongestDelay) {
+    stop_->progress = progress;  // it works its queue off
+    stop_->deadline = now + policy_.patience(now);
+    return;
+  }
+  if (!stops) {
     policy_.busy(now);
   } else {
     policy_.gave_up(now, now - stop_->since);
@@ -137,6 +144,7 @@ std::optional<Executor::Stop> Executor::wants_cut(bool idle, uint64_t now) {
   const bool for_another = stop.request == kHandover || stop.request == kSuspend;
   if (outside && (!for_another || now < stop.deadline)) return std::nullopt;
   requests_.fetch_and(~stop.request);
+  if (stop.deadline != stop.since) stop.progress = progress_.signature();
   if (for_another) handover_by_ = 0;
   return stop;
 }

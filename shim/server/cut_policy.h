@@ -31,6 +31,9 @@ class CutPolicy {
     uint64_t live = 0;  // bytes
   };
 
+  // Nothing postpones a cut by more.
+  static constexpr uint64_t kLongestDelay = 1'000'000'000;
+
   CutPolicy(uint64_t bound, double cap) : bound_(bound), cap_(cap) {}
 
   void start(uint64_t now) { begin(now, kFirst); }
@@ -79,8 +82,8 @@ class CutPolicy {
     const uint64_t grown = now.replay >= half ? now.time : now.working ? now.time + (half - now.replay) : forced_;
     return std::max(std::max(added(last_, wait_), not_before_), std::min(grown, forced_));
   }
-  // How long the executor may stop for an overdue cut: the longer there has been none, and the more often that was in vain,
-  // the longer.
+  // How long the executor may stop for an overdue cut while the device gets no further: the longer there has been none, the longer, and
+  // twice as long if that was in vain. As long as it gets further, at most kLongestDelay.
   uint64_t patience(uint64_t now) const {
     const auto share = static_cast<uint64_t>(static_cast<double>(now - last_) * cap_);
     return std::min(std::max(kLeastPatience, share) << gave_up_, kLongestDelay);
@@ -99,12 +102,11 @@ class CutPolicy {
   static constexpr uint64_t kShortest = 50'000'000;
   // One is due by then in any case, when the device rests: what was done then is safe, and costs no journal.
   static constexpr uint64_t kLongest = 1'000'000'000;
-  static constexpr uint64_t kLongestDelay = 1'000'000'000;
   static constexpr uint64_t kGrace = 100'000'000;  // in which a good moment may come
   static constexpr uint64_t kLookEvery = 100'000;
   // A device that works through what it has been given loses nothing meanwhile.
-  static constexpr uint64_t kLeastPatience = 100'000'000;
-  static constexpr uint32_t kMostPatience = 4;  // doublings
+  static constexpr uint64_t kLeastPatience = 150'000'000;
+  static constexpr uint32_t kMostPatience = 1;  // doublings: a kernel that lasts for ever holds up others for a quarter of the time
   static constexpr uint64_t kUnbearable = 5;    // bounds: then more than the cap is spent,
   static constexpr uint64_t kWorthOfIt = 4;     // so many of it
   static constexpr uint64_t kSmallDifference = 64ull << 20;  // bytes: a cut of them costs next to nothing

@@ -98,7 +98,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       scratch_(driver_),
       bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
-      progress_(driver_),
+      progress_(driver_, device.mark_every()),
       stall_bound_(static_cast<uint64_t>(stall_bound * 1e9)),
       policy_(stall_bound_, cut_budget),
       stall_(device.recovery_ns()),

@@ -200,8 +200,9 @@ class Executor final : public Witness {
   struct Stop {
     const char* reason;
     uint64_t since;
-    uint64_t deadline;  // then it goes on without
+    uint64_t deadline;  // then it goes on without, unless the device has come further since
     Requests request;   // that it is for
+    uint64_t progress = 0;  // of the device, when that was last looked at
   };
   struct HostCall;     // host_functions.cc
   class GraphBuilder;  // graphs.cc

@@ -6,8 +6,9 @@
 
 namespace xmig::server {
 
-Progress::Progress(const DriverTable& driver)
+Progress::Progress(const DriverTable& driver, uint32_t mark_every)
     : driver_(driver),
+      mark_every_(mark_every),
       words_(::mmap(nullptr, kLanes * sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
              kLanes * sizeof(uint64_t)) {
   if (words_) driver_.cuMemHostRegister_v2(words_.data(), words_.size(), CU_MEMHOSTREGISTER_PORTABLE);

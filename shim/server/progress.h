@@ -18,7 +18,9 @@ namespace xmig::server {
 
 class Progress {
  public:
-  explicit Progress(const DriverTable& driver);
+  static constexpr uint32_t kMarkEvery = 128;  // on a GPU: a mark costs the executor and the device a microsecond each
+  // `mark_every`: so many records of a stream get one mark.
+  explicit Progress(const DriverTable& driver, uint32_t mark_every = kMarkEvery);
   ~Progress();
   Progress(const Progress&) = delete;
 
@@ -29,7 +31,7 @@ class Progress {
     unfinished_.store(true, std::memory_order_relaxed);
     if (lane.unmarked++ == 0) lane.first_unmarked.store(sequence, std::memory_order_relaxed);
     lane.enqueued.store(sequence, std::memory_order_relaxed);
-    return lane.unmarked < kMarkEvery ? CUDA_SUCCESS : mark(lane, sequence);
+    return lane.unmarked < mark_every_ ? CUDA_SUCCESS : mark(lane, sequence);
   }
   // A mark behind what each stream has. `use_ordinal` makes a device's context the current one.
   template <typename F>
@@ -58,7 +60,6 @@ class Progress {
   uint64_t signature() const;
 
  private:
-  static constexpr uint32_t kMarkEvery = 128;  // a mark costs the executor and the device a microsecond each
   static constexpr size_t kLanes = 512;
 
   // A stream's work. The last lane is shared by all streams for which there is none left: it gets no marks.
@@ -77,6 +78,7 @@ class Progress {
   CUresult mark(Lane& lane, uint64_t sequence);
 
   const DriverTable& driver_;
+  const uint32_t mark_every_;
   journal::Mapping words_;  // one for each lane, written by the device
   std::array<Lane, kLanes> lanes_;
   Lane* last_ = nullptr;

@@ -343,7 +343,7 @@ void policy_holds() {
         if (!(idle && policy.due(known)) && !overdue) continue;
         stopped = now;
         patience = policy.patience(now);
-        CHECK(patience >= 100 * kMs && patience <= 1'000 * kMs);
+        CHECK(patience >= 150 * kMs && patience <= 1'000 * kMs);
       }
       if (gives_up && chance() % 100 != 0) {
         if (now - stopped < patience) continue;

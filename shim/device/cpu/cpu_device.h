@@ -53,6 +53,7 @@ class CpuDevice final : public Device {
 
   const DriverTable& driver() const override { return table_; }
   journal::DeviceDescription describe(int ordinal) const override { return ordinals.at(ordinal).description; }
+  uint32_t mark_every() const override { return 16; }  // its kernels take long, and a mark nothing
   void set_sequence(uint64_t sequence) override { t_sequence = sequence; }
   Fault fault() const override;
   void on_fault(void (*callback)(void*), void* user) override;
