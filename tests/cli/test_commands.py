@@ -56,6 +56,17 @@ def test_run_becomes_the_program(node: Node) -> None:
     assert ctl_process(node, "run", "--device", "cpu:9", "--", "true").returncode == 5
 
 
+def test_run_chooses_allocators_unless_somebody_did(node: Node) -> None:
+    code = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR'))"
+
+    def chosen(**more: str) -> str:
+        return ctl_process(node, "run", "--", sys.executable, "-c", code, **more).stdout.strip()
+
+    assert chosen() == "cuda_async"
+    assert chosen(XLA_PYTHON_CLIENT_ALLOCATOR="platform") == "platform"
+    assert chosen(XMIG_CACHED_BLOCKS="keep") == "None"
+
+
 def test_no_daemon(node: Node) -> None:
     node.kill()
     for arguments in (["ps"], ["run", "--", "true"], ["recoveries"]):
