@@ -72,6 +72,7 @@ def generic(kind: int, **params: object) -> NodeParams:
     made = NodeParams(kind)
     for name, value in params.items():
         setattr(made.of, name, value)
+    made.keep = params  # what they point to
     return made
 
 

@@ -165,9 +165,9 @@ def executable(graph: c_void_p) -> c_void_p:
 
 
 def kernel_params(function: int, *arguments: Any) -> KernelParams:
-    """A launch of 4 blocks of 32 threads. It keeps its arguments alive."""
+    """A launch of one block of 32 threads. It keeps its arguments alive."""
     packed = pack(*arguments)
-    made = KernelParams(function, Dim3(4, 1, 1), Dim3(32, 1, 1), 0, ctypes.addressof(packed), None, None, None)
+    made = KernelParams(function, Dim3(1, 1, 1), Dim3(32, 1, 1), 0, ctypes.addressof(packed), None, None, None)
     made.packed = packed
     return made
 
