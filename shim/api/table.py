@@ -346,8 +346,8 @@ SAME_AS: dict[str, str] = {
     for name in ("cuCtxCreate", "cuCtxDestroy", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease",
                  "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuEventDestroy", "cuLinkAddData",
                  "cuLinkAddFile", "cuLinkCreate", "cuMemHostRegister",
-                 "cuStreamBatchMemOp", "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamWriteValue32",
-                 "cuStreamWriteValue64")
+                 "cuStreamBatchMemOp", "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64",
+                 "cuStreamWriteValue32", "cuStreamWriteValue64")
 }
 
 # --- records that name a stream, but are not work in it -----------------------------------------------------------

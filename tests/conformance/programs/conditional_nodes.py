@@ -184,8 +184,8 @@ empty = new_graph()
 stranger = nodes.conditional_params(again, IF, 1)
 expect_error(DRIVER, 1, "cuGraphAddNode_v2", byref(got), empty, None, None, 0, byref(stranger))
 own = condition(empty)
-for kind, size in ((IF, 3), (IF, 0), (WHILE, 2), (3, 1)):
-    wrong = nodes.conditional_params(own, kind, size)
+for form, size in ((IF, 3), (IF, 0), (WHILE, 2), (3, 1)):
+    wrong = nodes.conditional_params(own, form, size)
     expect_error(DRIVER, 1, "cuGraphAddNode_v2", byref(got), empty, None, None, 0, byref(wrong))
 expect_error(DRIVER, 1, "cuGraphConditionalHandleCreate", byref(ctypes.c_uint64()), empty, None, 0, 2)
 expect_error(DRIVER, 1, "cuGraphInstantiateWithFlags", byref(got), empty, 0)  # its handle is used by no node

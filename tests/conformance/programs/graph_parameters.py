@@ -152,15 +152,15 @@ memset = c_void_p(node.value)
 run_of = executable(graph)
 for step, element in enumerate((1, 2, 4, 4, 2, 1)):
     height = 1 if step < 3 else 5
-    params = MemsetParams(x + 8 * step, 96, 0xA1B2C3D4 + step, element, 11, height, context)
+    fills = MemsetParams(x + 8 * step, 96, 0xA1B2C3D4 + step, element, 11, height, context)
     put(x, bytes(BYTES))
     if step % 2:
-        DRIVER.cuGraphExecNodeSetParams(run_of, memset, byref(generic(nodes.MEMSET, memset=params)))
+        DRIVER.cuGraphExecNodeSetParams(run_of, memset, byref(generic(nodes.MEMSET, memset=fills)))
     else:
-        DRIVER.cuGraphExecMemsetNodeSetParams(run_of, memset, byref(params), context)
+        DRIVER.cuGraphExecMemsetNodeSetParams(run_of, memset, byref(fills), context)
     run(run_of)
     say("memset", element, height, read(x, BYTES))
-    DRIVER.cuGraphMemsetNodeSetParams(memset, byref(params))
+    DRIVER.cuGraphMemsetNodeSetParams(memset, byref(fills))
     back = MemsetParams()
     DRIVER.cuGraphMemsetNodeGetParams(memset, byref(back))
     expect((back.element, back.width, back.height) == (element, 11, height), "what was set")
@@ -242,11 +242,11 @@ DRIVER.cuGraphAddBatchMemOpNode(byref(node), graph, None, 0, byref(batch(1)))
 batched = c_void_p(node.value)
 run_of = executable(graph)
 for step in range(6):
-    params = batch(20 + step)
+    words = batch(20 + step)
     if step % 2:
-        DRIVER.cuGraphExecBatchMemOpNodeSetParams(run_of, batched, byref(params))
+        DRIVER.cuGraphExecBatchMemOpNodeSetParams(run_of, batched, byref(words))
     else:
-        DRIVER.cuGraphExecNodeSetParams(run_of, batched, byref(generic(nodes.BATCH, batch=params)))
+        DRIVER.cuGraphExecNodeSetParams(run_of, batched, byref(generic(nodes.BATCH, batch=words)))
     run(run_of)
     say("batch", step, read(z, 16))
 DRIVER.cuGraphBatchMemOpNodeSetParams(batched, byref(batch(9)))
