@@ -2,27 +2,34 @@
 
 What an answer means is decided here once: a problem (RFC 9457) becomes `Refused`, which keeps every member of it, and
 a daemon that does not answer becomes `NoDaemon`.
+
+Each request has a connection of its own, and only the standard library is needed for it: a command of `xmigctl` is over
+before a larger one would have been loaded, and threads may share a client.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import ipaddress
 import json
+import socket
 import ssl
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-
-import httpx
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
 from xmigd.errors import XmigError
-from xmigd.settings import SYSTEM_RUNTIME_DIR, Settings
+from xmigd.place import Place, local_socket
+
+if TYPE_CHECKING:
+    from xmigd.settings import Settings
 
 # How long a request whose answer was lost is tried again: the time that a daemon needs to be restarted.
 RESTART_PATIENCE = 30.0
+PATH_AS_IT_IS = "/:,;=@!$&'()*+~%?"
 
 
 class NoDaemon(XmigError):
@@ -41,17 +48,29 @@ class Refused(XmigError):
         self.problem = problem
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class Client:
     """One daemon. Without `url` it is the local one, whose kernel says who calls; over the network a token does.
 
-    `url`: http(s)://host[:port]. `ca_file`: PEM file of the authority that signed the daemon's certificate; default:
-    the system's. `client_cert`: PEM file with a certificate and its key, for a daemon that asks for one. Raises
-    XmigError for an address that cannot be used, or over which the token could be read.
+    `where`: which daemon is the local one. `url`: http(s)://host[:port]. `ca_file`: PEM file of the authority that
+    signed the daemon's certificate; default: the system's. `client_cert`: PEM file with a certificate and its key, for
+    a daemon that asks for one. `timeout`: seconds without a byte. Raises XmigError for an address that cannot be used,
+    or over which the token could be read.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        where: Settings | Place,
         *,
         url: str | None = None,
         token: str | None = None,
@@ -59,19 +78,16 @@ class Client:
         client_cert: str | None = None,
         timeout: float = 30.0,
     ) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout = timeout
+        self._trust: ssl.SSLContext | None = None
+        self._remote = url is not None
         if url is None:
-            self.address = str(local_socket(settings))
-            self._http = httpx.Client(
-                transport=httpx.HTTPTransport(uds=self.address), base_url="http://localhost", headers=headers,
-                timeout=timeout,
-            )  # fmt: skip
+            self.address = str(local_socket(where if isinstance(where, Place) else where.place))
         else:
             self.address = _checked(url, with_token=bool(token))
-            self._http = httpx.Client(
-                base_url=self.address, headers=headers, verify=_trust(ca_file, client_cert), timeout=timeout,
-                trust_env=False,
-            )  # fmt: skip
+            if self.address.startswith("https"):
+                self._trust = _trust(ca_file, client_cert)
 
     def get(self, path: str, **params: Any) -> Any:
         return self._body(self._request("GET", path, params=_given(params)))
@@ -79,19 +95,19 @@ class Client:
     def get_tagged(self, path: str, **params: Any) -> tuple[Any, str]:
         """The resource and its ETag, for a PATCH; "*" if it has none."""
         answer = self._request("GET", path, params=_given(params))
-        return self._body(answer), answer.headers.get("etag", "*")
+        return self._body(answer), answer.headers.get("ETag", "*")
 
     def get_text(self, path: str) -> str:
         answer = self._request("GET", path)
         self._body(answer, json_expected=False)
-        return answer.text
+        return answer.text()
 
     def post(self, path: str, body: dict[str, Any] | None = None, *, keep_null: dict[str, Any] | None = None) -> Any:
         """What is None in `body` is left out; `keep_null` is sent as it is, where null has a meaning."""
-        return self._body(self._request("POST", path, json=_given(body or {}) | (keep_null or {})))
+        return self._body(self._request("POST", path, json_body=_given(body or {}) | (keep_null or {})))
 
     def patch(self, path: str, body: dict[str, Any], tag: str) -> Any:
-        return self._body(self._request("PATCH", path, json=body, headers={"If-Match": tag}))
+        return self._body(self._request("PATCH", path, json_body=body, headers={"If-Match": tag}))
 
     def delete(self, path: str) -> Any:
         return self._body(self._request("DELETE", path))
@@ -102,7 +118,7 @@ class Client:
         end = time.monotonic() + RESTART_PATIENCE
         while True:
             try:
-                operation = self._body(self._request("POST", path, json=_given(body or {}), headers=headers))
+                operation = self._body(self._request("POST", path, json_body=_given(body or {}), headers=headers))
                 return dict(operation)
             except NoDaemon as error:
                 # Never sent: there is no daemon. Sent and lost: it may be on its way.
@@ -113,65 +129,108 @@ class Client:
     def events(self, *, after: int | None = None, **params: Any) -> Iterator[dict[str, Any]]:
         """Events as they come: `{"id", "event", "data"}`. Ends when the daemon ends the stream."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(after)} if after is not None else {})
-        timeout = httpx.Timeout(30, read=None)
-        try:
-            with self._http.stream(
-                "GET", "/v1/events", params=_given(params), headers=headers, timeout=timeout
-            ) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    self._body(answer)
-                yield from _server_sent(answer.iter_lines())
-        except httpx.TransportError as error:
-            raise self._lost(error) from None
+        with contextlib.closing(self._connection()) as connection:
+            answer = self._ask(connection, "GET", "/v1/events", params=_given(params), headers=headers)
+            try:
+                if answer.status != 200:
+                    self._body(_Answer(answer.status, answer.headers, answer.read()))
+                if connection.sock is not None:
+                    connection.sock.settimeout(None)  # the next event comes when it comes
+                yield from _server_sent(line.decode(errors="replace").rstrip("\r\n") for line in answer)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._lost(error) from None
 
     def close(self) -> None:
-        self._http.close()
+        """Nothing stays open between two requests."""
 
-    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._remote:
+            return _UnixConnection(self.address, self._timeout)
+        parts = urlsplit(self.address)
+        if self._trust is not None:
+            return http.client.HTTPSConnection(parts.netloc, timeout=self._timeout, context=self._trust)
+        return http.client.HTTPConnection(parts.netloc, timeout=self._timeout)
+
+    def _request(self, method: str, path: str, **options: Any) -> _Answer:
+        with contextlib.closing(self._connection()) as connection:
+            answer = self._ask(connection, method, path, **options)
+            try:
+                return _Answer(answer.status, answer.headers, answer.read())
+            except (OSError, http.client.HTTPException) as error:
+                raise self._lost(error) from None
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, *, params: dict[str, Any] | None = None,
+        json_body: dict[str, Any] | None = None, headers: dict[str, str] | None = None,
+    ) -> http.client.HTTPResponse:  # fmt: skip
+        sent = {"Accept": "application/json", "Connection": "close"} | self._headers | (headers or {})
+        body = None
+        if json_body is not None:
+            body, sent = json.dumps(json_body).encode(), sent | {"Content-Type": "application/json"}
+        path = quote(path, safe=PATH_AS_IT_IS)
+        if params:
+            path += "?" + urlencode({name: _parameter(value) for name, value in params.items()}, doseq=True)
         try:
-            return self._http.request(method, path, **options)
-        except httpx.TransportError as error:
+            connection.connect()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._absent(error) from None
+        try:
+            connection.request(method, path, body, sent)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
             raise self._lost(error) from None
 
-    def _lost(self, error: httpx.TransportError) -> NoDaemon:
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            if self.address.startswith("http"):
-                return NoDaemon(
-                    f"no xmigd answers at {self.address}: {error}",
-                    hint="check the address, the daemon's XMIG_HOST and XMIG_PORT, and its certificate (--ca-file)",
-                )
+    def _absent(self, error: Exception) -> NoDaemon:
+        if self._remote:
             return NoDaemon(
-                f"no xmigd answers at {self.address}",
-                hint="start it with `xmigd`, or set XMIG_RUNTIME_DIR to where it runs",
+                f"no xmigd answers at {self.address}: {error}",
+                hint="check the address, the daemon's XMIG_HOST and XMIG_PORT, and its certificate (--ca-file)",
             )
+        return NoDaemon(
+            f"no xmigd answers at {self.address}",
+            hint="start it with `xmigd`, or set XMIG_RUNTIME_DIR to where it runs",
+        )
+
+    def _lost(self, error: Exception) -> NoDaemon:
         return NoDaemon(f"xmigd at {self.address} did not answer: {error}", code="lost")
 
     @staticmethod
-    def _body(answer: httpx.Response, *, json_expected: bool = True) -> Any:
-        if answer.is_success and (answer.status_code == 204 or not json_expected or not answer.content):
+    def _body(answer: _Answer, *, json_expected: bool = True) -> Any:
+        if answer.is_success and (answer.status == 204 or not json_expected or not answer.content):
             return None
         try:
-            body = answer.json()
+            body = json.loads(answer.content)
         except ValueError:
             body = None
         if answer.is_success and body is not None:
             return body
         if isinstance(body, dict) and "detail" in body:
-            raise Refused(answer.status_code, body)
-        text = answer.text[:200]
-        raise Refused(answer.status_code, {"detail": f"xmigd answered {answer.status_code}: {text}"})
+            raise Refused(answer.status, body)
+        raise Refused(answer.status, {"detail": f"xmigd answered {answer.status}: {answer.text()[:200]}"})
+
+
+class _Answer(NamedTuple):
+    """One that has come whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+
+def _parameter(value: Any) -> Any:
+    """As JSON writes it: true, not True."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def local_socket(settings: Settings) -> Path:
-    """The user's own daemon, if one was started or named; otherwise the system's."""
-    system = SYSTEM_RUNTIME_DIR / settings.api_socket.name
-    own = "runtime_dir" in settings.model_fields_set or settings.api_socket.exists() or not system.exists()
-    return settings.api_socket if own else system
 
 
 def _checked(url: str, *, with_token: bool) -> str:

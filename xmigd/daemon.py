@@ -32,6 +32,7 @@ from xmigd.database.recorder import (
     cordoned_devices,
     job_row,
     live_processes,
+    runners,
 )
 from xmigd.database.writer import Writer
 from xmigd.devices.inventory import Inventory
@@ -52,6 +53,7 @@ from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
 from xmigd.settings import Settings
 from xmigd.store.keeper import Keeper
+from xmigd.supervisor import exits
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import raise_descriptor_limit
 from xmigd.supervisor.scopes import ManagerScopes, Scopes
@@ -86,6 +88,7 @@ async def serve(settings: Settings) -> None:
         for task in serving:
             stack.callback(task.cancel)
 
+        tells_ends = exits.kernel_tells()
         database = settings.database
         prepare_folder(database)
         await migrate.upgrade_apart(database, lambda: setattr(front, "waits_for", "its database is being upgraded"))
@@ -101,6 +104,7 @@ async def serve(settings: Settings) -> None:
         )
         with Session(reading) as session:
             live = live_processes(session)
+            left_running = runners(session)
             newest_event = events.newest(session)
         bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
@@ -120,7 +124,9 @@ async def serve(settings: Settings) -> None:
         counts = Counts()
         records = PublishingRecords(DatabaseRecords(writer), bus, live, counts=counts, breaker=breaker)
         fd_store = FdStore(manager, layout)
-        supervisor = Supervisor(settings, layout, program, records, find_job, live, fd_store, keeper)
+        supervisor = Supervisor(settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends)
+        for left in left_running:
+            supervisor.runners.watch(*left)
         with Session(reading) as session:
             supervisor.cordoned.update(cordoned_devices(session))
         inventory = Inventory(settings.device_memory)

@@ -17,9 +17,9 @@ from typing import Literal, get_args
 Write = Literal[
     "audit.intent", "audit.outcome", "breaker.acted", "breaker.reset", "devices.change", "devices.configure",
     "devices.cordon", "devices.learn", "events.add", "faults.acknowledge", "faults.add", "history.tidy", "jobs.add",
-    "jobs.made", "jobs.stop", "keys.answer", "keys.claim", "keys.release", "kept_cuts.add", "kept_cuts.remove",
+    "jobs.end", "jobs.made", "jobs.stop", "keys.answer", "keys.claim", "keys.release", "kept_cuts.add", "kept_cuts.remove",
     "migrations.intent", "migrations.save", "native.adopt", "native.forget", "operations.begin", "operations.end",
-    "operations.save", "policies.change", "processes.assign", "processes.rebind", "processes.start", "processes.state",
+    "operations.save", "policies.change", "processes.assign", "processes.end", "processes.rebind", "processes.start", "processes.state",
     "recoveries.save", "segments.add", "tokens.create", "tokens.revoke",
 ]  # fmt: skip
 Moment = Literal["write.begun", "write.committed"]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from xmigd.migration.events import MigrationRecord
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 
 
@@ -53,6 +54,12 @@ class Records(Protocol):
     """None of these waits, and none fails: what cannot be written now is kept and written later."""
 
     def job_made(self, job: JobRow) -> None: ...
+    def job_ended(self, job: str, end: End, at: float) -> None:
+        """The program that `xmigctl run` started has ended; `at`: the time of day. What was reported before stays."""
+
+    def process_ended(self, process: str, end: End) -> None:
+        """With what its program ended, as far as that is known."""
+
     def process_started(self, process: ProcessRow) -> None: ...
     def process_moved(self, process: str, pid: int, start_time: int) -> None: ...
     def process_state(self, process: str, state: str, why: str) -> None: ...

@@ -10,23 +10,15 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
+from xmigd.place import FILE, FILE_VARIABLE, PREFIX, Place, default_runtime_dir
 
 MIB = 1 << 20
-SYSTEM_RUNTIME_DIR = Path("/run/xmig")  # of a daemon that is root
 # What `systemctl reload` takes over, for what happens or begins from then on. What is a policy, too, is changed through
 # the API, and by a restart.
 RELOADED = frozenset({
     "journal_mib", "log_json", "log_level", "recovery_timeout", "stable_after", "standby", "start_timeout",
     "stop_grace",
 })  # fmt: skip
-
-
-def default_runtime_dir() -> Path:
-    """/run/xmig for root; for others a folder in $XDG_RUNTIME_DIR, or in /tmp named after the user."""
-    if os.geteuid() == 0:
-        return SYSTEM_RUNTIME_DIR
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "xmig" if base else Path(f"/tmp/xmig-{os.geteuid()}")
 
 
 def default_state_dir() -> Path:
@@ -51,10 +43,10 @@ def _device_names(value: str) -> str:
 class Settings(Configuration):
     """Every setting is also an environment variable: XMIG_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="XMIG_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
     program = "xmigd"
-    file = "/etc/xmig/xmigd.toml"
-    file_variable = "XMIG_CONFIG"
+    file = FILE
+    file_variable = FILE_VARIABLE
 
     runtime_dir: Path = Field(default_factory=default_runtime_dir, description="sockets and the lock file")
     database: Path = Field(
@@ -171,6 +163,11 @@ class Settings(Configuration):
         for name in RELOADED.intersection(differing):
             setattr(self, name, getattr(read, name))
         return sorted(RELOADED.intersection(differing)), sorted(set(differing) - RELOADED)
+
+    @property
+    def place(self) -> Place:
+        """For whoever calls the daemon that has these settings."""
+        return Place(self.runtime_dir, "runtime_dir" in self.model_fields_set)
 
     @property
     def device_names(self) -> list[str]:

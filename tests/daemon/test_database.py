@@ -148,7 +148,8 @@ def test_records(engine: Engine, reading: Engine) -> None:
         assert queries.jobs(session)[0] | {"created_at": 0} == {
             "id": "j", "name": "n", "command": "c", "uid": 0, "device": None, "registered": True,
                 "hang_timeout": None, "created_at": 0,
-            "state": "running", "processes": 1, "faults": 1, "recoveries": 1,
+            "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
+            "duration_s": None, "exit_code": None, "exit_signal": None,
         }  # fmt: skip
         assert [(d.id, d.configured) for d in queries.devices(session)] == [("cpu:0", False), ("cpu:1", True)]
     records.process_state("p", "lost", "why it was lost")

@@ -12,12 +12,14 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from xmigd.api.context import AnyCaller, BeforeId, Limit, Node, OperatingCaller, TheNode
-from xmigd.api.schemas import Armed, InjectRequest, JobInfo, JobMade, JobRequest, StopAnswer
+from xmigd.api.schemas import Armed, InjectRequest, JobExit, JobInfo, JobMade, JobRequest, StopAnswer
 from xmigd.database import models, queries
-from xmigd.database.recorder import job_model
-from xmigd.errors import Forbidden, NotFound
-from xmigd.events.records import publish_job
+from xmigd.database.recorder import end_job, job_model
+from xmigd.errors import Forbidden, Invalid, NotFound
+from xmigd.events.records import publish_job, publish_job_end
 from xmigd.security.callers import Caller
+from xmigd.supervisor import pidfd as pidfds
+from xmigd.supervisor.exits import End
 
 router = APIRouter(prefix="/v1/jobs")
 JOBS = TypeAdapter(list[JobInfo])
@@ -26,7 +28,7 @@ JobId = Annotated[str, Path(max_length=64)]
 
 LINKS = {
     name: {"operationId": name, "parameters": {"job": "$response.body#/id"}}
-    for name in ("get_job", "stop_job", "inject_fault")
+    for name in ("get_job", "stop_job", "inject_fault", "report_exit")
 }
 
 
@@ -52,16 +54,23 @@ async def make_job(
         hang_timeout=wanted.hang_timeout,
     )  # fmt: skip
     request.state.secret = True
-    model = job_model(job)
+    peer = request.state.peer
+    runner = None
+    if wanted.watch and peer is not None:
+        pid = peer[0].pid
+        runner = (pid, pidfds.start_time(pid))
+    model = job_model(job, runner)
     created_at = model.created_at
     await asyncio.wrap_future(node.writer.submit("jobs.add", lambda session: session.add(model)))
     supervisor.register_job(job)
     publish_job(node.bus, job)
+    if runner is not None:
+        supervisor.runners.watch(job.id, *runner)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
         hang_timeout=job.hang_timeout, created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
-        preload=":".join(map(str, node.shims)),
+        watched=runner is not None and supervisor.runners.tells, preload=":".join(map(str, node.shims)),
         environment={
             "XMIG_JOB": f"{job.id}:{token}",
             "XMIG_SOCKET": str(node.settings.client_socket),
@@ -110,6 +119,18 @@ async def stop_job(node: TheNode, caller: OperatingCaller, job: JobId) -> StopAn
     await asyncio.wrap_future(node.writer.submit("jobs.stop", write))
     count = node.supervisor.stop_job(job, f"{caller.name} stopped the job")
     return StopAnswer(job=job, signalled=count)
+
+
+@router.post("/{job}:exited", operation_id="report_exit", status_code=202)
+async def report_exit(node: TheNode, caller: OperatingCaller, job: JobId, end: JobExit) -> JobInfo:
+    """With what the program ended that was started for this job, by who has waited for it. It is believed once."""
+    if (end.exit_code is None) == (end.exit_signal is None):
+        raise Invalid("a program ends with an exit code or by a signal", hint="give one of exit_code and exit_signal")
+    await _check_owner(node, caller, job)
+    its, at = End(end.exit_code, end.exit_signal), time.time()
+    await asyncio.wrap_future(node.writer.submit("jobs.end", lambda session: end_job(session, job, its, at)))
+    publish_job_end(node.bus, job, its)
+    return await asyncio.to_thread(get_job, node, caller, job)
 
 
 @router.post("/{job}/faults:inject", operation_id="inject_fault", status_code=202)

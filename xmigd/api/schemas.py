@@ -95,9 +95,21 @@ class JobRequest(BaseModel):
     hang_timeout: Annotated[
         float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
     ] | None = None  # fmt: skip
+    watch: bool = Field(
+        default=False, description="the caller becomes or starts the job's program: with it the job ends (local only)"
+    )
 
 
-JobState = Literal["created", "running", "ended", "stopped", "lost"]
+JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]
+
+
+class JobExit(BaseModel):
+    """One of both."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    exit_signal: Annotated[int, Field(ge=1, le=64, description="the signal that ended it")] | None = None
 
 
 class JobInfo(Answer):
@@ -109,8 +121,15 @@ class JobInfo(Answer):
     registered: bool
     hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
     created_at: float
+    ended_at: float | None = Field(default=None, description="null: it has not ended, or nobody saw when")
+    duration_s: float | None = Field(default=None, description="seconds from its beginning to its end")
+    exit_code: int | None = Field(
+        default=None, description="of the program that `xmigctl run` started; null: not known, or a signal ended it"
+    )
+    exit_signal: int | None = Field(default=None, description="the signal that ended it")
     state: JobState
-    processes: int
+    processes: int = Field(description="that live")
+    suspended: int = Field(default=0, description="of these")
     faults: int
     recoveries: int
     expected_stall_ms: float | None = Field(
@@ -126,6 +145,9 @@ class JobMade(JobInfo):
         description="variables, where its user has not set them: allocators that say what they free"
     )
     preload: str = Field(description="what LD_PRELOAD begins with")
+    watched: bool = Field(
+        default=False, description="the daemon sees the caller's end, with its exit code; otherwise it is to be reported"
+    )
 
 
 class StopAnswer(Answer):
@@ -166,6 +188,8 @@ class ProcessInfo(Answer):
     generation: int
     started_at: float
     ended_at: float | None
+    exit_code: int | None = Field(default=None, description="null: not known, or a signal ended it")
+    exit_signal: int | None = None
     cuts: int | None = None
     expected_stall_ms: float | None = Field(
         default=None, description="what the program would wait if its server died now; null: no server tells"

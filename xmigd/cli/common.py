@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.invocation import invocation
 from xmigd.client import Client
-from xmigd.settings import Settings
+from xmigd.place import Place, find_place, needs_every_rule
+
+if TYPE_CHECKING:
+    from xmigd.settings import Settings
 
 JobArgument = Annotated[str, typer.Argument(help="the job: its id, the beginning of it, or its name")]
 ProcessArgument = Annotated[
@@ -29,7 +31,11 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
 
 def settings() -> Settings:
-    """Raises CommandError: a setting is wrong, or its file cannot be read."""
+    """All of them. Raises CommandError: a setting is wrong, or its file cannot be read."""
+    from pydantic import ValidationError
+
+    from xmigd.settings import Settings
+
     try:
         return Settings()
     except ValidationError as error:
@@ -38,7 +44,17 @@ def settings() -> Settings:
         raise CommandError(
             f"setting {name}: {first['msg']}", hint=f"see XMIG_{name.upper()}", exit_code=Exit.USAGE
         ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        raise CommandError(f"the settings cannot be read: {error}", exit_code=Exit.USAGE) from None
+
+
+def place() -> Place:
+    """Where the local daemon is. Raises CommandError as `settings` does."""
+    if needs_every_rule():
+        settings()
+    try:
+        return find_place()
+    except (OSError, ValueError) as error:
         raise CommandError(f"the settings cannot be read: {error}", exit_code=Exit.USAGE) from None
 
 
@@ -46,7 +62,7 @@ def connect(timeout: float = 30.0) -> Client:
     """The daemon that the options before the command name."""
     asked = invocation.get()
     client = Client(
-        settings(), url=asked.url, token=asked.token, ca_file=asked.ca_file, client_cert=asked.client_cert,
+        place(), url=asked.url, token=asked.token, ca_file=asked.ca_file, client_cert=asked.client_cert,
         timeout=timeout,
     )  # fmt: skip
     asked.to_close.callback(client.close)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from xmigd.cli.common import settings
 from xmigd.cli.exits import Exit
 from xmigd.cli.output import Output, OutputOption, console, escape, show_json
-from xmigd.doctor import Finding, System, examine, try_program
+
+if TYPE_CHECKING:
+    from xmigd.doctor import Finding
 
 MARKS = {"ok": "[green]✓[/green]", "note": "[dim]·[/dim]", "warning": "[yellow]![/yellow]", "failing": "[red]✗[/red]"}
 
@@ -26,6 +27,8 @@ def doctor(
     output: OutputOption = Output.table,
 ) -> None:
     """Check this node, and say what to do. Exit code 1: something that the settings ask for does not work."""
+    from xmigd.doctor import System, examine, try_program
+
     chosen = settings()
     findings = examine(System(), chosen)
     if trial:
@@ -39,6 +42,8 @@ def doctor(
 
 
 def _show(findings: list[Finding]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(no_wrap=True)

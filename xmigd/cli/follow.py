@@ -12,14 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.output import PLACES, Output, console, notes, show_json, size
 from xmigd.client import RESTART_PATIENCE, Client, NoDaemon
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 OVER = frozenset({"succeeded", "failed", "cancelled"})
 INTERVAL = 0.2  # seconds between two looks: what an eye can follow
@@ -173,6 +175,8 @@ def _lines(watch: _Watch) -> None:
 
 
 def _bar(watch: _Watch) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True) as bars:
         task = bars.add_task(str(watch.operation["kind"]), total=None, amount="")

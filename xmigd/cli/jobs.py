@@ -1,22 +1,29 @@
-"""Jobs and their processes: run, ps, stop."""
+"""Jobs and their processes: run, ps, stop; job list, show."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from typing import Annotated
 
 import typer
 
-from xmigd import log
 from xmigd.cli import scope
-from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job, settings
+from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job, place
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import Output, OutputOption, console, show, show_json
+from xmigd.cli.launch import become, wait_for
+from xmigd.cli.output import Output, OutputOption, console, exit_text, show, show_json, show_one, user_name
 from xmigd.devices.visible import names_devices
+from xmigd.errors import XmigError
+from xmigd.place import Place
+
+
+group = typer.Typer(no_args_is_help=True, help="Jobs: what runs, what has ended, and with what.")
 
 
 def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="job")
     app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run)
     app.command()(ps)
     app.command()(stop)
@@ -37,30 +44,51 @@ def run(
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Run a program under xMIG. It takes this command's place: its exit code is the program's."""
+    """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
     shown = shlex.join(command)[:4096]
-    body = {"name": name, "command": shown, "device": device, "hang_timeout": hang_timeout}
+    body = {"name": name, "command": shown, "device": device, "hang_timeout": hang_timeout, "watch": True}
     inherited = dict(os.environ)
     if device is not None:
         inherited.pop("CUDA_VISIBLE_DEVICES", None)
     elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
         body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
-    job = connect().post("/v1/jobs", body)
+    client = connect()
+    job = client.post("/v1/jobs", body)
     preload = inherited.get("LD_PRELOAD")
     defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job["defaults"]
     environment = defaults | inherited | job["environment"]
     environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
-    config = settings()
-    if config.job_scopes:
-        log.configure(config.log_level, json=config.log_json)
+    where = place()
+    if where.is_on("job_scopes") and scope.has_a_bus():
+        _configure_log(where)
         scope.enter(f"xmig-job-{job['id'][:12]}.scope", f"{job['name']}, under xMIG")
+    path = f"/v1/jobs/{job['id']}:exited"
+
+    def report(status: int) -> None:
+        if os.WIFSIGNALED(status):
+            client.post(path, {"exit_signal": os.WTERMSIG(status)})
+        else:
+            client.post(path, {"exit_code": os.WEXITSTATUS(status)})
+
     try:
-        os.execvpe(command[0], command, environment)
+        if job["watched"]:
+            become(command, environment)
+        wait_for(command, environment, report)
     except FileNotFoundError:
-        raise CommandError(f"there is no program {command[0]!r}", exit_code=Exit.NO_PROGRAM) from None
-    except OSError as error:
-        why = f"{command[0]!r} cannot be started: {error.strerror}"
-        raise CommandError(why, exit_code=Exit.NOT_EXECUTABLE) from None
+        error = CommandError(f"there is no program {command[0]!r}", exit_code=Exit.NO_PROGRAM)
+    except OSError as failure:
+        why = f"{command[0]!r} cannot be started: {failure.strerror}"
+        error = CommandError(why, exit_code=Exit.NOT_EXECUTABLE)
+    with contextlib.suppress(XmigError):
+        report(error.exit_code << 8)
+    raise error
+
+
+def _configure_log(where: Place) -> None:
+    from xmigd import log
+
+    level = str(where.values.get("log_level", "info"))
+    log.configure(level if level in ("debug", "info", "warning", "error") else "info")
 
 
 def ps(
@@ -83,6 +111,34 @@ def ps(
         if rows and name not in rows[0]:
             del columns[name]
     show(rows, output, columns, "nothing runs under xMIG")
+
+
+@group.command("list")
+def list_jobs(
+    limit: LimitOption = 50,
+    output: OutputOption = Output.table,
+) -> None:
+    """Jobs, newest first."""
+    rows = connect().get("/v1/jobs", limit=limit)
+    columns = {
+        "name": "JOB", "id": "ID", "state": "STATE", "exit": "EXIT", "user": "USER", "device": "DEVICE",
+        "created_at": "BEGAN", "duration_s": "TOOK", "faults": "FAULTS", "recoveries": "RECOVERIES",
+    }  # fmt: skip
+    if output is Output.table:
+        rows = [row | {"exit": exit_text(row), "user": user_name(row["uid"])} for row in rows]
+    show(rows, output, columns, "no jobs yet: xmigctl run -- PROGRAM")
+
+
+@group.command("show")
+def show_job(job: JobArgument, output: OutputOption = Output.table) -> None:
+    """One job: its state, and with what it ended."""
+    client = connect()
+    row = client.get(f"/v1/jobs/{find_job(client, job)}")
+    if output is Output.table:
+        row = {"name": row["name"], "state": row["state"], "exit": exit_text(row), "user": user_name(row["uid"])} | row
+        for name in ("uid", "exit_code", "exit_signal"):
+            del row[name]
+    show_one(row, output)
 
 
 def stop(job: JobArgument, output: OutputOption = Output.table) -> None:

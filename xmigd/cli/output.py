@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pwd
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from xmigd.cli.invocation import Output as Output
 from xmigd.cli.invocation import invocation
 from xmigd.client import Refused
 from xmigd.errors import XmigError
+from xmigd.words import duration, milliseconds
 
 # A terminal's width, or enough that no line of a file is broken.
 NUMBERS = ("HELD", "SHADOW", "SERVERS", "MEMORY", "USED", "FREE", "UTILISATION", "LIVE", "RECORDS", "STALL")
@@ -76,6 +79,8 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
         return escape(value if whole else value[:12])
     if isinstance(value, bool):
         return "yes" if value else "[red]no[/red]" if name == "exact" else "no"
+    if name in ("duration_s",):
+        return duration(value)
     if name in ("at", "time") or name.endswith("_at"):
         form = "%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S"
         return time.strftime(form, time.localtime(value)) + f".{int(value % 1 * 1000):03d}"
@@ -84,7 +89,7 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
     if name == "expected_stall_ms":  # its title has no unit
         return f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.0f} ms"
     if name.endswith("_ms"):
-        return f"{value:.1f}"
+        return milliseconds(value)
     if name.endswith("_bytes"):
         return size(value)
     if isinstance(value, dict):
@@ -92,6 +97,28 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
     if isinstance(value, list):
         return escape(", ".join(str(item) for item in value)) or "-"
     return escape(str(value))
+
+
+def exit_text(row: Mapping[str, Any]) -> str | None:
+    """With what something ended: an exit code, or the signal's name with the code that a shell shows for it."""
+    if row.get("exit_signal") is not None:
+        number = int(row["exit_signal"])
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        return f"{name} ({128 + number})"
+    return None if row.get("exit_code") is None else str(row["exit_code"])
+
+
+def user_name(uid: int | None) -> str | None:
+    """What this machine calls them; one that it does not know is a number."""
+    if uid is None:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
 
 
 def size(value: float) -> str:

@@ -7,29 +7,38 @@ batch system's job, a container.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import re
 import time
 from pathlib import Path
 
-from xmigd import log
-from xmigd.supervisor.scopes import ManagerScopes
-
 MOVED_WITHIN = 5.0  # seconds from the manager's answer; it moves the process a moment after that
 LINGERING = Path("/var/lib/systemd/linger")  # a file for each user whose manager stays when the last session ends
 # In a login's unit: a session, or what a desktop has started for its user.
 IN_A_LOGIN = re.compile(r"/user\.slice/user-\d+\.slice/(?P<manager>user@\d+\.service/)?.*\.scope")
 
-logger = log.get("scope")
-
 
 def enter(unit: str, about: str) -> None:
     """Put this process into a scope of its own. Never raises: a program works where it is, too."""
-    bus = bus_for(control_group(), uid=os.geteuid(), runtime_dir=os.environ.get("XDG_RUNTIME_DIR"))
-    if bus is not None and (why := asyncio.run(_start(bus, unit, about))) is not None:
-        logger.debug("the job has no scope of its own", unit=unit, why=why)
+    if (bus := _bus()) is None:
+        return
+    # Most programs are started where none of this is needed, and they do not wait for it to be loaded.
+    import asyncio
+
+    from xmigd import log
+
+    if (why := asyncio.run(_start(bus, unit, about))) is not None:
+        log.get("scope").debug("the job has no scope of its own", unit=unit, why=why)
+
+
+def has_a_bus() -> bool:
+    """Would `enter` ask somebody?"""
+    return _bus() is not None
+
+
+def _bus() -> str | None:
+    return bus_for(control_group(), uid=os.geteuid(), runtime_dir=os.environ.get("XDG_RUNTIME_DIR"))
 
 
 def bus_for(group: str, *, uid: int, runtime_dir: str | None) -> str | None:
@@ -59,6 +68,10 @@ def _lingers(uid: int) -> bool:
 
 
 async def _start(bus: str, unit: str, about: str) -> str | None:
+    import asyncio
+
+    from xmigd.supervisor.scopes import ManagerScopes
+
     scopes = ManagerScopes(bus)
     try:
         why = await scopes.start(unit, os.getpid(), about)

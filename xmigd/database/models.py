@@ -53,6 +53,11 @@ class Job(Base):
     hang_timeout: Mapped[float | None]  # seconds; null: the daemon's setting
     stopped: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
+    runner_pid: Mapped[int | None]  # the program with which it ends; null: it ends with the last of its processes
+    runner_start: Mapped[int | None]  # clock ticks since boot: with the pid, which process
+    ended_at: Mapped[float | None]  # of the runner
+    exit_code: Mapped[int | None]  # of the runner; null: not known, or a signal ended it
+    exit_signal: Mapped[int | None]
 
 
 class Process(Base):
@@ -77,6 +82,8 @@ class Process(Base):
     generation: Mapped[int] = mapped_column(default=0)
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
+    exit_code: Mapped[int | None]  # null: not known, or a signal ended it
+    exit_signal: Mapped[int | None]
 
 
 class JournalSegment(Base):

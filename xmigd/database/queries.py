@@ -51,8 +51,10 @@ def jobs(
     for its_job, state, count in session.execute(of_jobs.group_by(Process.job_id, Process.state)):
         states.setdefault(its_job, {})[state] = count
     faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
+    last = select(Process.job_id, func.max(Process.ended_at)).where(Process.job_id.in_(ids)).group_by(Process.job_id)
+    ended = {its_job: at for its_job, at in session.execute(last)}
     return [
-        _job(row, states.get(row.id, {})) | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
+        _job(row, states.get(row.id, {}), ended.get(row.id)) | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
         for row in rows
     ]
 
@@ -63,21 +65,28 @@ def _totals(session: Session, model: type[Fault] | type[Recovery], jobs: list[st
     return {row[0]: row[1] for row in found}
 
 
-def _job(row: Job, states: dict[str, int]) -> dict[str, Any]:
-    """`states`: how many of its processes are in each."""
+def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]:
+    """`states`: how many of its processes are in each. `last`: when the last of them ended."""
     live = sum(count for state, count in states.items() if state in LIVE)
+    runs = row.runner_pid is not None and row.ended_at is None
     if live:
-        state = "running"
+        state = "suspended" if states.get("suspended", 0) == live else "running"
     elif "lost" in states:
         state = "lost"
     elif row.stopped:
         state = "stopped"
+    elif runs and states:
+        state = "running"  # a script between two programs
     else:
-        state = "ended" if states else "created"
+        state = "ended" if states or row.ended_at is not None else "created"
+    over = not live and not runs and state != "created"
+    ended_at = max((at for at in (row.ended_at, last) if at is not None), default=None) if over else None
     return {
         "id": row.id, "name": row.name, "command": row.command, "uid": row.uid, "device": row.device,
         "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
-        "processes": live,
+        "processes": live, "suspended": states.get("suspended", 0), "ended_at": ended_at,
+        "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
+        "exit_code": row.exit_code, "exit_signal": row.exit_signal,
     }  # fmt: skip
 
 

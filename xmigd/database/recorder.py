@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, cast
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,7 @@ from xmigd.devices.names import devices_of
 from xmigd.migration.events import Kind, Location, MigrationRecord, Path, Phase
 from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 from xmigd.supervisor.process import Process
 
@@ -29,8 +30,26 @@ SEGMENTS_KEPT = 1000
 PHASES = ("standby_ready", "mapped", "restored", "redone", "resumed")
 
 
-def job_model(job: JobRow) -> models.Job:
-    return models.Job(**asdict(job), created_at=time.time())
+def job_model(job: JobRow, runner: tuple[int, int] | None = None) -> models.Job:
+    """`runner`: pid and start of the program with which it ends."""
+    pid, started = runner or (None, None)
+    return models.Job(**asdict(job), created_at=time.time(), runner_pid=pid, runner_start=started)
+
+
+def end_job(session: Session, job: str, end: End, at: float) -> None:
+    """Who saw nothing leaves what is known; who saw something is believed once."""
+    statement = update(models.Job).where(models.Job.id == job)
+    session.execute(statement.values(ended_at=func.coalesce(models.Job.ended_at, at)))
+    if end.code is not None or end.signal is not None:
+        unknown = statement.where(models.Job.exit_code.is_(None), models.Job.exit_signal.is_(None))
+        session.execute(unknown.values(exit_code=end.code, exit_signal=end.signal))
+
+
+def runners(session: Session) -> list[tuple[str, int, int]]:
+    """Jobs whose runner the last daemon watched: with its pid and start."""
+    query = select(models.Job.id, models.Job.runner_pid, models.Job.runner_start)
+    query = query.where(models.Job.runner_pid.is_not(None), models.Job.ended_at.is_(None))
+    return [(job, pid, started or 0) for job, pid, started in session.execute(query) if pid is not None]
 
 
 def wall(monotonic_ns: int) -> float:
@@ -45,6 +64,14 @@ class DatabaseRecords:
     def job_made(self, job: JobRow) -> None:
         model = job_model(job)
         self._writer.record("jobs.made", lambda session: session.merge(model))
+
+    def job_ended(self, job: str, end: End, at: float) -> None:
+        self._writer.record("jobs.end", lambda session: end_job(session, job, end, at))
+
+    def process_ended(self, process: str, end: End) -> None:
+        statement = update(models.Process).where(models.Process.id == process)
+        statement = statement.values(exit_code=end.code, exit_signal=end.signal)
+        self._writer.record("processes.end", lambda session: session.execute(statement))
 
     def process_started(self, process: ProcessRow) -> None:
         values = {

@@ -85,7 +85,7 @@ def _jobs(session: Session, oldest: float, most: int) -> int:
     lives = exists().where(Process.job_id == Job.id, Process.state.not_in(FINAL))
     begun = exists().where(Process.job_id == Job.id)
     recent = exists().where(Process.job_id == Job.id, Process.ended_at >= oldest)
-    over = (~lives, begun | Job.stopped | (Job.created_at < oldest))
+    over = (~lives, begun | Job.stopped | Job.ended_at.is_not(None) | (Job.created_at < oldest))
     query = select(Job.id).where(*over, ~recent, Job.created_at < oldest).order_by(Job.created_at).limit(SLICE)
     ids = list(session.scalars(query))
     surplus = (session.scalar(select(func.count()).select_from(Job)) or 0) - most

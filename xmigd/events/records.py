@@ -12,6 +12,7 @@ from xmigd.metrics.counts import Counts
 from xmigd.migration.events import MigrationRecord
 from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 
 BETWEEN_CUTS = 1.0  # seconds between two events of one process's cuts
@@ -38,6 +39,13 @@ class PublishingRecords:
     def job_made(self, job: JobRow) -> None:
         self._records.job_made(job)
         publish_job(self._bus, job)
+
+    def job_ended(self, job: str, end: End, at: float) -> None:
+        self._records.job_ended(job, end, at)
+        publish_job_end(self._bus, job, end)
+
+    def process_ended(self, process: str, end: End) -> None:
+        self._records.process_ended(process, end)
 
     def process_started(self, process: ProcessRow) -> None:
         self._records.process_started(process)
@@ -127,3 +135,7 @@ class PublishingRecords:
 def publish_job(bus: Bus, job: JobRow) -> None:
     data = {"name": job.name, "command": job.command, "uid": job.uid}
     bus.publish("job.created", "job", job.id, job.id, data, owner=job.uid)
+
+
+def publish_job_end(bus: Bus, job: str, end: End) -> None:
+    bus.publish("job.exited", "job", job, job, {"exit_code": end.code, "exit_signal": end.signal})

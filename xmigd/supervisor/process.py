@@ -19,6 +19,7 @@ from xmigd.recovery import events as e
 from xmigd.recovery.core import Limits
 from xmigd.recovery.machine import Machine
 from xmigd.supervisor import messages as m
+from xmigd.supervisor import exits
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fd_store import FdStore
@@ -554,6 +555,10 @@ class Process:
         if self.paused and self._pidfd is not None:
             self._loop.remove_reader(self._pidfd.fileno())  # it may be restored somewhere else
             return
+        if self._pidfd is not None:
+            status = exits.exit_status(self._pidfd, self.row.pid, self.row.start_time)
+            if status is not None:
+                self.records.process_ended(self.row.id, exits.end_of(status))
         self._close_client()
         self.tell(e.ClientExited(t=now()))
 

@@ -39,6 +39,7 @@ from xmigd.supervisor.host_pool import HostPool, in_host_memory
 from xmigd.supervisor.jobs import check_membership, choose_device, new_id, new_job, resolve_device
 from xmigd.supervisor.listeners import Listener
 from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.runners import Runners
 from xmigd.supervisor.server import Server, ServerProgram
 
 logger = log.get("supervisor")
@@ -59,6 +60,7 @@ class Supervisor:
         live: list[LiveProcess],
         fd_store: FdStore,
         keeper: Keeper | None = None,
+        tells_ends: bool = False,
     ) -> None:
         self._settings = settings
         self._layout = layout
@@ -90,6 +92,7 @@ class Supervisor:
             each.row.id: (each.server_pid, each.migration.target_pid) for each in live if each.migration is not None
         }
         self.host_pool = HostPool(settings.host_pool_mib << 20, layout.room_bytes, self._suspended_bytes)
+        self.runners = Runners(records.job_ended, tells=tells_ends)
         self._fd_store = fd_store
         fd_store.forget_others({process.row.id for process in live})
         self._expectations = Expectations(
@@ -181,6 +184,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Leave: no more programs are let in, recoveries under way are finished, servers stay with their programs."""
         self._clients.close()
+        self.runners.close()
         for process in [p for p in self.processes.values() if p.state == "starting"]:
             process.tell(e.ClientExited(t=now(), reason="xmigd is stopping"))
         recovering = [p for p in self.processes.values() if p.state == "recovering"]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
-from xmigd.settings import default_runtime_dir
+from xmigd.place import default_runtime_dir
 
 
 def _address(value: str) -> str:

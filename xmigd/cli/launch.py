@@ -1,0 +1,123 @@
+"""How `xmigctl run` starts a program, so that its exit code is known to the daemon as it is to whoever called us.
+
+Where the kernel tells the daemon how a process ended (Linux 6.15), the program takes this process's place: nothing is
+in between. Elsewhere only a parent learns it: this process stays, passes on the signals that are sent to it alone, waits,
+reports, and ends as the program did. If it is killed, the program is, too, as it would be in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from xmigd.client import RESTART_PATIENCE, NoDaemon
+from xmigd.errors import XmigError
+
+Report = Callable[[int], None]  # a wait status; raises XmigError
+# What a terminal sends goes to the whole group, and so to the program itself. What somebody sends to this process is
+# for the program.
+PASSED_ON = frozenset({
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
+    signal.SIGWINCH,
+})  # fmt: skip
+PR_SET_PDEATHSIG = 1
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Raises OSError: it cannot be started."""
+    os.execvpe(command[0], command, environment)
+
+
+def wait_for(command: Sequence[str], environment: Mapping[str, str], report: Report) -> NoReturn:
+    """Run it, and end as it did. Raises OSError: it cannot be started."""
+    waited_for = PASSED_ON | {signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _die_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(writing, str(error.errno).encode())
+        os._exit(127)
+    os.close(writing)
+    with open(reading, "rb") as said:
+        failed = said.read()
+    if failed:
+        os.waitpid(child, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise OSError(int(failed), os.strerror(int(failed)))
+    status = _wait(child, waited_for)
+    _tell(report, status)
+    _end_as(status)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before that was set
+        os._exit(128 + signal.SIGKILL)
+
+
+def _wait(child: int, signals: frozenset[signal.Signals]) -> int:
+    while True:
+        got = signal.sigwaitinfo(signals)
+        if got.si_signo == signal.SIGCHLD:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return status
+        elif got.si_code <= 0 and got.si_pid != child:  # a process has sent it, not the terminal
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, got.si_signo)
+
+
+def _tell(report: Report, status: int) -> None:
+    """Now, or where no daemon answers by a process that goes on trying for as long as a restart takes."""
+    try:
+        report(status)
+    except NoDaemon:
+        if os.fork() == 0:
+            _keep_trying(report, status)
+    except XmigError as error:
+        print(f"xmigctl: the end of the job was not taken: {error}", file=sys.stderr)
+
+
+def _keep_trying(report: Report, status: int) -> NoReturn:
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):  # whoever reads the program's output is not to wait for us
+        os.dup2(nothing, fd)
+    end = time.monotonic() + RESTART_PATIENCE
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        try:
+            report(status)
+        except NoDaemon:
+            continue
+        except XmigError:
+            break
+        break
+    os._exit(0)
+
+
+def _end_as(status: int) -> NoReturn:
+    sys.stdout.flush()
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.WEXITSTATUS(status))
