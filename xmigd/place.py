@@ -7,7 +7,6 @@ long as asking, so callers read what they need from the same two sources, the en
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,8 @@ def find_place() -> Place:
     values: dict[str, Any] = {}
     try:
         with open(os.environ.get(FILE_VARIABLE, FILE), "rb") as file:
+            import tomllib
+
             values = tomllib.load(file)
     except FileNotFoundError:
         pass

@@ -1,4 +1,4 @@
-"""When and with what jobs and processes ended
+"""When and with what jobs and processes ended; when tokens were used
 
 Revision: 0010
 """
@@ -23,9 +23,12 @@ def upgrade() -> None:
     for table in ("jobs", "processes"):
         for name in ENDS:
             op.add_column(table, sa.Column(name, sa.Integer(), nullable=True))
+    op.add_column("tokens", sa.Column("last_used_at", sa.Double(), nullable=True))
 
 
 def downgrade() -> None:
+    with op.batch_alter_table("tokens", schema=None) as batch_op:
+        batch_op.drop_column("last_used_at")
     for table in ("processes", "jobs"):
         with op.batch_alter_table(table, schema=None) as batch_op:
             for name in ENDS:

@@ -83,8 +83,8 @@ def test_events(node: Node) -> None:
 
 def test_events_are_followed_across_a_restart(node: Node) -> None:
     follower = subprocess.Popen(
-        [sys.executable, "-m", "xmigd.cli", "events", "--follow", "--type", "job.created", "-o", "json"], env=node.environment,
-        stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "xmigd.cli", "events", "--follow", "--type", "job.created", "-o", "json"],
+        env=node.environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert follower.stdout is not None
     try:

@@ -96,6 +96,20 @@ class Scene:
         self.ask("DELETE", f"/v1/jobs/{job}")
         self.done["a stopped job"] = lambda: self.get(f"/v1/jobs/{job}")["state"] == "stopped"
 
+    def end_job(self) -> None:
+        job = self.ask("POST", "/v1/jobs", {"name": "over"}).json()["id"]
+        self.ask("POST", f"/v1/jobs/{job}:exited", {"exit_code": 3})
+        self.done["a job's end"] = lambda: self.get(f"/v1/jobs/{job}")["exit_code"] == 3
+
+    def end_a_newcomer(self) -> None:
+        if self.newcomer() is not None:
+            self.newcomers[-1].kill()  # and nobody waits for it: its end can be read
+
+    def use_a_token(self) -> None:
+        made = self.ask("POST", "/v1/tokens", {"name": "used"}).json()
+        with self.node.http() as http:
+            http.get("/v1/jobs", headers={"Authorization": f"Bearer {made['token']}"})
+
     def with_a_key(self) -> None:
         key = {"Idempotency-Key": os.urandom(8).hex()}
         job = self.ask("POST", "/v1/jobs", {"name": "once"}, **key).json()["id"]
@@ -244,6 +258,9 @@ def acts(*names: str, by: Callable[[Scene], Any]) -> dict[str, Callable[[Scene],
 ACTS = {
     **acts("audit.intent", "audit.outcome", "events.add", "jobs.add", by=Scene.make_job),
     **acts("jobs.stop", by=Scene.stop_job),
+    **acts("jobs.end", by=Scene.end_job),
+    **acts("processes.end", by=Scene.end_a_newcomer),
+    **acts("tokens.used", by=Scene.use_a_token),
     **acts("keys.claim", "keys.answer", by=Scene.with_a_key),
     **acts("keys.release", by=Scene.refused_with_a_key),
     **acts("tokens.create", by=Scene.make_token),

@@ -8,12 +8,12 @@ from typing import Any
 from typer.main import get_command
 
 from tests.docs.markdown import MADE, table
-from xmigd.cli import app
+from xmigd.cli import make_app
 from xmigd.cli.exits import MEANINGS
 
 
 def page() -> str:
-    root: Any = get_command(app)
+    root: Any = get_command(make_app())
     parts = [_command(name, command) for name, command in commands(root)]
     codes = table(("code", "meaning"), ((int(code), meaning) for code, meaning in MEANINGS.items()))
     return (

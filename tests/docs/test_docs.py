@@ -12,7 +12,7 @@ from typer.main import get_command
 from tests.docs import api, cli, errors, settings
 from tests.docs.pages import DOCS, PAGES
 from tests.harness import ROOT
-from xmigd.cli import app
+from xmigd.cli import make_app
 from xmigd.problems import PROBLEMS
 from xmigd.settings import Settings
 from xmigd.web.settings import WebSettings
@@ -53,7 +53,7 @@ def test_every_endpoint_has_a_sentence() -> None:
 
 
 def test_every_command_and_option_is_described() -> None:
-    for name, command in cli.commands(get_command(app)):
+    for name, command in cli.commands(get_command(make_app())):
         assert command.help, name
         for parameter in command.params:
             assert parameter.help or parameter.name in ("help", "shell"), f"{name} {parameter.name}"
@@ -82,7 +82,7 @@ def anchors(text: str) -> set[str]:
 def test_commands_in_prose_exist(path: Path) -> None:
     """`xmigctl ...` in any page is a command that there is, and `make ...` a target."""
     text = path.read_text()
-    root = get_command(app)
+    root = get_command(make_app())
     names = {name for name, _ in cli.commands(root)}
     groups = {name.split()[0] for name in names if " " in name}
     for words in re.findall(r"xmigctl((?: [a-z]+)+)", text):

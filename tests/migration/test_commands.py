@@ -12,7 +12,8 @@ from xmigd.cli.exits import Exit
 
 def test_moving_with_the_command_line(node: Node) -> None:
     with Program(node) as program:
-        process = started(node, program)["id"]
+        row = started(node, program)
+        process, process_name = row["id"], row["job_name"]
         plan = ctl(node, "migrate", "--plan", process)
         assert plan.returncode == Exit.OK
         assert "the process is on cpu:0 (same_device)" in plan.stdout
@@ -32,7 +33,7 @@ def test_moving_with_the_command_line(node: Node) -> None:
         assert json.loads(suspended.stdout)["result"]["process_location"] == "host"
         assert ctl(node, "suspend", process).returncode == Exit.REFUSED
         resumed = ctl(node, "resume", process, "--device", "cpu:0")
-        assert (resumed.returncode, resumed.stdout) == (Exit.OK, f"{process[:12]} goes on, on cpu:0\n")
+        assert (resumed.returncode, resumed.stdout) == (Exit.OK, f"{process_name} · {process[:12]} goes on, on cpu:0\n")
         drained = ctl(node, "drain", "cpu:0", "--yes")
         assert drained.returncode == Exit.OK, drained.stderr
         assert "1 program(s) were moved; cpu:0 is cordoned" in drained.stdout

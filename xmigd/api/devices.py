@@ -43,7 +43,8 @@ def _info(node: Node, caller: Caller, row: models.Device, processes: list[Proces
         description = Description(row.name or "", row.uuid, row.memory_bytes or 0)
     reading = node.inventory.read(row.id, description, held)
     return DeviceInfo(
-        id=row.id, kind=row.kind, ordinal=row.ordinal, configured=row.configured, uuid=row.uuid, name=row.name,
+        id=row.id, kind=row.kind, ordinal=row.ordinal, configured=row.configured, uuid=row.uuid,
+        name=row.name or reading.name,
         state="unhealthy" if not reading.healthy else "cordoned" if row.cordoned else "ready",
         why=reading.why or row.cordon_reason, memory_bytes=reading.total_bytes or row.memory_bytes,
         used_bytes=reading.used_bytes, free_bytes=reading.free_bytes, utilisation=reading.utilisation,

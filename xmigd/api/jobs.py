@@ -83,15 +83,17 @@ async def make_job(
 
 
 @router.get("", operation_id="list_jobs", response_model=list[JobInfo])
-async def list_jobs(node: TheNode, caller: AnyCaller, before: BeforeId = None, limit: Limit = 100) -> Response:
-    """Jobs, newest first."""
+async def list_jobs(
+    node: TheNode, caller: AnyCaller, live: bool = False, before: BeforeId = None, limit: Limit = 100
+) -> Response:
+    """Jobs, newest first. `live`: only those of which a process lives."""
 
     def make() -> bytes:
         with node.read() as session:
-            rows = queries.jobs(session, owner=caller.owner, before=before, limit=limit)
+            rows = queries.jobs(session, owner=caller.owner, live=live, before=before, limit=limit)
         return JOBS.dump_json(JOBS.validate_python(rows))
 
-    return await node.cached.json(("jobs", caller.owner, before, limit), make)
+    return await node.cached.json(("jobs", caller.owner, live, before, limit), make)
 
 
 @router.get("/{job}", operation_id="get_job")

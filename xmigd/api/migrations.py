@@ -98,6 +98,7 @@ class MigrationInfo(Answer):
     operation_id: str | None
     process_id: str
     job_id: str
+    job_name: str
     engine: str
     kind: Literal["move", "suspend", "resume"]
     source: str

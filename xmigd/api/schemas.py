@@ -117,6 +117,7 @@ class JobInfo(Answer):
     name: str
     command: str
     uid: int
+    user: str = Field(default="", description="what the daemon's machine calls them")
     device: str | None
     registered: bool
     hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
@@ -146,7 +147,8 @@ class JobMade(JobInfo):
     )
     preload: str = Field(description="what LD_PRELOAD begins with")
     watched: bool = Field(
-        default=False, description="the daemon sees the caller's end, with its exit code; otherwise it is to be reported"
+        default=False,
+        description="the daemon sees the caller's end, with its exit code; otherwise it is to be reported",
     )
 
 
@@ -176,6 +178,7 @@ class ProcessInfo(Answer):
     job_name: str
     pid: int
     uid: int
+    user: str = Field(default="", description="what the daemon's machine calls them")
     command: str
     device: str
     state: str
@@ -238,6 +241,7 @@ class FaultInfo(Answer):
     id: int
     process_id: str
     job_id: str
+    job_name: str
     number: int
     kind: str
     text: str
@@ -254,6 +258,7 @@ class RecoveryInfo(Answer):
     id: int
     process_id: str
     job_id: str
+    job_name: str
     number: int
     cause: str
     fault: int | None
@@ -335,8 +340,10 @@ class TokenInfo(Answer):
     name: str
     scope: Scope
     uid: int | None
+    user: str | None = Field(default=None, description="what the daemon's machine calls them; null: the node's")
     created_by: str
     created_at: float
+    last_used_at: float | None = Field(default=None, description="to a minute; null: never")
     expires_at: float | None
     revoked_at: float | None
 

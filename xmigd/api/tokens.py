@@ -8,7 +8,9 @@ from fastapi import APIRouter, Path, Request, Response
 
 from xmigd.api.context import AnyCaller, OperatingCaller, TheNode
 from xmigd.api.schemas import TokenInfo, TokenMade, TokenRequest
+from xmigd.database import models
 from xmigd.errors import Forbidden
+from xmigd.users import user_name
 
 router = APIRouter(prefix="/v1/tokens")
 
@@ -50,7 +52,13 @@ async def create_token(
 @router.get("", operation_id="list_tokens")
 def list_tokens(node: TheNode, caller: AnyCaller) -> list[TokenInfo]:
     """Tokens, newest first, without what their holders have to say."""
-    return [TokenInfo.model_validate(token) for token in node.tokens.find(owner=caller.owner)]
+    return [_shown(token, node.tokens.last_used(token)) for token in node.tokens.find(owner=caller.owner)]
+
+
+def _shown(token: models.Token, used: float | None) -> TokenInfo:
+    info = TokenInfo.model_validate(token)
+    info.user, info.last_used_at = None if token.uid is None else user_name(token.uid), used
+    return info
 
 
 @router.delete("/{token}", operation_id="revoke_token", status_code=204)

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
-from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from xmigd import __version__
-from xmigd.cli import (
-    audit,
-    completion,
-    demo,
-    devices,
-    doctor,
-    events,
-    faults,
-    jobs,
-    moves,
-    operations,
-    policies,
-    tokens,
-)
+from xmigd.cli import quick
 from xmigd.cli.common import read_token
-from xmigd.cli.completion import COMPLETION
 from xmigd.cli.exits import Exit, exit_code_of
-from xmigd.cli.invocation import Invocation, invocation
+from xmigd.cli.invocation import COMPLETION, Invocation, invocation
 from xmigd.cli.output import show_error
 from xmigd.errors import XmigError
 
-app = typer.Typer(
-    name="xmigctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: docs/reference-cli.md. Settings of the daemon, and where it is: XMIG_* (docs/settings.md).",
-)  # fmt: skip
+# The modules in the order of the help, each with the commands that it registers.
+MODULES = {
+    "jobs": ("run", "ps", "stop", "job"), "moves": ("migrate", "migrations", "suspend", "resume", "drain"),
+    "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
+    "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "doctor": ("doctor",),
+    "demo": ("demo",), "completion": ("completion",),
+}  # fmt: skip
+TAKE_A_VALUE = ("--url", "--token", "--ca-file", "--client-cert")
 
 
 def _version(value: bool) -> None:
@@ -44,7 +34,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def xmigctl(
     url: Annotated[
         str | None,
@@ -70,8 +59,31 @@ def xmigctl(
     asked.ca_file, asked.client_cert = ca_file, client_cert
 
 
-for module in (jobs, moves, devices, faults, operations, events, policies, audit, tokens, doctor, demo, completion):
-    module.register(app)
+def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
+    """The commands of these modules. Who asks for one command does not wait for the others to be loaded."""
+    quick.install()
+    app = typer.Typer(
+        name="xmigctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Exit codes: docs/reference-cli.md. Settings of the daemon, and where it is: XMIG_* (docs/settings.md).",
+    )  # fmt: skip
+    app.callback()(xmigctl)
+    for name in modules:
+        import_module(f"xmigd.cli.{name}").register(app)
+    return app
+
+
+def _needed(arguments: Sequence[str]) -> Iterable[str]:
+    """The module of the command that is meant; all of them for the help, for completion and for what is misspelt."""
+    words = iter(arguments)
+    for word in words:
+        if word in TAKE_A_VALUE:
+            next(words, None)
+        elif word in ("-h", "--help"):
+            break
+        elif not word.startswith("-"):
+            return [name for name, commands in MODULES.items() if word in commands] or MODULES
+    return MODULES
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -80,8 +92,13 @@ def main(arguments: list[str] | None = None) -> None:
     invocation.set(asked)
     try:
         if COMPLETION in os.environ:
+            from typer.completion import completion_init  # type: ignore[attr-defined]
+
             completion_init()
         # Its name is the same however it was started: completion depends on it.
+        app = make_app(
+            MODULES if COMPLETION in os.environ else _needed(sys.argv[1:] if arguments is None else arguments)
+        )
         app(arguments, prog_name="xmigctl", complete_var=COMPLETION)
     except XmigError as error:
         show_error(error, asked.output)

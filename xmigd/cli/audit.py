@@ -8,6 +8,7 @@ import typer
 
 from xmigd.cli.common import LimitOption, connect
 from xmigd.cli.output import Output, OutputOption, show
+from xmigd.users import requestor_name
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +25,8 @@ def audit(
 ) -> None:
     """Who asked for what, and how it went, newest first: each intent, and its outcome. For operators."""
     rows = connect().get("/v1/audit", requestor=requestor, before=before, limit=limit)
+    if output is Output.table:
+        rows = [row | {"requestor": requestor_name(row["requestor"])} for row in rows]
     columns = {
         "id": "ENTRY", "at": "TIME", "entry": "KIND", "intent_id": "OF", "requestor": "REQUESTOR", "via": "VIA",
         "action": "ACTION", "outcome": "OUTCOME", "status": "STATUS", "detail": "DATA",

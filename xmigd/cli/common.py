@@ -82,10 +82,16 @@ def read_token(value: str | None) -> str | None:
 
 
 def find_job(client: Client, wanted: str) -> str:
-    """A job's id, from the id, its beginning, or the job's name (the newest with it)."""
+    """A job's id, from the id, its beginning, or the job's name: the one that lives, otherwise the newest."""
     jobs = client.get("/v1/jobs", limit=1000)
     by_id = [job["id"] for job in jobs if job["id"].startswith(wanted)]
-    by_name = [job["id"] for job in jobs if job["name"] == wanted]
+    named = [job for job in jobs if job["name"] == wanted]
+    live = [job for job in named if job["processes"]]
+    if not by_id and len(live) > 1:
+        ids = ", ".join(job["id"][:12] for job in live[:8])
+        raise CommandError(f"{len(live)} jobs that live are called {wanted!r}: {ids}", hint="name one by its id",
+                           exit_code=Exit.USAGE)  # fmt: skip
+    by_name = [job["id"] for job in live or named]
     if len(by_id) > 1:
         raise CommandError(f"{wanted!r} begins {len(by_id)} jobs' ids", hint="write more of it", exit_code=Exit.USAGE)
     for found in (*by_id, *by_name):

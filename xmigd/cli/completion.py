@@ -5,9 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-COMPLETION = "_XMIGCTL_COMPLETE"  # the variable in which the scripts ask
+from xmigd.cli.invocation import COMPLETION
 
 
 class Shell(StrEnum):
@@ -27,4 +26,6 @@ def completion(shell: Shell) -> None:
 
 def script(shell: Shell) -> str:
     """It asks xmigctl itself, so it never is out of date."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
     return f"{get_completion_script(prog_name='xmigctl', complete_var=COMPLETION, shell=shell.value)}\n"

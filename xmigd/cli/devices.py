@@ -27,7 +27,8 @@ def list_devices(output: OutputOption = Output.table) -> None:
         "free_bytes": "FREE", "held_bytes": "HELD", "utilisation": "UTILISATION", "processes": "PROCESSES",
         "why": "WHY",
     }  # fmt: skip
-    show(rows, output, columns, "there are no devices")
+    show(rows, output, columns, "there are no devices",
+         optional=("utilisation", "held_bytes", "free_bytes", "why", "processes"))  # fmt: skip
 
 
 @group.command("show")

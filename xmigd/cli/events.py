@@ -39,8 +39,11 @@ def events(
     last = rows[-1]["id"] if rows else after or 0  # from the first on: one may come before the daemon is listened to
     shown = [row for row in rows if _wanted(row, job_id, kinds)]
     if not following:
-        columns = {"id": "EVENT", "at": "TIME", "type": "TYPE", "about": "SUBJECT", "job_id": "JOB", "data": "DATA"}
-        more = [row | {"about": _about(row)} for row in shown] if output is Output.table else shown
+        columns = {"id": "EVENT", "at": "TIME", "type": "TYPE", "about": "SUBJECT", "job": "JOB", "data": "DATA"}
+        more = shown
+        if output is Output.table:
+            names = {each["id"]: each["name"] for each in client.get("/v1/jobs", limit=1000)}
+            more = [row | {"about": _about(row), "job": names.get(row["job_id"]) or row["job_id"]} for row in shown]
         show(more, output, columns, "no events")
         return
     for row in shown:

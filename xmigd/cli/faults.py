@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job
-from xmigd.cli.output import Output, OutputOption, console, show, show_json
+from xmigd.cli.output import Output, OutputOption, console, show, show_json, with_jobs
 
 
 class Kind(StrEnum):
@@ -52,10 +52,11 @@ def list_faults(
         limit=limit,
     )  # fmt: skip
     columns = {
-        "at": "TIME", "job_id": "JOB", "process_id": "PROCESS", "kind": "KIND", "sequence": "RECORD", "op": "OPERATION",
-        "error": "ERROR", "text": "WHAT", "id": "FAULT", "acknowledged_by": "SEEN TO BY",
+        "id": "FAULT", "at": "TIME", "job": "JOB", "kind": "KIND", "text": "WHAT", "op": "OPERATION", "error": "ERROR",
+        "sequence": "RECORD", "process_id": "PROCESS", "acknowledged_by": "SEEN TO BY",
     }  # fmt: skip
-    show(rows, output, columns, "no faults")
+    show(rows if output is Output.json else with_jobs(rows), output, columns, "no faults",
+         optional=("process_id", "sequence", "error", "op", "acknowledged_by", "kind"))  # fmt: skip
 
 
 @group.command()
@@ -92,13 +93,15 @@ def inject(
 
 
 def recoveries(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
-    """Recoveries, newest first: milliseconds from the fault to each phase."""
+    """Recoveries, newest first: the time from the fault to each phase."""
     client = connect()
     rows = client.get("/v1/recoveries", job=find_job(client, job) if job else None, limit=limit)
     columns = {
-        "at": "TIME", "job_id": "JOB", "outcome": "OUTCOME", "expected_ms": "EXPECTED ms", "detected_ms": "DETECTED ms",
-        "standby_ready_ms": "STANDBY ms", "mapped_ms": "MAPPED ms", "restored_ms": "RESTORED ms",
-        "redone_ms": "REDONE ms", "resumed_ms": "RESUMED ms", "records": "RECORDS", "compared": "COMPARED",
-        "exact": "EXACT", "attempts": "ATTEMPTS", "cause": "CAUSE",
+        "at": "TIME", "job": "JOB", "outcome": "OUTCOME", "expected_ms": "EXPECTED",
+        "detected_ms": "DETECTED", "standby_ready_ms": "STANDBY",
+        "mapped_ms": "MAPPED", "restored_ms": "RESTORED", "redone_ms": "REDONE", "resumed_ms": "RESUMED",
+        "records": "RECORDS", "compared": "COMPARED", "exact": "EXACT", "attempts": "ATTEMPTS", "cause": "CAUSE",
     }  # fmt: skip
-    show(rows, output, columns, "no recoveries")
+    show(rows if output is Output.json else with_jobs(rows), output, columns, "no recoveries",
+         optional=("compared", "mapped_ms", "standby_ready_ms", "restored_ms", "redone_ms", "detected_ms", "attempts",
+                   "records", "cause", "exact"))  # fmt: skip

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+COMPLETION = "_XMIGCTL_COMPLETE"  # the variable in which the scripts of a shell's completion ask
+
 
 class Output(StrEnum):
     table = "table"

@@ -12,13 +12,26 @@ import typer
 from xmigd.cli import scope
 from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job, place
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.launch import become, wait_for
-from xmigd.cli.output import Output, OutputOption, console, exit_text, show, show_json, show_one, user_name
+from xmigd.cli.output import Output, OutputOption, console, exit_text, show, show_json, show_one, with_jobs
 from xmigd.devices.visible import names_devices
 from xmigd.errors import XmigError
 from xmigd.place import Place
 
-
+# Columns of `ps` that a narrow terminal does without.
+LESS_ASKED_FOR = (
+    "generation",
+    "server_pid",
+    "server_bytes",
+    "shadow_bytes",
+    "held_bytes",
+    "standby",
+    "location",
+    "user",
+    "started_at",
+    "faults",
+    "recoveries",
+    "live_bytes",
+)
 group = typer.Typer(no_args_is_help=True, help="Jobs: what runs, what has ended, and with what.")
 
 
@@ -45,6 +58,8 @@ def run(
     ] = None,
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
+    from xmigd.cli.launch import become, wait_for
+
     shown = shlex.join(command)[:4096]
     body = {"name": name, "command": shown, "device": device, "hang_timeout": hang_timeout, "watch": True}
     inherited = dict(os.environ)
@@ -102,15 +117,20 @@ def ps(
     job_id = find_job(client, job) if job else None
     rows = client.get("/v1/processes", live=not every, job=job_id, limit=limit)
     columns = {
-        "id": "PROCESS", "job_id": "JOB", "job_name": "NAME", "pid": "PID", "device": "DEVICE", "state": "STATE",
-        "location": "WHERE", "server_pid": "SERVER", "standby": "STANDBY", "generation": "GENERATION",
-        "expected_stall_ms": "STALL", "held_bytes": "HELD", "shadow_bytes": "SHADOW", "server_bytes": "SERVERS",
-        "faults": "FAULTS", "recoveries": "RECOVERIES",
+        "job": "JOB", "id": "PROCESS", "pid": "PID", "user": "USER", "device": "DEVICE", "state": "STATE",
+        "expected_stall_ms": "STALL", "exit": "EXIT",
+        "location": "WHERE", "live_bytes": "MEMORY", "held_bytes": "HELD", "shadow_bytes": "SHADOW",
+        "server_bytes": "SERVERS", "standby": "STANDBY", "server_pid": "SERVER", "generation": "GENERATION",
+        "faults": "FAULTS", "recoveries": "RECOVERIES", "started_at": "BEGAN",
     }  # fmt: skip
+    if not every:
+        del columns["exit"]
     for name in ("location", "expected_stall_ms"):  # which daemons of earlier versions do not tell
         if rows and name not in rows[0]:
             del columns[name]
-    show(rows, output, columns, "nothing runs under xMIG")
+    if output is Output.table:
+        rows = [row | {"exit": exit_text(row)} for row in with_jobs(rows)]
+    show(rows, output, columns, "nothing runs under xMIG", optional=LESS_ASKED_FOR)
 
 
 @group.command("list")
@@ -123,10 +143,12 @@ def list_jobs(
     columns = {
         "name": "JOB", "id": "ID", "state": "STATE", "exit": "EXIT", "user": "USER", "device": "DEVICE",
         "created_at": "BEGAN", "duration_s": "TOOK", "faults": "FAULTS", "recoveries": "RECOVERIES",
+        "command": "COMMAND",
     }  # fmt: skip
     if output is Output.table:
-        rows = [row | {"exit": exit_text(row), "user": user_name(row["uid"])} for row in rows]
-    show(rows, output, columns, "no jobs yet: xmigctl run -- PROGRAM")
+        rows = [row | {"exit": exit_text(row)} for row in rows]
+    show(rows, output, columns, "no jobs yet: xmigctl run -- PROGRAM",
+         optional=("command", "user", "recoveries", "faults", "device", "duration_s"))  # fmt: skip
 
 
 @group.command("show")
@@ -135,7 +157,7 @@ def show_job(job: JobArgument, output: OutputOption = Output.table) -> None:
     client = connect()
     row = client.get(f"/v1/jobs/{find_job(client, job)}")
     if output is Output.table:
-        row = {"name": row["name"], "state": row["state"], "exit": exit_text(row), "user": user_name(row["uid"])} | row
+        row = {"name": row["name"], "state": row["state"], "exit": exit_text(row)} | row
         for name in ("uid", "exit_code", "exit_signal"):
             del row[name]
     show_one(row, output)

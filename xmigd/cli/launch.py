@@ -1,7 +1,7 @@
 """How `xmigctl run` starts a program, so that its exit code is known to the daemon as it is to whoever called us.
 
 Where the kernel tells the daemon how a process ended (Linux 6.15), the program takes this process's place: nothing is
-in between. Elsewhere only a parent learns it: this process stays, passes on the signals that are sent to it alone, waits,
+in between. Elsewhere only a parent learns it: this process stays, passes on the signals that are sent to it, waits,
 reports, and ends as the program did. If it is killed, the program is, too, as it would be in its place.
 """
 

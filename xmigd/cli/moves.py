@@ -19,7 +19,8 @@ from xmigd.cli.common import (
 )
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
-from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, size
+from xmigd.cli.output import Output, OutputOption, console, escape, process_label, show, show_json, size, with_jobs
+from xmigd.words import milliseconds
 
 
 class Place(StrEnum):
@@ -66,7 +67,7 @@ def migrate(
     operation = carry_out(client, "/v1/migrations", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
-        console.print(f"{found['id'][:12]} is on [bold]{escape(result['target'])}[/bold]{_figures(result)}")
+        console.print(f"{process_label(found)} is on [bold]{escape(result['target'])}[/bold]{_figures(result)}")
 
 
 def migrations(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
@@ -74,12 +75,14 @@ def migrations(job: JobOption = None, limit: LimitOption = 50, output: OutputOpt
     client = connect()
     rows = client.get("/v1/migrations", job=find_job(client, job) if job else None, limit=limit)
     columns = {
-        "started_at": "TIME", "process_id": "PROCESS", "kind": "KIND", "source": "FROM", "target": "TO",
+        "started_at": "TIME", "job": "JOB", "process_id": "PROCESS", "kind": "KIND", "source": "FROM", "target": "TO",
         "state": "STATE", "rounds": "ROUNDS", "total_bytes": "LIVE", "processed_bytes": "COPIED",
-        "expected_downtime_ms": "EXPECTED ms", "downtime_ms": "DOWNTIME ms", "setup_ms": "SETUP ms", "error": "WHY",
+        "expected_downtime_ms": "EXPECTED", "downtime_ms": "DOWNTIME", "setup_ms": "SETUP", "error": "WHY",
     }  # fmt: skip
-    shown = rows if output is Output.json else [row | {"rounds": len(row["iterations"])} for row in rows]
-    show(shown, output, columns, "nothing was moved")
+    shown = rows if output is Output.json else [row | {"rounds": len(row["iterations"])} for row in with_jobs(rows)]
+    show(shown, output, columns, "nothing was moved",
+         optional=("setup_ms", "expected_downtime_ms", "rounds", "processed_bytes", "total_bytes",
+                   "process_id"))  # fmt: skip
 
 
 def suspend(
@@ -96,7 +99,7 @@ def suspend(
     operation = carry_out(client, path, {"to": to.value}, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         place = "in host memory" if to is Place.host else "in files"
-        console.print(f"{found['id'][:12]} is suspended, its state {place}{_figures(operation['result'])}")
+        console.print(f"{process_label(found)} is suspended, its state {place}{_figures(operation['result'])}")
         console.print(f"[dim]xmigctl resume {found['id'][:12]}[/dim]")
 
 
@@ -114,7 +117,7 @@ def resume(
     body: dict[str, Any] = {} if device is None else {"device": device}
     operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
-        console.print(f"{found['id'][:12]} goes on, on [bold]{escape(operation['result']['target'])}[/bold]")
+        console.print(f"{process_label(found)} goes on, on [bold]{escape(operation['result']['target'])}[/bold]")
 
 
 def drain(
@@ -154,7 +157,7 @@ def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None
         for row in rows:
             row["room_bytes"] = row.pop("room")
         columns = {"device": "TARGET", "allowed": "ALLOWED", "room_bytes": "MEMORY",
-                   "expected_downtime_ms": "DOWNTIME ms", "why": "WHY"}  # fmt: skip
+                   "expected_downtime_ms": "DOWNTIME", "why": "WHY"}  # fmt: skip
         show(rows, output, columns, "this node has no other device")
     allowed = [each["device"] for each in plan["targets"] if each["allowed"]]
     if (target is not None and target not in allowed) or not allowed:
@@ -165,7 +168,7 @@ def _figures(result: dict[str, Any]) -> str:
     """What of its figures is known."""
     parts = []
     if result.get("downtime_ms") is not None:
-        parts.append(f"it stood still for {result['downtime_ms']:.1f} ms")
+        parts.append(f"it stood still for {milliseconds(result['downtime_ms'])}")
     if result.get("processed_bytes") is not None:
         parts.append(f"{size(result['processed_bytes'])} copied")
     if result.get("rounds"):

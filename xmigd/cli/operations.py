@@ -11,6 +11,7 @@ from xmigd.cli.common import JobOption, LimitOption, connect, find_by_prefix, fi
 from xmigd.cli.follow import OVER, OnInterrupt, exit_code, follow, outcome
 from xmigd.cli.output import Output, OutputOption, console, show, show_json, show_one
 from xmigd.client import Client, Refused
+from xmigd.users import requestor_name
 
 group = typer.Typer(no_args_is_help=True, help="Operations: migrations, suspensions, drains, ...")
 OperationArgument = Annotated[str, typer.Argument(help="the operation: its id, or the beginning of it")]
@@ -41,7 +42,8 @@ def list_operations(
     rows = client.get("/v1/operations", state=state.value if state else None, kind=kind,
                       job=find_job(client, job) if job else None, limit=limit)  # fmt: skip
     if output is Output.table:
-        rows = [row | {"about": f"{row['subject']['type']} {row['subject']['id'][:12]}"} for row in rows]
+        names = {each["id"]: each["name"] for each in client.get("/v1/jobs", limit=1000)}
+        rows = [row | {"about": subject(row, names), "requestor": requestor_name(row["requestor"])} for row in rows]
     columns = {
         "created_at": "TIME", "id": "OPERATION", "kind": "KIND", "about": "SUBJECT", "state": "STATE", "phase": "PHASE",
         "may_cancel": "CANCELLABLE", "requestor": "REQUESTOR", "ended_at": "ENDED",
@@ -96,6 +98,13 @@ def cancel(
         console.print(f"the {answer['kind']} had {answer['state']} before it could be cancelled")
     else:
         console.print(f"the {answer['kind']} was asked to end")
+
+
+def subject(row: dict[str, Any], names: dict[str, str]) -> str:
+    """What it is about, with its job's name where that is known. `names`: of jobs, by id."""
+    job = names.get(row["job_id"] or "")
+    about = f"{row['subject']['type']} {row['subject']['id'][:12]}"
+    return about if job is None else f"{job} · {about}"
 
 
 def find_operation(client: Client, wanted: str) -> dict[str, Any]:

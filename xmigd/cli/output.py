@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import pwd
+import os
 import signal
 import sys
 import time
@@ -22,8 +22,9 @@ from xmigd.errors import XmigError
 from xmigd.words import duration, milliseconds
 
 # A terminal's width, or enough that no line of a file is broken.
-NUMBERS = ("HELD", "SHADOW", "SERVERS", "MEMORY", "USED", "FREE", "UTILISATION", "LIVE", "RECORDS", "STALL")
-console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+NUMBERS = ("UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL")
+WIDE = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdecimal() else 240
+console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
 notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)
 
 
@@ -36,22 +37,41 @@ def _remember(value: Output) -> Output:
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table or json", callback=_remember)]
 
 
-def show(rows: Sequence[Mapping[str, Any]], output: Output, columns: Mapping[str, str], empty: str) -> None:
-    """A list. `columns`: field → title; a title that ends in ms or B is a number's."""
+def show(
+    rows: Sequence[Mapping[str, Any]], output: Output, columns: Mapping[str, str], empty: str, *,
+    optional: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """A list. `columns`: field → title. `optional`: fields that a narrow terminal does without, these first."""
     if output is Output.json:
         show_json(rows)
         return
     if not rows:
         console.print(empty)
         return
+    shown, left_out = dict(columns), []
+    table = _table(rows, shown)
+    for name in optional:
+        if name not in shown or console.measure(table).minimum <= console.width:
+            continue
+        left_out.append(shown.pop(name))
+        table = _table(rows, shown)
+    console.print(table)
+    if left_out:
+        notes.print(f"[dim]no room for {', '.join(left_out)}: a wider terminal, or -o json, has them[/dim]")
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in columns.values():
-        free_text = title in ("WHAT", "CAUSE", "NAME", "WHY", "DATA")
-        number = title.endswith(("ms", "%")) or title in NUMBERS
-        table.add_column(title, justify="right" if number else "left", no_wrap=not free_text)
+    for name, title in columns.items():
+        number = name.endswith(("_ms", "_bytes", "_s")) or title in NUMBERS
+        free_text = title in ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND")
+        table.add_column(
+            title, justify="right" if number else "left", no_wrap=not free_text, overflow="fold",
+            min_width=16 if free_text else None,
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(cell(name, row.get(name)) for name in columns))
-    console.print(table)
+    return table
 
 
 def show_one(row: Mapping[str, Any], output: Output, names: Mapping[str, str] | None = None) -> None:
@@ -81,13 +101,14 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
         return "yes" if value else "[red]no[/red]" if name == "exact" else "no"
     if name in ("duration_s",):
         return duration(value)
-    if name in ("at", "time") or name.endswith("_at"):
-        form = "%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S"
-        return time.strftime(form, time.localtime(value)) + f".{int(value % 1 * 1000):03d}"
+    if isinstance(value, (int, float)) and (name in ("at", "time") or name.endswith("_at")):
+        local = time.localtime(value)
+        if whole:
+            return time.strftime("%Y-%m-%d %H:%M:%S", local) + f".{int(value % 1 * 1000):03d}"
+        today = time.strftime("%Y-%m-%d", local) == time.strftime("%Y-%m-%d")
+        return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", local)
     if name == "utilisation":
         return f"{100 * value:.0f} %"
-    if name == "expected_stall_ms":  # its title has no unit
-        return f"{value / 1000:.1f} s" if value >= 1000 else f"{value:.0f} ms"
     if name.endswith("_ms"):
         return milliseconds(value)
     if name.endswith("_bytes"):
@@ -97,6 +118,26 @@ def cell(name: str, value: Any, *, whole: bool = False) -> str:
     if isinstance(value, list):
         return escape(", ".join(str(item) for item in value)) or "-"
     return escape(str(value))
+
+
+def job_label(name: str, id: str, among: Mapping[str, set[str]] | None = None) -> str:
+    """A job as people call it, with its id where the name alone would not say which. `among`: ids by name."""
+    several = among is None or len(among.get(name, ())) > 1
+    return f"{name} ({id[:12]})" if several else name
+
+
+def with_jobs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with `job`: what their job is called."""
+    among: dict[str, set[str]] = {}
+    for row in rows:
+        among.setdefault(str(row["job_name"]), set()).add(str(row["job_id"]))
+    return [dict(row) | {"job": job_label(str(row["job_name"]), str(row["job_id"]), among)} for row in rows]
+
+
+def process_label(process: Mapping[str, Any]) -> str:
+    """What a message calls a process: its job's name first."""
+    name, id = process.get("job_name"), str(process["id"])[:12]
+    return escape(f"{name} · {id}" if name else id)
 
 
 def exit_text(row: Mapping[str, Any]) -> str | None:
@@ -109,16 +150,6 @@ def exit_text(row: Mapping[str, Any]) -> str | None:
             name = f"signal {number}"
         return f"{name} ({128 + number})"
     return None if row.get("exit_code") is None else str(row["exit_code"])
-
-
-def user_name(uid: int | None) -> str | None:
-    """What this machine calls them; one that it does not know is a number."""
-    if uid is None:
-        return None
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return str(uid)
 
 
 def size(value: float) -> str:

@@ -11,6 +11,7 @@ import typer
 from xmigd.cli.common import connect, find_by_prefix
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.output import Output, OutputOption, console, notes, show, show_json
+from xmigd.users import requestor_name
 
 group = typer.Typer(no_args_is_help=True, help="Tokens: who may use the daemon over the network.")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -55,10 +56,17 @@ def create(
 def list_tokens(output: OutputOption = Output.table) -> None:
     """Tokens, newest first, without their secrets."""
     columns = {
-        "id": "TOKEN", "name": "NAME", "scope": "SCOPE", "uid": "USER", "created_by": "MADE BY", "created_at": "MADE",
-        "expires_at": "EXPIRES", "revoked_at": "REVOKED",
+        "name": "NAME", "id": "TOKEN", "scope": "SCOPE", "user": "USER", "created_at": "MADE",
+        "last_used_at": "LAST USED", "expires_at": "EXPIRES", "revoked_at": "REVOKED", "created_by": "MADE BY",
     }  # fmt: skip
-    show(connect().get("/v1/tokens"), output, columns, "no tokens")
+    rows = connect().get("/v1/tokens")
+    if output is Output.table:
+        rows = [
+            row | {"user": row["user"] or "the node's", "created_by": requestor_name(row["created_by"])}
+            | {name: "never" for name in ("last_used_at", "expires_at") if row[name] is None}
+            for row in rows
+        ]  # fmt: skip
+    show(rows, output, columns, "no tokens", optional=("created_by", "revoked_at", "user"))
 
 
 @group.command()

@@ -307,6 +307,7 @@ class Token(Base):
     created_by: Mapped[str] = mapped_column(String(255))
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, ScalarSelect, func, select, tuple_
+from sqlalchemy import ColumnElement, ScalarSelect, and_, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from xmigd.database.models import Device, Fault, Job, JournalSegment, Migration, Process, Recovery
+from xmigd.users import user_name
 
 MigrationSort = Literal["newest", "oldest", "downtime", "copied"]
 _SORTS: dict[MigrationSort, tuple[ColumnElement[Any], ...]] = {
@@ -34,14 +35,18 @@ def job(session: Session, job_id: str) -> Job | None:
 
 def jobs(
     session: Session, *, job_id: str | None = None, owner: int | None = None, before: str | None = None,
-    limit: int = 100,
+    live: bool = False, limit: int = 100,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Jobs, newest first, each with what its processes make of it. `owner`: this user's; `before`: older than this."""
+    """Jobs, newest first, each with what its processes make of it. `owner`: this user's; `before`: older than this;
+    `live`: of which a process lives."""
     query = select(Job).order_by(Job.created_at.desc(), Job.id).limit(limit)
     if owner is not None:
         query = query.where(Job.uid == owner)
     if before is not None:
-        query = query.where(Job.created_at < select(Job.created_at).where(Job.id == before).scalar_subquery())
+        made = select(Job.created_at).where(Job.id == before).scalar_subquery()
+        query = query.where(or_(Job.created_at < made, and_(Job.created_at == made, Job.id > before)))
+    if live:
+        query = query.where(exists().where(Process.job_id == Job.id, Process.state.in_(LIVE)))
     if job_id is not None:
         query = query.where(Job.id == job_id)
     rows = session.scalars(query).all()
@@ -52,9 +57,10 @@ def jobs(
         states.setdefault(its_job, {})[state] = count
     faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
     last = select(Process.job_id, func.max(Process.ended_at)).where(Process.job_id.in_(ids)).group_by(Process.job_id)
-    ended = {its_job: at for its_job, at in session.execute(last)}
+    ended = dict(row._tuple() for row in session.execute(last))
     return [
-        _job(row, states.get(row.id, {}), ended.get(row.id)) | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
+        _job(row, states.get(row.id, {}), ended.get(row.id))
+        | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
         for row in rows
     ]
 
@@ -82,7 +88,8 @@ def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]
     over = not live and not runs and state != "created"
     ended_at = max((at for at in (row.ended_at, last) if at is not None), default=None) if over else None
     return {
-        "id": row.id, "name": row.name, "command": row.command, "uid": row.uid, "device": row.device,
+        "id": row.id, "name": row.name, "command": row.command, "uid": row.uid,
+        "user": user_name(row.uid), "device": row.device,
         "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
         "processes": live, "suspended": states.get("suspended", 0), "ended_at": ended_at,
         "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
@@ -112,7 +119,8 @@ def processes(
     if live:
         query = query.where(Process.state.in_(LIVE))
     return [
-        columns(process) | {"job_name": name, "faults": faults, "recoveries": recoveries}
+        columns(process)
+        | {"job_name": name, "user": user_name(process.uid), "faults": faults, "recoveries": recoveries}
         for process, name, faults, recoveries in session.execute(query)
     ]
 
@@ -127,7 +135,7 @@ def migrations(
     by = _SORTS[sort]
     rising = sort == "oldest"
     query = (
-        select(Migration, Process.job_id, Job.uid)
+        select(Migration, Process.job_id, Job.name, Job.uid)
         .join(Process, Migration.process_id == Process.id)
         .join(Job, Process.job_id == Job.id)
         .order_by(*(column.asc() if rising else column.desc() for column in by))
@@ -142,7 +150,9 @@ def migrations(
     if before is not None:
         its = tuple_(*(select(column).where(Migration.id == before).scalar_subquery() for column in by))
         query = query.where(tuple_(*by) > its if rising else tuple_(*by) < its)
-    return [columns(row) | {"job_id": job, "owner": uid} for row, job, uid in session.execute(query)]
+    return [
+        columns(row) | {"job_id": job, "job_name": name, "owner": uid} for row, job, name, uid in session.execute(query)
+    ]
 
 
 def segments(session: Session, process_id: str, limit: int = 100) -> Sequence[JournalSegment]:
@@ -159,7 +169,7 @@ def faults(
         query = query.where(Fault.id == fault)
     if acknowledged is not None:
         query = query.where(Fault.acknowledged_at.is_not(None) == acknowledged)
-    return [columns(row) | {"job_id": its_job} for row, its_job in session.execute(query)]
+    return [columns(row) | {"job_id": its_job, "job_name": name} for row, its_job, name in session.execute(query)]
 
 
 def recoveries(
@@ -167,10 +177,10 @@ def recoveries(
     owner: int | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     found = []
-    for row, its_job in session.execute(_history(Recovery, job_id, process_id, owner, before, limit)):
+    for row, its_job, name in session.execute(_history(Recovery, job_id, process_id, owner, before, limit)):
         exact = None if row.differing is None else row.differing == 0
         story = row.story.split("\n") if row.story else []
-        found.append(columns(row) | {"job_id": its_job, "exact": exact, "story": story})
+        found.append(columns(row) | {"job_id": its_job, "job_name": name, "exact": exact, "story": story})
     return found
 
 
@@ -188,8 +198,9 @@ def _history(
     if before is not None:
         conditions.append(model.id < before)
     return (
-        select(model, Process.job_id)
+        select(model, Process.job_id, Job.name)
         .join(Process, model.process_id == Process.id)
+        .join(Job, Process.job_id == Job.id)
         .where(*conditions)
         .order_by(model.id.desc())
         .limit(limit)

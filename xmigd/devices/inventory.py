@@ -19,9 +19,13 @@ from xmigd.supervisor.process import Process
 
 logger = log.get("devices")
 
+# What a server would say of one that it has not opened yet (shim/device/description.cc): name and bytes.
+UNOPENED = {"cpu": ("xMIG CPU device", 4 << 30), "null": ("NVIDIA H200", 150_109_880_320)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
+    name: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None
@@ -51,9 +55,11 @@ class Inventory:
     def read(self, device: str, description: Description | None, held: int) -> Reading:
         """`description`: what its programs see; None: it had none yet. May wait for the driver."""
         if device.startswith("cuda:"):
-            return self._read_gpu(description)
-        total = description.total_bytes if description is not None else self._memory or None
-        return Reading(total_bytes=total, used_bytes=held, free_bytes=None if total is None else max(0, total - held))
+            return self._read_gpu(device, description)
+        name, default = UNOPENED.get(device.partition(":")[0], (None, None))
+        total = description.total_bytes if description is not None else self._memory or default
+        free = None if total is None else max(0, total - held)
+        return Reading(name=name, total_bytes=total, used_bytes=held, free_bytes=free)
 
     def uuid(self, device: str) -> str | None:
         """As NVML and the device's programs say it, without `GPU-`. May wait for the driver, the first time."""
@@ -68,14 +74,16 @@ class Inventory:
         except nvml.NVMLError:
             return None
 
-    def _read_gpu(self, description: Description | None) -> Reading:
+    def _read_gpu(self, device: str, description: Description | None) -> Reading:
         nvml = self._start_nvml()
         if nvml is None:
             return Reading(healthy=False, why="NVML cannot be used")
-        if description is None:
-            return Reading()
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.UUID(description.uuid)}".encode())
+            if description is None:  # nobody has used it: by bus, as servers count
+                handle = nvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2]))
+            else:
+                handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.UUID(description.uuid)}".encode())
+            name = nvml.nvmlDeviceGetName(handle)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             share: float | None = None
             with contextlib.suppress(nvml.NVMLError):
@@ -83,7 +91,11 @@ class Inventory:
         except nvml.NVMLError as error:
             return Reading(healthy=False, why=f"NVML: {error}")
         return Reading(
-            total_bytes=int(memory.total), used_bytes=int(memory.used), free_bytes=int(memory.free), utilisation=share
+            name=name.decode(errors="replace") if isinstance(name, bytes) else str(name),
+            total_bytes=int(memory.total),
+            used_bytes=int(memory.used),
+            free_bytes=int(memory.free),
+            utilisation=share,
         )
 
     def _start_nvml(self) -> Any:

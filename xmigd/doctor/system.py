@@ -13,6 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+# Which distributions (os-release's ID and ID_LIKE) have which package manager, and how it is called.
+MANAGERS = (
+    (frozenset({"debian", "ubuntu"}), "apt", "apt-get install"),
+    (frozenset({"suse", "opensuse", "sles", "opensuse-leap", "opensuse-tumbleweed"}), "zypper", "zypper install"),
+    (frozenset({"fedora", "rhel", "centos", "openeuler", "openEuler", "rocky", "almalinux"}), "dnf", "dnf install"),
+    (frozenset({"arch"}), "pacman", "pacman -S"),
+)
 State = Literal["ok", "note", "warning", "failing"]
 
 
@@ -46,6 +53,18 @@ class System:
 
     def exists(self, path: str) -> bool:
         return (self.root / path.lstrip("/")).exists()
+
+    def install(self, names: Mapping[str, str]) -> str:
+        """The command with which this distribution installs something. `names`: its packages, by package manager; the
+        name for dnf is zypper's, too, unless it has one of its own."""
+        release = dict(
+            line.partition("=")[::2] for line in (self.read("/etc/os-release") or "").splitlines() if "=" in line
+        )
+        its = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".replace('"', "").split()
+        for family, manager, command in MANAGERS:
+            if family.intersection(its):
+                return f"{command} {names.get(manager) or names['dnf']}"
+        return f"install {names['dnf']} with this distribution's package manager"
 
     def kernel(self) -> str:
         return os.uname().release

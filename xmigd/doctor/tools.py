@@ -14,13 +14,15 @@ def criu(system: System, settings: Settings) -> Iterator[Finding]:
     said = system.command(["criu", "--version"])
     version = re.search(r"Version: (\d+)[.\d]*", said[1]) if said else None
     if version is None:
-        yield Finding("CRIU", "note", "there is none: programs cannot be dumped and restored", "dnf install criu")
+        yield Finding("CRIU", "note", "there is none: programs cannot be dumped and restored",
+                      system.install({"dnf": "criu"}))  # fmt: skip
     elif int(version[1]) < 4:
         yield Finding("CRIU", "warning", f"{version[0].removeprefix('Version: ')} is older than 4: dumps fail on "
                       "kernels since 6.x", "install CRIU 4 (openEuler and Fedora have it)")  # fmt: skip
     elif not system.has_module("pycriu"):
         yield Finding("CRIU", "warning", f"{version[0].removeprefix('Version: ')}, but its Python binding is missing",
-                      "dnf install python3-criu (pycriu is not on PyPI)")  # fmt: skip
+                      system.install({"dnf": "python3-criu", "apt": "python3-pycriu"})
+                      + " (pycriu is not on PyPI)")  # fmt: skip
     else:
         yield Finding("CRIU", "ok", f"{version[0].removeprefix('Version: ')} with pycriu")
 
@@ -36,6 +38,7 @@ def compiler(system: System, settings: Settings) -> Iterator[Finding]:
         missing.append(f"Python's headers ({header})")
     if missing:
         yield Finding("compiler", "note", f"there is no {' and no '.join(missing)}: Triton and torch.compile fail",
-                      "dnf install gcc python3-devel, or apt-get install gcc python3-dev")  # fmt: skip
+                      system.install({"dnf": "gcc python3-devel", "apt": "gcc python3-dev",
+                                      "pacman": "gcc python"}))  # fmt: skip
     else:
         yield Finding("compiler", "ok", f"{name}, and Python's headers")

@@ -22,6 +22,7 @@ from xmigd.security.callers import Caller, Scope, Via
 from xmigd.supervisor.jobs import new_id
 
 PREFIX = "xmig_"
+USED_EVERY = 60.0  # seconds between two notes of a token's use
 MAX_TOKENS = 1000  # that are valid at the same time
 
 
@@ -39,6 +40,7 @@ class Tokens:
             valid = session.scalars(select(Token).where(Token.revoked_at.is_(None))).all()
             session.expunge_all()
         self._valid = {token.hash: token for token in valid}
+        self._used = {token.id: token.last_used_at for token in valid if token.last_used_at is not None}
 
     async def create(
         self, *, name: str, scope: Scope, uid: int | None, lifetime: float | None, creator: Caller
@@ -52,7 +54,7 @@ class Tokens:
         values = {
             "id": new_id(), "name": name, "hash": hash_of(secret), "scope": scope, "uid": uid,
             "created_by": creator.name, "created_at": now, "revoked_at": None,
-            "expires_at": None if lifetime is None else now + lifetime,
+            "expires_at": None if lifetime is None else now + lifetime, "last_used_at": None,
         }  # fmt: skip
         await asyncio.wrap_future(self._writer.submit("tokens.create", lambda session: session.add(Token(**values))))
         token = Token(**values)
@@ -83,7 +85,21 @@ class Tokens:
             raise Unauthorized("the token is not valid", code="bad_token", hint="it may have been revoked")
         if token.expires_at is not None and token.expires_at <= time.time():
             raise Unauthorized("the token has expired", code="token_expired", hint="ask for another one")
+        self._note_use(token.id)
         return Caller(f"token {token.name} ({token.id[:8]})", _scope(token.scope), token.uid, token.uid, via, token.id)
+
+    def last_used(self, token: Token) -> float | None:
+        """Time of day; None: never."""
+        return self._used.get(token.id, token.last_used_at)
+
+    def _note_use(self, token: str) -> None:
+        """Now and then, and never waited for: a full disk or a busy one keeps nobody out."""
+        now = time.time()
+        if now - self._used.get(token, 0.0) < USED_EVERY:
+            return
+        self._used[token] = now
+        statement = update(Token).where(Token.id == token).values(last_used_at=now)
+        self._writer.record("tokens.used", lambda session: session.execute(statement))
 
     def is_valid(self, caller: Caller) -> bool:
         """May whoever was let in go on listening?"""

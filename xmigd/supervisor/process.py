@@ -18,8 +18,8 @@ from xmigd.records import JobRow, ProcessRow, Records
 from xmigd.recovery import events as e
 from xmigd.recovery.core import Limits
 from xmigd.recovery.machine import Machine
-from xmigd.supervisor import messages as m
 from xmigd.supervisor import exits
+from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fd_store import FdStore

@@ -1,0 +1,22 @@
+"""What this machine calls its users. Looking one up may wait for a directory service: not for the event loop."""
+
+from __future__ import annotations
+
+import pwd
+import re
+from functools import lru_cache
+
+
+@lru_cache(4096)
+def user_name(uid: int) -> str:
+    """One that nobody knows is a number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def requestor_name(text: str) -> str:
+    """`user 0`, as the audit and operations have it, is root; who has no number is as they are."""
+    found = re.fullmatch(r"user (\d{1,10})", text)
+    return user_name(int(found[1])) if found else text
