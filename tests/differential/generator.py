@@ -122,7 +122,9 @@ class Generator:
 
     def _sync(self, line: str) -> None:
         """Let the host wait for it."""
-        how = self.chance.choice(("sync_stream", "sync_stream", "query_stream", "sync_ctx", "sync_event", "query_event"))
+        how = self.chance.choice(
+            ("sync_stream", "sync_stream", "query_stream", "sync_ctx", "sync_event", "query_event")
+        )
         if how.endswith("event"):
             self._must({"op": how, "event": self._record(line)})
         elif how == "sync_ctx":
@@ -314,7 +316,7 @@ class Generator:
         """Something for a stream or, if `graph` says how that is made, a node."""
         makers: list[tuple[float, Maker]] = [(9, self._kernel), (4, self._set), (7, lambda c: self._copy(c, graph))]
         if "host-functions" in self.features:
-            makers.append((1, self._host))
+            makers.append((1, lambda c: self._host(c, graph)))
         if "values" in self.features and graph is None:
             makers.append((1, self._value))
         work = self.chance.choices([maker for _, maker in makers], [weight for weight, _ in makers])[0](ctx)
@@ -389,8 +391,8 @@ class Generator:
         at = self.chance.randrange(0, self.model.memory[name].size - bits // 8 + 1, bits // 8)
         return {"op": "value", "to": [name, at], "bits": bits, "value": self.chance.getrandbits(bits), "ctx": ctx}
 
-    def _host(self, ctx: int) -> Op | None:
-        names = self._host_names("pinned", "registered")
+    def _host(self, ctx: int, graph: str | None) -> Op | None:
+        names = self._host_names("pinned") if graph else self._host_names("pinned", "registered")
         if not names:
             return None
         to, source = self.chance.choice(names), self.chance.choice(names)
@@ -402,7 +404,7 @@ class Generator:
 
     def _copy(self, ctx: int, graph: str | None) -> Op | None:
         """From anywhere to anywhere; at least one side in the memory of this context, or both on the host."""
-        hosts = self._host_names("pinned", "registered") if graph else self._host_names()
+        hosts = self._host_names("pinned") if graph else self._host_names()
         ours = self._device_names(ctx)
         others = [name for c in range(len(self.model.contexts)) if c != ctx for name in self._device_names(c)]
         if "peer" not in self.features:
@@ -432,7 +434,13 @@ class Generator:
             return "cuMemcpy"
         names = ["cuMemcpy", "cuMemcpyAsync", "cuMemcpyAsync"]
         if way == "peer":
-            names += ["cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpyPeerAsync", "cuMemcpyDtoD_v2", "cuMemcpyDtoDAsync_v2"]
+            names += [
+                "cuMemcpyPeer",
+                "cuMemcpyPeerAsync",
+                "cuMemcpyPeerAsync",
+                "cuMemcpyDtoD_v2",
+                "cuMemcpyDtoDAsync_v2",
+            ]
         else:
             names += [f"cuMemcpy{way}_v2", f"cuMemcpy{way}Async_v2", f"cuMemcpy{way}Async_v2"]
         if graph == "built":
@@ -580,7 +588,7 @@ class Generator:
         way = self.chance.choice(("set_node", "set_node", "enable", "update"))
         if way == "set_node" and run.nodes[number]["op"] in ("kernel", "set", "copy", "host"):
             work = self._varied(run.nodes[number])
-            self.emit({"op": "set_node", "exec": name, "node": number, "work": work})
+            self.emit({"op": "set_node", "exec": name, "node": number, "work": work, "ctx": run.ctx})
         elif way == "enable":
             self.emit({"op": "enable", "exec": name, "node": number, "on": number in run.off})
         elif way == "update" and run.graph in self.model.graphs:

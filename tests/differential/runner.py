@@ -560,7 +560,9 @@ class Runner:
             if side.get("unified"):
                 values |= {"MemoryType": UNIFIED, "Device": address}
             else:
-                values |= {"MemoryType": HOST, "Host": address} if on_host else {"MemoryType": DEVICE, "Device": address}
+                values |= (
+                    {"MemoryType": HOST, "Host": address} if on_host else {"MemoryType": DEVICE, "Device": address}
+                )
             for name, value in values.items():
                 setattr(params, prefix + name, value)
 
@@ -683,6 +685,7 @@ class Runner:
     def _set_node(self, op: Op) -> None:
         run, nodes = self.execs[op["exec"]]
         work = op["work"]
+        self._enter(op["ctx"])
         params, ctx = self._node(work)
         name = {"kernel": "Kernel", "set": "Memset", "copy": "Memcpy", "host": "Host"}[work["op"]]
         name = f"cuGraphExec{name}NodeSetParams{'_v2' if work['op'] == 'kernel' else ''}"

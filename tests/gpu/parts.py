@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import faults, kills, moves, profile, recovery, results, speeds, stalls, steps
+from tests.gpu import differential, faults, kills, moves, profile, recovery, results, speeds, stalls, steps
 from tests.gpu.bench import Bench
 from tests.gpu.cases import DRIVEN, KILLED, RESULTS, STRUCK, TIMED, TRAINING, Case
 from xmigd.measurements import Row
@@ -52,6 +52,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
+    Part("differential", "devices", 150, differential.measure),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),

