@@ -1,5 +1,5 @@
-"""`python -m tests.differential`: random programs of the driver's calls, natively and under xMIG, compared byte for byte
-with what they mean; a program that differs is shrunk and kept.
+"""`python -m tests.differential`: random programs of the driver's calls, natively and under xMIG, compared byte for
+byte with what they mean; a program that differs is shrunk and kept.
 
     python -m tests.differential --count 2000                                on two cpu devices
     python -m tests.differential --count 200 --disturb kill,move,suspend

@@ -2,8 +2,8 @@
 
 A program is valid if every object is there when it is used, nothing is read that nobody has written, and two calls that
 touch the same bytes, one of them writing, are ordered: by a stream, an event, a wait of the host, or the legacy stream.
-Order is kept as vector clocks (Fidge, 1988; Mattern, 1989). Each stream is a line of its own, and so is the host. What the
-driver only happens to order is not taken for granted; see `_submit` for what is.
+Order is kept as vector clocks (Fidge, 1988; Mattern, 1989). Each stream is a line of its own, and so is the host. What
+the driver only happens to order is not taken for granted; see `Model.clock` for what is.
 
 The same model lets the generator ask what a call would still have to wait for, and the shrinker leave out of a program
 what is not valid any more.

@@ -2,8 +2,8 @@
 
 What a call works on has a name: ``b`` and a number is memory of a device, ``h`` host memory, ``s`` a stream, ``e`` an
 event, ``p`` a pool, ``g`` a graph, ``x`` an executable one; ``c`` and the number of a context is the variable of the
-module in it. Contexts are numbers; ``ctx`` is the one that is current as the call is made. Streams that need not be made
-are ``0`` (the null stream), ``1`` (legacy) and ``2`` (per thread) of the current context.
+module in it. Contexts are numbers; ``ctx`` is the one that is current as the call is made. Streams that need not be
+made are ``0`` (the null stream), ``1`` (legacy) and ``2`` (per thread) of the current context.
 
 *Work* is what runs in a stream or as a node of a graph: ``kernel``, ``set``, ``copy``, ``host``, ``value``, ``child``.
 """

@@ -1,8 +1,9 @@
-"""Runs programs through the driver interface: `runner.py KERNELS [FILE]`, a program a line, from the file or from standard
-input; a line of JSON for each, with the checksums of what it read, or with what failed.
+"""Runs programs through the driver interface: `runner.py KERNELS [FILE]`, a program a line, from the file or from
+standard input; a line of JSON for each, with the checksums of what it read, or with what failed.
 
-On its own: nothing but Python, libcuda.so.1 and the image of the kernels. It knows nothing of xMIG. Contexts and modules
-stay from one program to the next; everything else is freed. After a failure it ends, because nothing is certain then.
+On its own: nothing but Python, libcuda.so.1 and the image of the kernels. It knows nothing of xMIG. Contexts and
+modules stay from one program to the next; everything else is freed. After a failure it ends, because nothing is certain
+then.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ class Driver:
 class Copy2D(Structure):
     """CUDA_MEMCPY2D."""
 
-    _fields_ = tuple(
+    _fields_ = (*(
         (f"{side}{name}", kind)
         for side in ("src", "dst")
         for name, kind in (("XInBytes", c_size_t), ("Y", c_size_t), ("MemoryType", c_uint), ("Host", c_void_p),
                            ("Device", c_uint64), ("Array", c_void_p), ("Pitch", c_size_t))
-    ) + (("WidthInBytes", c_size_t), ("Height", c_size_t))  # fmt: skip
+    ), ("WidthInBytes", c_size_t), ("Height", c_size_t))  # fmt: skip
 
 
 class Copy3D(Structure):
     """CUDA_MEMCPY3D, and CUDA_MEMCPY3D_PEER, which has contexts where this one has reserved words."""
 
-    _fields_ = tuple(
+    _fields_ = (*(
         (f"{side}{name}", kind)
         for side in ("src", "dst")
         for name, kind in (("XInBytes", c_size_t), ("Y", c_size_t), ("Z", c_size_t), ("LOD", c_size_t),
                            ("MemoryType", c_uint), ("Host", c_void_p), ("Device", c_uint64), ("Array", c_void_p),
                            ("Context", c_void_p), ("Pitch", c_size_t), ("Height", c_size_t))
-    ) + (("WidthInBytes", c_size_t), ("Height", c_size_t), ("Depth", c_size_t))  # fmt: skip
+    ), ("WidthInBytes", c_size_t), ("Height", c_size_t), ("Depth", c_size_t))  # fmt: skip
 
 
 class KernelNode(Structure):
