@@ -98,7 +98,9 @@ def found_places(options: argparse.Namespace) -> Iterator[list[Place]]:
             names = ",".join(f"{options.kind}:{ordinal}" for ordinal in range(count))
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-"))
             settings = (
-                {"devices": names, "port": -1, "cut_budget": 0.5} if options.disturb else {"devices": names, "port": -1}
+                {"devices": names, "port": -1, "snapshot_cost": 0.5}
+                if options.disturb
+                else {"devices": names, "port": -1}
             )
             if options.kind == "cpu":
                 settings["device_memory"] = 1 << 30

@@ -1,4 +1,4 @@
-"""Random programs of the driver's calls, natively and under xMIG: both must read what they mean (tests/differential)."""
+"""Random programs of the driver's calls, natively and under xMIG: both read what they mean (tests/differential)."""
 
 from __future__ import annotations
 
