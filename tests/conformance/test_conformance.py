@@ -10,6 +10,7 @@ from tests import harness
 from xmigd.demo.node import Node
 
 PROGRAMS = sorted(p.stem for p in harness.CONFORMANCE.glob("*.py") if p.stem not in ("calls", "nodes"))
+OF_TWO_DEVICES = ("second_device", "two_devices")
 # Records at which the server is killed. Programs have from a few dozen records to some thousands.
 KILLS = (2, 5, 11, 23, 60, 130, 280, 600, 1300, 3000)
 
@@ -18,7 +19,7 @@ KILLS = (2, 5, 11, 23, 60, 130, 280, 600, 1300, 3000)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(node: Node, kernels: Path, name: str, runtime: str) -> None:
     path = harness.CONFORMANCE / f"{name}.py"
-    device = "cpu:0,1" if name == "second_device" else "cpu:0"
+    device = "cpu:0,1" if name in OF_TWO_DEVICES else "cpu:0"
     undisturbed = harness.run(node, path, kernels=kernels, runtime=runtime, device=device)
     assert undisturbed
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests import harness
 from tests.conformance.start import STOP
-from tests.conformance.test_conformance import PROGRAMS
+from tests.conformance.test_conformance import OF_TWO_DEVICES, PROGRAMS
 from tests.migration.moves import moved, resumed, suspended
 from xmigd.demo.node import Node
 
@@ -26,7 +26,7 @@ def daemon(native_dir: Path) -> Iterator[Node]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(daemon: Node, kernels: Path, name: str) -> None:
     path = harness.CONFORMANCE / f"{name}.py"
-    here, there = ("cpu:0,1", "cpu:1,0") if name == "second_device" else ("cpu:0", "cpu:1")
+    here, there = ("cpu:0,1", "cpu:1,0") if name in OF_TWO_DEVICES else ("cpu:0", "cpu:1")
     undisturbed = harness.run(daemon, path, kernels=kernels, device=here)
     stopping = {"XMIG_TEST_STOP_EVERY": str(EVERY)}
     program = harness.start(daemon, path, kernels=kernels, device=here, environment=stopping)
