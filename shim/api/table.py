@@ -181,7 +181,8 @@ synchronous("cuMemGetInfo_v2", free=Out(), total=Out(), client="custom", server=
 local("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemcpyDtoD_v2", "cuMemcpyHtoDAsync_v2",
       "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2",
       "cuMemcpy3DAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync",
-      "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2", note="split into copy records by the client")
+      "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync", "cuMemcpy3DBatchAsync_v2",
+      note="split into copy records by the client")
 record("xmCopyFromHost", "queued", "Copy the payload (rows packed tightly) to the device.",
        "uint64_t destination", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream")
 record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinned memory, read when the copy executes; "

@@ -34,16 +34,21 @@ DEVICE = 2  # CUmemorytype
 class Box(Structure):
     """CUDA_MEMCPY3D_PEER."""
 
-    _fields_ = tuple(
-        (name, kind)
-        for side in ("src", "dst")
-        for name, kind in (
-            *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
-            (f"{side}_type", c_int),
-            *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "context")),
-            *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
-        )
-    ) + (("width", c_size_t), ("height", c_size_t), ("depth", c_size_t))
+    _fields_ = (
+        *tuple(
+            (name, kind)
+            for side in ("src", "dst")
+            for name, kind in (
+                *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
+                (f"{side}_type", c_int),
+                *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "context")),
+                *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
+            )
+        ),
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+    )
 
 
 class Location(Structure):
@@ -79,7 +84,9 @@ class Operand(Structure):
 class BatchBox(Structure):
     """CUDA_MEMCPY3D_BATCH_OP."""
 
-    _fields_ = (("source", Operand), ("destination", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint))
+    _fields_ = (
+        ("source", Operand), ("destination", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint),
+    )  # fmt: skip
 
 
 class Access(Structure):
@@ -91,16 +98,21 @@ class Access(Structure):
 class Node(Structure):
     """CUDA_MEMCPY3D."""
 
-    _fields_ = tuple(
-        (name, kind)
-        for side in ("src", "dst")
-        for name, kind in (
-            *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
-            (f"{side}_type", c_int),
-            *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "reserved")),
-            *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
-        )
-    ) + (("width", c_size_t), ("height", c_size_t), ("depth", c_size_t))
+    _fields_ = (
+        *tuple(
+            (name, kind)
+            for side in ("src", "dst")
+            for name, kind in (
+                *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
+                (f"{side}_type", c_int),
+                *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "reserved")),
+                *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
+            )
+        ),
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+    )
 
 
 def use(ordinal: int) -> None:
@@ -139,7 +151,9 @@ def rows(to: int, source: int, where: object) -> None:
 
 
 def boxes(to: int, source: int, where: object) -> None:
-    box = Box(src_type=DEVICE, dst_type=DEVICE, src_context=contexts[source], dst_context=contexts[to], src_x=32, src_y=1)
+    box = Box(
+        src_type=DEVICE, dst_type=DEVICE, src_context=contexts[source], dst_context=contexts[to], src_x=32, src_y=1
+    )
     box.src_device, box.dst_device, box.src_pitch, box.dst_pitch = areas[source], areas[to], PITCH, 2 * PITCH
     box.src_height, box.dst_height = ROWS // 2, ROWS // 4
     box.width, box.height, box.depth = WIDTH, ROWS // 4, 3
