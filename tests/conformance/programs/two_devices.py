@@ -35,7 +35,7 @@ class Box(Structure):
     """CUDA_MEMCPY3D_PEER."""
 
     _fields_ = (
-        *tuple(
+        *(
             (name, kind)
             for side in ("src", "dst")
             for name, kind in (
@@ -85,8 +85,38 @@ class BatchBox(Structure):
     """CUDA_MEMCPY3D_BATCH_OP."""
 
     _fields_ = (
-        ("source", Operand), ("destination", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint),
-    )  # fmt: skip
+        ("source", Operand),
+        ("destination", Operand),
+        ("extent", c_size_t * 3),
+        ("order", c_int),
+        ("flags", c_uint),
+    )
+
+
+class Access(Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", c_int))
+
+
+class Node(Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        *(
+            (name, kind)
+            for side in ("src", "dst")
+            for name, kind in (
+                *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
+                (f"{side}_type", c_int),
+                *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "reserved")),
+                *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
+            )
+        ),
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+    )
 
 
 class Access(Structure):
