@@ -119,32 +119,6 @@ class Node(Structure):
     )
 
 
-class Access(Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", Location), ("flags", c_int))
-
-
-class Node(Structure):
-    """CUDA_MEMCPY3D."""
-
-    _fields_ = (
-        *tuple(
-            (name, kind)
-            for side in ("src", "dst")
-            for name, kind in (
-                *((f"{side}_{axis}", c_size_t) for axis in ("x", "y", "z", "lod")),
-                (f"{side}_type", c_int),
-                *((f"{side}_{what}", c_void_p) for what in ("host", "device", "array", "reserved")),
-                *((f"{side}_{what}", c_size_t) for what in ("pitch", "height")),
-            )
-        ),
-        ("width", c_size_t),
-        ("height", c_size_t),
-        ("depth", c_size_t),
-    )
-
-
 def use(ordinal: int) -> None:
     RUNTIME.cudaSetDevice(ordinal)
 
