@@ -60,8 +60,8 @@ PARTS = [
 
 # How long trainings stand still: as long a run again. By name, or all of it with `--only stalls`.
 STALLS = [
-    Part("snapshots", "stalls", 40, partial(stalls.snapshots, case=TRAINING), pair=TRAINING),
-    *(Part(case.name, "stalls", 90, partial(stalls.measure, case=case)) for case in STRUCK),
+    Part("snapshots", "stalls", 65, partial(stalls.snapshots, case=TRAINING), topic="stalls", pair=TRAINING),
+    *(Part(case.name, "stalls", 60, partial(stalls.measure, case=case), topic="stalls") for case in STRUCK),
 ]
 
 # What needs two GPUs, suspension apart. By name, by group, or all of it with `--only migration`.
