@@ -15,10 +15,11 @@ from tests.differential.program import Op, Program
 
 # What may be left out, by name: what a device or a driver does not have.
 FEATURES = frozenset({
-    "async", "batch", "boxes", "contexts", "graphs", "host-functions", "peer", "peer-boxes", "pools", "values", "vmm",
+    "async", "batch", "boxes", "contexts", "graphs", "graphs-across", "host-functions", "peer", "peer-boxes", "pools",
+    "values", "vmm",
 })  # fmt: skip
 # On until there is reason to leave it out.
-DEFAULT = FEATURES - {"batch", "peer-boxes"}
+DEFAULT = FEATURES - {"batch", "graphs-across", "peer-boxes"}
 LARGE = 1 << 20
 MAX_TRIES = 12
 
@@ -504,7 +505,9 @@ class Generator:
             if not first:
                 return
             streams = [self.chance.choice(first)]
-            streams += self.chance.sample([line for line in made if line != streams[0]], min(len(made) - 1, 2))
+            others = made if "graphs-across" in self.features else first
+            others = [line for line in others if line != streams[0]]
+            streams += self.chance.sample(others, min(len(others), 2))
             op |= {"streams": streams, "branches": [self.model.streams[line].ctx for line in streams], "mode": 2}
         for _ in range(self.chance.randint(1, 7)):
             self._add_node(op)

@@ -300,6 +300,8 @@ class Model:
                 raise Invalid(f"{region.name} is shorter")
             if memory.on_host and work["op"] in ("kernel", "set", "value"):
                 raise Invalid("it is not for the host's memory")
+            if "bytes" in work and work.get("stream") in ("0", "1"):
+                raise Invalid("a batch is not for the legacy stream")
             if work["op"] == "host" and memory.kind not in ("pinned", "registered"):
                 raise Invalid("a function in a stream works on page-locked memory")
         for region in reads:
@@ -531,8 +533,7 @@ class Model:
         )
 
     def _do_upload(self, op: Op) -> None:
-        line = self.line(op)
-        self._submit(line, self.clock(line))
+        """It orders nothing."""
 
     def _check_update(self, op: Op) -> None:
         graph, run = self.graphs[op["graph"]], self.execs[op["exec"]]
