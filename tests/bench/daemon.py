@@ -40,7 +40,26 @@ def measure(programs: Programs, runs: int) -> Iterator[Row]:
         yield from idle(node)
         yield from answers(node)
         yield from events(node)
+    yield from command_line(programs)
     yield from pages(programs)
+
+
+def command_line(programs: Programs) -> Iterator[Row]:
+    """What a user's `xmigctl ps` takes of a core, the start of Python included."""
+    took: list[float] = []
+    with node_with(programs) as node:
+        # A user's environment: where the daemon is, and none of its other settings.
+        environment = {name: value for name, value in node.environment.items() if not name.startswith("XMIG_")}
+        environment["XMIG_RUNTIME_DIR"] = str(node.folder)
+        for _ in range(10):
+            before = os.times()
+            subprocess.run([sys.executable, "-m", "xmigd.cli", "ps"], env=environment, check=True, capture_output=True)
+            after = os.times()
+            took.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    yield Row(
+        name="xmigctl ps: processor time", value=round(median(took), 3), unit="s", target=0.35, better="lower",
+        conditions=f"user and system; median of {len(took)}, most {max(took):.2f} s",
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

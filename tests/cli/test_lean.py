@@ -40,7 +40,7 @@ def test_every_command_is_found_alone() -> None:
     """The table of modules says what each registers: a command that it lacks would not be found."""
     for module, commands in MODULES.items():
         found = get_command(make_app([module]))
-        assert tuple(found.commands) == commands  # type: ignore[attr-defined]
+        assert set(found.commands) == set(commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("arguments", [("--url", "ps", "-h"), ("--help",), ()])
@@ -54,7 +54,8 @@ def test_help_has_every_command(scripted: Scripted, arguments: tuple[str, ...]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ps", "--limit", "0"), "0"), (("ps", "--limit", "many"), "many"), (("ps", "-o", "xml"), "xml"),
+        (("ps", "--limit", "0"), "greater than or equal to 1"),
+        (("ps", "--limit", "many"), "valid integer"), (("ps", "-o", "xml"), "xml"),
         (("fault", "inject", "j", "--kind", "bite"), "bite"), (("fault", "ack", "-1"), "-1"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@
     },
     count: (value) => (value === null ? "–" : value >= 1e6 ? `${(value / 1e6).toFixed(1)} M` : value >= 1e4 ? `${(value / 1e3).toFixed(0)} k` : value.toLocaleString("en", { maximumFractionDigits: 0 })),
     percent: (value) => (value === null ? "–" : `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`),
-    ms: (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`),
+    ms: (value) => (value === null ? "–" : value < 999.5 ? `${value.toFixed(value < 10 ? 1 : 0)} ms` : `${(value / 1000).toFixed(1)} s`),
   };
 
   const binary = Array.from({ length: 44 }, (_, power) => 2 ** power);

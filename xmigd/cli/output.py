@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from xmigd.cli.invocation import invocation
 from xmigd.client import Refused
 from xmigd.errors import XmigError
 from xmigd.words import duration, milliseconds
+from xmigd.words import exit_text as exit_text
 
 # A terminal's width, or enough that no line of a file is broken.
 NUMBERS = ("UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL")
@@ -138,18 +138,6 @@ def process_label(process: Mapping[str, Any]) -> str:
     """What a message calls a process: its job's name first."""
     name, id = process.get("job_name"), str(process["id"])[:12]
     return escape(f"{name} · {id}" if name else id)
-
-
-def exit_text(row: Mapping[str, Any]) -> str | None:
-    """With what something ended: an exit code, or the signal's name with the code that a shell shows for it."""
-    if row.get("exit_signal") is not None:
-        number = int(row["exit_signal"])
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
-        return f"{name} ({128 + number})"
-    return None if row.get("exit_code") is None else str(row["exit_code"])
 
 
 def size(value: float) -> str:

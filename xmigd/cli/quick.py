@@ -21,9 +21,10 @@ class _Quick:
         self._build = build
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not param.multiple and param.nargs == 1:
-            if value is None:
-                return None
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        if not several and param.nargs == 1:
             found = _plain(value, self._descriptor.annotation, self._descriptor.parameter_info)
             if found is not _NO:
                 return found

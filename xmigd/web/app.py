@@ -17,7 +17,7 @@ from xmigd.web.forms import path_of_ours, refused
 from xmigd.web.guard import Guard
 from xmigd.web.live import Interest, Relay
 from xmigd.web.page import Front, NotLoggedIn, Page, ThePage, front_of, open_session
-from xmigd.web.pages import devices, faults, history, jobs, login, migrations, operations, overview, settings
+from xmigd.web.pages import devices, faults, history, jobs, login, migrations, operations, overview, settings, words
 from xmigd.web.render import folder, make_templates
 from xmigd.web.sessions import Sessions
 from xmigd.web.settings import WebSettings
@@ -37,11 +37,13 @@ class Files(StaticFiles):
 
 def make_app(web: WebSettings) -> tuple[Guard, Front]:
     app = FastAPI(title="xMIG dashboard", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    front = Front(web, make_http(web), make_templates(), Sessions(web.session_hours))
+    front = Front(
+        web, make_http(web), make_templates(users_are_ours=web.api.startswith("unix:")), Sessions(web.session_hours)
+    )
     app.state.front = front
     for kind in (ApiError, NotLoggedIn, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, login):
+    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login):
         app.include_router(module.router)
     app.add_api_route("/live", live, methods=["GET"], include_in_schema=False)
     app.mount("/static", Files(directory=folder() / "static"))

@@ -14,6 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from xmigd import __version__
 from xmigd.errors import StartError
+from xmigd.users import requestor_name
+from xmigd.web.glossary import WORDS
+from xmigd.words import duration, exit_text, milliseconds
 
 DASH = "–"
 
@@ -28,7 +31,8 @@ def folder() -> Path:
     raise StartError("the dashboard's templates are missing", hint="install xmigd again")
 
 
-def make_templates() -> Environment:
+def make_templates(*, users_are_ours: bool) -> Environment:
+    """`users_are_ours`: xmigd runs on this machine, whose names of users are its own."""
     root = folder()
     templates = Environment(
         loader=FileSystemLoader(root / "templates"), autoescape=select_autoescape(default=True),
@@ -41,11 +45,12 @@ def make_templates() -> Environment:
         digest = hashlib.sha256((root / "static" / name).read_bytes()).hexdigest()[:12]
         return f"/static/{name}?{digest}"
 
-    templates.globals |= {"static": static, "version": __version__, "address": address}
+    templates.globals |= {"static": static, "version": __version__, "address": address, "words_of_ours": WORDS}
     templates.filters |= {
         "bytes": bytes_text, "count": count_text, "ms": ms_text, "rate": rate_text, "clock": clock_text,
         "iso": iso_text, "duration": duration_text, "share": share, "percent": percent_text, "words": words,
         "number": number_text,
+        "exit": exit_text, "requestor": requestor_name if users_are_ours else str,
     }  # fmt: skip
     return templates
 
@@ -82,26 +87,11 @@ def number_text(value: float) -> str:
 
 
 def ms_text(value: float | None) -> str:
-    if value is None:
-        return DASH
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+    return DASH if value is None else milliseconds(value)
 
 
 def duration_text(seconds: float | None) -> str:
-    if seconds is None:
-        return DASH
-    whole = int(max(seconds, 0))
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    rest = f"{whole % 60} s"
-    if minutes:
-        return f"{minutes} min {rest}" if whole % 60 else f"{minutes} min"
-    return rest
+    return DASH if seconds is None else duration(seconds)
 
 
 def percent_text(share: float | None) -> str:

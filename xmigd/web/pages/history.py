@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from xmigd.web.page import ThePage
+from xmigd.web.paging import ThePages
 
 router = APIRouter()
 LISTED = 100
 
 
 @router.get("/audit")
-async def audit(page: ThePage, before: Annotated[str, Query(max_length=64)] = "") -> Response:
-    found = await page.api.get("/v1/audit", before=before, limit=LISTED)
+async def audit(page: ThePage, pages: ThePages) -> Response:
+    found = await page.api.get("/v1/audit", before=pages.before, limit=LISTED)
     more = found[-1]["id"] if len(found) == LISTED else None
-    return await page.show("audit.html", entries=paired(found), more=more, before=before)
+    return await page.show("audit.html", entries=paired(found), more=more, pages=pages)
 
 
 def paired(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

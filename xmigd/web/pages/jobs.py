@@ -13,37 +13,42 @@ from starlette.responses import Response
 from xmigd.web.page import Page, ThePage
 from xmigd.web.pages.devices import devices_of
 from xmigd.web.pages.faults import join
+from xmigd.web.paging import ThePages
 from xmigd.web.series import MOST, STEP, Sample, charts, of_cuts, of_series
 
 router = APIRouter()
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-Which = Annotated[Literal["live", "all"], Query()]
+Which = Annotated[Literal["live", "suspended", "all"], Query()]
+LISTED = 100
 
 
 @router.get("/jobs")
-async def jobs(page: ThePage, show: Which = "all") -> Response:
+async def jobs(page: ThePage, pages: ThePages, show: Which = "all") -> Response:
     listed, processes = await page.api.all(
-        ("/v1/jobs", {"limit": 200}), ("/v1/processes", {"live": True, "limit": 1000})
+        ("/v1/jobs", {"limit": LISTED, "before": pages.before, "live": show != "all"}),
+        ("/v1/processes", {"live": True, "limit": 1000}),
     )
-    if show == "live":
-        listed = [job for job in listed if job["state"] == "running"]
+    more = listed[-1]["id"] if len(listed) == LISTED else None
+    if show != "all":
+        wanted = "running" if show == "live" else "suspended"
+        listed = [job for job in listed if job["state"] == wanted]
     of: dict[str, list[dict[str, Any]]] = {}
     for process in processes:
         of.setdefault(process["job_id"], []).append(process)
-    return await page.show("jobs.html", jobs=listed, processes=of, which=show)
+    return await page.show("jobs.html", jobs=listed, processes=of, which=show, more=more, pages=pages)
 
 
 @router.get("/jobs/{job}")
 async def one_job(page: ThePage, job: Id) -> Response:
     found = await page.api.get(f"/v1/jobs/{job}")
-    processes, faults, recoveries = await page.api.all(
+    processes, faults, recoveries, devices = await page.api.all(
         ("/v1/processes", {"job": job, "limit": 100}), ("/v1/faults", {"job": job, "limit": 200}),
-        ("/v1/recoveries", {"job": job, "limit": 20}),
+        ("/v1/recoveries", {"job": job, "limit": 20}), "/v1/devices",
     )  # fmt: skip
     measured = await _measured(page, processes[0]) if processes else []
     return await page.show(
         "job.html", job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
-        charts=charts(measured), charted=processes[0] if processes else None,
+        charts=charts(measured), charted=processes[0] if processes else None, devices=devices,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from xmigd.web.forms import refused
 from xmigd.web.page import ThePage
+from xmigd.web.paging import ThePages
 
 router = APIRouter(prefix="/migrations")
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -30,18 +31,18 @@ STEPS = {
 @router.get("")
 async def migrations(
     page: ThePage,
+    pages: ThePages,
     state: Literal["", "running", "done", "failed", "cancelled"] = "",
     kind: Literal["", "move", "suspend", "resume"] = "",
     process: Annotated[str, Query(max_length=32)] = "",
     sort: Literal["newest", "oldest", "downtime", "copied"] = "newest",
-    before: Annotated[str, Query(max_length=32)] = "",
 ) -> Response:
     chosen = {"state": state, "kind": kind, "process": process, "sort": "" if sort == "newest" else sort}
-    found = await page.api.get("/v1/migrations", **chosen, before=before, limit=LISTED)
+    found = await page.api.get("/v1/migrations", **chosen, before=pages.before, limit=LISTED)
     more = found[-1]["id"] if len(found) == LISTED else None
-    movable = await page.api.get("/v1/processes", live=True, limit=200) if not before else []
+    movable = await page.api.get("/v1/processes", live=True, limit=200) if not pages.before else []
     return await page.show(
-        "migrations.html", migrations=found, more=more, before=before, movable=movable, chosen=chosen, sort=sort
+        "migrations.html", migrations=found, more=more, pages=pages, movable=movable, chosen=chosen, sort=sort
     )
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from xmigd.web.forms import path_of_ours
 from xmigd.web.page import ThePage
+from xmigd.web.paging import ThePages
 
 router = APIRouter(prefix="/operations")
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -18,13 +19,16 @@ LISTED = 50
 @router.get("")
 async def operations(
     page: ThePage,
+    pages: ThePages,
     state: Annotated[str, Query(max_length=16)] = "",
     kind: Annotated[str, Query(max_length=16)] = "",
-    before: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
-    found = await page.api.get("/v1/operations", state=state, kind=kind, before=before, limit=LISTED)
+    found = await page.api.get("/v1/operations", state=state, kind=kind, before=pages.before, limit=LISTED)
     more = found[-1]["id"] if len(found) == LISTED else None
-    return await page.show("operations.html", operations=found, state=state, kind=kind, before=before, more=more)
+    names = {job["id"]: job["name"] for job in await page.api.get("/v1/jobs", limit=1000)}
+    return await page.show(
+        "operations.html", operations=found, state=state, kind=kind, pages=pages, more=more, names=names
+    )
 
 
 @router.get("/{operation}")
