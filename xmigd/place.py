@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 SYSTEM_RUNTIME_DIR = Path("/run/xmig")  # of a daemon that is root
-FILE, FILE_VARIABLE, PREFIX = "/etc/xmig/xmigd.toml", "XMIG_CONFIG", "XMIG_"
+FILE, PREFIX = "/etc/xmig/xmigd.toml", "XMIG_"
+FILE_VARIABLE = "XMIG_CONFIG"
 API_SOCKET = "api.sock"
 # Of the variables that begin with XMIG_: those that a caller may have, and of which no value is wrong in itself.
 CALLERS = frozenset({

@@ -39,7 +39,9 @@ OTHERS = {
     "XMIG_ASKED": ("the shim", "a file that gets what a program asks of the driver: for tests"),
 }
 
-READS = re.compile(r"""(?:getenv|environ\.get|environ|envvar=|file_variable =)\s*[(\[]?\s*["'](XMIG_[A-Z_]+)["']""")
+READS = re.compile(
+    r"""(?:getenv|environ\.get|environ|envvar=|(?:file_variable|FILE_VARIABLE) =)\s*[(\[]?\s*["'](XMIG_[A-Z_]+)["']"""
+)
 SOURCES = ("*.py", "*.cc", "*.h", "*.c")
 
 
