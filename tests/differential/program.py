@@ -80,6 +80,12 @@ def side(copy: Op, which: str, part: int | None = None) -> Region:
     return Region(s["at"][0], start, width, pitch, height, pitch * rows, depth)
 
 
+def _region(place: Any, *extent: int) -> Region:
+    """At an object and an offset."""
+    name, offset = place
+    return Region(name, offset, *extent)
+
+
 def touched(work: Op) -> tuple[list[Region], list[Region]]:
     """What it reads and what it writes. What it changes is in both."""
     kind = work["op"]
@@ -90,10 +96,10 @@ def touched(work: Op) -> tuple[list[Region], list[Region]]:
         name, offset = work["to"]
         return [], [Region(name, offset, work["width"] * size, work["pitch"], work["height"])]
     if kind == "value":
-        return [], [Region(*work["to"], work["bits"] // 8)]
+        return [], [_region(work["to"], work["bits"] // 8)]
     if kind == "host":
-        out = Region(*work["to"], work["n"])
-        return [Region(*work["from"], work["n"]), out], [out]
+        out = _region(work["to"], work["n"])
+        return [_region(work["from"], work["n"]), out], [out]
     assert kind == "copy", kind
     if "bytes" in work:
         parts = range(len(work["bytes"]))
@@ -104,8 +110,8 @@ def touched(work: Op) -> tuple[list[Region], list[Region]]:
 def _by_kernel(work: Op) -> tuple[list[Region], list[Region]]:
     """Of the kernels in kernels.c, by their names there. ``out`` and ``in``: object and offset."""
     n, name = work["n"], work["name"]
-    outs = [Region(*place, n * 4) for place in work.get("out", [])]
-    ins = [Region(*place, words * 4) for place, words in zip(work.get("in", []), work.get("words", []), strict=True)]
+    outs = [_region(place, n * 4) for place in work.get("out", [])]
+    ins = [_region(place, words * 4) for place, words in zip(work.get("in", []), work.get("words", []), strict=True)]
     if name in ("mix", "scatter", "reverse"):
         return [*ins, *outs], outs
     if name == "fold":
@@ -113,10 +119,10 @@ def _by_kernel(work: Op) -> tuple[list[Region], list[Region]]:
     if name == "split":
         return [*ins, outs[1]], outs
     if name == "bytes":
-        out, source = (Region(*work[side][0], n) for side in ("out", "in"))
+        out, source = (_region(work[side][0], n) for side in ("out", "in"))
         return [out, source], [out]
     if name == "given":
-        return [], [Region(*work["out"][0], 32)]
+        return [], [_region(work["out"][0], 32)]
     assert name == "count", name
     variable = Region(f"c{work['ctx']}", 0, VARIABLE_BYTES)
-    return [variable], [variable, Region(*work["out"][0], 4)]
+    return [variable], [variable, _region(work["out"][0], 4)]

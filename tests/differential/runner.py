@@ -625,7 +625,8 @@ class Runner:
         self.cuda("cuGraphLaunch", self.execs[node["exec"]][0], stream)
 
     def _built(self, op: Op) -> tuple[int, list[int]]:
-        graph, nodes = c_void_p(), []
+        graph = c_void_p()
+        nodes: list[int] = []
         self._enter(op["ctx"])
         self.cuda("cuGraphCreate", addressof(graph), 0)
         for node in op["nodes"]:

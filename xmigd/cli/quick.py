@@ -48,4 +48,4 @@ def _plain(value: Any, wanted: Any, about: Any) -> Any:
 def install() -> None:
     build = getattr(typer.core, "build_runtime_param", None)
     if build is not None:
-        typer.core.build_runtime_param = lambda descriptor: _Quick(descriptor, build)  # type: ignore[attr-defined]
+        typer.core.build_runtime_param = lambda descriptor: _Quick(descriptor, build)  # type: ignore[assignment, return-value]

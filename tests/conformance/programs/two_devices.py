@@ -34,7 +34,7 @@ DEVICE = 2  # CUmemorytype
 class Box(Structure):
     """CUDA_MEMCPY3D_PEER."""
 
-    _fields_ = (
+    _fields_ = (  # type: ignore[assignment]
         *(
             (name, kind)
             for side in ("src", "dst")
@@ -102,7 +102,7 @@ class Access(Structure):
 class Node(Structure):
     """CUDA_MEMCPY3D."""
 
-    _fields_ = (
+    _fields_ = (  # type: ignore[assignment]
         *(
             (name, kind)
             for side in ("src", "dst")
