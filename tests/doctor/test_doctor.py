@@ -310,3 +310,29 @@ def test_a_gpu_that_is_missing(node: PeerNode) -> None:
     assert "→ install the driver" in done.stdout
     done = ctl(node, "doctor")
     assert "xmigd 0.1.0, pid" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ("ID=debian\n", "apt-get install"), ("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n", "apt-get install"),
+        ("ID=\"openEuler\"\n", "dnf install"), ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", "dnf install"),
+        ("ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n", "zypper install"), ("ID=arch\n", "pacman -S"),
+        ("ID=plan9\n", "this distribution's package manager"), (None, "this distribution's package manager"),
+    ],
+)  # fmt: skip
+def test_what_installs_something_here(system: MadeUp, release: str | None, command: str) -> None:
+    """No hint names the package manager of another distribution."""
+    if release is not None:
+        system.put("/etc/os-release", release)
+    system.said, system.modules = {}, ()
+    system.put("/Python.h", "")
+    hints = [finding.hint for check in (tools.criu, tools.compiler) for finding in check(system, GPU)]
+    system.said = {"criu": (0, "Version: 4.0")}
+    hints += [finding.hint for finding in tools.criu(system, GPU)]
+    assert len(hints) == 3
+    for hint in hints:
+        assert command in hint
+        assert [
+            other for other in ("apt-get", "dnf", "zypper", "pacman") if other in hint and other not in command
+        ] == []

@@ -21,7 +21,7 @@ def criu(system: System, settings: Settings) -> Iterator[Finding]:
                       "kernels since 6.x", "install CRIU 4 (openEuler and Fedora have it)")  # fmt: skip
     elif not system.has_module("pycriu"):
         yield Finding("CRIU", "warning", f"{version[0].removeprefix('Version: ')}, but its Python binding is missing",
-                      system.install({"dnf": "python3-criu", "apt": "python3-pycriu"})
+                      system.install({"dnf": "python3-criu", "apt": "criu"})
                       + " (pycriu is not on PyPI)")  # fmt: skip
     else:
         yield Finding("CRIU", "ok", f"{version[0].removeprefix('Version: ')} with pycriu")
