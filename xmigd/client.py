@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -213,7 +213,7 @@ class _Answer(NamedTuple):
     """One that has come whole."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: http.client.HTTPMessage
     content: bytes
 
     @property

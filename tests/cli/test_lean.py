@@ -22,11 +22,11 @@ try:
 except SystemExit as end:
     print([name for name in {HEAVY} if name in sys.modules], end.code or 0)
 """
-ROWS = {"ps": [], "job list": [], "device list": [], "fault list": [], "recoveries": [], "token list": [],
-        "ps -a --limit 5": [], "events": [], "op list": [], "audit": []}  # fmt: skip
+COMMANDS = ("ps", "job list", "device list", "fault list", "recoveries", "token list", "ps -a --limit 5", "events",
+            "op list", "audit")  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ROWS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_heavy_is_loaded(scripted: Scripted, command: str) -> None:
     scripted.answer = lambda *_: (200, [])
     done = subprocess.run(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import pwd
 import re
+import struct
+import sys
+import termios
 import time
 
 import pytest
@@ -14,18 +20,32 @@ from tests.daemon.node import Node, Program, until
 from xmigd.cli.output import job_label, process_label
 from xmigd.words import exit_text
 
-from .conftest import Scripted, ctl, ctl_process
+from .conftest import Scripted, ctl
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
+def in_a_terminal(node: Node | Scripted, width: int, *arguments: str) -> str:
+    """What it prints in a terminal as wide as this."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+        environment = {name: value for name, value in node.environment.items() if name not in ("COLUMNS", "LINES")}
+        os.execve(sys.executable, [sys.executable, "-m", "xmigd.cli", *arguments], environment | {"TERM": "dumb"})
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(terminal, 1 << 16):
+            said += more
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0, said.decode()
+    return said.decode().replace("\r\n", "\n")
+
+
 def fitted(node: Node | Scripted, width: int, *arguments: str) -> list[str]:
-    """The lines of a command in a terminal as wide as this."""
-    done = ctl_process(node, *arguments, COLUMNS=str(width))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert max(len(line) for line in lines) <= width, done.stdout
-    assert not any("…" in line for line in lines), done.stdout
+    said = in_a_terminal(node, width, *arguments)
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert max(len(line) for line in lines) <= width, said
+    assert "…" not in said
     return lines
 
 
@@ -55,10 +75,10 @@ def test_tables_fit_the_terminal(node: Node, width: int) -> None:
 def test_what_has_no_room_is_said(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
-        narrow, wide = (ctl_process(node, "ps", COLUMNS=width) for width in ("80", "240"))
-        assert ("GENERATION" in wide.stdout, "no room" in wide.stderr) == (True, False)
-        assert "GENERATION" not in narrow.stdout
-        assert "no room for GENERATION" in narrow.stderr
+        narrow, wide = (in_a_terminal(node, width, "ps") for width in (80, 240))
+        assert ("GENERATION" in wide, "no room" in wide) == (True, False)
+        assert "GENERATION" not in narrow.splitlines()[0]
+        assert "no room for GENERATION" in narrow
 
 
 def test_users_have_names(node: Node) -> None:

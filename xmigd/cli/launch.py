@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from xmigd.client import RESTART_PATIENCE, NoDaemon
@@ -30,12 +30,12 @@ PASSED_ON = frozenset({
 PR_SET_PDEATHSIG = 1
 
 
-def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Raises OSError: it cannot be started."""
     os.execvpe(command[0], command, environment)
 
 
-def wait_for(command: Sequence[str], environment: Mapping[str, str], report: Report) -> NoReturn:
+def wait_for(command: list[str], environment: Mapping[str, str], report: Report) -> NoReturn:
     """Run it, and end as it did. Raises OSError: it cannot be started."""
     waited_for = PASSED_ON | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)

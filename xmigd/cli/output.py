@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape as escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from xmigd.cli.invocation import Output as Output
@@ -23,8 +23,9 @@ from xmigd.words import exit_text as exit_text
 
 # A terminal's width, or enough that no line of a file is broken.
 NUMBERS = ("UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL")
-WIDE = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdecimal() else 240
-console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+FREE_TEXT = ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND")
+LEAST = 16  # characters of a free text's column
+console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
 notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)
 
 
@@ -49,26 +50,38 @@ def show(
         console.print(empty)
         return
     shown, left_out = dict(columns), []
-    table = _table(rows, shown)
     for name in optional:
-        if name not in shown or console.measure(table).minimum <= console.width:
-            continue
-        left_out.append(shown.pop(name))
-        table = _table(rows, shown)
-    console.print(table)
+        if name in shown and _width(rows, shown) > console.width:
+            left_out.append(shown.pop(name))
+    console.print(_table(rows, shown))
     if left_out:
         notes.print(f"[dim]no room for {', '.join(left_out)}: a wider terminal, or -o json, has them[/dim]")
 
 
+def _width(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> int:
+    """Characters that the columns need, where free text is broken into lines."""
+    anything = console.options.update(max_width=1 << 16)
+    widths = (
+        min(LEAST, width) if title in FREE_TEXT else width
+        for title, width in (
+            (title, Measurement.get(console, anything, _table(rows, {name: title})).maximum)
+            for name, title in columns.items()
+        )
+    )
+    return sum(widths) + 2 * (len(columns) - 1)
+
+
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, title in columns.items():
         number = name.endswith(("_ms", "_bytes", "_s")) or title in NUMBERS
-        free_text = title in ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND")
+        free_text = title in FREE_TEXT
         table.add_column(
-            title, justify="right" if number else "left", no_wrap=not free_text, overflow="fold",
-            min_width=16 if free_text else None,
-        )  # fmt: skip
+            title,
+            justify="right" if number else "left",
+            no_wrap=not free_text,
+            overflow="fold" if free_text else "ellipsis",
+        )
     for row in rows:
         table.add_row(*(cell(name, row.get(name)) for name in columns))
     return table

@@ -46,6 +46,12 @@ def _plain(value: Any, wanted: Any, about: Any) -> Any:
 
 
 def install() -> None:
-    build = getattr(typer.core, "build_runtime_param", None)
-    if build is not None:
-        typer.core.build_runtime_param = lambda descriptor: _Quick(descriptor, build)  # type: ignore[assignment, return-value]
+    core: Any = typer.core
+    build = getattr(core, "build_runtime_param", None)
+    if build is not None and not getattr(build, "is_quick", False):
+        core.build_runtime_param = quick = _quick(build)
+        quick.is_quick = True
+
+
+def _quick(build: Any) -> Any:
+    return lambda descriptor: _Quick(descriptor, build)

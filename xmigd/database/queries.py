@@ -57,7 +57,7 @@ def jobs(
         states.setdefault(its_job, {})[state] = count
     faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
     last = select(Process.job_id, func.max(Process.ended_at)).where(Process.job_id.in_(ids)).group_by(Process.job_id)
-    ended = dict(row._tuple() for row in session.execute(last))
+    ended = {row[0]: row[1] for row in session.execute(last)}
     return [
         _job(row, states.get(row.id, {}), ended.get(row.id))
         | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
