@@ -18,7 +18,7 @@ from tests.web.front import Front, end_calm, start_calm
 from tests.web.look import check_both
 from xmigd.demo.node import Node
 from xmigd.web.glossary import WORDS
-from xmigd.web.pages.faults import LISTED, one_page
+from xmigd.web.pages.faults import FAULTS, LISTED, one_page
 from xmigd.words import duration, milliseconds
 
 RECORDS = 10_000
@@ -69,18 +69,25 @@ def test_every_incident_is_on_one_page(answered: int, apart: float) -> None:
     recoveries, faults = rows(2500, answered=answered, apart=apart)
     seen: list[int] = []
     more: str | None = "-"
+    answers = 0
     pages = 0
     while more is not None:
-        recovery, fault = (int(each) if each else 1 << 60 for each in more.split("-"))
+        begins = more.partition("-")[::2]
+        recovery, fault = (int(each) if each else 1 << 60 for each in begins)
         incidents, more = one_page(
             [r for r in recoveries if r["id"] < recovery][: LISTED + 1],
-            [f for f in faults if f["id"] < fault][: 4 * LISTED],
+            [f for f in faults if f["id"] < fault][:FAULTS],
+            begins,
         )
+        assert len(incidents) <= LISTED
+        answers += sum(each["recovery"] is not None for each in incidents)
+        assert [each for each in incidents if each["recovery"] and each["fault"] is None] == []
         for each in incidents:
             seen += [f["id"] for f in (each["fault"], *each["further"]) if f]
         pages += 1
         assert pages <= 2 * 2500
     assert sorted(seen) == list(range(1, 2501))
+    assert answers == len(recoveries)
 
 
 def test_faults_page_by_page_without_a_script(chromium: Browser, front: Front, node: Node) -> None:

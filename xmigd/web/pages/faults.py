@@ -14,6 +14,7 @@ from xmigd.web.paging import ThePages
 
 router = APIRouter()
 LISTED = 50
+FAULTS = 4 * LISTED  # that are looked at for a page: several may belong to one recovery
 
 
 @router.get("/faults")
@@ -24,31 +25,51 @@ async def faults(page: ThePage, pages: ThePages, job: Annotated[str, Query(max_l
         raise refused(422, "invalid", "this is no page of the list", "begin with the newest: /faults")
     recoveries, seen = await page.api.all(
         ("/v1/recoveries", {"job": job, "before": recovery or None, "limit": LISTED + 1}),
-        ("/v1/faults", {"job": job, "before": fault or None, "limit": 4 * LISTED}),
+        ("/v1/faults", {"job": job, "before": fault or None, "limit": FAULTS}),
     )
-    incidents, more = one_page(recoveries, seen)
+    incidents, more = one_page(recoveries, seen, (recovery, fault))
     name = (await page.api.get_or({"name": job[:12]}, f"/v1/jobs/{quote(job)}"))["name"] if job else ""
     return await page.show("faults.html", incidents=incidents, job=job, job_name=name, more=more, pages=pages)
 
 
-def one_page(recoveries: list[dict[str, Any]], seen: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-    """Both newest first. The incidents of a page, at most LISTED, and before what the next one begins; None: there is
-    no next one. Rows that a page has not shown are the next one's."""
-    # As far back as both lists are known.
-    known = [rows[-1]["at"] for rows, most in ((recoveries, LISTED + 1), (seen, 4 * LISTED)) if len(rows) == most]
-    incidents = [each for each in join(recoveries, seen) if not known or each["at"] >= max(known)]
-    over = bool(known) or len(incidents) > LISTED
-    incidents = incidents[:LISTED]
-    if not over or not incidents:
+def one_page(
+    recoveries: list[dict[str, Any]], seen: list[dict[str, Any]], begins: tuple[str, str] = ("", "")
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Both newest first, from where the page begins. The incidents of a page, and where the next one begins; None:
+    there is none. The two lists are taken one after the other as things happened, each row once, and a fault with the
+    recovery that answers it."""
+    cut_off = len(recoveries) == LISTED + 1, len(seen) == FAULTS
+    place_of = {id(recovery): place for place, recovery in enumerate(recoveries)}
+    answered = [place_of[id(found)] if (found := _answer(recoveries, fault)) else None for fault in seen]
+    taken = faults = shown = 0
+    while taken < len(recoveries) or faults < len(seen):
+        place = answered[faults] if faults < len(seen) else None
+        if place is not None and place < taken:
+            faults += 1
+        elif shown == LISTED or (cut_off[1] and faults == len(seen)):
+            break
+        elif (
+            faults == len(seen)
+            or place is not None
+            or (taken < len(recoveries) and recoveries[taken]["at"] >= seen[faults]["at"])
+        ):
+            if cut_off[0] and taken == LISTED:
+                break
+            taken, shown = taken + 1, shown + 1
+        else:
+            faults, shown = faults + 1, shown + 1
+    incidents = join(recoveries[:taken], seen[:faults])
+    if taken == len(recoveries) and faults == len(seen) and not cut_off[1]:
         return incidents, None
-    shown_recoveries = [each["recovery"]["id"] for each in incidents if each["recovery"]]
-    shown_faults = [f["id"] for each in incidents for f in (each["fault"], *each["further"]) if f]
-    # What is newer than this page's last incident has been shown; a list of which it shows none goes on where it was.
-    last = incidents[-1]["at"]
-    recovery = min(shown_recoveries, default=None) or (recoveries[0]["id"] + 1 if recoveries else "")
-    older = [f["id"] for f in seen if f["at"] <= last and f["id"] not in shown_faults]
-    fault = max(older) + 1 if older else min(shown_faults, default="")
+    recovery = recoveries[taken - 1]["id"] if taken else begins[0]
+    fault = seen[faults - 1]["id"] if faults else begins[1]
     return incidents, f"{recovery}-{fault}"
+
+
+def _answer(recoveries: list[dict[str, Any]], fault: dict[str, Any]) -> dict[str, Any] | None:
+    """The recovery to which a fault belongs."""
+    found = (recovery for recovery in recoveries if _answers(recovery, fault))
+    return max(found, key=lambda recovery: int(recovery["number"]), default=None)
 
 
 def join(recoveries: list[dict[str, Any]], faults: list[dict[str, Any]]) -> list[dict[str, Any]]:
