@@ -371,8 +371,6 @@ class Model:
     def _do_destroy_stream(self, op: Op) -> None:
         stream = self.streams.pop(op["stream"])
         _join(self.gone.setdefault(stream.ctx, {}), stream.clock)
-        if stream.blocking:  # the legacy stream still waits for what is in it
-            _join(self.streams[f"L{stream.ctx}"].clock, stream.clock)
 
     def _check_make_event(self, op: Op) -> None:
         self._new(op["name"], self.events)
