@@ -2,9 +2,12 @@
 //
 // What is run, and whether it was run, is decided here, from this process's own table: the server can post a position
 // twice (a server that follows a lost one does), or one that never was.
+#include "client/callbacks.h"
+
 #include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -32,6 +35,8 @@ struct HostFunction {
 std::mutex waiting_mutex;
 std::map<uint64_t, HostFunction>& waiting = *new std::map<uint64_t, HostFunction>;  // by position; not run yet
 
+std::atomic<int> unfinished{0};  // those, and the one that runs
+
 std::optional<HostFunction> take(uint64_t position) {
   const std::lock_guard lock(waiting_mutex);
   const auto found = waiting.find(position);
@@ -57,6 +62,7 @@ void serve(uint64_t position) {
   // The record is ours to acknowledge whatever the server wrote: it cannot be trimmed before.
   head->state.store(journal::kRunningCallback, std::memory_order_release);
   run(*function);
+  unfinished.fetch_sub(1, std::memory_order_release);
   head->state.store(journal::kAcknowledged, std::memory_order_seq_cst);
   journal::futex_wake(head->state);
 }
@@ -127,10 +133,13 @@ CUresult launch(const HostFunction& function) {
            std::memcpy(arguments, &args, sizeof(args));
            const std::lock_guard lock(waiting_mutex);
            waiting.emplace(writer.tail, function);
+           unfinished.fetch_add(1, std::memory_order_relaxed);
          }).error;
 }
 
 }  // namespace
+
+bool host_functions_are_waiting() { return unfinished.load(std::memory_order_acquire) > 0; }
 
 CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
   if (!fn) return CUDA_ERROR_INVALID_VALUE;

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "client/append.h"
+#include "client/callbacks.h"
 #include "client/copy_pieces.h"
 #include "client/memory_map.h"
 #include "client/streams.h"
@@ -23,7 +24,17 @@ constexpr size_t kMaxSlices = 256;
 
 static_assert(kHostPiece <= journal::kMaxPayload);
 
+// The bytes are taken at the call, but page-locked memory means what is there when the stream comes to the copy: a host
+// function before it may still have to write them. (Copies to such memory wait, so nothing else can.)
+CUresult wait_for_writers(const Copy& c) {
+  if (!host_functions_are_waiting()) [[likely]] return CUDA_SUCCESS;
+  const auto source = memory_map().find(c.source);
+  const bool registered = source && source->kind == MemoryKind::kRegistered;
+  return registered ? client::cuStreamSynchronize(c.stream) : CUDA_SUCCESS;
+}
+
 CUresult copy_from_host(const Copy& c) {
+  if (const CUresult error = wait_for_writers(c); error != CUDA_SUCCESS) return error;
   const bool dense = c.height == 1 || c.source_pitch == c.width;
   for (Pieces pieces(c, kHostPiece, dense ? ~0ull : kMaxSlices); !pieces.done();) {
     const Copy piece = pieces.next();

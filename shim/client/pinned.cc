@@ -3,8 +3,8 @@
 // Pages are taken from the system when memory is allocated, not when it is touched: there is nobody to tell then.
 //
 // Registered memory is the program's own, and stays where it is: the server cannot see it. Copies treat it as pageable
-// memory (asynchronous copies from it take the bytes at the call, asynchronous copies to it wait), and it has no
-// device pointer.
+// memory (asynchronous copies from it take the bytes at the call, after host functions that may write them; asynchronous
+// copies to it wait), and it has no device pointer.
 #include "client/pinned.h"
 
 #include <sys/mman.h>

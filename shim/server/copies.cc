@@ -258,16 +258,16 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
   }
   intake_.will_write(to.address, to.extent);
   // What is small is kept for comparison: results are; what is large is somebody's checkpoint.
-  const std::optional<uint64_t> space = from.bytes <= kComparedBytes ? log_space(home, from.bytes) : std::nullopt;
+  const uint64_t space = from.bytes <= kComparedBytes ? log_space(home, from.bytes).value_or(0) : 0;
   return on_device_of(home, stream, [&](CUstream there) -> CUresult {
     Plane source = from;
     if (space) {
-      source = {*space, args.width, args.width, args.height};
+      source = {space, args.width, args.width, args.height};
       source.measure();
       if (const CUresult result = on_device(source, from, there); result != CUDA_SUCCESS) return result;
     }
     if (const CUresult result = to_host(to, source, there); result != CUDA_SUCCESS) return result;
-    return note_copied(record, space.value_or(0), there);
+    return note_copied(record, space, there);
   });
 }
 

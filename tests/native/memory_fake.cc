@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "client/append.h"
+#include "client/callbacks.h"
 #include "client/memory.h"
 #include "client/memory_progress.h"
 #include "local.h"
@@ -265,6 +266,7 @@ int current_ordinal() { return fake::ordinal; }
 uint64_t current_context() {
   return fake::ordinal < 0 ? 0 : journal::make_handle(journal::Kind::kContext, static_cast<uint32_t>(fake::ordinal));
 }
+bool host_functions_are_waiting() { return false; }
 bool valid_stream(CUstream stream) {
   const auto value = reinterpret_cast<uint64_t>(stream);
   return value <= 2 || journal::handle_is(value, journal::Kind::kStream);
