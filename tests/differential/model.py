@@ -202,9 +202,9 @@ class Model:
         if kind == "launch":
             return self._touched_by(self.execs[op["exec"]])
         if kind == "fill":
-            return [], [Region(*op["to"], op["n"])]
+            return [], [Region(op["to"][0], op["to"][1], op["n"])]
         if kind in ("check", "read"):
-            return [Region(*op["from"], op["n"])], []
+            return [Region(op["from"][0], op["from"][1], op["n"])], []
         if kind == "free":
             return [], [Region(op["name"], 0, self.memory[op["name"]].size)]
         return [], []

@@ -34,8 +34,8 @@ DEVICE = 2  # CUmemorytype
 class Box(Structure):
     """CUDA_MEMCPY3D_PEER."""
 
-    _fields_ = (  # type: ignore[assignment]
-        *(
+    _fields_ = (
+        *(  # type: ignore[arg-type]
             (name, kind)
             for side in ("src", "dst")
             for name, kind in (
@@ -102,8 +102,8 @@ class Access(Structure):
 class Node(Structure):
     """CUDA_MEMCPY3D."""
 
-    _fields_ = (  # type: ignore[assignment]
-        *(
+    _fields_ = (
+        *(  # type: ignore[arg-type]
             (name, kind)
             for side in ("src", "dst")
             for name, kind in (
