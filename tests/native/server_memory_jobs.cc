@@ -384,17 +384,23 @@ void discarded() {
     job.append(Op::xmReuse, Args_xmReuse{segment + first * journal::kGranule, count * journal::kGranule});
   };
   uint64_t others = 0;  // of the kernels' variables
-  const auto cut_preserves = [&](uint64_t chunks) {
-    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+  const auto cut = [&] {  // of now, and its report
+    const auto all_told = [&] { return job.counters().cut_number == job.header().cut.load() >> 1; };
+    Job::wait([&] { return !holds_foreign(job) && all_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.cut();
+    Job::wait(all_told);
+  };
+  const auto cut_preserves = [&](uint64_t chunks) {
+    cut();
     CHECK(job.counters().cut_chunks == others + chunks);
   };
   while (job.counters().cuts < 2) {
     fill(1);
     CHECK(job.synchronize() == CUDA_SUCCESS);
   }
-  job.cut();
+  fill(2);
+  cut();
   others = job.counters().cut_chunks - 1 - kChunks;
   for (uint64_t round = 1; round <= 4; ++round) {
     fill(100 * round);
