@@ -481,6 +481,12 @@ UNKNOWN_NAMES: dict[str, str] = {
                                       "them up when it is loaded",
     r"cuGraphicsResourceGetMappedEglFrame": "the same",
     r"cuProfilerInitialize": "declared no more; every libcudart looks it up when it is loaded",
+    r"cuCheckpointOperationComplete|cuCoredump(Der|R)egister(Start|Complete)Callback|cuDevSmResourceSplit"
+    r"|cuDeviceGet(Clique(Count|Info)|FabricClusterUuid)|cuFabricCpyBatchAsync|cu(Func|Kernel)GetParamCount"
+    r"|cuGraph(Exec)?GetId|cuGraphNodeGet(ContainingGraph|LocalId|Params|ToolsId)|cuLogicalEndpoint\w+"
+    r"|cuMemGetLocationInfo|cuMemcpy(3D)?WithAttributesAsync|cuStream(Begin|End)CaptureToCig"
+    r"|cuStreamBeginRecaptureToGraph|cuStreamGetDevResource|cuTensorMapSetAllocationClass":
+        "newer than CUDA 13.0: cuda.bindings looks up all that it knows when it is first used, and does without",
 }
 
 # --- error texts that programs and people look for; the others follow from the name ------------------------------

@@ -92,7 +92,7 @@ RESULTS = [
     Case("jax-graphs", "jax_graphs", "JAX: loops, branches and the gradient of a checkpointed scan, compiled to graphs",
          "--warmup 0", "--width 8 --steps 8"),
     Case("conditional", "conditional", "conditional nodes in graphs: if, else, while, switch, nested",
-         "--warmup 0", "--steps 40"),
+         "--warmup 0", "--steps 400"),
     Case("triton", "triton_prog", "Triton kernels", "", "--rows 8 --columns 100 --steps 5"),
     Case("mistakes", "mistakes", "what the driver's functions return for calls that are wrong", ""),
     Case("bug", "bug", "an index outside of a table: the error that the program gets", ""),
