@@ -481,7 +481,7 @@ UNKNOWN_NAMES: dict[str, str] = {
                                       "them up when it is loaded",
     r"cuGraphicsResourceGetMappedEglFrame": "the same",
     r"cuProfilerInitialize": "declared no more; every libcudart looks it up when it is loaded",
-    r"cuCheckpointOperationComplete|cuCoredump(Der|R)egister(Start|Complete)Callback|cuDevSmResourceSplit"
+    r"cuEventCreateFromEGLSync|cuCheckpointOperationComplete|cuCoredump(Der|R)egister(Start|Complete)Callback|cuDevSmResourceSplit"
     r"|cuDeviceGet(Clique(Count|Info)|FabricClusterUuid)|cuFabricCpyBatchAsync|cu(Func|Kernel)GetParamCount"
     r"|cuGraph(Exec)?GetId|cuGraphNodeGet(ContainingGraph|LocalId|Params|ToolsId)|cuLogicalEndpoint\w+"
     r"|cuMemGetLocationInfo|cuMemcpy(3D)?WithAttributesAsync|cuStream(Begin|End)CaptureToCig"
