@@ -146,7 +146,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
         assert (found[0]["detected_ms"], found[0]["resumed_ms"], found[0]["exact"]) == (1.0, 50.0, False)
         assert found[0]["story"] == ["x", "y"]
         assert queries.jobs(session)[0] | {"created_at": 0} == {
-            "id": "j", "name": "n", "command": "c", "uid": 0, "device": None, "registered": True,
+            "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
                 "hang_timeout": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
             "duration_s": None, "exit_code": None, "exit_signal": None,
