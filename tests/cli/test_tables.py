@@ -31,14 +31,14 @@ def in_a_terminal(node: Node | Scripted, width: int, *arguments: str) -> str:
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
         environment = {name: value for name, value in node.environment.items() if name not in ("COLUMNS", "LINES")}
-        os.execve(sys.executable, [sys.executable, "-m", "xmigd.cli", *arguments], environment | {"TERM": "dumb"})
+        os.execve(sys.executable, [sys.executable, "-m", "xmigd.cli", *arguments], environment | {"TERM": "xterm"})
     said = b""
     with contextlib.suppress(OSError):  # the other end is closed
         while more := os.read(terminal, 1 << 16):
             said += more
     os.close(terminal)
     assert os.waitpid(pid, 0)[1] == 0, said.decode()
-    return said.decode().replace("\r\n", "\n")
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
 
 
 def fitted(node: Node | Scripted, width: int, *arguments: str) -> list[str]:
