@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.bench import history
 from tests.web.front import Front, end_calm, start_calm
 from tests.web.look import check_both
+from tests.web.test_history import follow
 from xmigd.demo.node import Node
 from xmigd.web.glossary import WORDS
 from xmigd.web.pages.faults import FAULTS, LISTED, one_page
@@ -81,7 +82,8 @@ def test_every_incident_is_on_one_page(answered: int, apart: float) -> None:
         )
         assert len(incidents) <= LISTED
         answers += sum(each["recovery"] is not None for each in incidents)
-        assert [each for each in incidents if each["recovery"] and each["fault"] is None] == []
+        if apart:  # of what happened at one moment nobody can say what began what
+            assert [each for each in incidents if each["recovery"] and each["fault"] is None] == []
         for each in incidents:
             seen += [f["id"] for f in (each["fault"], *each["further"]) if f]
         pages += 1
@@ -96,12 +98,12 @@ def test_faults_page_by_page_without_a_script(chromium: Browser, front: Front, n
         page.goto("/faults")
         shown = [page.locator(".timeline").inner_text()]
         for _ in range(4):
-            page.get_by_role("link", name="Older", exact=True).click()
+            follow(page, "Older")
             shown.append(page.locator(".timeline").inner_text())
             assert page.locator(".timeline > li").count() <= LISTED
         assert len(set(shown)) == 5
         for before in reversed(shown[:-1]):
-            page.get_by_role("link", name="Newer", exact=True).click()
+            follow(page, "Newer")
             assert page.locator(".timeline").inner_text() == before
         expect(page.get_by_role("link", name="Newer", exact=True)).to_have_count(0)
         page.goto("/faults?before=1-1")
@@ -113,8 +115,8 @@ def test_recoveries_are_told_in_seconds_and_by_name(page: Page, node: Node) -> N
     page.goto("/faults")
     expect(page.locator(".timeline")).to_contain_text("Running again after 4.3 s")
     assert "4265" not in page.locator("main").inner_text()
-    name = node.client.get("/v1/recoveries", limit=1)[0]["job_name"]
-    expect(page.locator(".when a").first).to_have_text(name)
+    names = {each["job_name"] for each in node.client.get("/v1/recoveries", limit=LISTED)}
+    assert set(page.locator(".when a").all_inner_texts()) <= names
     page.goto("/")
     expect(page.get_by_role("table", name="").last).to_contain_text("4.3 s")
 
