@@ -150,7 +150,7 @@ def test_make_a_token_and_revoke_it(page: Page, node: Node) -> None:
 def test_change_a_policy(page: Page, node: Node) -> None:
     page.goto("/settings")
     policy = page.locator(".policy").filter(has_text="How processes are recovered")
-    for value in ("max attempts", "cut budget share", "hang timeout seconds"):
+    for value in ("max attempts", "stall bound seconds", "snapshot cost share", "hang timeout seconds"):
         expect(policy.get_by_label(value)).to_be_visible()
     expect(page.locator(".policy input:visible")).to_have_count(page.locator(".policy .unit").count())
     expect(page.locator(".policy .unit").filter(has_not_text=re.compile(r"\w"))).to_have_count(0)
