@@ -265,3 +265,44 @@ TEST(two_devices) {
   OK(d.cuMemGetInfo_v2(&free, nullptr));
   CHECK(free == 60 << 20);
 }
+
+// What is mapped for one device is not there for another one, until it is mapped for that one too.
+TEST(memory_of_another_device) {
+  Rig rig("cpu", 64 << 20, 2);
+  const auto& d = rig.d();
+  CUcontext other = nullptr;
+  OK(d.cuDevicePrimaryCtxRetain(&other, 1));
+  const CUdeviceptr a = rig.memory(4096), b = rig.memory(4096);
+  const CUmemAccessDesc none{{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+  const CUmemAccessDesc second{{CU_MEM_LOCATION_TYPE_DEVICE, {1}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUmemAccessDesc reads{{CU_MEM_LOCATION_TYPE_DEVICE, {1}}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+  OK(d.cuMemSetAccess(b, journal::kGranule, &second, 1));
+  OK(d.cuMemSetAccess(b, journal::kGranule, &none, 1));  // the second device's alone
+  rig.poke<uint64_t>(a, 7);
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoDAsync_v2(b, a, 8, nullptr));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoDAsync_v2(a, b, 8, nullptr));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemsetD8Async(b, 1, 8, nullptr));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyHtoDAsync_v2(b, &rig, 8, nullptr));
+  uint64_t word = 0;
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoHAsync_v2(&word, b, 8, nullptr));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuStreamWriteValue64_v2(nullptr, b, 1, 0));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyPeerAsync(b, rig.context, a, rig.context, 8, nullptr));
+  OK(d.cuMemcpyPeerAsync(b, other, a, rig.context, 8, nullptr));
+  OK(d.cuStreamSynchronize(nullptr));
+  CHECK(rig.peek<uint64_t>(b) == 7);
+
+  // Reading is not writing.
+  OK(d.cuMemSetAccess(a, journal::kGranule, &reads, 1));
+  OK(d.cuCtxSetCurrent(other));
+  OK(d.cuMemcpyDtoDAsync_v2(b, a, 8, nullptr));
+  CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoDAsync_v2(a, b, 8, nullptr));
+
+  OK(d.cuCtxSetCurrent(rig.context));
+  rig.load();
+  rig.launch("add", {2, 64}, a, uint64_t{8}, uint64_t{1});
+  OK(d.cuStreamSynchronize(nullptr));
+  rig.launch("add", {2, 64}, b, uint64_t{8}, uint64_t{1});
+  CHECK_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuStreamSynchronize(nullptr));
+  CHECK(rig.peek<uint64_t>(b) == 7);
+  CHECK(rig.device->fault().text.find("mapped for other devices") != std::string::npos);
+}

@@ -41,9 +41,10 @@ def outputs() -> dict[tuple[object, ...], str]:
 def undisturbed(daemon: Node, kernels: Path, outputs: dict[tuple[object, ...], str]) -> Callable[..., str]:
     """What a program prints when nothing happens to it. It is run once per session."""
 
-    def run(name: str, *arguments: object) -> str:
+    def run(name: str, *arguments: object, **options: Any) -> str:
         if (name, *arguments) not in outputs:
-            outputs[name, *arguments] = harness.run(daemon, PROGRAMS / f"{name}.py", *arguments, kernels=kernels)
+            path = PROGRAMS / f"{name}.py"
+            outputs[name, *arguments] = harness.run(daemon, path, *arguments, kernels=kernels, **options)
         return outputs[name, *arguments]
 
     return run

@@ -104,3 +104,31 @@ def test_own_fault_and_kills(start: Starter) -> None:
         harness.go(program)
         outputs.append(harness.output(program))
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("kills", [(), (20, 30)])
+def test_memory_of_another_device(start: Starter, kills: tuple[int, ...]) -> None:
+    """A kernel that touches another device's memory without access faults, as on a GPU."""
+    program = start("peer_fault", device="cpu:0,1")
+    for sequence in kills:
+        program.inject("kill", sequence=sequence)
+    harness.go(program)
+    said = harness.output(program).splitlines()
+    assert said[0] == "error 700"
+    assert [line.rpartition(" ")[0] for line in said[1:]] == ["the other device", "with access"]
+    program.until("ended")
+    assert 700 in [r["delivered_error"] for r in program.recoveries()]
+
+
+@pytest.mark.parametrize("kind", ["kill", "fault"])
+@pytest.mark.parametrize("point", ["record", "kernel", "copy"])
+def test_in_the_work_of_two_devices(start: Starter, undisturbed: Callable[..., str], point: str, kind: str) -> None:
+    expected = undisturbed("split", STEPS, device="cpu:0,1")
+    program = start("split", STEPS, device="cpu:0,1")
+    for sequence in (41, 400, 1701, 2502):  # of either device
+        program.inject(kind, point=point, sequence=sequence)
+    harness.go(program)
+    assert harness.output(program) == expected
+    program.until("ended")
+    assert all(r["exact"] for r in program.recoveries())
+    assert [f["kind"] for f in program.faults()] == ["injected"] * 4

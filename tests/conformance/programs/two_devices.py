@@ -246,6 +246,7 @@ for ordinal in range(2):
     use(ordinal)
     done.append(event())
     launch(fill, 4, 64, areas[ordinal], ordinal, N // 8, stream=streams[ordinal])
+    RUNTIME.cudaStreamSynchronize(streams[ordinal])
 for turn in range(24):
     ordinal = turn % 2
     use(ordinal)
