@@ -238,7 +238,10 @@ class Bench:
     def started(self, case: Case, node: Node | None, more: str = "") -> Iterator[Running]:
         """Start it, under `node` or natively; it is not left behind."""
         if self.rehearsal and node is None:
-            with self.node() as other, self.started(case, other, more) as running:
+            with (
+                self.node(**({"devices": self.two_devices()} if case.devices == 2 else {})) as other,
+                self.started(case, other, more) as running,
+            ):
                 yield running
             return
         out = self._log_of(case, node)
@@ -258,7 +261,8 @@ class Bench:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
             options["start_new_session"] = True  # its workers end with it
             if node is not None:
-                program = node.program(command, name=case.name, environment=environment, **options)
+                device = f"{self.kind}:0,1" if case.devices == 2 else None
+                program = node.program(command, name=case.name, device=device, environment=environment, **options)
                 running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
             else:
                 process = subprocess.Popen(command, env=os.environ | environment, text=True, **options)
@@ -270,7 +274,7 @@ class Bench:
                 os.killpg(running.process.pid, signal.SIGKILL)
 
     def _log_of(self, case: Case, node: Node | None) -> Path:
-        kind = f"{case.name}-{'xmig' if node else 'native'}"
+        kind = f"{case.name.replace(': ', '-').replace(' ', '-')}-{'xmig' if node else 'native'}"
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return self.logs / f"{kind}-{self._numbers[kind]}.out"
 

@@ -32,6 +32,7 @@ class Case:
     patience: float = PATIENCE
     turns: int = 4
     fills: bool = False  # the device, until it has no memory left for anybody
+    devices: int = 1
 
     @property
     def deterministic(self) -> bool:
@@ -160,3 +161,16 @@ HELD = Case("driver-training", "gpt2", "GPT-2-small with what its training has l
 DRIVEN = {"driver-40GB": (MOVED, 1, "move-40GB"), "driver-training": (HELD, 1, "move-training"),
           "driver-4GB": (SMALL_MOVED, 2, None)}  # fmt: skip
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")
+SPLIT = Case("devices: split model", "split", "a model split over two devices, AdamW",
+             "--steps 2500 --deterministic", "--width 32 --batch 4 --steps 3000 --block 2", devices=2,
+             patience=PATIENCE_FOR_FAULTS)  # fmt: skip
+OF_TWO = [
+    Case(f"devices: {what}", "two", said, f"--what {what}", f"--what {what} --elements 4096", devices=2)
+    for what, said in (
+        ("copies", "copies between devices by the driver's functions, contexts and streams of each"),
+        ("tensors", "PyTorch: Tensor.to, streams, events, a graph, scatter and gather"),
+        ("cupy", "CuPy: copies, a raw kernel on the other device's memory"),
+        ("jax", "JAX: arrays on two devices, without collectives"),
+        ("transformers", "Transformers with a device map, random weights"),
+    )
+]  # fmt: skip

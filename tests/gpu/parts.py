@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import differential, faults, kills, moves, profile, recovery, results, speeds, stalls, steps
+from tests.gpu import devices, differential, faults, kills, moves, profile, recovery, results, speeds, stalls, steps
 from tests.gpu.bench import Bench
-from tests.gpu.cases import DRIVEN, KILLED, RESULTS, STRUCK, TIMED, TRAINING, Case
+from tests.gpu.cases import DRIVEN, KILLED, OF_TWO, RESULTS, STRUCK, TIMED, TRAINING, Case
 from xmigd.measurements import Row
 
 
@@ -75,12 +75,22 @@ MOVES = [
 ]
 
 
+# Programs of two GPUs; not of one. By name, by group, or all of it with `--only devices`.
+DEVICES = [
+    *(
+        Part(case.name.replace(": ", "-"), "devices", 30, partial(devices.ways, case=case), alone=False)
+        for case in OF_TWO
+    ),
+    Part("devices-split", "devices", 90, devices.training, alone=False),
+]
+
+
 def chosen(only: str | None) -> list[Part]:
     """The parts and groups that are named, separated by commas. Raises ValueError for a name that there is not."""
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    every = PARTS + STALLS + MOVES
+    every = PARTS + STALLS + MOVES + DEVICES
     known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")

@@ -1,5 +1,5 @@
-"""Two devices. The second one's kernel touches memory of the first without access, which is the program's own fault: the
-second device answers with it, the first goes on. After a reset, and with access, the same kernel works."""
+"""The second device's kernel touches memory of the first without access, which is the program's own fault: the second
+device answers with it, the first goes on. After a reset, and with access, the same kernel works."""
 
 from calls import DRIVER, RUNTIME, byref, c_void_p, expect, kernel, launch, malloc, read, say
 

@@ -1,6 +1,6 @@
 """A training that is split over two devices: what one computes the other goes on with, there and back.
 
-    split.py STEPS
+split.py STEPS
 """
 
 import sys
