@@ -24,7 +24,7 @@ struct Value {
 
 // The cpu device claims compute capability 9.0, so that programs take the code paths that they take on the GPUs that
 // this project serves. What needs hardware that is not there (textures, managed memory, clusters, cooperative grids,
-// peer and RDMA access) is 0. The multiprocessor count is a constant, not the machine's: a job may move.
+// RDMA access) is 0. The multiprocessor count is a constant, not the machine's: a job may move.
 constexpr Value kCpu[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
