@@ -41,7 +41,8 @@ class Case:
     def command(self, python: str, *, tiny: bool, more: str = "") -> list[str]:
         """Of repeated arguments the last counts."""
         words = f"{self.arguments} {self.tiny if tiny else ''} {more}"
-        launcher = [str(PROGRAMS.parent / "without_device_file.py")] if tiny and self.program.startswith("jax") else []
+        jax = self.program.startswith("jax") or "--what jax" in words
+        launcher = [str(PROGRAMS.parent / "without_device_file.py")] if tiny and jax else []
         return [python, *launcher, str(PROGRAMS / f"{self.program}.py"), *shlex.split(words)]
 
     def steps(self, *, tiny: bool) -> int:
