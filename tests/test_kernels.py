@@ -1,4 +1,4 @@
-"""The cuda device's own kernels are what their sources say: rebuilt by the compiler that made them, and compared."""
+"""Kernels for GPUs in the tree are what their sources say: rebuilt by the compiler that made them, and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-KERNELS = ROOT / "shim" / "device" / "cuda"
+OWN, DIFFERENTIAL = ROOT / "shim" / "device" / "cuda", ROOT / "tests" / "differential"
+# Folder, what is built in it, and from what.
+BUILT = [
+    (OWN, ["hash", "faults"], ["build.sh", "hash.cu", "faults.cu"]),
+    (DIFFERENTIAL, ["kernels"], ["build.sh", "kernels.cu", "mixing.h"]),
+]
 LOCK = ROOT / "packaging" / "locks" / "frameworks.txt"
 
 
@@ -34,16 +39,18 @@ def compiler() -> Path:
     return Path(found)
 
 
-@pytest.mark.parametrize("name", ["hash", "faults"])
-def test_the_version_is_the_locked_one(name: str) -> None:
-    assert f"V{locked()}" in (KERNELS / f"{name}.ptx").read_text(), "rebuild it: shim/device/cuda/build.sh"
+@pytest.mark.parametrize(("folder", "names", "sources"), BUILT, ids=["cuda", "differential"])
+def test_the_version_is_the_locked_one(folder: Path, names: list[str], sources: list[str]) -> None:
+    for name in names:
+        assert f"V{locked()}" in (folder / f"{name}.ptx").read_text(), f"rebuild it: {folder / 'build.sh'}"
 
 
-def test_rebuilt_kernels_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "names", "sources"), BUILT, ids=["cuda", "differential"])
+def test_rebuilt_kernels_are_the_same(tmp_path: Path, folder: Path, names: list[str], sources: list[str]) -> None:
     nvcc = compiler()
-    for file in ("build.sh", "hash.cu", "faults.cu"):
-        shutil.copy(KERNELS / file, tmp_path)
+    for file in sources:
+        shutil.copy(folder / file, tmp_path)
     path = f"{nvcc.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     subprocess.run([tmp_path / "build.sh"], env=os.environ | {"PATH": path}, check=True)
-    for name in ("hash", "faults"):
-        assert (tmp_path / f"{name}.ptx").read_text() == (KERNELS / f"{name}.ptx").read_text(), name
+    for name in names:
+        assert (tmp_path / f"{name}.ptx").read_text() == (folder / f"{name}.ptx").read_text(), name

@@ -8,6 +8,7 @@
 #include "client/capture.h"
 #include "client/graph.h"
 #include "client/graph_conditions.h"
+#include "client/graph_order.h"
 #include "client/graph_work.h"
 #include "client/image.h"
 #include "client/message.h"
@@ -30,6 +31,7 @@ struct Exec {
   bool on_server = false;
   bool stale = false;
   std::shared_ptr<void> only;  // that a conditional graph knows of it
+  LaunchOrder order;
 };
 
 // Under graphs_mutex().
@@ -238,6 +240,9 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
   }
   if (exec->stale) {
     if (const CUresult error = send(*exec); error != CUDA_SUCCESS) return error;
+  }
+  if (!upload) {
+    if (const CUresult error = exec->order.before(stream); error != CUDA_SUCCESS) return error;
   }
   if (exec->played) return upload ? CUDA_SUCCESS : play(*exec->graph, stream);
   const Args_xmGraphLaunch args{

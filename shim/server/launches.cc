@@ -82,7 +82,13 @@ CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
   if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] uses_pinned();
-  return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+  if (contexts_.count() == 1) [[likely]] return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+  // A graph that the client appends record by record can have kernels of other devices than its stream's.
+  const uint32_t home = home_of_work(Op::xmLaunch, std::as_bytes(std::span(&args, 1)));
+  return on_device_of(home, stream, [&](CUstream there) {
+    config.hStream = there;
+    return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+  });
 }
 
 CUresult Executor::on_xmClusters(Record& record) {

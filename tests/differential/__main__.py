@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.differential.batch import DISTURBANCES, Outcome, fails_again, run
-from tests.differential.generator import DEFAULT, FEATURES, generate
+from tests.differential.generator import FEATURES, generate
 from tests.differential.program import Program
 from tests.differential.runs import HERE, Difference, Place, Runs, compile_kernels
 from tests.differential.shrink import shrink
@@ -56,8 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--native", action="store_true", help="without xMIG, on the machine's own driver")
     parser.add_argument("--under", action="store_true", help="under xMIG (what is done if nothing is said)")
     parser.add_argument("--disturb", default="", help=f"what happens meanwhile, of {', '.join(DISTURBANCES)}")
-    parser.add_argument("--with", dest="more", default="", help=f"features, of {', '.join(sorted(FEATURES - DEFAULT))}")
-    parser.add_argument("--without", default="", help=f"features to leave out, of {', '.join(sorted(DEFAULT))}")
+    parser.add_argument("--without", default="", help=f"features to leave out, of {', '.join(sorted(FEATURES))}")
     parser.add_argument("--processes", type=int, default=1, help="that run programs at a time, of each kind")
     parser.add_argument("--most", type=int, default=5, help="differences after which it ends")
     parser.add_argument("--python", default=sys.executable, help="that runs the programs; it needs nothing but itself")
@@ -67,8 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build/differential"), help="folder of what differs")
     options = parser.parse_args()
     options.disturb = words(parser, options.disturb, frozenset(DISTURBANCES))
-    more, less = words(parser, options.more, FEATURES), words(parser, options.without, FEATURES)
-    options.features = (DEFAULT | set(more)) - set(less)
+    options.features = FEATURES - set(words(parser, options.without, FEATURES))
     if options.show:
         print(generate(options.seed, options.devices, options.features).text())
         sys.exit()

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.differential.generator import DEFAULT, generate
+from tests.differential.generator import FEATURES, generate
 from tests.differential.interpreter import interpret
 from tests.differential.program import Program
 from tests.differential.runs import Difference, Place, Runs
@@ -127,7 +127,7 @@ def run(
     first: int,
     count: int,
     devices: int,
-    features: frozenset[str] = DEFAULT,
+    features: frozenset[str] = FEATURES,
     *,
     kinds: tuple[str, ...] = (),
     moves: tuple[str, ...] = (),

@@ -13,13 +13,11 @@ from typing import Any
 from tests.differential.model import HOST_KINDS, Invalid, Model
 from tests.differential.program import Op, Program
 
-# What may be left out, by name: what a device or a driver does not have.
+# What may be left out, by name, where a device or a driver does not have it.
 FEATURES = frozenset({
     "async", "batch", "boxes", "contexts", "graphs", "graphs-across", "host-functions", "peer", "peer-boxes", "pools",
     "values", "vmm",
 })  # fmt: skip
-# On until there is reason to leave it out.
-DEFAULT = FEATURES - {"batch", "graphs-across", "peer-boxes"}
 LARGE = 1 << 20
 MAX_TRIES = 12
 
@@ -29,7 +27,7 @@ Maker = Callable[[int], Op | None]
 class Generator:
     """Makes one program."""
 
-    def __init__(self, seed: int, devices: int, features: frozenset[str] = DEFAULT) -> None:
+    def __init__(self, seed: int, devices: int, features: frozenset[str] = FEATURES) -> None:
         self.chance = random.Random(seed)
         self.features = features
         contexts = [(device, True) for device in range(devices)]
@@ -414,7 +412,7 @@ class Generator:
             (4, "HtoD", hosts, ours), (4, "DtoH", ours, hosts), (4, "DtoD", ours, ours),
             (3, "peer", others, ours), (3, "peer", ours, others), (0 if graph else 1, "HtoH", hosts, hosts),
         ]  # fmt: skip
-        ways = [way for way in ways if way[2] and way[3]]
+        ways = [way for way in ways if way[0] and way[2] and way[3]]
         if not ways:
             return None
         _, way, sources, targets = self.chance.choices(ways, [way[0] for way in ways])[0]
@@ -631,6 +629,6 @@ class Generator:
             self.emit({"op": "destroy_exec", "exec": name})
 
 
-def generate(seed: int, devices: int, features: frozenset[str] = DEFAULT) -> Program:
+def generate(seed: int, devices: int, features: frozenset[str] = FEATURES) -> Program:
     """The program of a seed."""
     return Generator(seed, devices, features).make()

@@ -22,7 +22,7 @@ HOST = "host"
 HOST_KINDS = ("pinned", "registered", "pageable")
 NOT_IN_GRAPHS = ("pageable", "registered")  # the second natively can be; under xMIG it is copied by the client
 # CUDA orders every launch of an executable graph behind the one before it, in whatever streams; so would xMIG.
-LAUNCHES_ARE_ORDERED = False
+LAUNCHES_ARE_ORDERED = True
 CHANGING = frozenset({"mix", "scatter", "reverse", "split", "bytes", "count"})  # kernels that read what they write
 
 
@@ -530,6 +530,15 @@ class Model:
             op["graph"], list(graph.nodes), graph.before, graph.how, graph.ctx, graph.branches, shape(graph)
         )
 
+    def _check_upload(self, op: Op) -> None:
+        self._all_there(self.execs[op["exec"]])
+
+    def _all_there(self, run: Executable) -> None:
+        """Is all the memory still there that the graph knows of?"""
+        for node in run.nodes:
+            for work in self.works(node):
+                self._there(work)
+
     def _do_upload(self, op: Op) -> None:
         """It orders nothing."""
 
@@ -550,6 +559,7 @@ class Model:
         run = self.execs[op["exec"]]
         if op["node"] >= len(run.nodes) or run.how != "built" or run.graph not in self.graphs:
             raise Invalid("there is no such node")
+        self._all_there(run)
         old, new = run.nodes[op["node"]], op["work"]
         if node_shape(old) != node_shape(new):
             raise Invalid("the node has another shape")
@@ -577,6 +587,7 @@ class Model:
             raise Invalid("there is no such node")
         if run.nodes[op["node"]]["op"] not in ("kernel", "set", "copy"):
             raise Invalid("it is no node that can be left out")
+        self._all_there(run)
 
     def _do_enable(self, op: Op) -> None:
         off = self.execs[op["exec"]].off
