@@ -403,7 +403,8 @@ class Model:
     _do_query_event = _do_sync_event
 
     def _do_sync_stream(self, op: Op) -> None:
-        _join(self.host, self.clock(self.line(op)))
+        """What is in the stream. That new work in it would wait for more is no matter."""
+        _join(self.host, self.streams[self.line(op)].clock)
 
     _do_query_stream = _do_sync_stream
 
