@@ -6,7 +6,11 @@ byte with what they mean; a program that differs is shrunk and kept.
     python -m tests.differential --kind cuda --devices 2 --native --under --count 10000 --processes 12
     python -m tests.differential --replay build/differential/seed-17.json
 
-Its worth was tried with faults put into server and client by hand; docs/decisions has what was found, and how soon.
+Its worth was tried with faults put into client and server by hand, programs until the first one saw it on one and on
+two devices: copies on the device one byte short from 512 bytes on (1, 1), waits for events left out (1, 2), blocking
+32-bit memsets in the per-thread stream (63, 300), launches of one executable graph not ordered (13, 3), changed nodes
+of an executable graph not told to the server (26, 11). Two in recoveries were told by these themselves, as not exact,
+in 300 programs with two dozen disturbances: every second chunk not restored, and page-locked memory read again.
 """
 
 from __future__ import annotations

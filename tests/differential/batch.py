@@ -70,7 +70,7 @@ class Disturber:
             self.inexact = sum(recovery["exact"] is False for recovery in self.job.recoveries())
 
     def _work(self) -> None:
-        while not self._stopped.wait(self._chance.uniform(0.02, 0.4)):
+        while not self._stopped.wait(self._chance.uniform(0, 0.15)):
             kind = self._chance.choice(self._kinds)
             # What it asks for may come too late, or find the process in the middle of something else.
             with contextlib.suppress(Refused, OSError, TimeoutError, KeyError):
