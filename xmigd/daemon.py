@@ -31,8 +31,10 @@ from xmigd.database.recorder import (
     configure_devices,
     cordoned_devices,
     job_row,
+    launched_jobs,
     live_processes,
     runners,
+    unprotected_processes,
 )
 from xmigd.database.writer import Writer
 from xmigd.devices.inventory import Inventory
@@ -81,6 +83,8 @@ async def serve(settings: Settings) -> None:
         stack.callback(lock.release)
         descriptors = raise_descriptor_limit()
 
+        shims = shim_paths(native_dir)
+        native.link_names(settings.names_folder, shims)
         front = Front()
         servers, address = listen(settings, front, stack)
         loop = asyncio.get_running_loop()
@@ -105,6 +109,7 @@ async def serve(settings: Settings) -> None:
         with Session(reading) as session:
             live = live_processes(session)
             left_running = runners(session)
+            unprotected, launched = unprotected_processes(session), launched_jobs(session)
             newest_event = events.newest(session)
         bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
@@ -122,11 +127,22 @@ async def serve(settings: Settings) -> None:
         policies = Policies(settings, writer, reading)
         breaker = Breaker(writer, reading, bus, lambda: policies.group("circuit-breaker", BreakerPolicy))
         counts = Counts()
-        records = PublishingRecords(DatabaseRecords(writer), bus, live, counts=counts, breaker=breaker)
+        records = PublishingRecords(
+            DatabaseRecords(writer),
+            bus,
+            live,
+            counts=counts,
+            breaker=breaker,
+            unprotected=[row for row, _ in unprotected],
+        )
         fd_store = FdStore(manager, layout)
-        supervisor = Supervisor(settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends)
+        supervisor = Supervisor(
+            settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends, unprotected
+        )
         for left in left_running:
             supervisor.runners.watch(*left)
+        for job in launched:
+            supervisor.guard.add(job)
         with Session(reading) as session:
             supervisor.cordoned.update(cordoned_devices(session))
         inventory = Inventory(settings.device_memory)
@@ -151,7 +167,7 @@ async def serve(settings: Settings) -> None:
             tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
             inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
             sampler=sampler, operators=operators_group(settings.operators_group),
-            shims=shim_paths(native_dir), started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
+            shims=shims, started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
         )  # fmt: skip
         automation = Automation(
             breaker=breaker, audit=node.audit, moves=moves, places=places,
@@ -172,6 +188,7 @@ async def serve(settings: Settings) -> None:
         status = f"{settings.devices}; programs come to {settings.client_socket}"
         loop.add_signal_handler(signal.SIGHUP, reload, settings, manager, status)
         tidying = loop.create_task(retention.keep_tidy(writer, settings))
+        guarding = loop.create_task(supervisor.guard.run())
         pooling = loop.create_task(supervisor.host_pool.keep())
         # What was made until now lives as long as the process: collections that look at it again and again would only
         # delay recoveries.
@@ -187,6 +204,7 @@ async def serve(settings: Settings) -> None:
         stopping.set()
         tidying.cancel()
         pooling.cancel()
+        guarding.cancel()
         manager.stopping("programs and servers go on")
         logger.info("stopping", why="a signal asked for it")
         await operations.stop()
@@ -239,4 +257,4 @@ def shim_paths(native_dir: Path) -> list[Path]:
         return native.find_shims(native_dir)
     except StartError as error:
         logger.warning("programs cannot be started with xmigctl run", why=str(error))
-        return [native_dir / native.SHIM, native_dir / native.NVML_SHIM]
+        return [native_dir / name for name in (native.SHIM, native.NVML_SHIM, native.LOADER)]

@@ -13,6 +13,7 @@ from xmigd.errors import StartError
 SERVER = "xmig-server"
 SHIM = "libcuda.so.1"
 NVML_SHIM = "libnvidia-ml.so.1"
+LOADER = "libxmig-loader.so"  # opens the two in the place of the driver's under its other names
 
 
 class Layout(BaseModel):
@@ -29,6 +30,8 @@ class Layout(BaseModel):
     memory_changes_at: int = Field(default=6808, ge=0, lt=1 << 30)  # where in the journal's header; 0: not known
     server_pid_at: int = Field(default=6724, ge=0, lt=1 << 30)
     stall_at: int = Field(default=1129600, ge=0, lt=1 << 30)  # JournalHeader::stall; 0: not known
+    notices_at: int = Field(default=1129280, ge=0, lt=1 << 30)  # JournalHeader::notices_posted
+    notices: int = Field(default=64, ge=1, le=1024)  # slots for them
     room_bytes: int = Field(default=64 << 20, gt=0, le=1 << 30)  # of a piece of host memory for a suspended process
 
 
@@ -54,12 +57,31 @@ def find_shims(native_dir: Path) -> list[Path]:
     """What programs preload: beside the server, or where a build folder has it. Raises StartError without it."""
     for folder in (native_dir, native_dir / "shim"):
         if (folder / SHIM).exists():
-            return [folder / SHIM, folder / NVML_SHIM]
+            return [folder / SHIM, folder / NVML_SHIM, folder / LOADER]
     raise StartError(
         f"{SHIM} is not in {native_dir}",
         hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
         code="native_missing",
     )
+
+
+def link_names(folder: Path, shims: list[Path]) -> None:
+    """The shims in a folder of their own under every plain name that a program or a linker may look for: `libcuda.so`
+    is what `ctypes.util.find_library("cuda")` and `ld -lcuda` want. Raises StartError."""
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+        for shim in shims:
+            if shim.name not in (SHIM, NVML_SHIM):
+                continue
+            for name in (shim.name, shim.name.removesuffix(".1")):
+                made = folder / f".{name}"
+                made.unlink(missing_ok=True)
+                made.symlink_to(shim)
+                made.rename(folder / name)
+    except OSError as error:
+        raise StartError(
+            f"{folder} cannot be written: {error.strerror}", hint="choose another XMIG_RUNTIME_DIR"
+        ) from None
 
 
 def read_layout(native_dir: Path) -> Layout:

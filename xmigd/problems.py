@@ -89,6 +89,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "not_found": ("There is no such thing, or not for this caller.", "List what there is."),
     "not_json": ("The body is not JSON.", "Send JSON, with `Content-Type: application/json`."),
     "not_over": ("The operation goes on; the command did not wait for its end.", "`xmigctl op watch` follows it."),
+    "not_protected": (
+        "A process of a strict job had the genuine driver, and the job was ended.",
+        "`xmigctl logs JOB` names it: start it with the job's environment, or leave `--strict` out.",
+    ),
     "not_ready": (
         "xmigd lives and does not take new work yet, or not any more, or cannot record it.",
         "Its text says what it waits for; jobs go on.",

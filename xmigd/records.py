@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from xmigd.migration.events import MigrationRecord
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
+
+LogSource = Literal["program", "server", "xmigd"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,9 @@ class JobRow:
     registered: bool  # by `xmigctl run`; otherwise made for a process that came by itself
     token_hash: str | None
     hang_timeout: float | None = None  # seconds; None: the daemon's setting
+    strict: bool = False  # it ends when one of its processes is not protected
+    runner_pid: int | None = None  # the program with which it ends: `xmigctl run`, or what that became
+    runner_start: int | None = None  # clock ticks since boot: with the pid, which process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,16 @@ class LiveProcess:
     migration: MigrationRecord | None = None  # one that was under way
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    job: str
+    process: str | None
+    at: float  # Unix seconds
+    source: LogSource
+    level: LogLevel
+    text: str
+
+
 class Records(Protocol):
     """None of these waits, and none fails: what cannot be written now is kept and written later."""
 
@@ -60,7 +76,15 @@ class Records(Protocol):
     def process_ended(self, process: str, end: End) -> None:
         """With what its program ended, as far as that is known."""
 
+    def log_line(self, line: LogLine) -> None: ...
     def process_started(self, process: ProcessRow) -> None: ...
+    def unprotected_process(self, process: ProcessRow, why: str) -> None:
+        """One that has never come to the daemon. `process_state` tells its end."""
+
+    def process_unprotected(self, process: ProcessRow, why: str) -> None:
+        """One that has."""
+
+    def job_stopped(self, job: str) -> None: ...
     def process_moved(self, process: str, pid: int, start_time: int) -> None: ...
     def process_state(self, process: str, state: str, why: str) -> None: ...
     def server_assigned(self, process: str, pid: int, start_time: int, generation: int) -> None: ...

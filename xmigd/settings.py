@@ -178,6 +178,11 @@ class Settings(Configuration):
         return self.runtime_dir / "client.sock"
 
     @property
+    def names_folder(self) -> Path:
+        """The shims under all of the driver's plain names, for what searches a path."""
+        return self.runtime_dir.absolute() / "lib"
+
+    @property
     def control_socket(self) -> Path:
         return self.runtime_dir / "control.sock"
 

@@ -3,7 +3,7 @@
 //
 // A table is an array of pointers whose first entry is its size in bytes (the context-local storage has none). Which
 // tables there are, and which function here answers which slot, stands in shim/api/table.py. Slots that no library was seen
-// to call name themselves on standard error if one does.
+// to call name themselves in the job's log if one does.
 #include <pthread.h>
 #include <unistd.h>
 

@@ -35,12 +35,6 @@ struct JobMemory {
   std::vector<Mapping> ranges;
 };
 
-std::string socket_path() {
-  if (const char* path = std::getenv("XMIG_SOCKET"); path && *path) return path;
-  const char* const folder = std::getenv("XMIG_RUNTIME_DIR");
-  return std::string(folder && *folder ? folder : "/run/xmig") + "/client.sock";
-}
-
 // What is shown to people: the arguments with spaces between them, as far as they fit.
 void read_command(char (&command)[256]) {
   FILE* const file = std::fopen("/proc/self/cmdline", "re");
@@ -115,22 +109,22 @@ Answer exchange(const std::string& path, bool reattach) {
   return answer;
 }
 
-// The daemon's own words; or, where it had none, what happened instead.
+// The daemon's own words, which the job's log has already; or, where it had none, what happened instead.
 CUresult refusal(const Answer& answer, const std::string& path) {
   if (answer.error) {
-    say("xmigd at %s did not answer the handshake: %s; its log says more (journalctl -u xmigd)", path.c_str(),
-        std::strerror(answer.error));
+    say_aloud("xmigd at %s did not answer the handshake: %s; its log says more (journalctl -u xmigd)", path.c_str(),
+              std::strerror(answer.error));
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  say("xmigd refused this process: %s", answer.welcome.message);
+  tell_starter("xmigd refused this process: %s", answer.welcome.message);
   return static_cast<CUresult>(answer.welcome.status);
 }
 
 // A piece of address space of the job. A forked child is not part of the job and must not write into its memory.
 bool keep(std::vector<Mapping>& kept, Mapping mapping, const char* what, uint64_t address, uint64_t bytes) {
   if (!mapping) {
-    say("cannot %s at %#lx-%#lx: %s; something else in this program uses these addresses, or a limit (ulimit -v) is "
-        "too small for them", what, address, address + bytes, std::strerror(errno));
+    say_aloud("cannot %s at %#lx-%#lx: %s; something else in this program uses these addresses, or a limit (ulimit -v) "
+              "is too small for them", what, address, address + bytes, std::strerror(errno));
     return false;
   }
   ::madvise(mapping.data(), mapping.size(), MADV_DONTFORK);
@@ -153,20 +147,21 @@ CUresult map_job(const Answer& answer) {
   if (answer.fds.size() != 3 || ::fstat(answer.fds[1].get(), &staging) != 0 ||
       ::fstat(answer.fds[2].get(), &pinned) != 0 || static_cast<uint64_t>(staging.st_size) < journal::kStagingBytes ||
       static_cast<uint64_t>(pinned.st_size) < journal::kPinnedBytes) {
-    say("xmigd sent something that is not a job: shim and daemon are of different versions; install one of them again");
+    say_aloud("xmigd sent something that is not a job: shim and daemon are of different versions; install one of them "
+              "again");
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
   std::optional<JournalMapping> journal = JournalMapping::map(answer.fds[0].get());
   const uint32_t count = journal ? devices_of(*journal) : 0;
   if (count == 0) {
-    say("the journal that xmigd sent cannot be used (%s): shim and daemon are of different versions; install one of "
-        "them again", journal ? "its header does not fit" : std::strerror(errno));
+    say_aloud("the journal that xmigd sent cannot be used (%s): shim and daemon are of different versions; install one of "
+              "them again", journal ? "its header does not fit" : std::strerror(errno));
     return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
   ::madvise(journal->data(), journal->size(), MADV_DONTFORK);
   Mapping slots = Mapping::anywhere(answer.fds[1].get(), journal::kStagingBytes);
   if (!slots) {
-    say("cannot map the staging memory: %s", std::strerror(errno));
+    say_aloud("cannot map the staging memory: %s", std::strerror(errno));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   ::madvise(slots.data(), slots.size(), MADV_DONTFORK);
@@ -206,14 +201,20 @@ CUresult map_job(const Answer& answer) {
 
 }  // namespace
 
+std::string socket_path() {
+  if (const char* path = std::getenv("XMIG_SOCKET"); path && *path) return path;
+  const char* const folder = std::getenv("XMIG_RUNTIME_DIR");
+  return std::string(folder && *folder ? folder : "/run/xmig") + "/client.sock";
+}
+
 Attached attach(bool quiet) {
   const std::string path = socket_path();
   const Answer answer = exchange(path, false);
   if (!answer.connected) {
     static bool said = false;
     if (!quiet && !std::exchange(said, true)) {
-      say("no xmigd answers at %s (%s): start it with `xmigd`, or set XMIG_RUNTIME_DIR to where it runs, or set "
-          "XMIG_WITHOUT_DAEMON=native to use this machine's own driver", path.c_str(), std::strerror(answer.error));
+      tell_starter("no xmigd answers at %s (%s): start it with `xmigd`, or set XMIG_RUNTIME_DIR to where it runs, or set "
+                   "XMIG_WITHOUT_DAEMON=native to use this machine's own driver", path.c_str(), std::strerror(answer.error));
     }
     return {CUDA_ERROR_SYSTEM_NOT_READY, true};
   }

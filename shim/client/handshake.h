@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <string>
+
 namespace xmig::client {
 
 struct Attached {
@@ -18,5 +20,8 @@ struct Reattached {
   CUresult error;  // of kRefused; the reason has been said
 };
 Reattached reattach();
+
+// Where the daemon listens for programs.
+std::string socket_path();
 
 }  // namespace xmig::client

@@ -1,7 +1,5 @@
 #include "client/message.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -10,6 +8,9 @@
 #include <set>
 #include <string>
 #include <string_view>
+
+#include "client/job_log.h"
+#include "client/starter.h"
 
 namespace xmig::client {
 
@@ -22,13 +23,12 @@ class Line {
     length_ = std::min(kPrefix + static_cast<size_t>(std::max(written, 0)), sizeof(text_) - 2);
     text_[length_++] = '\n';
   }
-  std::string_view text() const { return {text_, length_}; }
-  // One write, so that lines of several processes do not mix. Nothing can be done if it fails.
-  void write() const { [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, text_, length_); }
+  std::string_view text() const { return {text_ + kPrefix, length_ - kPrefix - 1}; }
+  std::string_view whole() const { return {text_, length_}; }  // one write, so that lines of several processes do not mix
 
  private:
   static constexpr size_t kPrefix = 6;
-  char text_[1024] = "xmig: ";
+  char text_[kLongestLine + kPrefix + 2] = "xmig: ";
   size_t length_ = 0;
 };
 
@@ -37,8 +37,9 @@ class Line {
 void say(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  Line(format, arguments).write();
+  const Line line(format, arguments);
   va_end(arguments);
+  keep_line(line.text());
 }
 
 void complain(const char* format, ...) {
@@ -51,7 +52,24 @@ void complain(const char* format, ...) {
   static auto& said = *new std::map<std::string_view, std::set<std::string, std::less<>>>;
   const std::lock_guard lock(mutex);
   auto& lines = said[format];
-  if (lines.size() < kEnough && lines.emplace(line.text()).second) line.write();
+  if (lines.size() < kEnough && lines.emplace(line.text()).second) keep_line(line.text());
+}
+
+void tell_starter(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const Line line(format, arguments);
+  va_end(arguments);
+  write_to_starter(line.whole());
+}
+
+void say_aloud(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const Line line(format, arguments);
+  va_end(arguments);
+  keep_line(line.text());
+  write_to_starter(line.whole());
 }
 
 }  // namespace xmig::client

@@ -112,8 +112,8 @@ bool load_native() {
     detour.store(true);
     return true;
   }
-  say("XMIG_WITHOUT_DAEMON=native, but no genuine libcuda.so.1 could be loaded (%s); set XMIG_NATIVE_LIBCUDA to its "
-      "path", tried.empty() ? "none found" : tried.c_str());
+  tell_starter("XMIG_WITHOUT_DAEMON=native, but no genuine libcuda.so.1 could be loaded (%s); set XMIG_NATIVE_LIBCUDA to "
+               "its path", tried.empty() ? "none found" : tried.c_str());
   return false;
 }
 

@@ -95,13 +95,13 @@ CUresult check_peers() {
   if (!lock) return CUDA_SUCCESS;
   static bool said = false;
   if (!std::exchange(said, true)) {
-    say("the GPU server and xmigd of this process are both gone: waiting until xmigd is started again");
+    say_aloud("the GPU server and xmigd of this process are both gone: waiting until xmigd is started again");
   }
   switch (const Reattached answer = reattach(); answer.outcome) {
     case Reattached::kNoDaemon:
       break;
     case Reattached::kAccepted:
-      say("xmigd is back: going on");
+      say_aloud("xmigd is back: going on");
       said = false;
       break;
     case Reattached::kRefused:

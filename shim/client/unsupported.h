@@ -5,7 +5,7 @@
 
 namespace xmig::client {
 
-// Names the function on standard error, once for each, and returns CUDA_ERROR_NOT_SUPPORTED. `name` is a literal.
+// Names the function in the job's log, once for each, and returns CUDA_ERROR_NOT_SUPPORTED. `name` is a literal.
 CUresult unsupported(const char* name);
 
 }  // namespace xmig::client

@@ -39,4 +39,14 @@ struct ServerWelcome {
   char message[512];
 };
 
+// Instead of a hello, and without an answer: a line for a job's log from a process that shares no journal with the daemon, because
+// its handshake is not over, or has failed.
+inline constexpr uint32_t kNoticeMagic = 0x544e4d58;  // "XMNT"
+struct ClientNotice {
+  uint32_t magic;
+  uint32_t version;
+  char job[64];  // $XMIG_JOB
+  char text[1016];
+};
+
 }  // namespace xmig::ipc

@@ -9,7 +9,7 @@
 
 namespace xmig::ipc {
 
-UniqueFd connect_to(std::string_view path) {
+UniqueFd connect_to(std::string_view path, bool wait) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -17,7 +17,7 @@ UniqueFd connect_to(std::string_view path) {
     return {};
   }
   std::copy(path.begin(), path.end(), address.sun_path);
-  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (wait ? 0 : SOCK_NONBLOCK), 0));
   if (!socket) return {};
   int connected;
   do {

@@ -13,8 +13,9 @@ namespace xmig::ipc {
 
 inline constexpr size_t kMaxFds = 16;  // of one message
 
-// A connected socket, or none and errno: ENAMETOOLONG, ENOENT, ECONNREFUSED, EACCES ...
-UniqueFd connect_to(std::string_view path);
+// A connected socket, or none and errno: ENAMETOOLONG, ENOENT, ECONNREFUSED, EACCES ... `wait`: for a listener that has many
+// connections to take; otherwise that is EAGAIN, and the socket never blocks.
+UniqueFd connect_to(std::string_view path, bool wait = true);
 
 // Send one message. Returns 0 or an errno: EAGAIN on a non-blocking socket that is full, EPIPE when the peer is gone (no
 // signal is raised).

@@ -113,6 +113,16 @@ struct alignas(64) StallWords {
   std::atomic<uint64_t> recoveries;  // that the constant part was learnt from
 };
 
+// A line for the job's log. The client fills slot `notices_posted % kNotices` and then counts it; the daemon takes what lies
+// between `notices_taken` and there. What finds no free slot is only counted: nobody waits for a line.
+struct Notice {
+  uint64_t unix_ns;
+  uint32_t bytes;  // of text
+  uint32_t reserved;
+  char text[1008];
+};
+inline constexpr uint32_t kNotices = 64;
+
 struct JournalHeader {
   // Constant after the handshake.
   uint64_t magic;
@@ -181,6 +191,12 @@ struct JournalHeader {
   std::atomic<uint64_t> peers_promised;
 
   StallWords stall;
+
+  // Behind everything else: a client or a daemon of an earlier version has nothing here, and neither misses it.
+  alignas(64) std::atomic<uint64_t> notices_posted;  // by the client, ever
+  std::atomic<uint64_t> notices_dropped;             // by the client, for want of a slot
+  alignas(64) std::atomic<uint64_t> notices_taken;   // by the daemon, ever
+  Notice notices[kNotices];
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

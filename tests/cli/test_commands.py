@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def test_run_becomes_the_program(node: Node) -> None:
     done = ctl_process(node, "run", "--name", "seven", "--", sys.executable, "-c", code)
     assert done.returncode == 7
     preload, socket_path, job = done.stdout.split()
-    assert preload == f"{node.native / 'libcuda.so.1'}:{node.native / 'libnvidia-ml.so.1'}"
+    names = ("libcuda.so.1", "libnvidia-ml.so.1", "libxmig-loader.so")
+    assert preload == ":".join(str(node.native / name) for name in names)
     assert socket_path == str(node.runtime_dir / "client.sock")
     assert node.get("/v1/jobs/" + job.partition(":")[0])["name"] == "seven"
     done = ctl_process(node, "run", "--", "/nothing/here")
@@ -65,6 +67,20 @@ def test_run_chooses_allocators_unless_somebody_did(node: Node) -> None:
     assert chosen() == "cuda_async"
     assert chosen(XLA_PYTHON_CLIENT_ALLOCATOR="platform") == "platform"
     assert chosen(XMIG_CACHED_BLOCKS="keep") == "None"
+
+
+def test_arguments_that_are_not_utf8(node: Node) -> None:
+    """The program gets the bytes that were given; what shows them has them written out."""
+    word = b"data-\xff\xfe.bin"
+    code = "import os, sys; sys.exit(0 if os.fsencode(sys.argv[1]) == bytes.fromhex(sys.argv[2]) else 9)"
+    run: list[str | bytes] = [sys.executable, "-m", "xmigd.cli", "run"]
+    command = [*run, "--", sys.executable, "-c", code, word, word.hex()]
+    done = subprocess.run(command, env=node.environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.count(b"Traceback")) == (0, 0), done.stderr
+    assert r"data-\xff\xfe.bin" in node.get("/v1/jobs")[0]["command"]
+    named = [*run, "--name", b"n\xff", "--", "true"]
+    assert subprocess.run(named, env=node.environment, capture_output=True, check=False).returncode == 0
+    assert node.get("/v1/jobs")[0]["name"] == r"n\xff"
 
 
 def test_no_daemon(node: Node) -> None:

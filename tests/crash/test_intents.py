@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from xmigd.demo.node import Program
 from xmigd.failpoints import POINTS
 from xmigd.store.manifest import Manifests, verify
 from xmigd.store.objects import Damaged, Objects
+from xmigd.supervisor.handshake import pack_notice
 
 from .forked import ForkedNode, Zygote, settle
 
@@ -218,6 +220,25 @@ class Scene:
         # It is let in before that is written down.
         return until(lambda: next((p for p in self.get("/v1/processes") if p["pid"] == child.pid), None), "its process")
 
+    def say(self) -> None:
+        """A line for a job's log."""
+        job = self.node.client.post("/v1/jobs", {"name": "says"})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(self.node.settings.client_socket))
+            sock.send(pack_notice(job["environment"]["XMIG_JOB"], "a line"))
+
+    def go_round(self) -> None:
+        """A process of a job loads the genuine driver."""
+        job = self.node.client.post("/v1/jobs", {"name": "goes round", "watch": True})
+        driver = Path(self.driver.environment["LD_LIBRARY_PATH"].split(":")[0], "libcuda.so.1")
+        self.newcomers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]); sys.stdin.read()", driver],
+                env=self.environment | job["environment"] | {"LD_PRELOAD": ""}, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+
     def fault(self) -> None:
         process = self.newcomer()
         assert process is not None
@@ -277,6 +298,8 @@ ACTS = {
     **acts("kept_cuts.remove", by=Scene.forget_a_cut),
     **acts("jobs.made", "processes.start", "processes.state", "processes.assign", "devices.learn", by=Scene.newcomer),
     **acts("faults.add", "recoveries.save", by=Scene.fault),
+    **acts("logs.add", by=Scene.say),
+    **acts("processes.unprotected", by=Scene.go_round),
     **acts("faults.acknowledge", by=Scene.acknowledge),
     **acts("processes.rebind", by=Scene.pause_and_go_on),
     **acts("devices.configure", "native.forget", by=Scene.start_daemon),

@@ -55,9 +55,9 @@ def test_the_program_is_told(
         with Node(Path(folder), native_dir=native_dir, devices="cuda:0", port=-1) as node:
             program = node.program([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE)
             output, errors = program.process.communicate(timeout=60)
-        assert output == f"{error} {error}\n"
-        # Each time that it asks: a line of the program's, and one that its job is refused in the daemon's log.
-        lines = [line for line in errors.splitlines() if line.startswith("xmig: ")]
+            lines = program.lines()
+        assert (output, errors) == (f"{error} {error}\n", "")
+        # Each time that it asks: a line of its job's log, and one that its job is refused in the daemon's.
         assert len(lines) == 2
         assert all(said in line for line in lines), lines
         log = [line for line in (Path(folder) / "xmigd.log").read_text().splitlines() if "program refused" in line]

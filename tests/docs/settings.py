@@ -25,6 +25,7 @@ OTHERS = {
     "XMIG_CLIENT_CERT": ("xmigctl", "PEM file with the certificate that it shows, and its key (`--client-cert`)"),
     "XMIG_JOB": ("the shim", "the job that a program belongs to, ID:TOKEN; `xmigctl run` sets it"),
     "XMIG_SOCKET": ("the shim", "the daemon's client.sock; `xmigctl run` sets it"),
+    "XMIG_STDERR": ("the shim", "device and inode of the standard error of `xmigctl run`, which sets it"),
     "XMIG_WITHOUT_DAEMON": (
         "the shim",
         "`native`: without a daemon this machine's own driver answers; by default the program hears of no GPU",

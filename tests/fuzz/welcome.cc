@@ -119,9 +119,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const size_t before = open_descriptors();
   std::thread daemon([&] {
-    const ipc::UniqueFd client(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    ipc::ClientHello hello;
-    ipc::receive_message(client.get(), std::as_writable_bytes(std::span(&hello, 1)));
+    ipc::UniqueFd client;
+    ipc::ClientHello hello{};
+    do {  // what an earlier input made the client say comes on a connection of its own
+      client = ipc::UniqueFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      hello = {};
+      ipc::receive_message(client.get(), std::as_writable_bytes(std::span(&hello, 1)));
+    } while (hello.magic != ipc::kHandshakeMagic);
     if (!bytes.empty()) ipc::send_message(client.get(), bytes, fds);
   });
   if (shape & kReattach) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ def commands(node: Node, program: Program) -> list[str]:
 
 
 def test_devices_are_the_drivers(daemon: Node, native_dir: Path) -> None:
-    _, nvml = find_shims(native_dir)
+    nvml = find_shims(native_dir)[1]
     program = start(daemon, PROGRAMS / "devices.py", environment={"NVML_SHIM": str(nvml.resolve())})
     assert harness.output(program) == "devices 2\n"
 
@@ -74,8 +75,13 @@ def test_a_program_without_devices_takes_no_server(daemon: Node) -> None:
 
 def test_without_a_daemon(daemon: Node) -> None:
     code = INIT + "print(pynvml.nvmlSystemGetCudaDriverVersion() > 0); pynvml.nvmlDeviceGetCount()"
-    program = start(daemon, "-c", code, environment={"XMIG_SOCKET": "/no/such/socket"})
-    out, err = program.process.communicate(timeout=60)
-    assert out == "True\n"
+    reading, writing = os.pipe()
+    status = os.fstat(writing)
+    environment = {"XMIG_SOCKET": "/no/such/socket", "XMIG_STDERR": f"{status.st_dev}:{status.st_ino}"}
+    program = daemon.program([sys.executable, "-c", code], environment=environment, stderr=writing)
+    os.close(writing)
+    assert program.process.communicate(timeout=60)[0] == "True\n"
+    with open(reading) as said:
+        err = said.read()
     assert "no xmigd answers at /no/such/socket" in err
     assert "NVMLError_DriverNotLoaded" in err

@@ -6,17 +6,28 @@ import asyncio
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import TypeAdapter
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from xmigd.api.context import AnyCaller, BeforeId, Limit, Node, OperatingCaller, TheNode
-from xmigd.api.schemas import Armed, InjectRequest, JobExit, JobInfo, JobMade, JobRequest, StopAnswer
+from xmigd.api.context import AnyCaller, BeforeId, BeforeNumber, Id, Limit, Node, OperatingCaller, TheNode
+from xmigd.api.schemas import (
+    EXACT,
+    Armed,
+    InjectRequest,
+    JobExit,
+    JobInfo,
+    JobMade,
+    JobRequest,
+    LogLineInfo,
+    StopAnswer,
+)
 from xmigd.database import models, queries
 from xmigd.database.recorder import end_job, job_model
 from xmigd.errors import Forbidden, Invalid, NotFound
 from xmigd.events.records import publish_job, publish_job_end
+from xmigd.logs import repository as logs
 from xmigd.security.callers import Caller
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.exits import End
@@ -49,17 +60,17 @@ async def make_job(
         )  # fmt: skip
     supervisor = node.supervisor
     name = wanted.name or wanted.command.split(" ", 1)[0].rpartition("/")[2] or "job"
-    job, token = supervisor.make_job(
-        name=name, command=wanted.command, uid=caller.uid, device=wanted.device, visible=wanted.visible_devices,
-        hang_timeout=wanted.hang_timeout,
-    )  # fmt: skip
-    request.state.secret = True
     peer = request.state.peer
     runner = None
     if wanted.watch and peer is not None:
         pid = peer[0].pid
         runner = (pid, pidfds.start_time(pid))
-    model = job_model(job, runner)
+    job, token = supervisor.make_job(
+        name=name, command=wanted.command, uid=caller.uid, device=wanted.device, visible=wanted.visible_devices,
+        hang_timeout=wanted.hang_timeout, strict=wanted.strict, runner=runner,
+    )  # fmt: skip
+    request.state.secret = True
+    model = job_model(job)
     created_at = model.created_at
     await asyncio.wrap_future(node.writer.submit("jobs.add", lambda session: session.add(model)))
     supervisor.register_job(job)
@@ -69,8 +80,9 @@ async def make_job(
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
-        hang_timeout=job.hang_timeout, created_at=created_at, state="created", processes=0, faults=0, recoveries=0,
-        watched=runner is not None and supervisor.runners.tells, preload=":".join(map(str, node.shims)),
+        hang_timeout=job.hang_timeout, created_at=created_at, state="created", processes=0, strict=job.strict,
+        unprotected=0, faults=0, recoveries=0, watched=runner is not None and supervisor.runners.tells,
+        preload=":".join(map(str, node.shims)), library_path=str(node.settings.names_folder),
         environment={
             "XMIG_JOB": f"{job.id}:{token}",
             "XMIG_SOCKET": str(node.settings.client_socket),
@@ -108,6 +120,30 @@ def get_job(node: TheNode, caller: AnyCaller, job: JobId) -> JobInfo:
     stalls = [process.stall() for process in node.supervisor.processes_of(job)]
     info.expected_stall_ms = max((each.expected(now) / 1e6 for each in stalls if each is not None), default=None)
     return info
+
+
+@router.get("/{job}/logs", operation_id="list_log_lines")
+async def list_log_lines(
+    node: TheNode,
+    caller: AnyCaller,
+    job: JobId,
+    process: Id = None,
+    after: Annotated[int | None, Query(ge=0, le=EXACT, description="what followed this line")] = None,
+    before: BeforeNumber = None,
+    limit: Limit = 100,
+) -> list[LogLineInfo]:
+    """What xMIG has to say about a job, oldest first: the newest lines, or those before or after one. A job's last 1000
+    are kept."""
+    node.supervisor.collect_lines(job)
+
+    def read() -> list[LogLineInfo]:
+        with node.read() as session:
+            if not queries.jobs(session, job_id=job, owner=caller.owner):
+                raise NotFound(f"there is no job {job!r}", hint="xmigctl ps --all lists them")
+            rows = logs.page(session, job, after=after, before=before, process=process, limit=limit)
+            return [LogLineInfo.model_validate(row) for row in rows]
+
+    return await asyncio.to_thread(read)
 
 
 @router.delete("/{job}", operation_id="stop_job", status_code=202)

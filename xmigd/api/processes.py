@@ -27,6 +27,7 @@ FaultId = Annotated[int, Path(ge=0, lt=1 << 63)]
 def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
     """What the database knows, and what only the supervisor does."""
     info = ProcessInfo.model_validate(row)
+    info.protected = not info.unprotected
     live = node.supervisor.processes.get(info.id)
     if live is None:
         return info

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from xmigd.errors import ProcessLocation
 from xmigd.operations.repository import OperationState
+from xmigd.records import LogLevel, LogSource
 from xmigd.recovery.events import InjectKind, InjectPoint
 from xmigd.security.callers import Scope
 
@@ -98,6 +99,7 @@ class JobRequest(BaseModel):
     watch: bool = Field(
         default=False, description="the caller becomes or starts the job's program: with it the job ends (local only)"
     )
+    strict: bool = Field(default=False, description="end the job when one of its processes is not protected")
 
 
 JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]
@@ -131,6 +133,10 @@ class JobInfo(Answer):
     state: JobState
     processes: int = Field(description="that live")
     suspended: int = Field(default=0, description="of these")
+    strict: bool = Field(description="it ends when one of its processes is not protected")
+    unprotected: int = Field(
+        description="processes that have, or had, the genuine driver beside or instead of the shim"
+    )
     faults: int
     recoveries: int
     expected_stall_ms: float | None = Field(
@@ -146,6 +152,9 @@ class JobMade(JobInfo):
         description="variables, where its user has not set them: allocators that say what they free"
     )
     preload: str = Field(description="what LD_PRELOAD begins with")
+    library_path: str = Field(
+        description="what LD_LIBRARY_PATH begins with: a folder with nothing but the shims' names"
+    )
     watched: bool = Field(
         default=False,
         description="the daemon sees the caller's end, with its exit code; otherwise it is to be reported",
@@ -155,6 +164,15 @@ class JobMade(JobInfo):
 class StopAnswer(Answer):
     job: str
     signalled: int = Field(description="programs that were sent SIGTERM")
+
+
+class LogLineInfo(Answer):
+    id: int
+    process_id: str | None
+    at: float
+    source: LogSource = Field(description="program: the shim, in the program")
+    level: LogLevel
+    text: str = Field(description="one line; what a terminal or a browser would act upon is escaped")
 
 
 class InjectRequest(BaseModel):
@@ -173,6 +191,8 @@ class Armed(Answer):
 
 
 class ProcessInfo(Answer):
+    """Of one in state `unprotected` nothing is known but what /proc says: it has never come to xMIG."""
+
     id: str
     job_id: str
     job_name: str
@@ -183,6 +203,10 @@ class ProcessInfo(Answer):
     device: str
     state: str
     why: str
+    protected: bool = Field(
+        default=True, description="false: it has loaded the genuine driver, or opened a device itself"
+    )
+    unprotected: str = Field(description="why it is not protected; empty: it is")
     server_pid: int | None
     standby: str | None = None
     standby_preloaded: bool = Field(default=False, description="has it loaded the modules that a recovery will need?")

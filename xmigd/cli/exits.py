@@ -21,6 +21,7 @@ class Exit(IntEnum):
     CANCELLED = 7
     NOT_OVER = 8
     NOT_ALLOWED = 9
+    NOT_PROTECTED = 10
     NOT_EXECUTABLE = 126
     NO_PROGRAM = 127
 
@@ -36,6 +37,7 @@ MEANINGS = {
     Exit.CANCELLED: "the operation was cancelled",
     Exit.NOT_OVER: "the operation goes on: time was up, or Ctrl-C detached from it",
     Exit.NOT_ALLOWED: "not permitted: another user's job, a token without this scope, no token",
+    Exit.NOT_PROTECTED: "`run --strict`: a process of the job had the genuine driver; the job was ended",
     Exit.NOT_EXECUTABLE: "`run`: the program cannot be started",
     Exit.NO_PROGRAM: "`run`: there is no such program",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,23 +56,33 @@ def run(
             help="without progress for so long, its kernel counts as hung; 0: never; default: the daemon's setting",
         ),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="end the job, with exit code 10, when it gets at the genuine driver")
+    ] = False,
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
     from xmigd.cli.launch import become, wait_for
 
-    shown = shlex.join(command)[:4096]
-    body = {"name": name, "command": shown, "device": device, "hang_timeout": hang_timeout, "watch": True}
+    shown = _readable(shlex.join(command))[:4096]
+    body: dict[str, Any] = {
+        "name": None if name is None else _readable(name), "command": shown, "device": device,
+        "hang_timeout": hang_timeout, "watch": True, "strict": strict,
+    }  # fmt: skip
     inherited = dict(os.environ)
+    inherited.pop("XMIG_STDERR", None)
     if device is not None:
         inherited.pop("CUDA_VISIBLE_DEVICES", None)
     elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
         body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
     client = connect()
     job = client.post("/v1/jobs", body)
-    preload = inherited.get("LD_PRELOAD")
     defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job["defaults"]
     environment = defaults | inherited | job["environment"]
-    environment["LD_PRELOAD"] = f"{job['preload']}:{preload}" if preload else job["preload"]
+    for variable, ours in (("LD_PRELOAD", job["preload"]), ("LD_LIBRARY_PATH", job["library_path"])):
+        theirs = inherited.get(variable)
+        environment[variable] = f"{ours}:{theirs}" if theirs else ours
+    if (stderr := _own_stderr()) is not None:
+        environment["XMIG_STDERR"] = stderr
     where = place()
     if where.is_on("job_scopes") and scope.has_a_bus():
         _configure_log(where)
@@ -86,9 +96,18 @@ def run(
             client.post(path, {"exit_code": os.WEXITSTATUS(status)})
 
     try:
+        if strict:
+            from xmigd.cli.strict import run_strictly
+
+            code = run_strictly(command, environment, client, job["id"])
+            with contextlib.suppress(XmigError):
+                report(code << 8)
+            raise typer.Exit(code)
         if job["watched"]:
             become(command, environment)
         wait_for(command, environment, report)
+    except CommandError as failure:
+        error = failure
     except FileNotFoundError:
         error = CommandError(f"there is no program {command[0]!r}", exit_code=Exit.NO_PROGRAM)
     except OSError as failure:
@@ -104,6 +123,20 @@ def _configure_log(where: Place) -> None:
 
     level = str(where.values.get("log_level", "info"))
     log.configure(level if level in ("debug", "info", "warning", "error") else "info")
+
+
+def _own_stderr() -> str | None:
+    """The file that is this command's standard error, for the shim: is the program's descriptor 2 still the same?"""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return None
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def _readable(words: str) -> str:
+    """Bytes of the command line that are not UTF-8, as \\xff and the like: the program gets them as they are."""
+    return os.fsencode(words).decode(errors="backslashreplace")
 
 
 def ps(
@@ -129,8 +162,14 @@ def ps(
         if rows and name not in rows[0]:
             del columns[name]
     if output is Output.table:
-        rows = [row | {"exit": exit_text(row)} for row in with_jobs(rows)]
+        rows = [row | {"exit": exit_text(row), "state": _state(row)} for row in with_jobs(rows)]
     show(rows, output, columns, "nothing runs under xMIG", optional=LESS_ASKED_FOR)
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row.get("protected", True):
+        return str(row["state"])
+    return "not protected" if row["state"] == "unprotected" else f"{row['state']}, not protected"
 
 
 @group.command("list")

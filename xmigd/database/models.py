@@ -51,6 +51,7 @@ class Job(Base):
     registered: Mapped[bool]
     token_hash: Mapped[str | None] = mapped_column(String(64))
     hang_timeout: Mapped[float | None]  # seconds; null: the daemon's setting
+    strict: Mapped[bool] = mapped_column(default=False, server_default=false())  # it ends when it is not protected
     stopped: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
     runner_pid: Mapped[int | None]  # the program with which it ends; null: it ends with the last of its processes
@@ -80,10 +81,26 @@ class Process(Base):
     server_start_time: Mapped[int | None]
     location: Mapped[str] = mapped_column(String(16), default="device")
     generation: Mapped[int] = mapped_column(default=0)
+    unprotected: Mapped[str] = mapped_column(Text, default="", server_default="")  # why; empty: it is protected
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
     exit_code: Mapped[int | None]  # null: not known, or a signal ended it
     exit_signal: Mapped[int | None]
+
+
+class LogLine(Base):
+    """What somebody has to say about a job; the newest of each job are kept."""
+
+    __tablename__ = "log_lines"
+    __table_args__ = (Index(None, "job_id", "id"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    process_id: Mapped[str | None] = mapped_column(String(32))
+    at: Mapped[float]
+    source: Mapped[str] = mapped_column(String(8))  # program, server, xmigd
+    level: Mapped[str] = mapped_column(String(8))
+    text: Mapped[str] = mapped_column(Text)  # harmless: xmigd.logs.text
 
 
 class JournalSegment(Base):

@@ -18,7 +18,7 @@ _SORTS: dict[MigrationSort, tuple[ColumnElement[Any], ...]] = {
     "downtime": (func.coalesce(Migration.downtime_ms, -1), Migration.number.expression),
     "copied": (func.coalesce(Migration.processed_bytes, -1), Migration.number.expression),
 }
-LIVE = ("starting", "running", "recovering", "suspended", "losing", "draining")
+LIVE = ("starting", "running", "recovering", "suspended", "losing", "draining", "unprotected")
 
 
 def _count(model: type[Fault] | type[Recovery]) -> ScalarSelect[int]:
@@ -55,12 +55,18 @@ def jobs(
     of_jobs = select(Process.job_id, Process.state, func.count()).where(Process.job_id.in_(ids))
     for its_job, state, count in session.execute(of_jobs.group_by(Process.job_id, Process.state)):
         states.setdefault(its_job, {})[state] = count
+    holders = select(Process.job_id, func.count()).where(Process.job_id.in_(ids), Process.unprotected != "")
+    unprotected: dict[str, int] = {row[0]: row[1] for row in session.execute(holders.group_by(Process.job_id))}
     faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
     last = select(Process.job_id, func.max(Process.ended_at)).where(Process.job_id.in_(ids)).group_by(Process.job_id)
     ended = {row[0]: row[1] for row in session.execute(last)}
     return [
         _job(row, states.get(row.id, {}), ended.get(row.id))
-        | {"faults": faults.get(row.id, 0), "recoveries": recoveries.get(row.id, 0)}
+        | {
+            "unprotected": unprotected.get(row.id, 0),
+            "faults": faults.get(row.id, 0),
+            "recoveries": recoveries.get(row.id, 0),
+        }
         for row in rows
     ]
 
@@ -93,7 +99,7 @@ def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]
         "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
         "processes": live, "suspended": states.get("suspended", 0), "ended_at": ended_at,
         "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
-        "exit_code": row.exit_code, "exit_signal": row.exit_signal,
+        "exit_code": row.exit_code, "exit_signal": row.exit_signal, "strict": row.strict,
     }  # fmt: skip
 
 

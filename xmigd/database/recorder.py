@@ -18,22 +18,22 @@ from xmigd.database import models
 from xmigd.database.writer import Writer
 from xmigd.devices.header import Description, descriptions
 from xmigd.devices.names import devices_of
+from xmigd.logs import repository as logs
 from xmigd.migration.events import Kind, Location, MigrationRecord, Path, Phase
-from xmigd.records import JobRow, LiveProcess, ProcessRow
+from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 from xmigd.supervisor.process import Process
 
 FINAL = ("lost", "ended")
+UNPROTECTED = "unprotected"  # it has never come to us
 SEGMENTS_KEPT = 1000
 PHASES = ("standby_ready", "mapped", "restored", "redone", "resumed")
 
 
-def job_model(job: JobRow, runner: tuple[int, int] | None = None) -> models.Job:
-    """`runner`: pid and start of the program with which it ends."""
-    pid, started = runner or (None, None)
-    return models.Job(**asdict(job), created_at=time.time(), runner_pid=pid, runner_start=started)
+def job_model(job: JobRow) -> models.Job:
+    return models.Job(**asdict(job), created_at=time.time())
 
 
 def end_job(session: Session, job: str, end: End, at: float) -> None:
@@ -73,12 +73,31 @@ class DatabaseRecords:
         statement = statement.values(exit_code=end.code, exit_signal=end.signal)
         self._writer.record("processes.end", lambda session: session.execute(statement))
 
+    def log_line(self, line: LogLine) -> None:
+        self._writer.record("logs.add", lambda session: logs.add(session, line))
+
     def process_started(self, process: ProcessRow) -> None:
         values = {
             **asdict(process), "state": "starting", "why": "a program has connected", "started_at": time.time(),
         }  # fmt: skip
         values["job_id"] = values.pop("job")
         self._writer.record("processes.start", lambda session: session.execute(insert(models.Process).values(**values)))
+
+    def unprotected_process(self, process: ProcessRow, why: str) -> None:
+        values = {
+            **asdict(process), "state": UNPROTECTED, "why": why, "unprotected": why, "started_at": time.time(),
+        }  # fmt: skip
+        values["job_id"] = values.pop("job")
+        statement = insert(models.Process).values(**values)
+        self._writer.record("processes.unprotected", lambda session: session.execute(statement))
+
+    def process_unprotected(self, process: ProcessRow, why: str) -> None:
+        statement = update(models.Process).where(models.Process.id == process.id).values(unprotected=why)
+        self._writer.record("processes.unprotected", lambda session: session.execute(statement))
+
+    def job_stopped(self, job: str) -> None:
+        statement = update(models.Job).where(models.Job.id == job).values(stopped=True)
+        self._writer.record("jobs.stop", lambda session: session.execute(statement))
 
     def process_moved(self, process: str, pid: int, start_time: int) -> None:
         statement = update(models.Process).where(models.Process.id == process).values(pid=pid, start_time=start_time)
@@ -212,7 +231,7 @@ def live_processes(session: Session) -> list[LiveProcess]:
     rows = session.execute(
         select(models.Process, models.Job)
         .join(models.Job, models.Process.job_id == models.Job.id)
-        .where(models.Process.state.not_in((*FINAL, "native")))
+        .where(models.Process.state.not_in((*FINAL, "native", UNPROTECTED)))
     )
     for process, job in rows:
         faults = session.scalars(select(models.Fault.number).where(models.Fault.process_id == process.id)).all()
@@ -231,6 +250,28 @@ def live_processes(session: Session) -> list[LiveProcess]:
             )
         )  # fmt: skip
     return found
+
+
+def unprotected_processes(session: Session) -> list[tuple[ProcessRow, JobRow]]:
+    """Those that the last daemon had found, and whose end it has not seen."""
+    query = select(models.Process, models.Job).join(models.Job, models.Process.job_id == models.Job.id)
+    rows = session.execute(query.where(models.Process.state == UNPROTECTED))
+    return [
+        (
+            ProcessRow(
+                id=process.id, job=process.job_id, pid=process.pid, start_time=process.start_time, uid=process.uid,
+                gid=process.gid, command=process.command, device=process.device,
+            ),
+            job_row(job),
+        )
+        for process, job in rows
+    ]  # fmt: skip
+
+
+def launched_jobs(session: Session) -> list[JobRow]:
+    """Whose runners may still be there."""
+    query = select(models.Job).where(models.Job.runner_pid.is_not(None), ~models.Job.stopped)
+    return [job_row(job) for job in session.scalars(query.order_by(models.Job.created_at.desc()).limit(1000))]
 
 
 def _under_way(session: Session, process: str) -> MigrationRecord | None:
@@ -253,7 +294,8 @@ def _under_way(session: Session, process: str) -> MigrationRecord | None:
 def job_row(job: models.Job) -> JobRow:
     return JobRow(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=job.registered,
-        token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout,
+        token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout, strict=job.strict,
+        runner_pid=job.runner_pid, runner_start=job.runner_start,
     )  # fmt: skip
 
 

@@ -127,11 +127,13 @@ class Node:
             "/v1/jobs",
             {"name": name, "command": " ".join(words)[:4096], "device": device, "hang_timeout": hang_timeout},
         )
+        theirs = self.environment.get("LD_LIBRARY_PATH")
+        path = job["library_path"] + (f":{theirs}" if theirs else "")
         variables = (
             job["defaults"]
             | self.environment
             | job["environment"]
-            | {"LD_PRELOAD": job["preload"]}
+            | {"LD_PRELOAD": job["preload"], "LD_LIBRARY_PATH": path}
             | dict(environment or {})
         )
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True} | options
@@ -178,6 +180,12 @@ class Program:
     def faults(self) -> list[dict[str, Any]]:
         """Its faults, oldest first."""
         return list(reversed(self.node.client.get("/v1/faults", job=self.job, limit=1000)))
+
+    def lines(self, *sources: str) -> list[str]:
+        """Its job's log, oldest first: what these have said, otherwise the program and the daemon, but not its
+        servers."""
+        lines = self.node.client.get(f"/v1/jobs/{self.job}/logs", limit=1000)
+        return [str(line["text"]) for line in lines if line["source"] in (sources or ("program", "xmigd"))]
 
     def position(self) -> int:
         """The last record that is known to be executed: that of the last cut. 0 before the first."""

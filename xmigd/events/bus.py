@@ -32,7 +32,7 @@ logger = log.get("events")
 EventType = Literal[
     "process.state", "process.location", "fault", "fault.acknowledged", "recovery", "cut", "operation.created",
     "operation.progress", "operation.ended", "device.changed", "breaker.changed", "policy.changed", "job.created",
-    "job.ended", "job.exited", "audit", "events.lost",
+    "job.ended", "job.exited", "process.unprotected", "log", "audit", "events.lost",
 ]  # fmt: skip
 
 BETWEEN_DELIVERIES = 0.05  # seconds: what happens closer together travels together

@@ -10,12 +10,13 @@ from xmigd.breaker import Breaker
 from xmigd.events.bus import Bus
 from xmigd.metrics.counts import Counts
 from xmigd.migration.events import MigrationRecord
-from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
+from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow, Records
 from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 
 BETWEEN_CUTS = 1.0  # seconds between two events of one process's cuts
+BETWEEN_LINES = 0.5  # and of one job's log
 OVER = ("lost", "ended")
 
 
@@ -23,14 +24,22 @@ class PublishingRecords:
     """xmigd.records.Records around another one."""
 
     def __init__(
-        self, records: Records, bus: Bus, live: Iterable[LiveProcess] = (), *, counts: Counts, breaker: Breaker
+        self,
+        records: Records,
+        bus: Bus,
+        live: Iterable[LiveProcess] = (),
+        *,
+        counts: Counts,
+        breaker: Breaker,
+        unprotected: Iterable[ProcessRow] = (),
     ) -> None:
         self._records = records
         self._bus = bus
         self._counts = counts
         self._breaker = breaker
-        self._job_of = {each.row.id: each.row.job for each in live}
+        self._job_of = {each.row.id: each.row.job for each in live} | {row.id: row.job for row in unprotected}
         self._cut_at: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         # Processes with a fault of their device's, and the record of it, until it turns out whose it was.
         self._of_device: dict[str, int] = {}
         self.device_faulted: Callable[[str], None] = lambda process: None  # it was the device's: the program went on
@@ -47,10 +56,34 @@ class PublishingRecords:
     def process_ended(self, process: str, end: End) -> None:
         self._records.process_ended(process, end)
 
+    def log_line(self, line: LogLine) -> None:
+        self._records.log_line(line)
+        now = time.monotonic()
+        if now - self._logged_at.get(line.job, 0.0) >= BETWEEN_LINES:
+            self._logged_at[line.job] = now
+            data = {"source": line.source, "level": line.level, "text": line.text}
+            self._bus.publish("log", "job", line.job, line.job, data, durable=False)
+
     def process_started(self, process: ProcessRow) -> None:
         self._records.process_started(process)
         self._job_of[process.id] = process.job
         self._publish_state(process.id, "starting", "a program has connected")
+
+    def unprotected_process(self, process: ProcessRow, why: str) -> None:
+        self._records.unprotected_process(process, why)
+        self._job_of[process.id] = process.job
+        self._publish_unprotected(process, why)
+
+    def process_unprotected(self, process: ProcessRow, why: str) -> None:
+        self._records.process_unprotected(process, why)
+        self._publish_unprotected(process, why)
+
+    def _publish_unprotected(self, process: ProcessRow, why: str) -> None:
+        data = {"pid": process.pid, "command": process.command, "why": why}
+        self._bus.publish("process.unprotected", "process", process.id, process.job, data)
+
+    def job_stopped(self, job: str) -> None:
+        self._records.job_stopped(job)
 
     def process_moved(self, process: str, pid: int, start_time: int) -> None:
         self._records.process_moved(process, pid, start_time)
@@ -69,6 +102,7 @@ class PublishingRecords:
             job = self._job_of.pop(process, None)
             if job is not None and job not in self._job_of.values():
                 self._counts.job_over(job)
+                self._logged_at.pop(job, None)
                 self._bus.publish("job.ended", "job", job, job, {"why": why})
 
     def server_assigned(self, process: str, pid: int, start_time: int, generation: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,8 @@ VERSION = 1
 JOB_DEVICES, NAMED, EVERY = range(3)  # Visibility
 HELLO = struct.Struct("=IIII64s256sI508s")
 BEFORE_VISIBILITY = struct.Struct("=IIII64s256s").size  # bytes of a hello that an earlier libcuda.so.1 sends
+NOTICE_MAGIC = 0x544E4D58  # "XMNT"
+NOTICE = struct.Struct("=II64s1016s")
 WELCOME = struct.Struct("=IIiI64s512s")
 
 
@@ -53,6 +56,19 @@ def parse_hello(data: bytes) -> ClientHello:
         raise ProtocolError(f"there is no visibility {visibility}")
     wanted: str | Literal[True] | None = _text(visible) if visibility == NAMED else None
     return ClientHello(bool(reattach), _text(job), _text(command), True if visibility == EVERY else wanted)
+
+
+def parse_notice(data: bytes) -> tuple[str, str] | None:
+    """A line for a job's log: $XMIG_JOB and the text. None: it is something else. What is wrong with it is left out."""
+    if len(data) != NOTICE.size or int.from_bytes(data[:4], sys.byteorder) != NOTICE_MAGIC:
+        return None
+    _, _, job, text = NOTICE.unpack(data)
+    return _text(job), text.partition(b"\0")[0].decode(errors="replace")
+
+
+def pack_notice(job: str, text: str) -> bytes:
+    """What libcuda.so.1 sends; for tests."""
+    return NOTICE.pack(NOTICE_MAGIC, VERSION, job.encode(), _cut(text, 1015))
 
 
 def pack_hello(job: str = "", command: str = "", *, reattach: bool = False, visible: str | None = None) -> bytes:

@@ -21,13 +21,22 @@ def hash_token(token: str) -> str:
 
 
 def new_job(
-    *, name: str, command: str, uid: int, device: str | None, registered: bool, hang_timeout: float | None = None
+    *,
+    name: str,
+    command: str,
+    uid: int,
+    device: str | None,
+    registered: bool,
+    hang_timeout: float | None = None,
+    strict: bool = False,
+    runner: tuple[int, int] | None = None,
 ) -> tuple[JobRow, str]:
     """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
     token = secrets.token_hex(12)
     job = JobRow(
         id=new_id(), name=name, command=command, uid=uid, device=device, registered=registered,
-        token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout,
+        token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout, strict=strict,
+        runner_pid=None if runner is None else runner[0], runner_start=None if runner is None else runner[1],
     )  # fmt: skip
     return job, token
 

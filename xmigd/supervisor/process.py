@@ -13,8 +13,9 @@ from pathlib import Path
 from xmigd import log
 from xmigd.devices.header import Stall, stall
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
+from xmigd.logs.log import JobLog
 from xmigd.migration import events as v
-from xmigd.records import JobRow, ProcessRow, Records
+from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.recovery import events as e
 from xmigd.recovery.core import Limits
 from xmigd.recovery.machine import Machine
@@ -49,6 +50,7 @@ class Process:
         snapshot_cost: float,
         stall_at: int,
         records: Records,
+        job_log: JobLog,
         admit: Callable[[Process], None],
         refuse: Callable[[Process, int, str], None],
         finished: Callable[[Process], None],
@@ -58,6 +60,7 @@ class Process:
         cut_committed: Callable[[Process, m.Cut], None],
         faults: int = 0,
         recoveries: int = 0,
+        unprotected: str = "",
     ) -> None:
         self.row = row
         self.job = job
@@ -67,6 +70,7 @@ class Process:
         self.generation = 0
         self.last_cut: m.Cut | None = None
         self.cut_ms = 0.0  # that its cuts have kept it waiting, all together
+        self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._pidfd: Fd | None = pidfd
@@ -74,6 +78,7 @@ class Process:
         self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
         self._stall_at = stall_at  # where the journal has the expected stall
         self.records = records
+        self.job_log = job_log
         self._admit = admit
         self._refuse = refuse
         self._finished = finished
@@ -286,6 +291,7 @@ class Process:
             raise NotFound(f"there is no process {pid}") from None
         if pidfds.owner(pid) != self.row.uid:
             raise Forbidden(f"process {pid} is not this program: it belongs to another user")
+        self._close_log()
         before, self.memory = self.memory, restored_memory(pid, self.memory)
         self.keep_all(self.fd_store.next_change(self.memory) - 1)  # its server waits
         close_all(before.shared)
@@ -307,6 +313,14 @@ class Process:
         else:
             self.tell(e.StopRequested(t=now(), reason=why))
 
+    def collect_lines(self) -> None:
+        """What its program has said goes into the job's log."""
+        if self.memory is not None:
+            self.job_log.collect(self.job, self.row.id, self.memory.journal.fileno())
+
+    def _note(self, text: str, *, source: LogSource = "xmigd", level: LogLevel = "info") -> None:
+        self.job_log.line(self.job, text, source=source, level=level, process=self.row.id)
+
     async def spawned(self) -> None:
         """Every server that is being started has been, or has failed."""
         await asyncio.gather(*self._tasks)
@@ -322,6 +336,7 @@ class Process:
         self._close_client()
         self._close_handles()
         self.moving.leave()
+        self._close_log()
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
@@ -429,6 +444,8 @@ class Process:
             case m.Log():
                 level = "warning" if message.level == "warning" else message.level
                 getattr(self._log, level)("server says", server=number, text=message.text)
+                if message.level in ("warning", "error"):  # "info" comes with each call that fails
+                    self._note(message.text, source="server", level=message.level)
             case m.Paused() | m.Continued():
                 self._log.info(f"server {message.type}", position=message.position)
                 if has_process:
@@ -459,6 +476,7 @@ class Process:
                 self._admit(self)
             case e.Refuse():
                 self._log.warning("program refused", error=instruction.error, why=instruction.message)
+                self._note(f"xmigd refused this process: {instruction.message}", level="error")
                 self._refuse(self, instruction.error, instruction.message)
             case e.SignalClient():
                 self._log.info("signalling the program", signal=instruction.signal, why=instruction.why)
@@ -474,6 +492,8 @@ class Process:
             case e.SaveState():
                 self._log.info(f"process {instruction.state}", why=instruction.why)
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
+                if instruction.state == "lost":
+                    self._note(f"the process is lost: {instruction.why}", level="error")
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():
@@ -572,9 +592,14 @@ class Process:
         close_all(handle.fd for handle in self.handles.values())
         self.handles.clear()
 
+    def _close_log(self) -> None:
+        self.collect_lines()
+        self.job_log.over(self.row.id)
+
     def _release(self) -> None:
         self._close_handles()
         self.moving.release()
+        self._close_log()
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from xmigd import log
 from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
+from xmigd.logs.log import JobLog
 from xmigd.migration import events as v
 from xmigd.migration.machine import MoveLimits
 from xmigd.native import SERVER, Layout
@@ -34,17 +35,20 @@ from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.channel import Peer, Received, peer_pidfd
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import Fd, JobMemory, close_all
-from xmigd.supervisor.handshake import ClientHello, pack_welcome, parse_hello
+from xmigd.supervisor.guard import Guard
+from xmigd.supervisor.handshake import ClientHello, pack_welcome, parse_hello, parse_notice
 from xmigd.supervisor.host_pool import HostPool, in_host_memory
 from xmigd.supervisor.jobs import check_membership, choose_device, new_id, new_job, resolve_device
 from xmigd.supervisor.listeners import Listener
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
 from xmigd.supervisor.server import Server, ServerProgram
+from xmigd.supervisor.unprotected import Watch
 
 logger = log.get("supervisor")
 
 MAX_DEVICES = 8  # of one program: journal::kMaxDevices
+BETWEEN_LINES = 0.5  # seconds until a line that a program said is in its job's log
 STOP_PATIENCE = 10.0  # seconds that a recovery under way may take when the daemon stops
 FindJob = Callable[[str], JobRow | None]
 
@@ -61,6 +65,7 @@ class Supervisor:
         fd_store: FdStore,
         keeper: Keeper | None = None,
         tells_ends: bool = False,
+        unprotected: Iterable[tuple[ProcessRow, JobRow]] = (),
     ) -> None:
         self._settings = settings
         self._layout = layout
@@ -68,6 +73,7 @@ class Supervisor:
         self._records = records
         self._find_job = find_job
         self._keeper = keeper
+        self.job_log = JobLog(records, layout)
         self._loop = asyncio.get_running_loop()
         self._limits = Limits(
             max_attempts=settings.max_attempts,
@@ -114,12 +120,20 @@ class Supervisor:
         )
         self._control = Listener(settings.control_socket, self._adopter.first)
         self._clients = Listener(settings.client_socket, self._client_came)
+        self.guard = Guard(
+            watch=Watch(frozenset({str(program.native_dir), str(program.native_dir / "shim")})), records=records,
+            job_log=self.job_log, processes=self.processes, known=unprotected, stop_job=self.stop_job,
+            grace=settings.stop_grace,
+        )  # fmt: skip
+        for process in live:
+            self.guard.add(process.job)
+        self._collecting = self._loop.call_later(BETWEEN_LINES, self._collect_lines)
 
     # --- what the API asks ------------------------------------------------------------------------------------------
 
     def make_job(
         self, *, name: str, command: str, uid: int, device: str | None, visible: str | None = None,
-        hang_timeout: float | None = None,
+        hang_timeout: float | None = None, strict: bool = False, runner: tuple[int, int] | None = None,
     ) -> tuple[JobRow, str]:  # fmt: skip
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
         `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
@@ -129,7 +143,10 @@ class Supervisor:
             resolve_device(device, self._settings.device_names)
         elif visible is not None:
             device = self._visible(visible, None)
-        return new_job(name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout)
+        return new_job(
+            name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout,
+            strict=strict, runner=runner,
+        )  # fmt: skip
 
     def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
         """What an operator wants. A process that runs keeps its bound, cost and timeout: its server has them."""
@@ -141,6 +158,7 @@ class Supervisor:
 
     def register_job(self, job: JobRow) -> None:
         self._jobs[job.id] = job
+        self.guard.add(job)
 
     def processes_of(self, job: str) -> list[Process]:
         return [process for process in self.processes.values() if process.job.id == job]
@@ -181,10 +199,21 @@ class Supervisor:
                 use[name] = use.get(name, 0) + 1
         return use
 
+    def collect_lines(self, job: str | None = None) -> None:
+        """What programs have said until now goes into their jobs' logs."""
+        for process in list(self.processes.values()):
+            if job is None or process.job.id == job:
+                process.collect_lines()
+
+    def _collect_lines(self) -> None:
+        self._collecting = self._loop.call_later(BETWEEN_LINES, self._collect_lines)
+        self.collect_lines()
+
     async def stop(self) -> None:
         """Leave: no more programs are let in, recoveries under way are finished, servers stay with their programs."""
         self._clients.close()
         self.runners.close()
+        self._collecting.cancel()
         for process in [p for p in self.processes.values() if p.state == "starting"]:
             process.tell(e.ClientExited(t=now(), reason="xmigd is stopping"))
         recovering = [p for p in self.processes.values() if p.state == "recovering"]
@@ -206,6 +235,10 @@ class Supervisor:
 
     def _client_came(self, sock: socket.socket, peer: Peer, received: Received) -> None:
         close_all(received.fds)
+        if (notice := parse_notice(received.data)) is not None:
+            self._note_came(sock, peer, *notice)
+            return
+        hello = None
         try:
             hello = parse_hello(received.data)
             if hello.reattach:
@@ -219,10 +252,29 @@ class Supervisor:
                 status = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
             elif error.code == "no_such_device":
                 status = 100  # CUDA_ERROR_NO_DEVICE
+            self._note_refusal(peer, hello, str(error))
             answer(sock, status, message=str(error))
         except OSError as error:
             logger.error("program refused", pid=peer.pid, uid=peer.uid, why=error.strerror)
+            self._note_refusal(peer, hello, _shortage(error))
             answer(sock, CUDA_ERROR_OUT_OF_MEMORY, message=_shortage(error))
+
+    def _note_came(self, sock: socket.socket, peer: Peer, job: str, text: str) -> None:
+        """A line of a process that shares no journal with us."""
+        sock.close()
+        try:
+            row = self._named_job(job, peer)
+        except XmigError as error:
+            logger.debug("a line of no job", pid=peer.pid, uid=peer.uid, why=str(error))
+            return
+        if row is not None:
+            self.job_log.line(row, text, source="program")
+
+    def _note_refusal(self, peer: Peer, hello: ClientHello | None, why: str) -> None:
+        with contextlib.suppress(XmigError):
+            job = None if hello is None or hello.reattach else self._named_job(hello.job, peer)
+            if job is not None:
+                self.job_log.line(job, f"xmigd refused this process: {why}", source="xmigd", level="error")
 
     def _start(self, sock: socket.socket, peer: Peer, hello: ClientHello) -> None:
         if os.geteuid() not in (0, peer.uid):
@@ -253,9 +305,16 @@ class Supervisor:
             name = os.path.basename(hello.command.split(" ", 1)[0]) or f"pid {peer.pid}"
             job, _ = new_job(name=name, command=hello.command, uid=peer.uid, device=None, registered=False)
             return job
-        name, _, token = hello.job.partition(":")
-        job_row = self._jobs.get(name) or self._find_job(name)
-        return check_membership(job_row, name, token, peer.uid)
+        named = self._named_job(hello.job, peer)
+        assert named is not None
+        return named
+
+    def _named_job(self, given: str, peer: Peer) -> JobRow | None:
+        """Of $XMIG_JOB; None: it was not set. Raises XmigError: the process may not join that job."""
+        if not given:
+            return None
+        name, _, token = given.partition(":")
+        return check_membership(self._jobs.get(name) or self._find_job(name), name, token, peer.uid)
 
     def _visible(self, text: str | Literal[True], job_device: str | None) -> str:
         """The devices that $CUDA_VISIBLE_DEVICES names; True: all that it could name. Raises XmigError: none."""
@@ -290,7 +349,7 @@ class Supervisor:
         return Process(
             row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
-            records=self._records, admit=self._admit, refuse=self._refuse,
+            records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
             host_pool=self.host_pool, cut_committed=self._keep, fd_store=self._fd_store,
             faults=faults, recoveries=recoveries,

@@ -16,6 +16,7 @@ PATHS = {
     "cordon": "patch /v1/devices/{}",
     "drain": "/v1/devices/{}:drain",
     "events": "/v1/events",
+    "logs": "/v1/jobs/{}/logs",
     "migrations": "/v1/migrations",
     "plans": "/v1/migration-plans",
     "operations": "/v1/operations",

@@ -20,6 +20,7 @@ router = APIRouter()
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 Which = Annotated[Literal["live", "suspended", "all"], Query()]
 LISTED = 100
+LINES = 100  # of a job's log, on its page
 
 
 @router.get("/jobs")
@@ -46,9 +47,10 @@ async def one_job(page: ThePage, job: Id) -> Response:
         ("/v1/recoveries", {"job": job, "limit": 20}), "/v1/devices",
     )  # fmt: skip
     measured = await _measured(page, processes[0]) if processes else []
+    lines = await page.api.get_or([], f"/v1/jobs/{job}/logs", limit=LINES) if page.front.features.logs else []
     return await page.show(
         "job.html", job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
-        charts=charts(measured), charted=processes[0] if processes else None, devices=devices,
+        charts=charts(measured), charted=processes[0] if processes else None, devices=devices, lines=lines,
     )  # fmt: skip
 
 
