@@ -85,8 +85,9 @@ def test_a_child_with_an_environment_of_its_own(run: Callable[..., Running], nod
     assert f"process {pid} " in line["text"]
     assert row["unprotected"] in line["text"]
     shown = subprocess.run(
-        [sys.executable, "-m", "xmigd.cli", "ps"], env=node.environment, capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-m", "xmigd.cli", "ps"], env=node.environment | {"COLUMNS": "240"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
     assert "not protected" in shown.stdout
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: running.job()["state"] == "ended", "its end is seen")
