@@ -133,7 +133,7 @@ def test_shrinks_to_what_it_takes(native_dir: Path, kernels: Path) -> None:
 def test_a_kept_program_is_run_again(native_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "program.json"
     path.write_text(generate(3, 1).text())
-    command = [sys.executable, "-m", "tests.differential", "--replay", path, "--out", tmp_path]
+    command = [sys.executable, "-m", "tests.differential", "--replay", str(path), "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "under xMIG: no difference\n"), done.stderr
 

@@ -1,5 +1,5 @@
-"""What is in order without an event of the program's: launches of one executable graph, and copies from registered memory
-that a host function writes."""
+"""What is in order without an event of the program's: launches of one executable graph, and copies from registered
+memory that a host function writes."""
 
 import ctypes
 import mmap
