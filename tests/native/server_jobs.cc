@@ -404,19 +404,23 @@ void cuts_go_with_kernels() {
   CHECK(job.counters().recoveries == 1);
 }
 
-// Work in a stream of the second device, while the first is current: each device's memory is hashed in a stream of its own. A
-// kernel may not be there, as it is natively, a graph may.
+// Work in a stream of the second device, while the first is current: each device's memory is hashed in a stream of its own. The
+// client takes such a kernel in a graph only, as natively; wherever it comes from, it runs on its own device, in the stream's order.
 void cuts_of_two_devices() {
   Job job({.device = "cpu:0,1"});
   const auto kernels = job.load_kernels();
   const uint64_t other = journal::make_handle(journal::Kind::kStream, 1);
   job.append(Op::cuStreamCreateWithPriority, Args_cuStreamCreateWithPriority{other, CU_STREAM_NON_BLOCKING, 0}, {}, 0, 0, 1);
   const uint64_t address = job.memory(kWords * 8);
-  job.write(address, numbers(3).data(), kWords * 8);
+  auto expected = numbers(3);
+  job.write(address, expected.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
   job.launch(kernels.kernels.at("mix"), other, address, 2, kWords);
-  CHECK(job.synchronize() == CUDA_ERROR_INVALID_CONTEXT);
+  mix(expected, 2);
   job.cut();
-  CHECK(job.counters().recoveries == 0);
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8, other) == CUDA_SUCCESS && got == expected);
+  CHECK(job.counters().recoveries == 0 && job.counters().program_errors == 0);
 }
 
 // Once what was begun is done (a cut may be due first) nothing runs, and nothing polls.
