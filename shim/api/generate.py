@@ -315,6 +315,8 @@ def dispatch_cc(entries: list[Entry]) -> str:
                     destroyed.append((p, a))
             elif pointer_sized(p, a):
                 call.append(f"reinterpret_cast<{p.type}>(args.{p.name})")
+            elif isinstance(a, DevicePointer):
+                call.append(f"executor.where_the_device_has(args.{p.name})")
             else:
                 call.append(f"args.{p.name}")
         for p in e.prototype.parameters:

@@ -357,7 +357,8 @@ GlobalHere find_global(Module& module, const char* name) {
   journal::GlobalSize size{};
   Pending pending = start(Op::xmGlobal, &args, sizeof(args), {&text, 1}, sizeof(size));
   found.error = finish(pending, &size, sizeof(size));
-  if (found.error == CUDA_SUCCESS) found.error = allocate_global(size.bytes, &found.address);
+  // One byte more: the address behind a variable's end is nobody else's.
+  if (found.error == CUDA_SUCCESS) found.error = allocate_global(size.bytes + 1, &found.address);
   if (found.error != CUDA_SUCCESS) return found;
   found.bytes = size.bytes;
   const Args_xmTwin twin{.module = module.handle, .address = found.address};

@@ -49,14 +49,14 @@ struct Executor::Plane {
 
 CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream) {
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyHtoDAsync_v2(to.address, reinterpret_cast<const void*>(from.address), to.bytes, stream);
+    return driver_.cuMemcpyHtoDAsync_v2(where_the_device_has(to.address), reinterpret_cast<const void*>(from.address), to.bytes, stream);
   }
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_HOST;
   copy.srcHost = reinterpret_cast<const void*>(from.address);
   copy.srcPitch = from.pitch;
   copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.dstDevice = to.address;
+  copy.dstDevice = where_the_device_has(to.address);
   copy.dstPitch = to.pitch;
   copy.WidthInBytes = to.width;
   copy.Height = to.height;
@@ -65,11 +65,12 @@ CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream
 
 CUresult Executor::to_host(const Plane& to, const Plane& from, CUstream stream) {
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to.address), from.address, from.bytes, stream);
+    return driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to.address), where_the_device_has(from.address),
+                                        from.bytes, stream);
   }
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = from.address;
+  copy.srcDevice = where_the_device_has(from.address);
   copy.srcPitch = from.pitch;
   copy.dstMemoryType = CU_MEMORYTYPE_HOST;
   copy.dstHost = reinterpret_cast<void*>(to.address);
@@ -95,12 +96,13 @@ CUresult Executor::on_xmCopyFromHost(Record& record) {
 }
 
 CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream) {
-  if (to.dense() && from.dense()) return driver_.cuMemcpyDtoDAsync_v2(to.address, from.address, to.bytes, stream);
+  const CUdeviceptr target = where_the_device_has(to.address), source = where_the_device_has(from.address);
+  if (to.dense() && from.dense()) return driver_.cuMemcpyDtoDAsync_v2(target, source, to.bytes, stream);
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = from.address;
+  copy.srcDevice = source;
   copy.srcPitch = from.pitch;
-  copy.dstDevice = to.address;
+  copy.dstDevice = target;
   copy.dstPitch = to.pitch;
   copy.WidthInBytes = to.width;
   copy.Height = to.height;
@@ -133,14 +135,15 @@ CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) 
   const CUcontext source = contexts_.real(ordinal_of_device_address(from.address));
   const CUcontext target = contexts_.real(ordinal_of_device_address(to.address));
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyPeerAsync(to.address, target, from.address, source, to.bytes, stream);
+    return driver_.cuMemcpyPeerAsync(where_the_device_has(to.address), target, where_the_device_has(from.address), source,
+                                     to.bytes, stream);
   }
   CUDA_MEMCPY3D_PEER copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = from.address;
+  copy.srcDevice = where_the_device_has(from.address);
   copy.srcContext = source;
   copy.srcPitch = from.pitch;
-  copy.dstDevice = to.address;
+  copy.dstDevice = where_the_device_has(to.address);
   copy.dstContext = target;
   copy.dstPitch = to.pitch;
   copy.WidthInBytes = to.width;

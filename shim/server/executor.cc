@@ -276,6 +276,7 @@ bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
       why = "the restored journal is not this job's";
       return false;
     }
+    stall_.follow(job_.header().stall);
     job_.header().client_pid = static_cast<uint32_t>(job_.client_pid());
     daemon_.count_changes(job_.header().memory_changes);
   }
@@ -502,11 +503,8 @@ void Executor::dispatch() {
   const uint32_t size = header.size;
   record_position_ = position_;
   const bool failing = any_failure_ && failures_[header.ordinal].error != 0 && !keeps_books(op_of(record_));
-  const bool meet = !variables_.empty() && !failing;
-  if (meet) meet_variables(op_of(record_), true);
   const CUresult result = failing ? static_cast<CUresult>(failures_[header.ordinal].error)
                                   : kHandlers[header.op](*this, record_);
-  if (meet && result == CUDA_SUCCESS) meet_variables(op_of(record_), false);
   if (result != CUDA_SUCCESS) [[unlikely]] {
     if (!failing) faults_.check(result);
     if (broken_) return;

@@ -124,6 +124,10 @@ class Executor final : public Witness {
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
   bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  // What the program knows at an address of its own memory may be a variable, which the driver has placed somewhere else.
+  CUdeviceptr where_the_device_has(uint64_t address) const {
+    return variables_.empty() ? address : variable_at(address);
+  }
   // May a record's work touch this? Device memory that is allocated; the program's page-locked memory too, which a
   // redo would write once more than the program expects, so that a cut follows.
   bool reachable(uint64_t address, uint64_t bytes) {
@@ -280,10 +284,9 @@ class Executor final : public Witness {
   bool adopt(std::vector<Hosted> given, std::string& why);
   CUresult adopt_one(Hosted memory, std::string& why);
   CUresult add_twin(uint32_t module, uint64_t address, std::string name);
-  Variable* twin_at(uint64_t address);
+  CUdeviceptr variable_at(uint64_t address) const;
   void to_variable(Variable& variable);
   void from_variable(Variable& variable);
-  void meet_variables(Op op, bool before);
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void discard_what_was_not_kept();
@@ -392,6 +395,7 @@ class Executor final : public Witness {
 
   // launches.cc
   CUresult launch(Record& record, const Args_xmLaunch& args);
+  std::vector<std::byte> with_variables(std::span<const std::byte> parameters) const;
   CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);
 
   // host_functions.cc

@@ -40,6 +40,21 @@ CUresult Executor::on_xmLaunch(Record& record) {
   return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
 }
 
+// Parameters in which the addresses of twins are those of their variables. Nothing, if there are none. The journal keeps the
+// program's: the next server's driver places variables elsewhere.
+std::vector<std::byte> Executor::with_variables(std::span<const std::byte> parameters) const {
+  std::vector<std::byte> changed;
+  for (size_t at = 0; at + sizeof(uint64_t) <= parameters.size(); at += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameters.data() + at, sizeof(word));
+    const CUdeviceptr there = variable_at(word);
+    if (there == word) continue;
+    if (changed.empty()) changed.assign(parameters.begin(), parameters.end());
+    std::memcpy(changed.data() + at, &there, sizeof(there));
+  }
+  return changed;
+}
+
 // What the driver says at once is the answer; nothing waits for the kernel.
 CUresult Executor::on_xmFirstLaunch(Record& record) {
   static_assert(sizeof(Args_xmFirstLaunch) == sizeof(Args_xmLaunch));
@@ -77,8 +92,13 @@ CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
     config.attrs = attributes;
   }
 
-  std::byte* const parameters = payload.data() + attribute_bytes;
+  std::byte* parameters = payload.data() + attribute_bytes;
   size_t bytes = args.parameter_bytes;
+  std::vector<std::byte> translated;
+  if (!variables_.empty()) [[unlikely]] {
+    translated = with_variables({parameters, args.parameter_bytes});
+    if (!translated.empty()) parameters = translated.data();
+  }
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
   if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] uses_pinned();

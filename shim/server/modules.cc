@@ -147,14 +147,15 @@ CUresult Executor::add_twin(uint32_t module, uint64_t address, std::string name)
   return CUDA_SUCCESS;
 }
 
-Variable* Executor::twin_at(uint64_t address) {
+// The end counts, too: programs name ranges by their two ends. The twin's own memory is larger than the variable.
+CUdeviceptr Executor::variable_at(uint64_t address) const {
   auto after = variables_.upper_bound(address);
-  if (after == variables_.begin()) return nullptr;
-  Variable& variable = (--after)->second;
-  return address - variable.address < variable.known.size() ? &variable : nullptr;
+  if (after == variables_.begin()) return address;
+  const Variable& variable = (--after)->second;
+  return address - variable.address <= variable.known.size() ? variable.real + (address - variable.address) : address;
 }
 
-// The twin was written: so is the variable.
+// A server that has just come finds the twin's content in memory, and the variable as the image has it.
 void Executor::to_variable(Variable& variable) {
   const Module* const module = objects_.modules.find(variable.module);
   contexts_.use(module->owner.ordinal);
@@ -165,7 +166,7 @@ void Executor::to_variable(Variable& variable) {
   faults_.check(driver_.cuStreamSynchronize(nullptr));
 }
 
-// Kernels may have written the variable: then so is the twin.
+// For a cut: what has been written to the variable since the last one.
 void Executor::from_variable(Variable& variable) {
   const Module* const module = objects_.modules.find(variable.module);
   contexts_.use(module->owner.ordinal);
@@ -177,38 +178,6 @@ void Executor::from_variable(Variable& variable) {
   faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.address, variable.real, now.size(), nullptr));
   faults_.check(driver_.cuStreamSynchronize(nullptr));
   variable.known = std::move(now);
-}
-
-// Called before and after each record while there are variables: those that copy or fill name the memory first, a copy
-// on the device its source second.
-void Executor::meet_variables(Op op, bool before) {
-  uint64_t addresses[3] = {};
-  bool writes = true, reads = false;
-  switch (op) {
-    case Op::xmCopyToHost:
-    case Op::xmCopyToPinned: writes = false; reads = true; break;
-    case Op::cuMemcpyDtoDAsync_v2:
-    case Op::xmCopy2D: reads = true; break;
-    case Op::xmCopyFromHost:
-    case Op::xmCopyFromPinned:
-    case Op::cuMemsetD8Async:
-    case Op::cuMemsetD16Async:
-    case Op::cuMemsetD32Async:
-    case Op::cuMemsetD2D8Async:
-    case Op::cuMemsetD2D16Async:
-    case Op::cuMemsetD2D32Async: break;
-    default: return;
-  }
-  if (!record_.first_words(addresses)) return;
-  const uint64_t source = !writes ? addresses[0] : op == Op::xmCopy2D ? addresses[2] : addresses[1];
-  if (before && reads) {
-    if (Variable* const variable = twin_at(source)) from_variable(*variable);
-  }
-  if (writes) {
-    Variable* const variable = twin_at(addresses[0]);
-    if (variable) before ? from_variable(*variable) : to_variable(*variable);
-  }
-  contexts_.use(record_.header().ordinal);  // the variable may be another device's
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {

@@ -85,14 +85,6 @@ class Record {
     return bytes;
   }
 
-  // The arguments as they begin, as far as there are any.
-  template <size_t N>
-  bool first_words(uint64_t (&words)[N]) const {
-    if (info_->args_bytes < sizeof(uint64_t)) return false;
-    std::memcpy(words, args_.data(), std::min<size_t>(sizeof(words), info_->args_bytes));
-    return true;
-  }
-
   template <typename T>
   bool arguments(T& args) const {
     if (sizeof(T) != info_->args_bytes) return false;

@@ -50,6 +50,8 @@ class Stall {
     replay_began_ = now;
     start(words, bound, now);
   }
+  // The job has another journal, with what the old one said.
+  void follow(journal::StallWords& words) { words_ = &words; }
   // All of it is done again.
   void replayed(uint64_t now) {
     if (!replaying_) return;

@@ -38,13 +38,13 @@ def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
 def test_a_recovery_keeps_what_was_expected_at_its_first_fault() -> None:
     world = World()
     world.run()
-    world.tell(e.Exited, server=0, status="killed by SIGKILL", killed=True, expected=180_000_000)
+    world.exit(0, killed=True, expected=180_000_000)
     world.redo()
     assert world.recoveries[1].expected == 180_000_000
     world.tell(e.Hello, server=2)
     world.tell(e.Faulted, server=1, sequence=5, op="x", error=700, text="", at=world.t, expected=90_000_000)
-    world.tell(e.Exited, server=1, status="exit code 1", expected=999_000_000)  # after the fault: it says nothing
-    world.tell(e.Exited, server=2, status="killed by SIGKILL", killed=True, expected=None)  # in the recovery
+    world.exit(1, expected=999_000_000)  # after the fault: it says nothing
+    world.exit(2, killed=True)  # in the recovery
     world.tell(e.Hello, server=3)
     world.redo()
     assert world.recoveries[2].expected == 90_000_000

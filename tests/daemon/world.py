@@ -62,11 +62,11 @@ class World:
             case _:
                 self.others.append(instruction)
 
-    def exit(self, server: int, clean: bool = False, killed: bool = False) -> None:
+    def exit(self, server: int, clean: bool = False, killed: bool = False, expected: int | None = None) -> None:
         self.alive.discard(server)
         if self.holder == server:
             self.holder = None
-        self.tell(e.Exited, server=server, status="killed by SIGKILL", clean=clean, killed=killed)
+        self.tell(e.Exited, server=server, status="killed by SIGKILL", clean=clean, killed=killed, expected=expected)
 
     def timer(self, name: str) -> None:
         del self.timers[name]

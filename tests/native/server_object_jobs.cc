@@ -132,7 +132,7 @@ void globals() {
 void twins() {
   Job job;
   const auto kernels = job.load_kernels();
-  const uint64_t twin = job.memory(8), out = job.memory(8);
+  const uint64_t twin = job.memory(9), out = job.memory(16);
   const std::string_view name = "launches";
   const auto payload = std::as_bytes(std::span(name));
   journal::GlobalSize size{};
@@ -157,6 +157,18 @@ void twins() {
     ++expected;
     CHECK(job.read(out, &seen, sizeof(seen)) == CUDA_SUCCESS);
     CHECK(seen == expected);
+    // A kernel that is given the address, for itself and beside the one that knows the variable by its name.
+    expected = 7000 + static_cast<uint64_t>(i);
+    job.write(out, &expected, sizeof(expected));
+    job.launch(kernels.kernels.at("copy_bytes"), 0, twin, out, uint64_t{8});
+    job.launch(kernels.kernels.at("count"), 0, out);
+    ++expected;
+    if (i % 4 == 0) job.kill_server();
+    job.launch(kernels.kernels.at("copy_bytes"), 0, out + 8, twin, uint64_t{8});
+    for (const uint64_t at : {out, out + 8, twin}) {
+      CHECK(job.read(at, &seen, sizeof(seen)) == CUDA_SUCCESS);
+      CHECK(seen == expected);
+    }
   }
   check_resumed(job);
 }
