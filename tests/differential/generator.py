@@ -383,7 +383,8 @@ class Generator:
         return op
 
     def _value(self, ctx: int) -> Op | None:
-        names = self._device_names(ctx)
+        # The driver takes no memory of a pool, and none that is mapped.
+        names = [name for name in self._device_names(ctx) if self.model.memory[name].kind == "mem"]
         if not names:
             return None
         name, bits = self.chance.choice(names), self.chance.choice((32, 64))
@@ -417,42 +418,41 @@ class Generator:
             return None
         _, way, sources, targets = self.chance.choices(ways, [way[0] for way in ways])[0]
         source, to = self.chance.choice(sources), self.chance.choice(targets)
-        if "batch" in self.features and graph is None and way != "HtoH" and self.chance.random() < 0.1:
+        # Memory of pools, and what is mapped, goes to another device by the peer functions only, which no graph takes.
+        plain = way != "peer" or all(self.model.memory[name].kind == "mem" for name in (source, to))
+        if graph and not plain:
+            return None
+        if "batch" in self.features and graph is None and plain and way != "HtoH" and self.chance.random() < 0.1:
             return self._batch(ctx, source, to)
         boxes = "boxes" in self.features and (way != "peer" or "peer-boxes" in self.features)
         if boxes and self.chance.random() < 0.35:
-            return self._box(ctx, way, source, to, graph)
+            return self._box(ctx, way, source, to, graph, plain=plain)
         (begin, n), (offset, m) = self._part(source, 1), self._part(to, 1)
-        op: Op = {"op": "copy", "via": self._via(way, graph), "from": {"at": [source, begin]},
+        op: Op = {"op": "copy", "via": self._via(way, graph, plain=plain), "from": {"at": [source, begin]},
                   "to": {"at": [to, offset]}, "extent": [min(n, m), 1, 1], "ctx": ctx}  # fmt: skip
         return op
 
-    def _via(self, way: str, graph: str | None) -> str:
-        """The function that makes a copy of one row."""
+    def _via(self, way: str, graph: str | None, *, plain: bool) -> str:
+        """The function that makes a copy of one row. ``plain``: one that is not told of both devices may be it."""
         if way == "HtoH":
             return "cuMemcpy"
-        names = ["cuMemcpy", "cuMemcpyAsync", "cuMemcpyAsync"]
+        names = ["cuMemcpy", "cuMemcpyAsync", "cuMemcpyAsync"] if plain else []
         if way == "peer":
-            names += [
-                "cuMemcpyPeer",
-                "cuMemcpyPeerAsync",
-                "cuMemcpyPeerAsync",
-                "cuMemcpyDtoD_v2",
-                "cuMemcpyDtoDAsync_v2",
-            ]
+            names += ["cuMemcpyDtoD_v2", "cuMemcpyDtoDAsync_v2"] if plain else []
+            names += [] if graph else ["cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpyPeerAsync"]
         else:
             names += [f"cuMemcpy{way}_v2", f"cuMemcpy{way}Async_v2", f"cuMemcpy{way}Async_v2"]
         if graph == "built":
             return "node"
         return self.chance.choice([name for name in names if graph is None or "Async" in name])
 
-    def _box(self, ctx: int, way: str, source: str, to: str, graph: str | None) -> Op | None:
+    def _box(self, ctx: int, way: str, source: str, to: str, graph: str | None, *, plain: bool) -> Op | None:
         depth = self.chance.choice((1, 1, 2, 3))
         width, height = self.chance.randint(1, 100), self.chance.randint(1, 8)
-        names = ["cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"]
-        if depth == 1:
+        names = ["cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"] if plain else []
+        if depth == 1 and plain:
             names += ["cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2"]
-        if way == "peer":
+        if way == "peer" and graph is None:
             names = ["cuMemcpy3DPeer", "cuMemcpy3DPeerAsync", *names]
         via = self.chance.choice([name for name in names if graph is None or "Async" in name])
         if graph is None and way == "HtoH":
@@ -555,11 +555,7 @@ class Generator:
 
     def _child(self, op: Op, ctx: int) -> Op | None:
         if op["how"] == "captured":
-            runs = {name: run for name, run in self.model.execs.items() if run.ctx == ctx and not run.off}
-            if not runs:
-                return None
-            name = self.chance.choice(sorted(runs))
-            return {"op": "child", "exec": name, "nodes": list(runs[name].nodes), "ctx": ctx}
+            return None  # the driver launches no executable graph in a stream that is captured
         graphs = {name: graph for name, graph in self.model.graphs.items() if graph.ctx == ctx}
         if not graphs:
             return None
@@ -613,8 +609,7 @@ class Generator:
             made["extent"] = [made["extent"][0] - cut, 1, 1]
             for side in ("from", "to"):
                 name, offset = made[side]["at"]
-                made[side] = made[side] | {"at": [name, offset + self.chance.randint(0, cut)], "pitch": 0}
-                made[side].pop("pitch")
+                made[side] = made[side] | {"at": [name, offset + self.chance.randint(0, cut)]}
         return made
 
     def _some_end(self) -> None:

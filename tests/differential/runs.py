@@ -103,7 +103,9 @@ class Process:
         return list(answer["read"]) if "read" in answer else str(answer["failed"])
 
     def end(self) -> str:
-        """End it; what it said on standard error, and how it ended."""
+        """End it; what it said on standard error, and how it ended. Once it has, that is all there is to say."""
+        if self.process.stderr is not None and self.process.stderr.closed:
+            return f"exit code {self.process.returncode}"
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
