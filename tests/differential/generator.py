@@ -422,7 +422,10 @@ class Generator:
         plain = way != "peer" or all(self.model.memory[name].kind == "mem" for name in (source, to))
         if graph and not plain:
             return None
-        if "batch" in self.features and graph is None and plain and way != "HtoH" and self.chance.random() < 0.1:
+        # A batch waits for nothing: when pageable memory is read or written the program does not know.
+        waits = any(self.model.memory[name].kind == "pageable" for name in (source, to))
+        batch = "batch" in self.features and graph is None and plain and not waits and way != "HtoH"
+        if batch and self.chance.random() < 0.1:
             return self._batch(ctx, source, to)
         boxes = "boxes" in self.features and (way != "peer" or "peer-boxes" in self.features)
         if boxes and self.chance.random() < 0.35:
