@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kMaxRows = 1ull << 40;
 constexpr uint64_t kComparedBytes = 1 << 20;
+constexpr uint64_t kReadAtCall = 64 << 10;  // seen on an H100, driver 580.159
 static_assert(kComparedBytes <= kScratchBytes);
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -61,6 +62,16 @@ CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream
   copy.WidthInBytes = to.width;
   copy.Height = to.height;
   return driver_.cuMemcpy2DAsync_v2(&copy, stream);
+}
+
+// From page-locked memory, when the stream has come to it. What is small and for the null stream the driver reads at the call,
+// whatever other streams that has to wait for; in a stream that waits for an event it does not.
+CUresult Executor::to_device_in_turn(const Plane& to, const Plane& from, uint32_t ordinal, CUstream stream) {
+  if (stream || capture_ || from.bytes >= kReadAtCall) return to_device(to, from, stream);
+  return intake_.in_turn(ordinal, [&](CUstream turn) {
+    working_.add(turn, ordinal);
+    return to_device(to, from, turn);
+  });
 }
 
 CUresult Executor::to_host(const Plane& to, const Plane& from, CUstream stream) {
@@ -188,7 +199,7 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   return on_device_of(home, stream, [&](CUstream there) -> CUresult {
     if (!space) {
       cut_now_ = true;  // before the program can know that the buffer is its own again
-      return to_device(to, from, there);
+      return to_device_in_turn(to, from, home, there);
     }
     Plane kept{*space, args.width, args.width, args.height};
     kept.measure();
@@ -207,7 +218,7 @@ CUresult Executor::bring(Record& record, uint32_t ordinal, const Plane& kept, co
   const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
   const CUstream way = ahead ? ahead : stream;
   if (ahead) working_.add(ahead, ordinal);
-  CUresult result = to_device(kept, from, way);
+  CUresult result = ahead ? to_device(kept, from, ahead) : to_device_in_turn(kept, from, ordinal, stream);
   if (result == CUDA_SUCCESS) result = note_copied(record, kept.address, way);
   return result == CUDA_SUCCESS && ahead ? intake_.join(ordinal, stream) : result;
 }

@@ -333,6 +333,7 @@ class Executor final : public Witness {
   CUresult between(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_peer(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
+  CUresult to_device_in_turn(const Plane& to, const Plane& from, uint32_t ordinal, CUstream stream);
   CUresult to_host(const Plane& to, const Plane& from, CUstream stream);
   CUresult on_device(const Plane& to, const Plane& from, CUstream stream);
   std::optional<uint64_t> log_space(uint32_t ordinal, uint64_t bytes);

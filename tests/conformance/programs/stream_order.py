@@ -97,3 +97,21 @@ for _ in range(3):
     expect(read(x, 8 * N) == data, "a copy after a host function")
 RUNTIME.cudaHostUnregister(own)
 say(read(x, 8 * N))
+
+
+# Page-locked memory, and the null stream, which waits for others: a blocking copy reads what they have written.
+def late_to_pinned(_: int | None) -> None:
+    time.sleep(0.05)
+    ctypes.memmove(pinned, data, 8 * N)
+
+
+writes_pinned = HostFunction(late_to_pinned)
+waited_for = stream(0)
+for size in (64, 4096, 8 * N):
+    ctypes.memset(pinned, 0, 8 * N)
+    write(x, bytes(8 * N))
+    RUNTIME.cudaDeviceSynchronize()
+    RUNTIME.cudaLaunchHostFunc(waited_for, writes_pinned, 0)
+    RUNTIME.cudaMemcpy(x, pinned, size, H2D)
+    expect(read(x, size) == data[:size], f"a blocking copy of {size} bytes after a host function of another stream")
+    say(read(x, 8 * N))
