@@ -52,7 +52,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
-    Part("differential", "devices", 150, differential.measure),
+    Part("differential", "devices", 270, differential.measure),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),
