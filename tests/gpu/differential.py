@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     for _, difference in found:
         (bench.logs / f"differential-{difference.program.seed}.json").write_text(difference.program.text())
     said = [f"{'under xMIG' if xmig else 'natively'} {difference}"[:200] for xmig, difference in found[:3]]
-    where = f"programs on {count} {'GPU' if count == 1 else 'GPUs'}, {processes} processes of each kind; no second contexts"
+    where = f"programs on {count} {'GPU' if count == 1 else 'GPUs'}, {processes} processes each; no second contexts"
     yield Row(
         name="differential: differences", value=len(found), unit="in all", target=0, better="lower",
         conditions="; ".join([where, *said]).replace("|", "/"),
