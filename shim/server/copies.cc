@@ -64,14 +64,16 @@ CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream
   return driver_.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
-// From page-locked memory, when the stream has come to it. What is small and for the null stream the driver reads at the call,
-// whatever other streams that has to wait for; in a stream that waits for an event it does not.
+// From page-locked memory, when the stream has come to it. What is small the driver reads at the call, if the stream has nothing
+// to wait for but what blocking streams wait for by themselves: the null stream for them, they for it. In a stream that waits for
+// an event it does not.
 CUresult Executor::to_device_in_turn(const Plane& to, const Plane& from, uint32_t ordinal, CUstream stream) {
-  if (stream || capture_ || from.bytes >= kReadAtCall) return to_device(to, from, stream);
-  return intake_.in_turn(ordinal, [&](CUstream turn) {
-    working_.add(turn, ordinal);
-    return to_device(to, from, turn);
-  });
+  if (capture_ || from.bytes >= kReadAtCall || ordinal != stream_ordinal()) return to_device(to, from, stream);
+  CUstream aside = nullptr;
+  if (const CUresult result = step_aside(ordinal, stream, &aside); result != CUDA_SUCCESS) return result;
+  const CUresult result = to_device(to, from, aside);
+  const CUresult back = come_back(ordinal, stream, aside);
+  return result == CUDA_SUCCESS ? back : result;
 }
 
 CUresult Executor::to_host(const Plane& to, const Plane& from, CUstream stream) {

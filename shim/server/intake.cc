@@ -10,24 +10,22 @@ constexpr size_t kMostRanges = 1024;
 
 }  // namespace
 
-bool Intake::make(Way& way) {
-  if (way.stream) return true;
+CUstream Intake::stream(uint32_t ordinal) {
+  Way& way = ways_[ordinal];
+  if (way.stream) return way.stream;
   CUevent brought = nullptr;
-  if (driver_.cuEventCreate(&brought, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return false;
+  if (driver_.cuEventCreate(&brought, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return nullptr;
   if (driver_.cuStreamCreateWithPriority(&way.stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) {
     driver_.cuEventDestroy_v2(brought);
     way.stream = nullptr;
-    return false;
+    return nullptr;
   }
   way.brought = brought;
-  return true;
+  return way.stream;
 }
 
-CUstream Intake::stream(uint32_t ordinal) { return make(ways_[ordinal]) ? ways_[ordinal].stream : nullptr; }
-
-CUresult Intake::join(uint32_t ordinal, CUstream stream) { return join(ways_[ordinal], stream); }
-
-CUresult Intake::join(const Way& way, CUstream stream) {
+CUresult Intake::join(uint32_t ordinal, CUstream stream) {
+  const Way& way = ways_[ordinal];
   const CUresult result = driver_.cuEventRecordWithFlags(way.brought, way.stream, 0);
   return result == CUDA_SUCCESS ? driver_.cuStreamWaitEvent(stream, way.brought, 0) : result;
 }

@@ -20,15 +20,12 @@ class Intake {
   // The contexts are gone after this.
   template <typename Use>
   void close(Use&& use) {
-    for (auto* const ways : {&ways_, &turns_}) {
-      for (uint32_t ordinal = 0; ordinal < ways->size(); ++ordinal) {
-        Way& way = (*ways)[ordinal];
-        if (!way.stream) continue;
-        use(ordinal);
-        driver_.cuEventDestroy_v2(way.brought);
-        driver_.cuStreamDestroy_v2(way.stream);
-        way = {};
-      }
+    for (uint32_t ordinal = 0; ordinal < ways_.size(); ++ordinal) {
+      if (!ways_[ordinal].stream) continue;
+      use(ordinal);
+      if (ways_[ordinal].brought) driver_.cuEventDestroy_v2(ways_[ordinal].brought);
+      driver_.cuStreamDestroy_v2(ways_[ordinal].stream);
+      ways_[ordinal] = {};
     }
   }
 
@@ -38,16 +35,6 @@ class Intake {
   CUstream existing(uint32_t ordinal) const { return ways_[ordinal].stream; }
   // What is put into `stream` from now on waits for what has been put into ours.
   CUresult join(uint32_t ordinal, CUstream stream);
-  // Another stream of ours, in which what comes next waits for what is in the null stream, and the null stream for that.
-  template <typename Work>
-  CUresult in_turn(uint32_t ordinal, Work&& work) {
-    Way& way = turns_[ordinal];
-    if (!make(way)) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = driver_.cuEventRecordWithFlags(way.brought, nullptr, 0);
-    if (result == CUDA_SUCCESS) result = driver_.cuStreamWaitEvent(way.stream, way.brought, 0);
-    if (result == CUDA_SUCCESS) result = work(way.stream);
-    return result == CUDA_SUCCESS ? join(way, nullptr) : result;
-  }
 
   // The device will write this, some time before drained(): copies from it take their turn.
   void will_write(uint64_t address, uint64_t bytes);
@@ -64,12 +51,8 @@ class Intake {
     CUstream stream = nullptr;
     CUevent brought = nullptr;
   };
-  bool make(Way& way);
-  CUresult join(const Way& way, CUstream stream);
-
   const DriverTable& driver_;
   std::array<Way, journal::kMaxDevices> ways_{};
-  std::array<Way, journal::kMaxDevices> turns_{};
   std::map<uint64_t, uint64_t> written_;  // end by beginning, apart from each other
   bool all_ = false;
 };

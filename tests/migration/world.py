@@ -70,11 +70,11 @@ class MoveWorld(World):
         assert not self.released
         self.holder = server
 
-    def exit(self, server: int, clean: bool = False, killed: bool = False) -> None:
+    def exit(self, server: int, clean: bool = False, killed: bool = False, expected: int | None = None) -> None:
         self.stopped.discard(server)
         if self.keeping == server:
             self.keeping = None
-        super().exit(server, clean, killed)
+        super().exit(server, clean, killed, expected)
 
     def stops(self, server: int) -> None:
         """It says that it has handed over, or is suspended."""
