@@ -120,6 +120,7 @@ class Model:
         self.graphs: dict[str, Graph] = {}
         self.execs: dict[str, Executable] = {}
         self.gone: dict[int, Clock] = {}  # of streams that are destroyed, by context
+        self.across: Clock = {}  # blocking copies between devices, of each context that takes part; see `_across`
         for ctx in range(len(contexts)):
             self.streams[f"L{ctx}"] = Stream(ctx, True, legacy=True)
             self.streams[f"P{ctx}"] = Stream(ctx, True)
@@ -161,6 +162,17 @@ class Model:
     def _by_host(self) -> int:
         self.host[HOST] = self.host.get(HOST, 0) + 1
         return self.host[HOST]
+
+    def _across(self, op: Op) -> list[str]:
+        """The lines of a blocking copy that does not stay on the device of the current context, one for each context
+        that takes part. In whose stream it runs is the driver's affair: it is only known to come after what the host
+        has waited for, and to be done when the host has waited for all of these contexts."""
+        if op["op"] != "copy" or op["via"] not in BLOCKING:
+            return []
+        reads, writes = touched(op)
+        memory = [self.memory[region.name] for region in (*reads, *writes)]
+        contexts = {op["ctx"], *(m.ctx for m in memory if not m.on_host)}
+        return [f"X{ctx}" for ctx in sorted(contexts)] if len({self.contexts[c][0] for c in contexts}) > 1 else []
 
     # --- what a call does
 
@@ -216,9 +228,13 @@ class Model:
         reads, writes = touched(op)
         return all(self.memory[region.name].on_host for region in (*reads, *writes))
 
+    def by_host(self, op: Op) -> bool:
+        """Is a copy ordered by what the host has waited for alone?"""
+        return self._on_host(op) or bool(self._across(op))
+
     def _clock_of(self, op: Op) -> Clock:
         kind = op["op"]
-        if self._on_host(op):
+        if kind == "copy" and self.by_host(op):
             return self.host
         if kind in WORK or kind == "read" or (kind == "free" and op["how"] == "async"):
             return self.clock(self.line(op))
@@ -230,15 +246,29 @@ class Model:
         return self.host
 
     def _work(self, op: Op) -> None:
+        reads, writes = self.touches(op)
+        if across := self._across(op):
+            self._work_across(across, reads, writes)
+            if self._arrives(op):
+                _join(self.host, {line: self.across[line] for line in across})
+            return
         line = self.line(op)
         clock = self._clock_of(op)
-        reads, writes = self.touches(op)
         tick = self._submit(line, clock)
         self._note(reads, writes, line, tick)
         if op["op"] == "launch":
             self.execs[op["exec"]].last = dict(clock)
         elif op["op"] == "copy" and self._arrives(op):
             _join(self.host, clock)
+
+    def _work_across(self, lines: list[str], reads: list[Region], writes: list[Region]) -> None:
+        for line in lines:
+            self.across[line] = self.across.get(line, 0) + 1
+        self._note(reads, writes, lines[0], self.across[lines[0]])
+        for line in lines[1:]:
+            for region, write in [*((r, False) for r in reads), *((w, True) for w in writes)]:
+                access = Access(region.start, region.end, line, self.across[line], write)
+                self.memory[region.name].accesses.append(access)
 
     def _arrives(self, op: Op) -> bool:
         """Is a copy known to be done when its call returns? One to the program's own memory is; a blocking one to
@@ -413,6 +443,8 @@ class Model:
             if stream.ctx == op["ctx"]:
                 _join(self.host, stream.clock)
         _join(self.host, self.gone.get(op["ctx"], {}))
+        line = f"X{op['ctx']}"
+        _join(self.host, {line: self.across.get(line, 0)})
 
     def _check_pool(self, op: Op) -> None:
         self._new(op["name"], self.pools)
