@@ -52,7 +52,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
-    Part("differential", "devices", 270, differential.measure),
+    Part("differential", "devices", 270, differential.measure, topic="devices"),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),
@@ -78,10 +78,12 @@ MOVES = [
 # Programs of two GPUs; not of one. By name, by group, or all of it with `--only devices`.
 DEVICES = [
     *(
-        Part(case.name.replace(": ", "-"), "devices", 30, partial(devices.ways, case=case), alone=False)
+        Part(
+            case.name.replace(": ", "-"), "devices", 30, partial(devices.ways, case=case), topic="devices", alone=False
+        )
         for case in OF_TWO
     ),
-    Part("devices-split", "devices", 90, devices.training, alone=False),
+    Part("devices-split", "devices", 90, devices.training, topic="devices", alone=False),
 ]
 
 
