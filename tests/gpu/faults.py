@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from tests.gpu import resumption
 from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
 from tests.gpu.compare import differences
@@ -136,12 +136,7 @@ def rows(case: Case, native: Outcome, outcome: Outcome, planned: int) -> Iterato
     )  # fmt: skip
     if not done:
         raise Failed("nothing struck: the program was over too soon")
-    resumed = [float(r["resumed_ms"]) for r in done]
-    yield Row(
-        name=f"{case.name}: fault to resumed", value=round(median(resumed), 1), unit="ms", better="lower",
-        conditions=f"median of {len(done)}, slowest {max(resumed):.0f} ms, "
-        f"{sum(r['standby'] != 'warm' for r in done)} without a warm standby; {case.said}",
-    )  # fmt: skip
+    yield from resumption.rows(f"{case.name}: fault", done, case.said)
 
 
 def bugs(bench: Bench) -> Iterator[Row]:

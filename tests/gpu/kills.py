@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 
+from tests.gpu import resumption
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences, spread
@@ -49,11 +49,7 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         yield spread(case, native, outcome, said)
     if not done:
         raise Failed("no server was killed: the program was over too soon")
-    resumed = [r["resumed_ms"] for r in done]
-    yield Row(
-        name=f"{case.name}: kill to resumed", value=round(median(resumed), 1), unit="ms", better="lower",
-        conditions=f"median of {len(done)}, slowest {max(resumed):.0f} ms; {case.said}",
-    )  # fmt: skip
+    yield from resumption.rows(f"{case.name}: kill", done, case.said)
 
 
 def strikes(

@@ -14,6 +14,7 @@ from statistics import median
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import RECOVERED
 from tests.gpu.kills import step, strikes, warm_server
+from tests.gpu.resumption import phases_of
 from xmigd.measurements import Row
 
 STRIKES = 3  # of each kind
@@ -65,7 +66,6 @@ def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, 
         raise Failed(f"of {struck} strikes {len(done)} led to a recovery")
     blocks = outcome.result["blocks_s"]
     warmup = len(outcome.result["losses"]) - len(blocks)
-    phases = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
     cuts = [float(cut["ms"]) for cut in outcome.cuts]
     live = (info or {}).get("live_bytes") or 0
     for kind, (count, first, last) in struck.items():
@@ -77,8 +77,8 @@ def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, 
             unit="s", target=targets[kind], better="lower",
             conditions=f"the longest step of {count} strikes less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
-            + ", ".join(f"{p.removesuffix('_ms').replace('_', ' ')} {slowest[p] or 0:.0f}" for p in phases) + " ms; "
-            f"{slowest['records'] or 0} records redone; {len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
+            f"{phases_of([slowest])} ms; {slowest['records'] or 0} records redone; "
+            f"{len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
         )  # fmt: skip
         if standby and kind != "kill":
             yield Row(

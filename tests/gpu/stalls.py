@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 from random import Random
 from statistics import median
-from typing import Any
 
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import Case
 from tests.gpu.kills import step, warm_server
 from tests.gpu.recovery import replaced, wait_for_step
+from tests.gpu.resumption import phases_of
 from tests.gpu.steps import in_turn, quarters
 from xmigd.measurements import Row
 
@@ -27,7 +27,6 @@ BEFORE, AFTER = 2, 2  # steps around a strike in which its stall is looked for
 SEED = 9
 # Seconds: the median and the worst of each kind.
 TARGETS = {"kill": (0.2, 0.35), "illegal address": (0.35, 0.5)}
-PHASES = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
 
 
 def measure(bench: Bench, case: Case) -> Iterator[Row]:
@@ -99,14 +98,6 @@ def strike(running: Running, bench: Bench, kind: str, server: int) -> None:
             os.kill(server, signal.SIGKILL)
     else:
         running.program.inject("fault", point="record" if bench.rehearsal else "kernel", error=700)
-
-
-def phases_of(recoveries: list[dict[str, Any]]) -> str:
-    """Milliseconds from the strike, medians."""
-    return ", ".join(
-        f"{name.removesuffix('_ms').replace('_', ' ')} {median(r[name] or 0 for r in recoveries):.0f}"
-        for name in PHASES
-    )
 
 
 def snapshots(bench: Bench, case: Case) -> Iterator[Row]:
