@@ -1,6 +1,6 @@
 // A device that faults as a GPU does: the cpu device, but its sticky error comes back from the next call that asks, and
-// nobody says whose work it was. And it hashes and copies only where the program's last kernel was. Linked into a server of its
-// own in place of the real devices.
+// nobody says whose work it was. And it hashes and copies only where the program's last kernel was, and reaches no other device's
+// memory. Linked into a server of its own in place of the real devices.
 #include <signal.h>
 #include <unistd.h>
 
@@ -58,6 +58,7 @@ class BlindDevice final : public CpuBehind {
     return {error, 0, error != 0 ? "the device reports a sticky error" : ""};
   }
   void on_fault(void (*)(void*), void*) override {}
+  uint32_t peer(int, int) const override { return 0; }
   bool spoils() const override { return true; }
   CUresult spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
     if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);

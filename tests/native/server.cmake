@@ -56,6 +56,8 @@ foreach(test injections lost_again_in_redo program_error error_among_others cuts
   add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
 
+add_test(NAME server.move_promised COMMAND server_move_test $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> promised)
+
 foreach(decoder cut request ring)
   xmig_fuzz_target(server_${decoder} ${CMAKE_CURRENT_LIST_DIR}/server_fuzz_${decoder}.cc xmig_server_core)
 endforeach()

@@ -217,9 +217,29 @@ void smaller() {
   check_whole(job);
 }
 
+// A program that was told that its devices reach each other's memory moves to no devices that do not, as the blind ones. It
+// goes on where it is.
+void promised() {
+  Job job({.device = "cpu:0,1"});
+  const uint64_t address = job.memory(4096);
+  const std::vector<uint64_t> written(512, 7);
+  job.write(address, written.data(), 4096);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  job.header().peers_promised.fetch_or(1ull << (0 * journal::kMaxDevices + 1));
+  {
+    Move move(job, "cpu:2,3");
+    const Json answer = move.target().expect({"move_failed"});
+    CHECK(answer.at("text").get<std::string>().find("its device 0 reaches the memory of its device 1") != std::string::npos);
+    move.target().expect({"closed"});
+  }
+  std::vector<uint64_t> got(512);
+  CHECK(job.read(address, got.data(), 4096) == CUDA_SUCCESS);
+  CHECK(got == written);
+}
+
 const Tests kTests = {
     {"moves", moves}, {"aborts", aborts}, {"source_dies", source_dies}, {"both_die", both_die}, {"unprepared", unprepared},
-    {"young", young}, {"smaller", smaller}, {"grows_while_settling", grows_while_settling},
+    {"young", young}, {"smaller", smaller}, {"grows_while_settling", grows_while_settling}, {"promised", promised},
 };
 
 }  // namespace
