@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
+from xmigd.connections.settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
 from xmigd.place import default_runtime_dir
 
 
@@ -46,6 +47,11 @@ class WebSettings(Configuration):
     tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); with it, https is spoken")
     tls_key: Path | None = Field(default=None, description="its private key (PEM)")
     session_hours: float = Field(default=12.0, gt=0, le=720, description="hours without a visit that end a session")
+    connections: Connections = 1024
+    user_connections: UserConnections = 128
+    user_streams: UserStreams = 64
+    request_timeout: RequestTimeout = 10.0
+    idle_timeout: IdleTimeout = 15
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="the least important messages that are logged"
     )
