@@ -60,7 +60,9 @@ def main() -> None:
             for sock in socks:
                 if sock not in ended:
                     with contextlib.suppress(OSError):
-                        sock.send(REQUEST if kind == "idle" else SLOWLY[: 30] if step == 0 else SLOWLY[29 + step : 30 + step])
+                        sock.send(
+                            REQUEST if kind == "idle" else SLOWLY[:30] if step == 0 else SLOWLY[29 + step : 30 + step]
+                        )
             step, due = step + 1, time.monotonic() + PACE
         if time.monotonic() >= due and kind == "handshakes":
             for sock in ended:
