@@ -1,7 +1,8 @@
 """One user who takes as many connections as there are: `crowd.py silent|slow|idle|handshakes TARGET COUNT [UID]`.
 
 TARGET: the path of a socket, or HOST:PORT. silent: nothing is sent. slow: a byte of a request's headers now and then.
-idle: a whole request every second. handshakes: at the programs' socket, and again when they are closed. It prints "open" when it has them, and when its standard input ends what became of them.
+idle: a whole request every second. handshakes: at the programs' socket, and again when they are closed. It prints
+"open" when it has them, and when its standard input ends what became of them.
 """
 
 from __future__ import annotations
