@@ -169,7 +169,7 @@ async def serve(settings: Settings) -> None:
             tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
             inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
             sampler=sampler, operators=operators_group(settings.operators_group),
-             connections=quotas,
+            connections=quotas,
             shims=shims, started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
         )  # fmt: skip
         automation = Automation(

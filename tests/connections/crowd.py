@@ -1,8 +1,9 @@
-"""One user who takes as many connections as there are: `crowd.py silent|slow|idle|handshakes TARGET COUNT [UID]`.
+"""One user who takes as many connections as there are: `crowd.py KIND TARGET COUNT [UID]`.
 
-TARGET: the path of a socket, or HOST:PORT. silent: nothing is sent. slow: a byte of a request's headers now and then.
-idle: a whole request every second. handshakes: at the programs' socket, and again when they are closed. It prints
-"open" when it has them, and when its standard input ends what became of them.
+TARGET: the path of a socket, or HOST:PORT. KIND is silent: nothing is sent. slow: a byte of a request's headers now and
+then. idle: a whole request every second. busy: a page, and the next when it is there. handshakes: at the programs'
+socket, and again when they are closed. It prints "open" when it has them, and when its standard input ends what became
+of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PAGE = b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOWLY = b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 4000
 PACE = 1.0  # seconds between two bytes, or two requests
 
@@ -54,6 +56,8 @@ def main() -> None:
     for sock in socks:
         selector.register(sock, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
+    for sock in socks if kind == "busy" else ():
+        sock.send(PAGE)
     print("open", flush=True)
     step, due = 0, time.monotonic()
     while True:
@@ -81,10 +85,22 @@ def main() -> None:
                 piece = sock.recv(1 << 16)
             except OSError:
                 piece = b""
+            if kind == "busy" and piece:
+                answered(sock, said[sock], piece)
+                continue
             said[sock] += piece
             if not piece:
                 selector.unregister(sock)
                 ended.add(sock)
+
+
+def answered(sock: socket.socket, said: bytearray, piece: bytes) -> None:
+    """A page ends with the end of its document."""
+    said[:] = (said + piece)[-2000:]
+    if b"</html>" in said:
+        said.clear()
+        with contextlib.suppress(OSError):
+            sock.send(PAGE)
 
 
 def summary(said: dict[socket.socket, bytearray], ended: set[socket.socket]) -> dict[str, object]:

@@ -9,8 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from tests.api.callers import become
+from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, times
 from tests.daemon.conftest import MakeNode, make_node, peer_native
 from tests.daemon.node import Node, Program, send_raw, until
 from tests.web.front import Front
@@ -25,69 +25,10 @@ from xmigd.supervisor.handshake import pack_hello, unpack_welcome
 
 __all__ = ["make_node", "peer_native"]
 
-HOG, OTHER = 12_345, 65_534
-MANY = 3_000
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
 ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
 GENEROUS = 2.0  # seconds for 99 of 100 answers; what it is meant to be is measured by `make bench`
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
-
-
-@contextlib.contextmanager
-def crowd(kind: str, target: object, count: int, uid: int) -> Iterator[Callable[[], dict[str, Any]]]:
-    """A user with so many connections; what it yields ends them and says what became of them."""
-    program = Path(__file__).with_name("crowd.py")
-    process = subprocess.Popen(
-        [sys.executable, str(program), kind, str(target), str(count), str(uid)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def end() -> dict[str, Any]:
-        out, _ = process.communicate(timeout=60)
-        found: dict[str, Any] = json.loads(out)
-        return found
-
-    try:
-        assert process.stdout.readline() == "open\n"
-        yield end
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tuple[int, dict[str, Any]]:
-    """Status and body of the answer to a GET on a connection of its own."""
-    address: Any = str(target)
-    if not isinstance(target, Path):
-        host, _, port = target.rpartition(":")
-        address = (host, int(port))
-    with contextlib.ExitStack() as stack:
-        with become(uid) if uid else contextlib.nullcontext():  # a socket is its maker's
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(target, Path) else socket.AF_INET))
-            sock.settimeout(30)
-            sock.connect(address)
-        bearer = f"Authorization: Bearer {token}\r\n" if token else ""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}\r\n".encode())
-        said = b""
-        with contextlib.suppress(ConnectionResetError):
-            while piece := sock.recv(1 << 16):
-                said += piece
-    head, _, body = said.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 "), said
-    return int(head[9:12]), json.loads(body) if b"json" in head else {}
-
-
-def times(count: int, once: Callable[[], object]) -> float:
-    """The 99th percentile in seconds."""
-    took = []
-    for _ in range(count):
-        began = time.perf_counter()
-        once()
-        took.append(time.perf_counter() - began)
-    return sorted(took)[int(0.99 * (count - 1))]
 
 
 def descriptors(node: Node) -> int:
@@ -156,6 +97,35 @@ def test_programs_of_others_shake_hands(make_node: MakeNode) -> None:
 
 
 @needs_root
+def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) -> None:
+    """The real library, of a user who has too many handshakes open: one line for whoever has started the program."""
+    node = make_node(native_dir, XMIG_DEVICES="cpu:0")
+    node.start()
+    code = (
+        "import ctypes, os, sys\n"
+        f"os.setgroups([]); os.setgid({HOG}); os.setuid({HOG})\n"
+        "status = os.fstat(2); os.environ['XMIG_STDERR'] = f'{status.st_dev}:{status.st_ino}'\n"
+        "sys.exit(ctypes.CDLL(sys.argv[1]).cuInit(0) == 0)\n"
+    )
+    environment = node.environment | {"XMIG_SOCKET": str(node.runtime_dir / "client.sock")}
+
+    def says() -> str:
+        with tempfile.TemporaryFile("w+") as said:  # a pipe of ours is none that the other user can open anew
+            subprocess.run(
+                [sys.executable, "-c", code, str(native_dir / "libcuda.so.1")], env=environment, stderr=said,
+                timeout=60, check=True,
+            )  # fmt: skip
+            said.seek(0)
+            return said.read()
+
+    with crowd("handshakes", node.runtime_dir / "client.sock", MANY, HOG):
+        said = [says() for _ in range(5)]
+    for line in said:
+        assert f"xmigd refused this process: user {HOG} has 128 unfinished handshakes open" in line
+        assert "start fewer programs at once" in line
+
+
+@needs_root
 def test_descriptors_are_left_for_devices_memory(make_node: MakeNode) -> None:
     """With 256 in all. Everybody at once, at every socket: programs start nevertheless."""
     node = make_node()
@@ -192,6 +162,58 @@ def test_a_reserve_for_root_and_for_health(make_node: MakeNode) -> None:
         assert metrics['xmigd_connections{kind="ordinary"}'] == 12
         assert metrics['xmigd_connections_refused_total{limit="user"}'] >= 28
     until(lambda: ask(api, "/v1/node", uid=OTHER)[0] == 200, "the places are free again")
+
+
+def test_the_dashboards_health(make_node: MakeNode) -> None:
+    node = make_node()
+    node.start()
+    with Front(node) as front, httpx.Client(base_url=front.address) as http:
+        for path in ("/healthz", "/readyz"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        assert node.kill() < 0
+        assert http.get("/healthz").status_code == 200
+        answer = http.get("/readyz")
+        assert (answer.status_code, answer.json()["code"]) == (503, "no_daemon")
+
+
+def test_idle_connections_are_closed(make_node: MakeNode) -> None:
+    """At every door: after a request, when nothing follows; and when a request does not get on, with the reason."""
+    times = {"request_timeout": "1", "idle_timeout": "1"}
+    node = make_node(**{f"XMIG_{name.upper()}": value for name, value in times.items()})
+    node.start()
+    with Front(node, **times) as front:
+        doors: list[Any] = [str(node.runtime_dir / "api.sock")]
+        for address in (node.get("/v1/node")["tcp_address"], front.address):
+            host, _, port = address.removeprefix("http://").rpartition(":")
+            doors.append((host, int(port)))
+        for door in doors:
+            with socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET) as sock:
+                sock.settimeout(30)
+                sock.connect(door)
+                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                said = read(sock)
+                assert said.startswith(b"HTTP/1.1 200 ")
+                assert said.count(b"HTTP/1.1") == 1  # it has got what it asked for, and nothing else
+            part = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123"
+            # Whoever asks for what needs a token is told that first.
+            for begun in (b"", b"GET /healthz HTTP/1.1\r\nHost:", *([part] if isinstance(door, str) else [])):
+                with socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET) as sock:
+                    sock.settimeout(30)
+                    sock.connect(door)
+                    sock.sendall(begun)
+                    said = read(sock)
+                    status, problem = int(said[9:12]), json.loads(said.partition(b"\r\n\r\n")[2])
+                    assert (status, problem["code"]) == (408, "request_timeout"), said
+                    assert problem["hint"] == "send headers and body without a pause"
+
+
+def read(sock: socket.socket) -> bytes:
+    """Until it ends."""
+    said = b""
+    while piece := sock.recv(1 << 16):
+        said += piece
+    return said
 
 
 def node_metrics(node: Node) -> dict[str, float]:

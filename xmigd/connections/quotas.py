@@ -70,15 +70,17 @@ class Place:
 
 class Quotas:
     def __init__(
-        self, total: int, each: int, streams: int = 0, *, prefix: str = "XMIG_", what: str = "connections"
-    ) -> None:
+        self, total: int, each: int, streams: int = 0, *, prefix: str = "XMIG_", what: str = "connections",
+        advice: str = "",
+    ) -> None:  # fmt: skip
+        """`advice`: what to do when there are too many, where no setting says how many there may be."""
         self.reserve = max(2, min(RESERVE, total // 8))
         self.ordinary = total - 2 * self.reserve
         self.each = min(each, self.ordinary)
         self.streams = streams
         self.all_streams = max(1, total // 2)
         self.refused: Counter[str] = Counter()  # by whose limit it was: user, all
-        self._prefix, self._what = prefix, what
+        self._prefix, self._what, self._advice = prefix, what, advice
         self._places: Counter[Kind] = Counter()
         self._of: dict[Kind, Counter[str]] = {"ordinary": Counter(), "lobby": Counter(), "stream": Counter()}
         self._logged: dict[str, tuple[float, int]] = {}  # who → when, and how many since
@@ -139,13 +141,14 @@ class Quotas:
         if self._of["ordinary"][who.name] >= self.each:
             return TooManyRequests(
                 f"{who.name} has {self.each} {self._what} open, as many as one user or address may have",
-                code="too_many_connections", retry_after=1,
-                hint=f"close some; idle ones are closed after a while. The limit is {self._prefix}USER_CONNECTIONS",
+                code="too_many_connections", retry_after=1, hint=self._advice or
+                f"close some; idle ones are closed after a while. The limit is {self._prefix}USER_CONNECTIONS",
             )  # fmt: skip
         if self._places["ordinary"] + self._places["stream"] >= self.ordinary:
             return Unavailable(
                 f"all {self.ordinary} {self._what} that there may be are taken, by several users", retry_after=1,
-                code="connections_full", hint=f"try again; the limit is {self._prefix}CONNECTIONS",
+                code="connections_full",
+                hint=self._advice or f"try again; the limit is {self._prefix}CONNECTIONS",
             )  # fmt: skip
         return None
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ PATIENCE = 5.0  # seconds for the first message
 LITTLE_PATIENCE = 1.0  # for that of somebody who has too many connections already
 MAX_PENDING = 512
 MAX_PENDING_PER_USER = 128
+MAX_REFUSED = 128
 
 FirstMessage = Callable[[socket.socket, Peer, Received], None]
 Refused = Callable[[socket.socket, XmigError], None]
@@ -57,13 +59,23 @@ class Listener:
         self._on_refused = on_refused
         self._sock = bind_unix(path, socket.SOCK_SEQPACKET, 0o666)
         pending = within_descriptors(MAX_PENDING, 8)
-        self._quotas = Quotas(pending, MAX_PENDING_PER_USER, what="unfinished handshakes")
+        self._quotas = Quotas(
+            pending, MAX_PENDING_PER_USER, what="unfinished handshakes",
+            advice=f"start fewer programs at once; connections that say nothing are closed after {PATIENCE:g} s",
+        )  # fmt: skip
         self._pending: dict[socket.socket, tuple[Place, Peer, asyncio.TimerHandle]] = {}
+        self._refused: deque[tuple[socket.socket, float]] = deque()  # told why, and until when they stay, oldest first
+        self._most_refused = within_descriptors(MAX_REFUSED, 32)
+        self._ending: asyncio.TimerHandle | None = None
         self._acceptor = Acceptor(self._sock, path.name, self._accepted)
 
     def close(self) -> None:
         self._acceptor.close()
         self._sock.close()
+        if self._ending is not None:
+            self._ending.cancel()
+        while self._refused:
+            self._end_refused()
         for sock in list(self._pending):
             self._forget(sock)
             sock.close()
@@ -84,8 +96,27 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._readable, sock)
 
     def _refuse(self, sock: socket.socket, why: XmigError) -> None:
+        """Say why. It stays open for a moment more, as long as there are not too many: who speaks to a closed socket
+        does not hear the answer."""
         if self._on_refused is not None:
             self._on_refused(sock, why)
+        self._refused.append((sock, self._loop.time() + LITTLE_PATIENCE))
+        if len(self._refused) > self._most_refused:
+            self._end_refused()
+        if self._ending is None:
+            self._ending = self._loop.call_later(LITTLE_PATIENCE, self._end_late)
+
+    def _end_late(self) -> None:
+        self._ending = None
+        while self._refused and self._refused[0][1] <= self._loop.time():
+            self._end_refused()
+        if self._refused:
+            self._ending = self._loop.call_at(self._refused[0][1], self._end_late)
+
+    def _end_refused(self) -> None:
+        sock, _ = self._refused.popleft()
+        with contextlib.suppress(OSError):  # what was sent and not read would make the kernel drop the answer
+            close_all(receive(sock).fds)
         sock.close()
 
     def _readable(self, sock: socket.socket) -> None:
@@ -103,7 +134,8 @@ class Listener:
             close_all(received.fds)
             if refusal is not None and received.data:
                 self._refuse(sock, refusal)
-            sock.close()
+            else:
+                sock.close()
             return
         self._on_first(sock, peer, received)
 

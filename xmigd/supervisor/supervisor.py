@@ -517,8 +517,12 @@ def answer(sock: socket.socket, status: int, *, job: str = "", message: str = ""
 
 
 def refuse(sock: socket.socket, why: XmigError) -> None:
-    """The answer to a program that has no place to shake hands in."""
-    answer(sock, CUDA_ERROR_SYSTEM_NOT_READY, message=str(why))
+    """The answer to a program that has no place to shake hands in. The socket stays the caller's."""
+    with contextlib.suppress(OSError):
+        sock.send(
+            pack_welcome(CUDA_ERROR_SYSTEM_NOT_READY, message=str(why)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        )
+        sock.shutdown(socket.SHUT_WR)
 
 
 def _shortage(error: OSError) -> str:

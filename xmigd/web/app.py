@@ -15,6 +15,7 @@ from starlette.types import Scope
 from xmigd import __version__, log
 from xmigd.connections.quotas import Place
 from xmigd.errors import XmigError
+from xmigd.web import health
 from xmigd.web.forms import path_of_ours, refused
 from xmigd.web.guard import Guard
 from xmigd.web.live import Interest, Relay
@@ -45,7 +46,7 @@ def make_app(web: WebSettings) -> tuple[Guard, Front]:
     app.state.front = front
     for kind in (ApiError, NotLoggedIn, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login):
+    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login, health):
         app.include_router(module.router)
     app.add_api_route("/live", live, methods=["GET"], include_in_schema=False)
     app.mount("/static", Files(directory=folder() / "static"))
