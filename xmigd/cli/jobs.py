@@ -65,7 +65,8 @@ def run(
 
     shown = _readable(shlex.join(command))[:4096]
     body: dict[str, Any] = {
-        "name": None if name is None else _readable(name), "command": shown, "device": device,
+        "name": None if name is None else _readable(name), "command": shown,
+        "device": None if device is None else _readable(device),
         "hang_timeout": hang_timeout, "watch": True, "strict": strict,
     }  # fmt: skip
     inherited = dict(os.environ)
@@ -73,7 +74,7 @@ def run(
     if device is not None:
         inherited.pop("CUDA_VISIBLE_DEVICES", None)
     elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
-        body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
+        body["visible_devices"] = _readable(inherited.pop("CUDA_VISIBLE_DEVICES"))
     client = connect()
     job = client.post("/v1/jobs", body)
     defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job["defaults"]
