@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,7 +86,7 @@ def test_what_others_could_replace_is_refused(make_node: MakeNode, prepare: Call
 
 
 @needs_root
-def test_a_daemon_of_a_user_refuses_what_is_not_the_users(make_node: MakeNode) -> None:
+def test_a_daemon_of_a_user_refuses_what_is_not_the_users(make_node: MakeNode, native_dir: Path) -> None:
     node = make_node()
     node.runtime_dir.mkdir()
     code = (
@@ -95,8 +94,8 @@ def test_a_daemon_of_a_user_refuses_what_is_not_the_users(make_node: MakeNode) -
         f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); sys.argv[1:] = []\n"
         "xmigd.main.main()\n"
     )
-    shutil.copytree(node.native, node.folder / "native")  # pytest's own folders are closed to others
-    environment = node.environment | {"HOME": "/tmp", "XMIG_NATIVE_DIR": str(node.folder / "native")}
+    # Not the peer's: pytest's own folders are closed to others.
+    environment = node.environment | {"HOME": "/tmp", "XMIG_NATIVE_DIR": str(native_dir)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True,
                           timeout=60, check=False)  # fmt: skip
     assert done.returncode == 1, done.stderr
