@@ -85,7 +85,7 @@ def test_an_address_that_is_not_this_machines(make_node: MakeNode) -> None:
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
         pytest.skip("mounting needs root")
