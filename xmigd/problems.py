@@ -65,11 +65,6 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "insecure": ("A token would be sent where others can read it.", "Use `https://`."),
     "internal": ("Something failed inside xmigd.", "Read its log, and report it."),
-    "invisible_character": (
-        "A name or a reason has a character that people do not see: a control character, a mark of the writing "
-        "direction.",
-        "Leave it out.",
-    ),
     "interrupted": ("xmigd ended in the middle of the operation, which had no effect that stays.", "Ask for it again."),
     "invalid": ("The request is not understood: a field is missing, unknown or wrong.", "Correct the field it names."),
     "ipc": ("The program shares device memory with other processes.", "Driver 610, or run it under xMIG."),

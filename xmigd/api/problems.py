@@ -61,7 +61,7 @@ def _invalid(error: RequestValidationError) -> Invalid:
     if first["type"] == "model_attributes_type":
         hint = "send a JSON object, with Content-Type: application/json"
     if first["type"] == "string_pattern_mismatch" and (found := first_invisible(str(first["input"]))):
-        return Invalid(f"{place}: {found} is in it, a character that people do not see", code="invisible_character",
+        return Invalid(f"{place}: {found} is in it, a character that people do not see",
                        hint="leave out control characters and marks of the writing direction")  # fmt: skip
     return Invalid(f"{place}: {first['msg']}", hint=hint)
 
