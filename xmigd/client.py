@@ -167,9 +167,11 @@ class Client:
         body = None
         if json_body is not None:
             body, sent = json.dumps(json_body).encode(), sent | {"Content-Type": "application/json"}
-        path = quote(path, safe=PATH_AS_IT_IS)
+        path = quote(path, safe=PATH_AS_IT_IS, errors="surrogateescape")  # an argument may be any bytes
         if params:
-            path += "?" + urlencode({name: _parameter(value) for name, value in params.items()}, doseq=True)
+            path += "?" + urlencode(
+                {name: _parameter(value) for name, value in params.items()}, True, errors="surrogateescape"
+            )
         try:
             connection.connect()
         except (OSError, http.client.HTTPException) as error:

@@ -22,6 +22,7 @@ from xmigd.api.gate import Gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
 from xmigd.automation import Automation
 from xmigd.breaker import Breaker
+from xmigd.connections.quotas import Quotas
 from xmigd.database import migrate, retention
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Job
@@ -86,7 +87,8 @@ async def serve(settings: Settings) -> None:
         shims = shim_paths(native_dir)
         native.link_names(settings.names_folder, shims)
         front = Front()
-        servers, address = listen(settings, front, stack)
+        quotas = Quotas.of(settings, "XMIG_")
+        servers, address = listen(settings, front, quotas, stack)
         loop = asyncio.get_running_loop()
         serving = [loop.create_task(server.serve(sockets=[bound])) for server, bound in servers]
         for task in serving:
@@ -167,6 +169,7 @@ async def serve(settings: Settings) -> None:
             tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
             inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
             sampler=sampler, operators=operators_group(settings.operators_group),
+            connections=quotas,
             shims=shims, started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
         )  # fmt: skip
         automation = Automation(
@@ -219,7 +222,7 @@ async def serve(settings: Settings) -> None:
 
 
 def listen(
-    settings: Settings, front: Front, stack: ExitStack
+    settings: Settings, front: Front, quotas: Quotas, stack: ExitStack
 ) -> tuple[list[tuple[ApiServer, socket.socket]], str | None]:
     """The API's servers, each with its socket, and the address of that on the network. Raises StartError."""
     if settings.port >= 0:
@@ -227,12 +230,12 @@ def listen(
     api_socket = bind_api(settings.api_socket)
     stack.callback(settings.api_socket.unlink, missing_ok=True)
     stack.callback(api_socket.close)
-    servers = [(make_server(front), api_socket)]
+    servers = [(make_server(front, settings, quotas), api_socket)]
     if settings.port < 0:
         return servers, None
     tcp = bind_tcp(settings.host, settings.port)
     stack.callback(tcp.close)
-    servers.append((make_server(front, settings), tcp))
+    servers.append((make_server(front, settings, quotas, tcp=True), tcp))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return servers, f"{'http' if settings.tls_cert is None else 'https'}://{host}:{tcp.getsockname()[1]}"
 

@@ -97,6 +97,13 @@ class NotFound(XmigError):
     code = "not_found"
 
 
+class RequestTimeout(XmigError):
+    """A request was begun and not finished, or a connection opened for nothing."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class Conflict(XmigError):
     """Not in this state, or not beside what is under way."""
 

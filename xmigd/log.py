@@ -8,12 +8,14 @@ from typing import Any
 
 import structlog
 
+from xmigd.text import harmless
+
 
 def _one_line(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Text that came from outside stays on its line and cannot paint the terminal."""
     for key, value in event.items():
-        if isinstance(value, str) and not value.isprintable():
-            event[key] = value.encode("unicode_escape").decode("ascii")
+        if value is not None and not isinstance(value, (bool, int, float)) and not str(value).isprintable():
+            event[key] = harmless(str(value), None)
     return event
 
 

@@ -33,9 +33,18 @@ def main() -> None:
 
     settings = from_command_line(Settings, "xMIG's node daemon")
     log.configure(settings.log_level, json=settings.log_json)
-    from xmigd.daemon import serve
+    from sqlalchemy.exc import DatabaseError
 
-    run(Settings.program, lambda: asyncio.run(serve(settings)))
+    from xmigd.daemon import serve
+    from xmigd.database.damage import unusable
+
+    def work() -> None:
+        try:
+            asyncio.run(serve(settings))
+        except DatabaseError as error:
+            raise unusable(settings.database, error) from None
+
+    run(Settings.program, work)
 
 
 if __name__ == "__main__":

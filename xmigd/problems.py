@@ -30,6 +30,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "cancelled": ("The operation ended because somebody cancelled it.", "Nothing: what it was about is as before."),
     "cannot_start": ("xmigd cannot start.", "Do what the message says."),
     "conflict": ("Not possible in this state.", "Look at the state, and ask again when it has changed."),
+    "connections_full": (
+        "All connections that there may be are taken, by several users.",
+        "Try again; raise `connections` if there are descriptors for more.",
+    ),
     "cordoned": ("The target takes no new process.", "Choose another target, or uncordon it."),
     "damaged": (
         "Something that was kept is not what was put there: truncated, changed, or gone.",
@@ -128,6 +132,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Install shim, server and daemon from one version.",
     ),
     "read_only": ("This caller may only read.", "Use the local socket, or a token of scope operate."),
+    "request_timeout": (
+        "A request was not here within `request_timeout`, or a connection was opened and nothing was asked.",
+        "Send headers and body without a pause.",
+    ),
     "same_device": ("The process is on the target already.", "Choose another one."),
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "
@@ -155,10 +163,18 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "too_large": ("The body is larger than any request needs.", "Send less than 64 KiB."),
     "too_late_to_cancel": ("The operation is past its point of no return.", "Let it end."),
+    "too_many_connections": (
+        "One user of the machine, or one address, has as many connections open as one may have (`user_connections`).",
+        "Close some. Somebody else's do not count.",
+    ),
     "too_many_listeners": ("Too many listen to events already.", "Ask for pages: `?after=`."),
     "too_many_requests": (
         "One caller asks more often than `request_rate`.",
         "Ask less often; `Retry-After` says when.",
+    ),
+    "too_many_streams": (
+        "One user listens to events as often as one may (`user_streams`).",
+        "Close some, or ask for pages: `?after=`.",
     ),
     "too_many_tokens": ("There are 1000 valid tokens.", "Revoke some."),
     "unauthorized": ("It is not known who calls.", "Send `Authorization: Bearer ...`."),

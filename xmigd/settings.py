@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
+from xmigd.connections.settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
 from xmigd.place import FILE, FILE_VARIABLE, PREFIX, Place, default_runtime_dir
 
 MIB = 1 << 20
@@ -89,6 +90,11 @@ class Settings(Configuration):
     request_rate: float = Field(
         default=2000.0, ge=0, description="requests a second that one caller may make, twice that at once; 0: any"
     )
+    connections: Connections = 1024
+    user_connections: UserConnections = 128
+    user_streams: UserStreams = 64
+    request_timeout: RequestTimeout = 10.0
+    idle_timeout: IdleTimeout = 15
     hang_timeout: float = Field(
         default=300.0, ge=0, le=1e9,
         description="seconds without progress after which a device's work counts as hung; 0: never",

@@ -16,7 +16,7 @@ from statistics import median
 
 import httpx
 
-from tests.bench import history
+from tests.bench import crowd, history
 from tests.bench.native import Failed, Programs
 from tests.harness import cpu_seconds
 from xmigd.demo.node import Node, Program
@@ -42,6 +42,8 @@ def measure(programs: Programs, runs: int) -> Iterator[Row]:
         yield from events(node)
     yield from command_line(programs)
     yield from pages(programs)
+    with node_with(programs, **crowd.PATIENT) as node, dashboard(node) as client:
+        yield from crowd.measure(node, f"{client.base_url.host}:{client.base_url.port}")
 
 
 def command_line(programs: Programs) -> Iterator[Row]:
@@ -63,10 +65,10 @@ def command_line(programs: Programs) -> Iterator[Row]:
 
 
 @contextlib.contextmanager
-def node_with(programs: Programs) -> Iterator[Node]:
+def node_with(programs: Programs, **settings: str) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="xmig-bench-") as folder:
         node = Node(Path(folder), devices=DEVICES, device_memory=1 << 28, log_level="warning")
-        node.environment |= UNLIMITED
+        node.environment |= UNLIMITED | settings
         with node:
             yield node
 

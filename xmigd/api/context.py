@@ -16,6 +16,7 @@ from xmigd.api.cached import Cached
 from xmigd.api.requests import Requests
 from xmigd.api.schemas import EXACT
 from xmigd.breaker import Breaker
+from xmigd.connections.quotas import Quotas
 from xmigd.database.writer import Writer
 from xmigd.devices.inventory import Inventory
 from xmigd.driver_checkpoint.service import DriverMoves
@@ -52,6 +53,7 @@ class Node:
     native: DriverMoves  # of programs that were not started under xMIG
     shims: list[Path]
     started_at: float
+    connections: Quotas | None = None
     operators: int | None = None  # the operators' group
     tcp_address: str | None = None
     is_stopping: Callable[[], bool] = field(default=lambda: False)

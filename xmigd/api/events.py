@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from xmigd.api.context import AnyCaller, Limit, Node, TheNode
 from xmigd.api.schemas import EXACT, EventInfo
+from xmigd.connections.peers import Who, user
+from xmigd.connections.quotas import Place
 from xmigd.database import models
 from xmigd.errors import Unavailable
 from xmigd.events import repository
@@ -54,6 +56,9 @@ async def list_events(
         return await asyncio.to_thread(_page, node, caller, after, before, limit)
     if node.bus.listeners >= MAX_LISTENERS:
         raise Unavailable("too many listen already", code="too_many_listeners", hint="ask for pages (?after=)")
+    place: Place | None = getattr(request.state, "place", None)
+    if place is not None:
+        place.listen(user(caller.uid) if caller.uid is not None else Who(caller.name))
     start = int(last_event_id) if last_event_id is not None else after
     return EventSourceResponse(
         _stream(node, caller, start), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

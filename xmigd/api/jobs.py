@@ -31,6 +31,7 @@ from xmigd.logs import repository as logs
 from xmigd.security.callers import Caller
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.exits import End
+from xmigd.text import harmless
 
 router = APIRouter(prefix="/v1/jobs")
 JOBS = TypeAdapter(list[JobInfo])
@@ -59,7 +60,7 @@ async def make_job(
             hint="use the local socket, or a token that was made for a user (uid)",
         )  # fmt: skip
     supervisor = node.supervisor
-    name = wanted.name or wanted.command.split(" ", 1)[0].rpartition("/")[2] or "job"
+    name = wanted.name or harmless(wanted.command.split(" ", 1)[0].rpartition("/")[2], 255) or "job"
     peer = request.state.peer
     runner = None
     if wanted.watch and peer is not None:

@@ -17,6 +17,7 @@ from xmigd.errors import Conflict, NotFound
 from xmigd.migration.service import where
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
+from xmigd.text import VISIBLE
 
 router = APIRouter(prefix="/v1")
 ProcessId = Annotated[str, Path(max_length=64)]
@@ -72,7 +73,7 @@ class ResumeRequest(Request):
 
 
 class DrainRequest(Request):
-    reason: Annotated[str, Field(max_length=500)] = ""
+    reason: Annotated[str, Field(max_length=500, pattern=VISIBLE)] = ""
 
 
 class PhaseInfo(Answer):

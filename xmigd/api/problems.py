@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from xmigd import log
 from xmigd.errors import Invalid, XmigError, as_problem
+from xmigd.text import first_invisible
 
 logger = log.get("api")
 
@@ -59,6 +60,9 @@ def _invalid(error: RequestValidationError) -> Invalid:
         return Invalid("the body is not JSON", code="not_json", hint="send JSON, with Content-Type: application/json")
     if first["type"] == "model_attributes_type":
         hint = "send a JSON object, with Content-Type: application/json"
+    if first["type"] == "string_pattern_mismatch" and (found := first_invisible(str(first["input"]))):
+        return Invalid(f"{place}: {found} is in it, a character that people do not see",
+                       hint="leave out control characters and marks of the writing direction")  # fmt: skip
     return Invalid(f"{place}: {first['msg']}", hint=hint)
 
 

@@ -11,6 +11,7 @@ from xmigd.operations.repository import OperationState
 from xmigd.records import LogLevel, LogSource
 from xmigd.recovery.events import InjectKind, InjectPoint
 from xmigd.security.callers import Scope
+from xmigd.text import VISIBLE
 
 
 class Problem(BaseModel):
@@ -28,7 +29,6 @@ class Problem(BaseModel):
 
 
 EXACT = (1 << 53) - 1  # the largest of the whole numbers that every JSON reader reads as they are
-PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 
 
 class Answer(BaseModel):
@@ -81,17 +81,17 @@ class DeviceChange(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     cordoned: bool | None = Field(default=None, description="a cordoned device gets no new process")
-    reason: Annotated[str, Field(max_length=255, pattern=PRINTABLE)] | None = None
+    reason: Annotated[str, Field(max_length=255, pattern=VISIBLE)] | None = None
 
 
 class JobRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(max_length=255, pattern=PRINTABLE)] = ""
+    name: Annotated[str, Field(max_length=255, pattern=VISIBLE)] = ""
     command: Annotated[str, Field(max_length=4096)] = ""
     device: Annotated[str, Field(max_length=64, pattern=r"^[a-z]+:[0-9]+(,[0-9]+)*$")] | None = None
     visible_devices: Annotated[
-        str, Field(max_length=507, pattern=PRINTABLE, description="as in CUDA_VISIBLE_DEVICES; not with `device`")
+        str, Field(max_length=507, pattern=VISIBLE, description="as in CUDA_VISIBLE_DEVICES; not with `device`")
     ] | None = None  # fmt: skip
     hang_timeout: Annotated[
         float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
@@ -349,7 +349,7 @@ class EventInfo(Answer):
 class TokenRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=VISIBLE)]
     scope: Scope = "read"
     uid: Annotated[int, Field(ge=0, lt=(1 << 32) - 1)] | None = Field(
         default=None, description="whose jobs it is for; null: the node's"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import os
@@ -14,33 +13,27 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from xmigd.connections.http import HttpServer
+from xmigd.connections.quotas import Quotas
 from xmigd.errors import StartError
 from xmigd.settings import Settings
 from xmigd.supervisor.channel import peer_groups, peer_of
 from xmigd.supervisor.listeners import bind_unix
 
-BACKLOG = 2048  # as uvicorn's
+BACKLOG = 4096  # the kernel takes as many as its somaxconn; who comes when they are full is not even refused
 
 
-class PeerProtocol(H11Protocol):
-    """HTTP/1.1 whose requests carry the caller's credentials and groups (`request.state.peer`) on a Unix socket."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        local = sock is not None and sock.family == socket.AF_UNIX
-        peer = (peer_of(sock), peer_groups(sock)) if local else None
-        self.app_state = {**self.app_state, "peer": peer}
-
-
-class ApiServer(uvicorn.Server):
+class ApiServer(HttpServer):
     """Signals are the daemon's business, not uvicorn's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def state_of(self, sock: socket.socket) -> dict[str, Any]:
+        """`peer`: the caller's credentials and groups, on a Unix socket."""
+        return {"peer": (peer_of(sock), peer_groups(sock)) if sock.family == socket.AF_UNIX else None}
 
 
 def bind_tcp(host: str, port: int, prefix: str = "XMIG_") -> socket.socket:
@@ -61,7 +54,7 @@ def bind_tcp(host: str, port: int, prefix: str = "XMIG_") -> socket.socket:
 
 
 def bind_api(path: Path) -> socket.socket:
-    return bind_unix(path, socket.SOCK_STREAM, 0o666)
+    return bind_unix(path, socket.SOCK_STREAM, 0o666, BACKLOG)
 
 
 def check_tcp(settings: Settings) -> None:
@@ -89,13 +82,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def make_server(app: ASGIApp, settings: Settings | None = None) -> ApiServer:
-    """On the local socket; with `settings` on TCP, encrypted if they have a certificate."""
+def make_server(app: ASGIApp, settings: Settings, quotas: Quotas, *, tcp: bool = False) -> ApiServer:
+    """On the local socket, or on TCP, encrypted if the settings have a certificate."""
     options: dict[str, Any] = {
-        "http": PeerProtocol, "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
-        "server_header": False, "timeout_graceful_shutdown": 3, "limit_concurrency": 1024,
+        "http": "h11", "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
+        "server_header": False, "timeout_graceful_shutdown": 3, "timeout_keep_alive": settings.idle_timeout,
     }  # fmt: skip
-    if settings is not None and settings.tls_cert is not None:
+    if tcp and settings.tls_cert is not None:
         options |= {
             "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key,
             "ssl_ca_certs": settings.tls_client_ca,
@@ -106,7 +99,7 @@ def make_server(app: ASGIApp, settings: Settings | None = None) -> ApiServer:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise StartError(
-            f"{settings.tls_cert if settings else ''} and its key cannot be used: {error}",
+            f"{settings.tls_cert} and its key cannot be used: {error}",
             hint="XMIG_TLS_CERT and XMIG_TLS_KEY are PEM files that belong together",
         ) from None
-    return ApiServer(config)
+    return ApiServer(config, quotas, settings)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
 import typer
 
 from xmigd.cli.common import JobOption, connect, find_job
-from xmigd.cli.output import Output, OutputOption, cell, console, notes, show
+from xmigd.cli.output import Output, OutputOption, cell, console, escape, notes, show, show_json_line
 from xmigd.client import RESTART_PATIENCE, Client, NoDaemon
 
 PAUSE = 0.5  # seconds before a stream that ended is opened again
@@ -85,9 +84,9 @@ def _about(event: dict[str, Any]) -> str:
 
 def _line(event: dict[str, Any], output: Output) -> None:
     if output is Output.json:
-        print(json.dumps(event, ensure_ascii=False), flush=True)
+        show_json_line(event)
         return
     number = "-" if event["id"] is None else str(event["id"])
-    parts = (f"{number:>6}", cell("at", event["at"]), f"[bold]{event['type']:18}[/bold]", f"{_about(event):22}",
-             cell("data", event["data"]))  # fmt: skip
+    parts = (f"{number:>6}", cell("at", event["at"]), f"[bold]{escape(event['type']):18}[/bold]",
+             f"{escape(_about(event)):22}", cell("data", event["data"]))  # fmt: skip
     console.print("  ".join(parts), soft_wrap=True)

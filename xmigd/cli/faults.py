@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job
-from xmigd.cli.output import Output, OutputOption, console, show, show_json, with_jobs
+from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, with_jobs
 
 
 class Kind(StrEnum):
@@ -69,7 +69,7 @@ def ack(
     if output is Output.json:
         show_json(row)
     else:
-        console.print(f"fault {row['id']} was acknowledged by {row['acknowledged_by']}")
+        console.print(f"fault {row['id']} was acknowledged by {escape(row['acknowledged_by'])}")
 
 
 @group.command()

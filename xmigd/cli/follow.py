@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import PLACES, Output, console, notes, show_json, size
+from xmigd.cli.output import PLACES, Output, console, escape, notes, show_json, size
 from xmigd.client import RESTART_PATIENCE, Client, NoDaemon
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _cancel(watch: _Watch) -> bool:
     watch.cancelling = True
     if watch.operation.get("may_cancel") is False and watch.operation["state"] not in OVER:
         why = watch.operation.get("may_cancel_why") or "it is past the point of no return"
-        notes.print(f"cannot be cancelled any more: {why}")
+        notes.print(f"cannot be cancelled any more: {escape(why)}")
         return False
     notes.print("cancelling; press Ctrl-C again to leave it to itself")
     watch.client.delete(f"/v1/operations/{watch.operation['id']}")

@@ -65,7 +65,8 @@ def run(
 
     shown = _readable(shlex.join(command))[:4096]
     body: dict[str, Any] = {
-        "name": None if name is None else _readable(name), "command": shown, "device": device,
+        "name": None if name is None else _readable(name), "command": shown,
+        "device": None if device is None else _readable(device),
         "hang_timeout": hang_timeout, "watch": True, "strict": strict,
     }  # fmt: skip
     inherited = dict(os.environ)
@@ -73,14 +74,16 @@ def run(
     if device is not None:
         inherited.pop("CUDA_VISIBLE_DEVICES", None)
     elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
-        body["visible_devices"] = inherited.pop("CUDA_VISIBLE_DEVICES")
+        body["visible_devices"] = _readable(inherited.pop("CUDA_VISIBLE_DEVICES"))
     client = connect()
     job = client.post("/v1/jobs", body)
-    defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job["defaults"]
+    # Daemons of earlier versions do not tell everything.
+    defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job.get("defaults", {})
     environment = defaults | inherited | job["environment"]
-    for variable, ours in (("LD_PRELOAD", job["preload"]), ("LD_LIBRARY_PATH", job["library_path"])):
+    for variable, ours in (("LD_PRELOAD", job["preload"]), ("LD_LIBRARY_PATH", job.get("library_path"))):
         theirs = inherited.get(variable)
-        environment[variable] = f"{ours}:{theirs}" if theirs else ours
+        if ours is not None:
+            environment[variable] = f"{ours}:{theirs}" if theirs else ours
     if (stderr := _own_stderr()) is not None:
         environment["XMIG_STDERR"] = stderr
     where = place()

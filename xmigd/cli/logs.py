@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from xmigd.cli.common import JobArgument, connect, find_job
-from xmigd.cli.output import Output, OutputOption, cell, console, show_json
+from xmigd.cli.output import Output, OutputOption, cell, console, escape, show_json, show_json_line
 from xmigd.client import RESTART_PATIENCE, Client, NoDaemon
 
 PAUSE = 0.5  # seconds between two looks at the log
@@ -77,7 +75,7 @@ def _follow(client: Client, job: str, last: int, output: Output) -> None:
 
 def _line(row: dict[str, Any], output: Output) -> None:
     if output is Output.json:
-        print(json.dumps(row, ensure_ascii=False), flush=True)
+        show_json_line(row)
         return
     style = STYLES.get(row["level"])
     text = escape(row["text"])

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape as escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -18,6 +18,7 @@ from xmigd.cli.invocation import Output as Output
 from xmigd.cli.invocation import invocation
 from xmigd.client import Refused
 from xmigd.errors import XmigError
+from xmigd.text import harmless, harmless_json
 from xmigd.words import duration, milliseconds
 from xmigd.words import exit_text as exit_text
 
@@ -100,8 +101,17 @@ def show_one(row: Mapping[str, Any], output: Output, names: Mapping[str, str] | 
     console.print(table)
 
 
+def escape(text: str) -> str:
+    """Words that are not ours, as a part of what is printed: neither Rich nor the terminal acts upon them."""
+    return markup.escape(harmless(text, None))
+
+
 def show_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(harmless_json(value, 2))
+
+
+def show_json_line(value: Any) -> None:
+    print(harmless_json(value), flush=True)
 
 
 def cell(name: str, value: Any, *, whole: bool = False) -> str:
@@ -167,15 +177,15 @@ def show_error(error: XmigError, output: Output) -> None:
     """On standard error: what and why, where the process is if that is known, what to do."""
     if output is Output.json:
         document = error.problem if isinstance(error, Refused) else None
-        print(json.dumps(document or {"code": error.code, "detail": error.message, "hint": error.hint},
-                         ensure_ascii=False), file=sys.stderr)  # fmt: skip
+        found = document or {"code": error.code, "detail": error.message, "hint": error.hint}
+        print(harmless_json(found), file=sys.stderr)
         return
-    print(f"xmigctl: {error.message}", file=sys.stderr)
+    print(f"xmigctl: {harmless(error.message, None)}", file=sys.stderr)
     if isinstance(error, Refused):
         for line in _more(error.problem):
-            print(f"  {line}", file=sys.stderr)
+            print(f"  {harmless(line, None)}", file=sys.stderr)
     if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+        print(f"  {harmless(error.hint, None)}", file=sys.stderr)
 
 
 def _more(problem: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from xmigd.cli.common import YesOption, confirm, connect
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import Output, OutputOption, console, show, show_json, show_one
+from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, show_one
 
 policies = typer.Typer(no_args_is_help=True, help="Policies: numbers that operators change while xmigd runs.")
 breaker = typer.Typer(no_args_is_help=True, help="The circuit breaker, which stops xMIG's own decisions.")
@@ -57,7 +57,7 @@ def set_policy(
         show_json(row)
     else:
         for value in change:
-            console.print(f"{name}: {value} is {row['settings'][value]}")
+            console.print(f"{escape(name)}: {escape(value)} is {row['settings'][value]}")
 
 
 def _value(text: str) -> tuple[str, Any]:
@@ -80,7 +80,7 @@ def show_breaker(output: OutputOption = Output.table) -> None:
     state = (
         "[red]open[/red]: xMIG does not act by itself" if found["state"] == "open" else "closed: xMIG acts by itself"
     )
-    console.print(state + (f" ({found['why']})" if found["why"] else ""))
+    console.print(state + (f" ({escape(found['why'])})" if found["why"] else ""))
     window = found["window_seconds"]
     console.print(f"{len(found['actions'])} of at most {found['max_actions']} actions in {window:.0f} s")
     if found["actions"]:

@@ -10,7 +10,7 @@ import typer
 
 from xmigd.cli.common import connect, find_by_prefix
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import Output, OutputOption, console, notes, show, show_json
+from xmigd.cli.output import Output, OutputOption, console, escape, notes, show, show_json
 from xmigd.users import requestor_name
 
 group = typer.Typer(no_args_is_help=True, help="Tokens: who may use the daemon over the network.")
@@ -81,7 +81,7 @@ def revoke(
     if output is Output.json:
         show_json({"id": found["id"], "revoked": True})
     else:
-        console.print(f"token {found['id'][:12]} ({found['name']}) is revoked")
+        console.print(f"token {found['id'][:12]} ({escape(found['name'])}) is revoked")
 
 
 def seconds(text: str) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, create_engine, inspect
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from xmigd import log
+from xmigd.database.damage import check, unusable
 from xmigd.database.engine import make_engine
 from xmigd.errors import StartError
 
@@ -62,31 +62,34 @@ def upgrade(path: Path, engine: Engine) -> None:
                     raise StartError(
                         f"the database {path} is of another version of xmigd: this one does not know its revision "
                         f"{current}",
-                        hint="install the version that wrote it, or start with another XMIG_DATABASE",
+                        hint="install the version that wrote it, put the backup that this version has left beside it "
+                        f"in its place ({path.with_suffix('.REVISION.bak')}), or start with another XMIG_DATABASE",
                     )
                 backup = path.with_suffix(f".{current}.bak")
                 _back_up(path, backup)
             logger.info("upgrading the database", path=str(path), source=current, target=target)
             to_revision(connection, "head")
-    except OperationalError as error:
-        raise StartError(
-            f"the database {path} cannot be written: {error.orig}",
-            hint="make room on its disk, or choose another file with XMIG_DATABASE",
-        ) from None
     except DatabaseError as error:
-        raise StartError(f"{path} is not a database: {error.orig}", hint="choose another XMIG_DATABASE") from None
+        raise unusable(path, error) from None
 
 
 async def upgrade_apart(path: Path, begins: Callable[[], None]) -> None:
     """`upgrade` in a process of its own: what it needs of memory goes with it. For a daemon that has no threads yet.
     `begins` is called if there is something to do. Raises StartError."""
     engine = make_engine(path)
-    with engine.connect() as connection, contextlib.suppress(DatabaseError):
-        current = _current(connection)
-        connection.rollback()
-        if current == newest(scripts()):
-            return
-    engine.dispose()
+    try:
+        with engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            check(path, driver)
+            current = _current(connection)
+            connection.rollback()
+            if current == newest(scripts()):
+                return
+    except DatabaseError as error:
+        raise unusable(path, error) from None
+    finally:
+        engine.dispose()
     begins()
     reading, writing = os.pipe()
     child = os.fork()

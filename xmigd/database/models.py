@@ -100,7 +100,7 @@ class LogLine(Base):
     at: Mapped[float]
     source: Mapped[str] = mapped_column(String(8))  # program, server, xmigd
     level: Mapped[str] = mapped_column(String(8))
-    text: Mapped[str] = mapped_column(Text)  # harmless: xmigd.logs.text
+    text: Mapped[str] = mapped_column(Text)  # harmless: xmigd.text
 
 
 class JournalSegment(Base):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xmigd.logs.notices import Notices
-from xmigd.logs.text import harmless
 from xmigd.native import Layout
 from xmigd.records import JobRow, LogLevel, LogLine, LogSource, Records
+from xmigd.text import harmless
 
 BURST = 200  # lines that a user may have at once
 RATE = 10.0  # and a second

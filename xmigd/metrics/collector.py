@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from xmigd import __version__
 from xmigd.api.context import Node
+from xmigd.connections.quotas import Kind
 from xmigd.database import models, queries
 from xmigd.devices.header import Description, counters
 from xmigd.devices.inventory import held_bytes
@@ -153,6 +154,18 @@ class NodeCollector(Collector):
         for (method, route), seconds in list(requests.seconds.items()):
             spent.add_metric([method, route], seconds)
         yield from (counted, spent)
+        quotas = self._node.connections
+        if quotas is None:
+            return
+        kinds: tuple[Kind, ...] = ("ordinary", "reserved", "lobby", "stream")
+        yield _gauge(
+            "xmigd_connections", "Connections to the API; lobby: of those who have no more", ["kind"],
+            [((kind,), quotas.open(kind)) for kind in kinds],
+        )  # fmt: skip
+        refused = CounterMetricFamily("xmigd_connections_refused", "Refused, by whose limit it was", labels=["limit"])
+        for limit, count in list(quotas.refused.items()):
+            refused.add_metric([limit], count)
+        yield refused
 
 
 def _gauge(

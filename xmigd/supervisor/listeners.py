@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from xmigd import log
-from xmigd.errors import StartError
+from xmigd.connections.acceptor import Acceptor
+from xmigd.connections.peers import user
+from xmigd.connections.quotas import Place, Quotas, within_descriptors
+from xmigd.errors import StartError, XmigError
 from xmigd.supervisor.channel import Peer, Received, peer_of, receive
 from xmigd.supervisor.fds import close_all
 
 PATIENCE = 5.0  # seconds for the first message
+LITTLE_PATIENCE = 1.0  # for that of somebody who has too many connections already
 MAX_PENDING = 512
 MAX_PENDING_PER_USER = 128
-ACCEPTS_PER_TURN = 32
+MAX_REFUSED = 128
 
 FirstMessage = Callable[[socket.socket, Peer, Received], None]
+Refused = Callable[[socket.socket, XmigError], None]
 logger = log.get("listener")
 
 
-def bind_unix(path: Path, kind: int, mode: int) -> socket.socket:
+def bind_unix(path: Path, kind: int, mode: int, backlog: int = 512) -> socket.socket:
     """A listening socket at `path`. The runtime directory is locked by us: what lies there is stale."""
     sock = socket.socket(socket.AF_UNIX, kind)
     try:
@@ -34,7 +38,7 @@ def bind_unix(path: Path, kind: int, mode: int) -> socket.socket:
             path.unlink()
         sock.bind(str(path))
         os.chmod(path, mode)
-        sock.listen(512)
+        sock.listen(backlog)
     except OSError as error:
         sock.close()
         reason = "the path is too long for a socket" if error.errno is None else error.strerror
@@ -45,66 +49,78 @@ def bind_unix(path: Path, kind: int, mode: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts connections; gives each with its first message to `on_first`, which then owns the socket."""
+    """Accepts connections; gives each with its first message to `on_first`, which then owns the socket. `on_refused`
+    tells whoever comes too often why."""
 
-    def __init__(self, path: Path, on_first: FirstMessage) -> None:
+    def __init__(self, path: Path, on_first: FirstMessage, on_refused: Refused | None = None) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._on_first = on_first
+        self._on_refused = on_refused
         self._sock = bind_unix(path, socket.SOCK_SEQPACKET, 0o666)
-        # Given up for a moment to refuse a connection when there are no descriptors left: otherwise the listening
-        # socket would stay readable and the loop would spin.
-        self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._pending: dict[socket.socket, tuple[Peer, asyncio.TimerHandle]] = {}
-        self._per_user: Counter[int] = Counter()
-        self._loop.add_reader(self._sock.fileno(), self._acceptable)
+        pending = within_descriptors(MAX_PENDING, 8)
+        self._quotas = Quotas(
+            pending, MAX_PENDING_PER_USER, what="unfinished handshakes",
+            advice=f"start fewer programs at once; connections that say nothing are closed after {PATIENCE:g} s",
+        )  # fmt: skip
+        self._pending: dict[socket.socket, tuple[Place, Peer, asyncio.TimerHandle]] = {}
+        self._refused: deque[tuple[socket.socket, float]] = deque()  # told why, and until when they stay, oldest first
+        self._most_refused = within_descriptors(MAX_REFUSED, 32)
+        self._ending: asyncio.TimerHandle | None = None
+        self._acceptor = Acceptor(self._sock, path.name, self._accepted)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._sock.fileno())
+        self._acceptor.close()
         self._sock.close()
+        if self._ending is not None:
+            self._ending.cancel()
+        while self._refused:
+            self._end_refused()
         for sock in list(self._pending):
             self._forget(sock)
             sock.close()
-        if self._reserve is not None:
-            os.close(self._reserve)
         with contextlib.suppress(OSError):
             self._path.unlink()
 
-    def _acceptable(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, _ = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._cannot_accept(error)
-                return
-            self._accepted(sock)
-
-    def _cannot_accept(self, error: OSError) -> None:
-        logger.error("a connection cannot be taken", socket=self._path.name, why=error.strerror)
-        if error.errno in (errno.EMFILE, errno.ENFILE) and self._reserve is not None:
-            os.close(self._reserve)
-            self._reserve = None
-            with contextlib.suppress(OSError):
-                self._sock.accept()[0].close()
-        if self._reserve is None:
-            with contextlib.suppress(OSError):
-                self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-
     def _accepted(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
         peer = peer_of(sock)
-        if len(self._pending) >= MAX_PENDING or self._per_user[peer.uid] >= MAX_PENDING_PER_USER:
-            logger.warning("connection refused", uid=peer.uid, pid=peer.pid, why="too many that say nothing")
-            sock.close()
+        try:
+            place = self._quotas.admit(user(peer.uid))
+        except XmigError as refusal:
+            self._refuse(sock, refusal)
             return
-        timer = self._loop.call_later(PATIENCE, self._too_late, sock)
-        self._pending[sock] = (peer, timer)
-        self._per_user[peer.uid] += 1
+        # Who has no place of its own is heard before it is refused: a peer that is closed before it has spoken would
+        # take that for a defect.
+        timer = self._loop.call_later(PATIENCE if place.refusal is None else LITTLE_PATIENCE, self._too_late, sock)
+        self._pending[sock] = (place, peer, timer)
         self._loop.add_reader(sock.fileno(), self._readable, sock)
 
+    def _refuse(self, sock: socket.socket, why: XmigError) -> None:
+        """Say why. It stays open for a moment more, as long as there are not too many: who speaks to a closed socket
+        does not hear the answer."""
+        if self._on_refused is not None:
+            self._on_refused(sock, why)
+        self._refused.append((sock, self._loop.time() + LITTLE_PATIENCE))
+        if len(self._refused) > self._most_refused:
+            self._end_refused()
+        if self._ending is None:
+            self._ending = self._loop.call_later(LITTLE_PATIENCE, self._end_late)
+
+    def _end_late(self) -> None:
+        self._ending = None
+        while self._refused and self._refused[0][1] <= self._loop.time():
+            self._end_refused()
+        if self._refused:
+            self._ending = self._loop.call_at(self._refused[0][1], self._end_late)
+
+    def _end_refused(self) -> None:
+        sock, _ = self._refused.popleft()
+        with contextlib.suppress(OSError):  # what was sent and not read would make the kernel drop the answer
+            close_all(receive(sock).fds)
+        sock.close()
+
     def _readable(self, sock: socket.socket) -> None:
+        refusal = self._pending[sock][0].refusal
         try:
             received = receive(sock)
         except BlockingIOError:
@@ -114,22 +130,23 @@ class Listener:
             sock.close()
             return
         peer = self._forget(sock)
-        if received.oversized or not received.data:
+        if received.oversized or not received.data or refusal is not None:
             close_all(received.fds)
-            sock.close()
+            if refusal is not None and received.data:
+                self._refuse(sock, refusal)
+            else:
+                sock.close()
             return
         self._on_first(sock, peer, received)
 
     def _too_late(self, sock: socket.socket) -> None:
         peer = self._forget(sock)
-        logger.warning("connection closed", uid=peer.uid, pid=peer.pid, why="it said nothing")
+        logger.debug("connection closed", uid=peer.uid, pid=peer.pid, why="it said nothing")
         sock.close()
 
     def _forget(self, sock: socket.socket) -> Peer:
-        peer, timer = self._pending.pop(sock)
+        place, peer, timer = self._pending.pop(sock)
         timer.cancel()
         self._loop.remove_reader(sock.fileno())
-        self._per_user[peer.uid] -= 1
-        if not self._per_user[peer.uid]:
-            del self._per_user[peer.uid]
+        place.leave()
         return peer

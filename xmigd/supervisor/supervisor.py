@@ -119,7 +119,7 @@ class Supervisor:
             failed=lambda process, why: self._expectations.settle(process, alive=False, why=why),
         )
         self._control = Listener(settings.control_socket, self._adopter.first)
-        self._clients = Listener(settings.client_socket, self._client_came)
+        self._clients = Listener(settings.client_socket, self._client_came, refuse)
         self.guard = Guard(
             watch=Watch(frozenset({str(program.native_dir), str(program.native_dir / "shim")})), records=records,
             job_log=self.job_log, processes=self.processes, known=unprotected, stop_job=self.stop_job,
@@ -514,6 +514,15 @@ def answer(sock: socket.socket, status: int, *, job: str = "", message: str = ""
     packed = pack_welcome(status, fds=len(fds), job=job, message=message)
     with contextlib.suppress(OSError), sock:
         socket.send_fds(sock, [packed], [fd.fileno() for fd in fds], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def refuse(sock: socket.socket, why: XmigError) -> None:
+    """The answer to a program that has no place to shake hands in. The socket stays the caller's."""
+    with contextlib.suppress(OSError):
+        sock.send(
+            pack_welcome(CUDA_ERROR_SYSTEM_NOT_READY, message=str(why)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        )
+        sock.shutdown(socket.SHUT_WR)
 
 
 def _shortage(error: OSError) -> str:

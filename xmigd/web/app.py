@@ -13,6 +13,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from xmigd import __version__, log
+from xmigd.connections.quotas import Place
+from xmigd.errors import XmigError
+from xmigd.web import health
 from xmigd.web.forms import path_of_ours, refused
 from xmigd.web.guard import Guard
 from xmigd.web.live import Interest, Relay
@@ -43,7 +46,7 @@ def make_app(web: WebSettings) -> tuple[Guard, Front]:
     app.state.front = front
     for kind in (ApiError, NotLoggedIn, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login):
+    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login, health):
         app.include_router(module.router)
     app.add_api_route("/live", live, methods=["GET"], include_in_schema=False)
     app.mount("/static", Files(directory=folder() / "static"))
@@ -59,6 +62,12 @@ async def live(
     last: Annotated[str, Query(max_length=64, pattern=r"^[\x21-\x7e]*$")] = "",
 ) -> Response:
     """The page's events. `last`: the id of the last one that it has, where its browser does not say it by itself."""
+    place: Place | None = getattr(page.request.state, "place", None)
+    if place is not None:
+        try:
+            place.listen(place.who)
+        except XmigError as error:
+            raise refused(error.status, error.code, error.message, error.hint) from None
     interest = Interest(frozenset(topics.split(",")) - {""}, job, every and max(every, 0.5))
     last_id = page.request.headers.get("last-event-id", last)
     relay = Relay(page.api, interest, last_id if last_id.isprintable() else "", page.front.stopping)

@@ -16,6 +16,8 @@ import uvicorn
 from xmigd import __version__, log
 from xmigd.api.server import bind_tcp
 from xmigd.configuration import from_command_line, run
+from xmigd.connections.http import HttpServer
+from xmigd.connections.quotas import Quotas
 from xmigd.errors import StartError
 from xmigd.web.app import make_app
 from xmigd.web.page import Front
@@ -24,11 +26,11 @@ from xmigd.web.settings import WebSettings
 logger = log.get("web")
 
 
-class WebServer(uvicorn.Server):
+class WebServer(HttpServer):
     """Pages listen to events for as long as they are open: they are told first when it is time to go."""
 
     def __init__(self, config: uvicorn.Config, front: Front) -> None:
-        super().__init__(config)
+        super().__init__(config, Quotas.of(front.settings, "XMIG_WEB_"), front.settings)
         self._front = front
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -70,7 +72,7 @@ def serve(settings: WebSettings) -> None:
     app, front = make_app(settings)
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", access_log=False, log_config=None,
-        server_header=False, proxy_headers=False, limit_concurrency=512, timeout_graceful_shutdown=3,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=3, timeout_keep_alive=settings.idle_timeout,
         ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
     )  # fmt: skip
     try:

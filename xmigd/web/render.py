@@ -11,9 +11,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from xmigd import __version__
 from xmigd.errors import StartError
+from xmigd.text import harmless
 from xmigd.users import requestor_name
 from xmigd.web.glossary import WORDS
 from xmigd.words import duration, exit_text, milliseconds
@@ -36,7 +38,7 @@ def make_templates(*, users_are_ours: bool) -> Environment:
     root = folder()
     templates = Environment(
         loader=FileSystemLoader(root / "templates"), autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_seen,
     )  # fmt: skip
 
     @cache
@@ -53,6 +55,12 @@ def make_templates(*, users_are_ours: bool) -> Environment:
         "exit": exit_text, "requestor": requestor_name if users_are_ours else str,
     }  # fmt: skip
     return templates
+
+
+def _seen(value: Any) -> Any:
+    """Whatever a template writes: what a browser acts upon and a reader does not see is written out. Not what is
+    finished (markup of ours)."""
+    return harmless(value, None) if type(value) is str else value
 
 
 def address(path: str, query: dict[str, str], **change: str) -> str:
@@ -78,7 +86,7 @@ def rate_text(value: float | None) -> str:
 
 def count_text(value: float | None) -> str:
     """1234567 → 1 234 567, with narrow spaces that do not break."""
-    return DASH if value is None else f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return DASH if value is None else Markup(f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
 
 
 def number_text(value: float) -> str:

@@ -10,13 +10,22 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
-from xmigd.place import default_runtime_dir
+from xmigd.connections.settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
+from xmigd.place import API_SOCKET, default_runtime_dir, find_place, local_socket
 
 
 def _address(value: str) -> str:
     if value.startswith(("unix:/", "http://", "https://")):
         return value.rstrip("/")
     raise ValueError("write unix:/path/to/api.sock, or http://… or https://…")
+
+
+def _local_socket() -> Path:
+    """As `xmigctl` finds it."""
+    try:
+        return local_socket(find_place()).absolute()
+    except (OSError, ValueError):  # the daemon's file is not for us
+        return default_runtime_dir() / API_SOCKET
 
 
 class WebSettings(Configuration):
@@ -28,8 +37,9 @@ class WebSettings(Configuration):
     file_variable = "XMIG_WEB_CONFIG"
 
     api: Annotated[str, AfterValidator(_address)] = Field(
-        default_factory=lambda: f"unix:{default_runtime_dir() / 'api.sock'}",
-        description="where xmigd answers: unix:/path/to/api.sock, http://host:port or https://host:port",
+        default_factory=lambda: f"unix:{_local_socket()}",
+        description="where xmigd answers: unix:/path/to/api.sock, http://host:port or https://host:port; default: in "
+        "the runtime directory that xmigd's settings name",
     )
     api_ca: Path | None = Field(default=None, description="certificates (PEM) that an https API is trusted by")
     host: str = Field(default="127.0.0.1", description="address to listen at")
@@ -46,6 +56,11 @@ class WebSettings(Configuration):
     tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); with it, https is spoken")
     tls_key: Path | None = Field(default=None, description="its private key (PEM)")
     session_hours: float = Field(default=12.0, gt=0, le=720, description="hours without a visit that end a session")
+    connections: Connections = 1024
+    user_connections: UserConnections = 128
+    user_streams: UserStreams = 64
+    request_timeout: RequestTimeout = 10.0
+    idle_timeout: IdleTimeout = 15
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="the least important messages that are logged"
     )

@@ -1,0 +1,79 @@
+"""Several users at the daemon's doors: one who takes what there is, and others who want to be served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.api.callers import become
+
+HOG, OTHER = 12_345, 65_534  # users
+MANY = 3_000  # connections
+
+
+@contextlib.contextmanager
+def crowd(
+    kind: str, target: object, count: int, uid: int, *, open: bool = True
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """A user with so many connections; what it yields ends them and says what became of them. `open`: wait until it
+    has them."""
+    program = Path(__file__).with_name("crowd.py")
+    process = subprocess.Popen(
+        [sys.executable, str(program), kind, str(target), str(count), str(uid)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def end() -> dict[str, Any]:
+        out, _ = process.communicate(timeout=60)
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+    try:
+        if open:
+            assert process.stdout.readline() == "open\n"
+        yield end
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tuple[int, dict[str, Any]]:
+    """Status and body of the answer to a GET on a connection of its own."""
+    address: Any = str(target)
+    if not isinstance(target, Path):
+        host, _, port = target.rpartition(":")
+        address = (host, int(port))
+    with contextlib.ExitStack() as stack:
+        with become(uid) if uid else contextlib.nullcontext():  # a socket is its maker's
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(target, Path) else socket.AF_INET))
+            sock.settimeout(30)
+            sock.connect(address)
+        bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}\r\n".encode())
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sock.recv(1 << 16):
+                said += piece
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 "), said
+    return int(head[9:12]), json.loads(body) if b"json" in head else {}
+
+
+def times(count: int, once: Callable[[], object]) -> float:
+    """The 99th percentile in seconds."""
+    took = []
+    for _ in range(count):
+        began = time.perf_counter()
+        once()
+        took.append(time.perf_counter() - began)
+    return sorted(took)[int(0.99 * (count - 1))]
