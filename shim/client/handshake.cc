@@ -87,7 +87,9 @@ Answer exchange(const std::string& path, bool reattach) {
   read_command(hello.command);
   read_visible(hello);
   answer.error = ipc::send_message(socket.get(), std::as_bytes(std::span(&hello, 1)));
-  if (answer.error) return answer;
+  // A daemon that has closed already may have said why.
+  if (answer.error && answer.error != EPIPE && answer.error != ECONNRESET) return answer;
+  answer.error = 0;
   constexpr int kPatienceMs = 15'000;
   for (pollfd poll{socket.get(), POLLIN, 0};;) {
     const int ready = ::poll(&poll, 1, kPatienceMs);
