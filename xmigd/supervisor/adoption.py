@@ -276,11 +276,12 @@ class Adopter:
             message=self._said,
             misbehaved=self._misbehaved,
             exited=self._exited,
+            printed=self._printed,
         )
         server = Server(0, message.device, hooks)
         adoptee = Adoptee(message, peer, server, client, process)
         self._open[message.job] = adoptee
-        server.adopt(peer.pid, pidfd, sock)
+        server.adopt(peer.pid, pidfd, sock, takes_output=message.takes_output)
         self._loop.call_later(ANNOUNCE_PATIENCE, self._too_slow, adoptee)
 
     def _make_way(self, sock: socket.socket, peer: Peer, message: m.Announce) -> None:
@@ -355,6 +356,11 @@ class Adopter:
     def _misbehaved(self, server: Server, why: str) -> None:
         logger.warning("server misbehaved", server_pid=server.pid, why=why)
         server.kill()
+
+    def _printed(self, server: Server, line: str, dropped: int) -> None:
+        adoptee = self._find(server)
+        if adoptee.process is not None:
+            adoptee.process.hooks.printed(server, line, dropped)
 
     def _exited(self, server: Server, ending: Ending, since: int) -> None:
         adoptee = self._find(server)
