@@ -8,7 +8,6 @@ to hold it for: once there is no daemon, with the last of the programs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import subprocess
