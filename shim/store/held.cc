@@ -8,8 +8,8 @@
 namespace xmig::store {
 
 void Held::keep(const std::string& name, const std::string& process, ipc::UniqueFd fd) {
+  if (!process.empty()) ++programs_[process].holds;  // first: a program without descriptors is forgotten, its pidfd with it
   drop(name);
-  if (!process.empty()) ++programs_[process].holds;
   descriptors_.emplace(name, Descriptor{next_++, process, std::move(fd)});
 }
 

@@ -33,6 +33,7 @@ namespace {
 constexpr timeval kPatience{5, 0};  // with a daemon that does not take what it is sent
 constexpr useconds_t kRetryAfter = 2000;
 constexpr int kRetries = 2500;
+constexpr int kMostOutstanding = 1 << 17;  // messages: more than a socket holds
 constexpr size_t kMaxMessageBytes = 1024;
 
 std::string_view field(std::string_view message, std::string_view name) {
@@ -85,6 +86,7 @@ class Store {
   void accept() {
     ipc::UniqueFd daemon(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!daemon || !may_talk(daemon.get())) return;
+    hear_out();
     ::setsockopt(daemon.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof(kPatience));
     std::vector<const std::pair<const std::string, Descriptor>*> all;
     for (const auto& one : held_.descriptors()) all.push_back(&one);
@@ -96,6 +98,15 @@ class Store {
     if (!send(daemon.get(), "END=1", {})) return;
     daemon_ = std::move(daemon);
     had_one_ = true;
+  }
+
+  // The daemon that had the connection has died, mostly: what it has said counts, and is in what the next one is sent.
+  void hear_out() {
+    for (int i = 0; daemon_ && i < kMostOutstanding; ++i) {
+      pollfd one{daemon_.get(), POLLIN, 0};
+      if (::poll(&one, 1, 0) <= 0) return;
+      take();
+    }
   }
 
   void take() {

@@ -114,6 +114,8 @@ def test_lines_are_the_logs_own_and_say_whose_they_are(node: Node) -> None:
             for line in lines_with(node, text):
                 assert "server prints" in line and f"process={process['id'][:12]}" in line and "job=" in line
         assert "\x1b" not in node.log.read_text()
+        said = [line["text"] for line in node.get(f"/v1/jobs/{process['job_id']}/logs") if line["source"] == "server"]
+        assert said == ["printed: 2026-01-01 [error ] forged", r"printed: \x1b[2Jhello"] * 2, "the job's, too"
 
 
 def test_a_server_has_no_way_to_the_log(node: Node) -> None:

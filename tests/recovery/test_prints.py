@@ -1,4 +1,4 @@
-"""What kernels print is in the daemon's log, under the name of their job."""
+"""What kernels print is in their job's log, and in the daemon's under the name of the job."""
 
 from __future__ import annotations
 
@@ -28,4 +28,6 @@ def test_kernels_print_line_by_line(daemon: Node, tmp_path: Path) -> None:
 
     harness.wait_until(lambda: bool(printed()), "the line is in the log while the server lives")
     assert all(f"process={process['id'][:12]}" in line for line in printed())
-    harness.output(program)
+    # Natively it goes to the program's standard output: its owner finds it in the job's log.
+    harness.wait_until(lambda: "printed: a kernel prints 1" in program.lines("server"), "and in the job's")
+    assert "a kernel prints" not in harness.output(program)

@@ -359,12 +359,14 @@ class Process:
         self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
 
     def _server_printed(self, server: Server, line: str, dropped: int) -> None:
-        """Also what its program's kernels print: natively that goes to the program's standard output."""
+        """Among it what its program's kernels print, which natively goes to the program's standard output."""
         if dropped:
             why = f"more than {RATE:.0f} lines a second"
             self._log.warning("lines of the server dropped", server=server.number, lines=dropped, why=why)
+            self._note(f"{dropped} lines that the GPU server printed were left out: {why}", level="warning")
         else:
             self._log.info("server prints", server=server.number, server_pid=server.pid, text=line)
+            self._note(f"printed: {line}", source="server")
 
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
