@@ -44,19 +44,7 @@ def expected(daemon: Node, start: Starter) -> list[str]:
 
 
 def stores(node: Node) -> list[int]:
-    """The processes of this node's descriptor stores, by the socket's inode: their command line says nothing of it."""
-    path = str(node.settings.runtime_dir.resolve() / "descriptors.sock")
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    inodes = {f"socket:[{line[6]}]" for line in lines if line[-1] == path}
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if (entry / "comm").read_text().strip() == DESCRIPTOR_STORE[:15] and inodes & {
-                    *harness.open_fds(int(entry.name))
-                }:
-                    found.append(int(entry.name))
-    return found
+    return harness.descriptor_stores(node.settings.runtime_dir)
 
 
 def store(node: Node) -> int:

@@ -111,7 +111,7 @@ class Supervisor:
         )
         self._adopter = Adopter(
             serving=lambda process: process in self.processes,
-            owner=self._owner_of_expected,
+            known=self._expected_row,
             make=self._make_adopted,
             rival=self._expectations.rival,
             left_over=lambda process, pid: pid in self._movers.get(process, ()),
@@ -415,9 +415,9 @@ class Supervisor:
                 message=f"the process's device memory is lost: {why}; start the program again",
             )  # fmt: skip
 
-    def _owner_of_expected(self, process: str) -> int | None:
+    def _expected_row(self, process: str) -> ProcessRow | None:
         live = self._expectations.take(process)
-        return None if live is None else live.row.uid
+        return None if live is None else live.row
 
     def _make_adopted(self, announce: m.Announce, peer: Peer, client: Fd, memory: JobMemory) -> Process:
         live = self._expectations.take(announce.job)
