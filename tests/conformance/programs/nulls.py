@@ -17,6 +17,8 @@ DRIVER.cuModuleLoad(byref(module), PATH)
 DRIVER.cuLibraryLoadFromFile(byref(library), PATH, NULL, NULL, 0, NULL, NULL, 0)
 DRIVER.cuGraphCreate(byref(graph), 0)
 DRIVER.cuCtxGetCurrent(byref(context))
+mark = c_void_p()
+DRIVER.cuEventCreate(byref(mark), 2)
 empty, node, code, of_library = c_void_p(), c_void_p(), c_void_p(), c_void_p()
 DRIVER.cuGraphAddEmptyNode(byref(empty), graph, NULL, 0)
 DRIVER.cuModuleGetFunction(byref(code), module, b"fill")
@@ -70,17 +72,33 @@ ACCEPTED = [
     ("cuStreamBeginCaptureToGraph", stream, graph, NULL, NULL, 0, 2),
     ("cuStreamGetCaptureInfo_v2", stream, byref(unsigned), NULL, NULL, NULL, NULL),
     ("cuStreamEndCapture", stream, byref(c_void_p())),
+    ("cuStreamGetCaptureInfo_v3", stream, byref(unsigned), NULL, NULL, NULL, NULL, NULL),
     ("cuLaunchHostFunc", stream, nothing, NULL),
     ("cuStreamAddCallback", stream, CFUNCTYPE(None, c_void_p, c_int, c_void_p)(lambda *_: None), NULL, 0),
     ("cuGraphGetNodes", graph, NULL, byref(size)),
     ("cuGraphGetRootNodes", graph, NULL, byref(size)),
     ("cuGraphGetEdges", graph, NULL, NULL, byref(size)),
+    ("cuGraphGetEdges_v2", graph, NULL, NULL, NULL, byref(size)),
     ("cuGraphNodeGetDependencies", empty, NULL, byref(size)),
+    ("cuGraphNodeGetDependencies_v2", empty, NULL, NULL, byref(size)),
+    ("cuGraphNodeGetDependentNodes_v2", empty, NULL, NULL, byref(size)),
+    ("cuGraphAddEmptyNode", byref(node), graph, NULL, 0),
     ("cuGraphNodeGetDependentNodes", empty, NULL, byref(size)),
     ("cuGraphAddDependencies", graph, NULL, NULL, 0),
     ("cuGraphRemoveDependencies", graph, NULL, NULL, 0),
     ("cuGraphInstantiate_v2", byref(c_void_p()), graph, NULL, NULL, 0),
     ("cuOccupancyMaxPotentialBlockSize", byref(number), byref(c_int()), code, NULL, 0, 0),
+    ("cuOccupancyMaxPotentialBlockSizeWithFlags", byref(number), byref(c_int()), code, NULL, 0, 0, 0),
+    ("cuLibraryLoadData", byref(c_void_p()), image(), NULL, NULL, 0, NULL, NULL, 0),
+    ("cuStreamSynchronize", NULL),
+    ("cuStreamQuery", NULL),
+    ("cuStreamGetPriority", NULL, byref(number)),
+    ("cuStreamGetFlags", NULL, byref(unsigned)),
+    ("cuStreamGetCtx", NULL, byref(c_void_p())),
+    ("cuEventRecord", mark, NULL),
+    ("cuStreamWaitEvent", NULL, mark, 0),
+    ("cuMemsetD2D8_v2", area, 64, 1, 0, 4),
+    ("cuMemsetD2D8_v2", area, 64, 1, 4, 0),
     ("cuGetProcAddress_v2", b"cuInit", byref(c_void_p()), 12000, 0, NULL),
     ("cuLinkCreate_v2", 0, NULL, NULL, byref(c_void_p())),
     ("cuModuleLoadDataEx", byref(c_void_p()), image(), 0, NULL, NULL),
