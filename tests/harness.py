@@ -182,7 +182,7 @@ def server_pids(node: Node) -> list[int]:
 
 
 def descriptor_stores(runtime_dir: Path) -> list[int]:
-    """The processes of a node's descriptor store: who has its socket. Their command line does not say whose they are."""
+    """The processes of a node's descriptor store: who has its socket. Their command line says nothing of the node."""
     path = str(runtime_dir.resolve() / "descriptors.sock")
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     sockets = {f"socket:[{line[6]}]" for line in lines if line[-1] == path}

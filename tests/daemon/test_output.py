@@ -1,4 +1,4 @@
-"""What servers print: a pipe of each, whose lines the daemon writes into its log, as its own and as many as it likes."""
+"""What servers print: a pipe of each, whose lines the daemon writes into the logs, as its own, as many as it likes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_lines_are_the_logs_own_and_say_whose_they_are(node: Node) -> None:
         for text in ("forged", "hello"):
             until(lambda text=text: len(lines_with(node, text)) == 2, "both servers' lines")  # type: ignore[misc]
             for line in lines_with(node, text):
-                assert "server prints" in line and f"process={process['id'][:12]}" in line and "job=" in line
+                assert "server prints" in line
+                assert f"process={process['id'][:12]}" in line
+                assert "job=" in line
         assert "\x1b" not in node.log.read_text()
         said = [line["text"] for line in node.get(f"/v1/jobs/{process['job_id']}/logs") if line["source"] == "server"]
         assert said == ["printed: 2026-01-01 [error ] forged", r"printed: \x1b[2Jhello"] * 2, "the job's, too"

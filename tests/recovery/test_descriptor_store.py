@@ -234,12 +234,13 @@ def alone(native_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], Connect]]
 
 def everything(sock: socket.socket) -> list[tuple[str, int]]:
     """What a new connection is given: each name, and the inode of what came with it."""
-    found = []
+    found: list[tuple[str, int]] = []
     while True:
         data, fds, _, _ = socket.recv_fds(sock, 4096, 8)
         if data == b"END=1":
             return found
-        assert data and len(fds) == 1
+        assert data
+        assert len(fds) == 1
         found.append((data.decode().removeprefix("FDNAME="), os.fstat(fds[0]).st_ino))
         os.close(fds[0])
 
@@ -290,9 +291,7 @@ def test_garbage(alone: tuple[subprocess.Popen[bytes], Connect], memfd: Callable
     assert process.poll() is None
 
 
-def test_a_daemon_that_does_not_read(
-    alone: tuple[subprocess.Popen[bytes], Connect], memfd: Callable[[], int]
-) -> None:
+def test_a_daemon_that_does_not_read(alone: tuple[subprocess.Popen[bytes], Connect], memfd: Callable[[], int]) -> None:
     """The next one is served all the same."""
     process, connect = alone
     first = connect()
@@ -334,6 +333,7 @@ def test_what_belongs_to_nobody_is_not_held_alone(
 
 def test_usage(native_dir: Path) -> None:
     for arguments in ([], ["--listen-fd"], ["--listen-fd", "x"], ["--listen-fd", "-1"], ["--help"]):
-        outcome = subprocess.run([native_dir / DESCRIPTOR_STORE, *arguments], capture_output=True, text=True, check=False)
+        command = [native_dir / DESCRIPTOR_STORE, *arguments]
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         assert outcome.returncode == 2
         assert "started by xmigd" in outcome.stderr

@@ -1,6 +1,6 @@
-"""Every descriptor that a process of the job's owner holds for xMIG, with its reason. Whoever may trace a server has all
-of them (pidfd_getfd(2)): the job's owner. So none is anything but the job's own memory, and the ways to the daemon on
-which it trusts nobody."""
+"""Every descriptor that a process of the job's owner holds for xMIG, with its reason. Whoever may trace a server has
+all of them (pidfd_getfd(2)): the job's owner. So none is anything but the job's own memory, and the ways to the daemon
+on which it trusts nobody."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def check(node: Node, pid: int) -> list[Open]:
     for beginning in ONCE:
         assert len([one for one in found if one.link.startswith(beginning)]) <= 1, beginning
     # The daemon's files: its log, its database, its sockets, other jobs' memory that is not this job's.
-    plain = [one for one in found if not MEMORY.match(one.link) and not one.link.startswith(("anon_inode:", "/dev/null"))]
-    shared = {one.file for one in plain}
+    anyones = ("anon_inode:", "/dev/null")
+    shared = {one.file for one in found if not MEMORY.match(one.link) and not one.link.startswith(anyones)}
     theirs = [one for one in daemon if one.file in shared]
     assert all(one.link.startswith("pipe:") and not one.writes for one in theirs), theirs
     # What it prints goes nowhere else, and it does not read it.
     pipes = {one.number: one for one in found if one.link.startswith("pipe:")}
     assert set(pipes) == {1, 2}
     assert pipes[1].file == pipes[2].file
-    assert pipes[1].writes and pipes[2].writes
+    assert all(pipe.writes for pipe in pipes.values())
     assert [one for one in theirs if one.file == pipes[1].file], "nobody reads it"
     return found
 
@@ -96,7 +96,7 @@ def daemon(node: Node) -> Node:
 def wait_for_standby(program: Program, after: int = 0) -> None:
     def there() -> bool:
         now = program.info() or {}
-        return now["state"] == "running" and now["standby"] == "warm" and now["server_pid"] != after
+        return (now["state"], now["standby"]) == ("running", "warm") and int(now["server_pid"]) != after
 
     harness.wait_until(there, "it runs, and has a standby")
 
@@ -113,7 +113,8 @@ def test_every_descriptor_has_its_reason(node: Node, start: Starter) -> None:
     # No server has anything of the other job's.
     mine, theirs = ((info(each)["server_pid"]) for each in (program, other))
     memory = [{one.file for one in files[pid] if one.link.startswith("/memfd:")} for pid in (mine, theirs)]
-    assert memory[0] and memory[1] and not memory[0] & memory[1]
+    assert all(memory)
+    assert not memory[0] & memory[1]
     # The control socket, the programs' end, the pidfd: one of each; standbys have no program yet.
     for pid in servers:
         kinds = [one.link.split(":")[0] for one in files[pid]]

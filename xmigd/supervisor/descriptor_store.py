@@ -1,8 +1,8 @@
-"""The descriptor store of a node without a service manager: a process of its own (shim/store) that only holds descriptors.
+"""The descriptor store of a node without a service manager: a process (shim/store) that only holds descriptors.
 
-It outlives the daemon: the next one finds it through `descriptors.sock` in the runtime directory, and is given everything
-that it has. Towards the daemon it is what systemd's store is (xmigd/systemd.py). It ends when it has nothing, and nobody
-to hold it for: once there is no daemon, with the last of the programs.
+It outlives the daemon: the next one finds it through `descriptors.sock` in the runtime directory, and is given
+everything that it has. Towards the daemon it is what systemd's store is (xmigd/systemd.py). It ends when it has
+nothing, and nobody to hold it for: once there is no daemon, with the last of the programs.
 """
 
 from __future__ import annotations

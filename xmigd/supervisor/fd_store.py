@@ -1,5 +1,5 @@
-"""Memory that outlives the daemon: copies of its descriptors in a descriptor store, which is the service manager's, or a
-process of xMIG's own where there is no manager (descriptor_store.py).
+"""Memory that outlives the daemon: copies of its descriptors in a descriptor store, which is the service manager's, or
+a process of xMIG's own where there is no manager (descriptor_store.py).
 
 A server that lives when the daemon has gone announces to the next one what it has. One that dies at the same moment
 cannot; then the store has its memory, and the process is recovered from it instead of being lost.

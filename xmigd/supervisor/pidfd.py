@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 
@@ -46,8 +45,8 @@ def start_time(pid: int) -> int:
 
 
 def owner(pid: int) -> int | None:
-    """The effective user of a process. Not the owner of its folder in /proc: that is root once a program has dropped from
-    root to another user, proc(5)."""
+    """The effective user of a process. Not the owner of its folder in /proc: that is root once a program has dropped
+    from root to another user, proc(5)."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             status = file.read()

@@ -37,7 +37,7 @@ def out() -> object:
     return ctypes.create_string_buffer(512)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------------------------
 
 
 def managed() -> bool:
@@ -143,7 +143,7 @@ def pinned() -> int:
     return host.value or 0
 
 
-# --- other processes, other drivers ------------------------------------------------------------------------------------
+# --- other processes, other drivers ---------------------------------------------------------------------------------
 
 
 def event_for_others() -> bool:
@@ -168,7 +168,7 @@ def rdma() -> bool:
     return works("cuPointerGetAttribute", byref(told), 15, area) and told.value != 0
 
 
-# --- arrays ---------------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------------------------
 
 
 class ArrayDescription(ctypes.Structure):
@@ -185,7 +185,7 @@ def array(flags: int = 0) -> bool:
     return works("cuArray3DCreate_v2", byref(c_void_p()), byref(described))
 
 
-# --- launches, streams -----------------------------------------------------------------------------------------------------
+# --- launches, streams ----------------------------------------------------------------------------------------------
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -257,7 +257,7 @@ def unified_function() -> bool:
     )
 
 
-# --- which attribute promises what -------------------------------------------------------------------------------------------
+# --- which attribute promises what ----------------------------------------------------------------------------------
 
 own = ctypes.create_string_buffer(1 << 16)
 PROMISES: dict[int, Callable[[], bool]] = {
@@ -313,7 +313,7 @@ PROMISES: dict[int, Callable[[], bool]] = {
     146: lambda: dma_buf(pinned()),  # HOST_ALLOC_DMA_BUF_SUPPORTED
 }
 # Sizes of arrays, textures, surfaces.
-PROMISES |= {number: array for number in (*range(21, 30), *range(42, 50), *range(52, 75), 77)}
+PROMISES |= dict.fromkeys((*range(21, 30), *range(42, 50), *range(52, 75), 77), array)
 UNPROMISED = {
     108: "the limit is kept, and no result depends on it",
     109: "how long lines stay in a cache: no result depends on it",

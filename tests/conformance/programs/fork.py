@@ -1,5 +1,5 @@
-"""fork: the child may not use its parent's driver, and exits as usual; the parent goes on unharmed. Page-locked memory is
-the same in both, as with the driver: a loader's worker fills its parent's buffers."""
+"""fork: the child may not use its parent's driver, and exits as usual; the parent goes on unharmed. Page-locked memory
+is the same in both, as with the driver: a loader's worker fills its parent's buffers."""
 
 import ctypes
 import os

@@ -1,10 +1,11 @@
-"""Null pointers where the driver takes them: halves of an answer that nobody wants, lists that are empty, copies of nothing.
+"""Null pointers where the driver takes them: halves of an answer that nobody wants, empty lists, copies of nothing.
 
-The table is what cuda.h says of each function ("may be NULL", "can be NULL", "ignored"), and what the driver does where it
-says nothing."""
+The table is what cuda.h says of each function ("may be NULL", "can be NULL", "ignored"), and what the driver does where
+it says nothing."""
 
 import os
 from ctypes import CFUNCTYPE, Structure, c_uint64
+from typing import Any
 
 from calls import DRIVER, byref, c_int, c_size_t, c_uint, c_void_p, expect, image, malloc, say
 
@@ -36,12 +37,10 @@ class Copy2D(Structure):
     ]  # fmt: skip
 
 
-@CFUNCTYPE(None, c_void_p)
-def nothing(_: int | None) -> None:
-    """A host function that is given nothing."""
+nothing = CFUNCTYPE(None, c_void_p)(lambda _: None)  # a host function that is given nothing
 
 
-ACCEPTED = [
+ACCEPTED: list[tuple[Any, ...]] = [
     ("cuMemGetInfo_v2", NULL, byref(size)),
     ("cuMemGetInfo_v2", byref(size), NULL),
     ("cuMemGetAddressRange_v2", NULL, byref(size), area),
