@@ -332,8 +332,8 @@ def test_what_belongs_to_nobody_is_not_held_alone(
 
 
 def test_usage(native_dir: Path) -> None:
-    for arguments in ([], ["--listen-fd"], ["--listen-fd", "x"], ["--listen-fd", "-1"], ["--help"]):
-        command = [native_dir / DESCRIPTOR_STORE, *arguments]
+    for arguments in ((), ("--listen-fd",), ("--listen-fd", "x"), ("--listen-fd", "-1"), ("--help",)):
+        command: list[str | Path] = [native_dir / DESCRIPTOR_STORE, *arguments]
         outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         assert outcome.returncode == 2
         assert "started by xmigd" in outcome.stderr
