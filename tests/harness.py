@@ -156,7 +156,7 @@ class Held:
 
     servers: int
     descriptors: int  # of the daemon, but for its database
-    memfds: int  # of the daemon and its servers
+    memfds: int  # of the daemon and its servers: jobs' memory
 
 
 def held(node: Node) -> Held:
@@ -165,7 +165,10 @@ def held(node: Node) -> Held:
     servers = server_pids(node)
     links = [link for pid in (node.process.pid, *servers) for link in open_fds(pid)]
     own = descriptors(node.process.pid, node.settings.database)
-    return Held(len(servers), len(own), sum("memfd:" in link for link in links))
+    memory = [
+        link for link in links if "memfd:" in link and "xmig-index" not in link
+    ]  # the daemon's account of it stays
+    return Held(len(servers), len(own), len(memory))
 
 
 def server_pids(node: Node) -> list[int]:

@@ -7,6 +7,7 @@ import signal
 
 from tests import harness
 from tests.recovery.conftest import Starter
+from tests.recovery.test_descriptor_store import settled
 from xmigd.demo.node import Node
 
 PARTS = (200, 300, 50, 400)
@@ -62,6 +63,7 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     server = program.until("running")["server_pid"]
     harness.go(program)
     answers = [harness.steps(program, PARTS[0])]
+    harness.wait_until(lambda: settled(daemon), "the store has all memory")
     daemon.kill()
     os.kill(server, signal.SIGKILL)
     harness.ask(program, PARTS[1])

@@ -53,14 +53,25 @@ def store(node: Node) -> int:
     return stores(node)[0]
 
 
-def memory(pid: int) -> list[str]:
-    return [link for link in harness.open_fds(pid) if "memfd:xmig-" in link and "index" not in link]
+def memory(pid: int) -> set[int]:
+    """What it holds of jobs' memory: the files' inodes."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                link = os.readlink(entry)
+                if "memfd:xmig-" in link and "index" not in link and "module" not in link:
+                    found.add(entry.stat().st_ino)
+    return found
 
 
 def settled(node: Node) -> bool:
-    """Has the store been told of everything that the daemon holds?"""
+    """Has the store everything that the daemon and the servers hold? What a server has and nobody has heard of yet is
+    lost with it, and the process, too."""
     assert node.process is not None
-    return sorted(memory(store(node))) == sorted(memory(node.process.pid)) and len(memory(store(node))) >= 5
+    kept = memory(store(node))
+    servers = set().union(*map(memory, harness.server_pids(node)))
+    return len(kept) >= 5 and memory(node.process.pid) == kept and servers <= kept
 
 
 def kill_both(node: Node, program: Program, *more: int) -> None:
