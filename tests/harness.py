@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from xmigd.demo.node import Node, Program
+from xmigd.native import DESCRIPTOR_STORE
 
 ROOT = Path(__file__).parent.parent
 CONFORMANCE = ROOT / "tests" / "conformance" / "programs"
@@ -155,7 +156,7 @@ class Held:
 
     servers: int
     descriptors: int  # of the daemon, but for its database
-    memfds: int  # of the daemon and its servers
+    memfds: int  # of the daemon and its servers: jobs' memory
 
 
 def held(node: Node) -> Held:
@@ -164,7 +165,10 @@ def held(node: Node) -> Held:
     servers = server_pids(node)
     links = [link for pid in (node.process.pid, *servers) for link in open_fds(pid)]
     own = descriptors(node.process.pid, node.settings.database)
-    return Held(len(servers), len(own), sum("memfd:" in link for link in links))
+    memory = [
+        link for link in links if "memfd:" in link and "xmig-index" not in link
+    ]  # the daemon's account of it stays
+    return Held(len(servers), len(own), len(memory))
 
 
 def server_pids(node: Node) -> list[int]:
@@ -176,6 +180,21 @@ def server_pids(node: Node) -> list[int]:
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if words[0].endswith(b"xmig-server") and mark in words:
+                    found.append(int(entry.name))
+    return found
+
+
+def descriptor_stores(runtime_dir: Path) -> list[int]:
+    """The processes of a node's descriptor store: who has its socket. Their command line says nothing of the node."""
+    path = str(runtime_dir.resolve() / "descriptors.sock")
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    sockets = {f"socket:[{line[6]}]" for line in lines if line[-1] == path}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                ours = (entry / "comm").read_text().strip() == DESCRIPTOR_STORE[:15]
+                if ours and sockets.intersection(open_fds(int(entry.name))):
                     found.append(int(entry.name))
     return found
 

@@ -57,6 +57,7 @@ from xmigd.security.tokens import Tokens
 from xmigd.settings import Settings
 from xmigd.store.keeper import Keeper
 from xmigd.supervisor import exits
+from xmigd.supervisor.descriptor_store import DescriptorStore
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import raise_descriptor_limit
 from xmigd.supervisor.scopes import ManagerScopes, Scopes
@@ -137,7 +138,13 @@ async def serve(settings: Settings) -> None:
             breaker=breaker,
             unprotected=[row for row, _ in unprotected],
         )
-        fd_store = FdStore(manager, layout)
+        if manager.present:
+            fd_store = FdStore(manager, layout)
+        else:
+            store = DescriptorStore(native_dir, settings.runtime_dir)
+            stack.callback(store.close)
+            fd_store = FdStore(store, layout)
+            store.lost = fd_store.again
         supervisor = Supervisor(
             settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends, unprotected
         )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from xmigd.errors import StartError
 
 SERVER = "xmig-server"
+DESCRIPTOR_STORE = "xmig-descriptor-store"
 SHIM = "libcuda.so.1"
 NVML_SHIM = "libnvidia-ml.so.1"
 LOADER = "libxmig-loader.so"  # opens the two in the place of the driver's under its other names

@@ -214,7 +214,8 @@ synchronous("cuStreamQuery", hStream=stream, client="custom", server="custom", v
 queued("cuStreamWaitEvent", hStream=stream, hEvent=event, client="custom")
 for bits in (32, 64):
     queued(f"cuStreamWriteValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)))
-    queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), server="custom")
+    queued(f"cuStreamWaitValue{bits}_v2", stream=stream, addr=DevicePointer(str(bits // 8)), client="custom",
+           server="custom")
 local("cuStreamBatchMemOp_v2", note="a record for each operation")
 local("cuStreamGetPriority", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice",
       "cuStreamGetCtx_v2", "cuStreamGetAttribute",

@@ -122,14 +122,16 @@ CUresult refusal(const Answer& answer, const std::string& path) {
   return static_cast<CUresult>(answer.welcome.status);
 }
 
-// A piece of address space of the job. A forked child is not part of the job and must not write into its memory.
-bool keep(std::vector<Mapping>& kept, Mapping mapping, const char* what, uint64_t address, uint64_t bytes) {
+// A piece of address space of the job. A forked child is not part of the job: it has none of it. But for page-locked
+// memory, which the driver, too, lets children share: theirs are the program's own bytes, to read and to write.
+bool keep(std::vector<Mapping>& kept, Mapping mapping, const char* what, uint64_t address, uint64_t bytes,
+          int for_children = MADV_DONTFORK) {
   if (!mapping) {
     say_aloud("cannot %s at %#lx-%#lx: %s; something else in this program uses these addresses, or a limit (ulimit -v) "
               "is too small for them", what, address, address + bytes, std::strerror(errno));
     return false;
   }
-  ::madvise(mapping.data(), mapping.size(), MADV_DONTFORK);
+  ::madvise(mapping.data(), mapping.size(), for_children);
   kept.push_back(std::move(mapping));
   return true;
 }
@@ -169,7 +171,7 @@ CUresult map_job(const Answer& answer) {
   ::madvise(slots.data(), slots.size(), MADV_DONTFORK);
   std::vector<Mapping> mappings;
   if (!keep(mappings, Mapping::at(journal::kPinnedBase, answer.fds[2].get(), journal::kPinnedBytes),
-            "map pinned memory", journal::kPinnedBase, journal::kPinnedBytes)) {
+            "map pinned memory", journal::kPinnedBase, journal::kPinnedBytes, MADV_DOFORK)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // Host memory must never be where device addresses are.

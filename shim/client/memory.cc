@@ -116,11 +116,13 @@ CUresult free_global(uint64_t address) {
   return release_unused(std::move(*allocation));
 }
 
-// What is backed and free here is free to the program; what the server reports leaves it out.
+// What is backed and free here is free to the program; what the server reports leaves it out. Either answer may be unwanted.
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
-  const CUresult result = record::cuMemGetInfo_v2(free, total);
-  if (result == CUDA_SUCCESS) *free = std::min<size_t>(*free + backing(current_ordinal()).bytes().cached, *total);
-  return result;
+  size_t not_given_out = 0, all = 0;
+  if (const CUresult result = record::cuMemGetInfo_v2(&not_given_out, &all); result != CUDA_SUCCESS) return result;
+  if (free) *free = std::min<size_t>(not_given_out + backing(current_ordinal()).bytes().cached, all);
+  if (total) *total = all;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {

@@ -5,6 +5,7 @@
 #include "client/graph_work.h"
 #include "client/memory_map.h"
 #include "client/message.h"
+#include "client/process.h"
 #include "client/streams.h"
 #include "local.h"
 #include "records.h"
@@ -17,13 +18,34 @@ bool is_word(CUdeviceptr address, size_t bytes) {
   return address % bytes == 0 && (place == Place::kDevice || place == Place::kPinned);
 }
 
+// What the device does not promise fails here, as natively: later it would be an error of the stream.
+CUresult check_wait(unsigned int flags) {
+  const int ordinal = current_ordinal();
+  if (ordinal < 0) return CUDA_SUCCESS;  // without a context: the record says so
+  const auto promised = [&](CUdevice_attribute what) { return attribute(ordinal, what) != 0; };
+  const bool flushes = flags & CU_STREAM_WAIT_VALUE_FLUSH;
+  const bool nor = (flags & CU_STREAM_WAIT_VALUE_NOR) == CU_STREAM_WAIT_VALUE_NOR;
+  if (flushes && !promised(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (nor && !promised(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)) return CUDA_ERROR_NOT_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+CUresult check_word(CUdeviceptr address, size_t bytes) {
+  return is_word(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult check_wait(const CUstreamBatchMemOpParams& one, size_t bytes) {
+  const CUresult error = check_wait(one.waitValue.flags);
+  return error != CUDA_SUCCESS ? error : check_word(one.waitValue.address, bytes);
+}
+
 // Can it be done? So that nothing of a batch is done that is not done whole.
 CUresult check(const CUstreamBatchMemOpParams& one) {
   switch (one.operation) {
-    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-    case CU_STREAM_MEM_OP_WRITE_VALUE_32: return is_word(one.waitValue.address, 4) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-    case CU_STREAM_MEM_OP_WRITE_VALUE_64: return is_word(one.waitValue.address, 8) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32: return check_wait(one, 4);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32: return check_word(one.waitValue.address, 4);
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64: return check_wait(one, 8);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64: return check_word(one.waitValue.address, 8);
     // What comes after a record sees what was written before it, whoever wrote it.
     case CU_STREAM_MEM_OP_BARRIER:
     case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES: return CUDA_SUCCESS;
@@ -117,6 +139,18 @@ CUresult read_memory_operations(Node& node, CUDA_BATCH_MEM_OP_NODE_PARAMS& param
   params.paramArray = node.memory_operations.data();
   if (const Thread& thread = this_thread(); thread.context) client::cuCtxGetCurrent(&params.ctx);
   return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = check_wait(flags); error != CUDA_SUCCESS) return error;
+  return record::cuStreamWaitValue32_v2(stream, addr, value, flags);
+}
+
+CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) {
+  if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = check_wait(flags); error != CUDA_SUCCESS) return error;
+  return record::cuStreamWaitValue64_v2(stream, addr, value, flags);
 }
 
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatchMemOpParams* paramArray,

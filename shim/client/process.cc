@@ -27,7 +27,7 @@ namespace {
 std::mutex init_mutex;
 
 void in_forked_child() {
-  // The journal belongs to the parent (and its mappings are not even here). A child of a process that has not
+  // The journal belongs to the parent (and is not even mapped here). A child of a process that has not
   // initialised yet starts afresh.
   if (process.phase.load() == Phase::kRunning) process.phase.store(Phase::kForked);
   new (&init_mutex) std::mutex;  // another thread of the parent may have held it

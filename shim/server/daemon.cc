@@ -180,7 +180,8 @@ void Daemon::announce(const std::string& job, const std::string& device, int cli
              {"device", device},
              {"client_pid", client_pid},
              {"generation", generation},
-             {"changes", changes_ ? changes_->load() : 0}}),
+             {"changes", changes_ ? changes_->load() : 0},
+             {"takes_output", true}}),
        fds);
 }
 

@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   ::signal(SIGXFSZ, SIG_IGN);  // a file that may not be so large is an error of that call
   ::signal(SIGINT, SIG_IGN);  // of the terminal that the program runs in; the program's end ends the server
   ::signal(SIGHUP, SIG_IGN);
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a pipe: what kernels print is read line by line
   try {
     auto device = xmig::device::open(options->device_kind, options->ordinals, options->memory_bytes);
     xmig::server::Server server(std::move(*options), std::move(device));

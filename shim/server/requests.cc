@@ -297,6 +297,10 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
     if (fields.finished()) request = Pause{};
   } else if (type == "continue") {
     if (fields.finished()) request = Continue{};
+  } else if (type == "output") {
+    if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
+    if (fields.finished()) request = Output{std::move(fds[0])};
+    fds.clear();
   } else {
     fields.fail("unknown type '" + type + "'");
   }

@@ -99,12 +99,16 @@ struct Rebind {
   int client_pid = 0;  // 0: as before
 };
 struct Continue {};
+// From now on print there: nobody reads the pipe that the daemon before this one gave.
+struct Output {
+  ipc::UniqueFd pipe;
+};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, Room,
-                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Stop>;
+                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

@@ -308,6 +308,11 @@ std::optional<int> Server::resume(std::optional<Rebind> rebind) {
   return 0;
 }
 
+std::optional<int> Server::operator()(Output& request) {
+  for (const int printed : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(request.pipe.get(), printed);
+  return std::nullopt;
+}
+
 std::optional<int> Server::operator()(Stop& request) {
   log_(Level::kInfo, "stopped: " + request.reason);
   return 0;

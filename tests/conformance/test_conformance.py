@@ -43,3 +43,8 @@ def test_launches_that_block(node: Node, kernels: Path, name: str) -> None:
     path = harness.CONFORMANCE / f"{name}.py"
     blocking = harness.run(node, path, kernels=kernels, environment={"CUDA_LAUNCH_BLOCKING": "1"})
     assert blocking == harness.run(node, path, kernels=kernels)
+
+
+def test_attributes_of_an_h200(null_node: Node, kernels: Path) -> None:
+    """What it promises, less what xMIG refuses: the null device describes itself as one."""
+    assert harness.run(null_node, harness.CONFORMANCE / "attributes.py", kernels=kernels, device="null:0")

@@ -24,7 +24,7 @@ class Manager:
     def __init__(self) -> None:
         self.store: dict[str, Fd] = {}
 
-    def keep(self, name: str, fd: Fd) -> None:
+    def keep(self, name: str, fd: Fd, process: str = "") -> None:
         if not any(same_file(fd.fileno(), kept.fileno()) for kept in self.store.values()):
             self.store[name] = again(fd)
 

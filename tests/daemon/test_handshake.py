@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.callers import become
-from xmigd.errors import ProtocolError
+from xmigd.errors import Forbidden, ProtocolError
 from xmigd.native import Layout, read_layout
 from xmigd.supervisor.fds import JobMemory
 from xmigd.supervisor.handshake import (
@@ -28,7 +28,9 @@ from xmigd.supervisor.handshake import (
     parse_hello,
     unpack_welcome,
 )
+from xmigd.supervisor.jobs import check_membership, new_job
 
+from .conftest import MakeNode
 from .node import ROOT, Node, Program, send_raw, until
 
 
@@ -183,11 +185,36 @@ def test_a_program_in_a_foreign_job(node: Node) -> None:
             assert second.welcome()[0] == 0
             until(lambda: node.get(f"/v1/jobs/{job['id']}")["processes"] == 2, "two processes of one job")
     until(lambda: node.get(f"/v1/jobs/{job['id']}")["state"] == "ended", "ended")
-    if os.geteuid() == 0:
-        with Program(node, job=job["environment"]["XMIG_JOB"], user=65534) as foreign:
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops from root to another user")
+def test_another_user_s_program_in_root_s_job(make_node: MakeNode, native_dir: Path) -> None:
+    """With the job's token, which only a process of the job can have given it."""
+    node = make_node(native_dir)
+    node.start()
+    with node.http() as http:
+        job = http.post("/v1/jobs", json={"name": "j"}).json()
+    for token in ("", ":wrong"):
+        with Program(node, job=job["id"] + token, user=65534) as foreign:
             status, _, _, message = foreign.welcome()
             assert status == 802
-            assert "belongs to user 0" in message
+            assert "token" in message
+    with Program(node, job=job["environment"]["XMIG_JOB"], user=65534) as dropped:
+        assert dropped.welcome()[0] == 0
+        (process,) = node.processes(live=True)
+        assert process["job_id"] == job["id"]
+
+
+@pytest.mark.parametrize(("of", "who", "may"), [(0, 5, True), (5, 5, True), (5, 0, True), (5, 6, False)])
+def test_who_may_join_with_the_token(of: int, who: int, may: bool) -> None:
+    job, token = new_job(name="j", command="", uid=of, device=None, registered=True)
+    if may:
+        assert check_membership(job, job.id, token, who) == job
+    else:
+        with pytest.raises(Forbidden, match="belongs to user 5"):
+            check_membership(job, job.id, token, who)
+    with pytest.raises(Forbidden):
+        check_membership(job, job.id, token + "0", who)
 
 
 def test_the_daemon_sleeps_when_nothing_happens(node: Node) -> None:

@@ -59,6 +59,10 @@ class Keeper:
         elif message["type"] == "go":
             self._complete = True
             self._send("kept")
+        elif message["type"] == "output":
+            os.dup2(fds[0], 1)
+            os.dup2(fds[0], 2)
+            os.close(fds[0])
         elif message["type"] == "stop":
             sys.exit(0)
 
@@ -81,6 +85,7 @@ class Keeper:
         self._send(
             "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="keeper",
             client_pid=self._job["client_pid"], generation=self._job["generation"], keeps=self._job["keeps"],
+            takes_output=True,
         )  # fmt: skip
         for message, fd in self._memory:
             self._send_bytes(message, [fd])

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from xmigd import log
 from xmigd.errors import ProtocolError
-from xmigd.records import LiveProcess
+from xmigd.records import LiveProcess, ProcessRow
 from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Peer, Received, peer_pidfd
@@ -203,6 +203,11 @@ class Adoptee:
     parked: bool = False  # it has announced itself, and waits for what becomes of a target
 
 
+def _is_program(row: ProcessRow | None, pid: int) -> bool:
+    """Is it the recorded process's program? It may have become another user's since it began."""
+    return row is not None and row.pid == pid and pidfds.same_process(pid, row.start_time)
+
+
 class Adopter:
     """Takes connections of control.sock through their announcement."""
 
@@ -210,7 +215,7 @@ class Adopter:
         self,
         *,
         serving: Callable[[str], bool],
-        owner: Callable[[str], int | None],
+        known: Callable[[str], ProcessRow | None],
         make: Callable[[m.Announce, Peer, Fd, JobMemory], Process],
         rival: Callable[[str], LiveProcess | None],
         left_over: Callable[[str, int], bool],
@@ -219,7 +224,7 @@ class Adopter:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._serving = serving
-        self._owner = owner
+        self._known = known
         self._make = make
         self._rival = rival
         self._left_over = left_over
@@ -261,11 +266,12 @@ class Adopter:
         if message.pid != peer.pid:
             raise ProtocolError("it announces another process's pid")
         self._make_way(sock, peer, message)
-        owner = self._owner(message.job)
+        known = self._known(message.job)
+        owner = None if known is None else known.uid
         if owner is not None and peer.uid not in (0, owner):
             raise ProtocolError("the process belongs to another user")
         client_owner = pidfds.owner(message.client_pid)
-        if client_owner is None or (peer.uid != 0 and client_owner != peer.uid):
+        if client_owner is None or (peer.uid not in (0, client_owner) and not _is_program(known, message.client_pid)):
             raise ProtocolError("its program is gone, or belongs to another user")
         client = Fd(os.pidfd_open(message.client_pid))
         pidfd = peer_pidfd(sock, peer.pid)
@@ -276,11 +282,12 @@ class Adopter:
             message=self._said,
             misbehaved=self._misbehaved,
             exited=self._exited,
+            printed=self._printed,
         )
         server = Server(0, message.device, hooks)
         adoptee = Adoptee(message, peer, server, client, process)
         self._open[message.job] = adoptee
-        server.adopt(peer.pid, pidfd, sock)
+        server.adopt(peer.pid, pidfd, sock, takes_output=message.takes_output)
         self._loop.call_later(ANNOUNCE_PATIENCE, self._too_slow, adoptee)
 
     def _make_way(self, sock: socket.socket, peer: Peer, message: m.Announce) -> None:
@@ -355,6 +362,11 @@ class Adopter:
     def _misbehaved(self, server: Server, why: str) -> None:
         logger.warning("server misbehaved", server_pid=server.pid, why=why)
         server.kill()
+
+    def _printed(self, server: Server, line: str, dropped: int) -> None:
+        adoptee = self._find(server)
+        if adoptee.process is not None:
+            adoptee.process.hooks.printed(server, line, dropped)
 
     def _exited(self, server: Server, ending: Ending, since: int) -> None:
         adoptee = self._find(server)

@@ -1,4 +1,5 @@
-"""Memory that outlives the daemon: copies of its descriptors in the service manager's store.
+"""Memory that outlives the daemon: copies of its descriptors in a descriptor store, which is the service manager's, or
+a process of xMIG's own where there is no manager (descriptor_store.py).
 
 A server that lives when the daemon has gone announces to the next one what it has. One that dies at the same moment
 cannot; then the store has its memory, and the process is recovered from it instead of being lost.
@@ -25,9 +26,9 @@ from weakref import WeakValueDictionary
 from xmigd import log
 from xmigd.native import Layout
 from xmigd.supervisor import messages as m
+from xmigd.supervisor.descriptor_store import Store
 from xmigd.supervisor.fds import Fd, Handle, JobMemory, same_file
 from xmigd.supervisor.moving import make_handle
-from xmigd.systemd import ServiceManager
 
 JOB_FDS = ("journal", "staging", "pinned", "cut0", "cut1")
 INDEX = "index-"
@@ -59,21 +60,27 @@ class Left:
 
 
 class FdStore:
-    """Keeps descriptors with the manager. Without a manager it does nothing."""
+    """Keeps descriptors in the store. Without one it does nothing."""
 
-    def __init__(self, manager: ServiceManager, layout: Layout) -> None:
-        self._manager = manager
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self._store = store
         self._layout = layout
         self._processes: dict[str, Kept] = {}
         self._passed: dict[str, Fd] = {}
         self._held: WeakValueDictionary[str, Fd] = WeakValueDictionary()  # what this daemon has of what the store has
+        self._programs: WeakValueDictionary[str, Fd] = WeakValueDictionary()
         self._index: Fd | None = None
         self._generation = 0
         self._next_key = 0
-        if manager.present:
+        if store.present:
             self._take_over()
 
     # --- what servers have ------------------------------------------------------------------------------------------
+
+    def watch(self, process: str, program: Fd) -> None:
+        """`program`: its pidfd. What is kept of it is of no use when that has exited."""
+        self._programs[process] = program
+        self._store.watch(process, program)
 
     def all(self, process: str, memory: JobMemory, handles: Iterable[Handle], changes: int) -> None:
         """Everything that a process has, in the place of what was kept of it before, which counts until then."""
@@ -81,10 +88,10 @@ class FdStore:
             return
         before, kept = self._processes.get(process, Kept()), Kept(changes=changes)
         for name, fd in zip(JOB_FDS, memory.all, strict=True):
-            kept.memory[name] = self._keep(fd, before.memory.get(name))
+            kept.memory[name] = self._keep(process, fd, before.memory.get(name))
         for handle in handles:
             known, _ = before.handles.get(handle.id, (None, None))
-            kept.handles[handle.id] = (self._keep(handle.fd, known), json.loads(handle.message))
+            kept.handles[handle.id] = (self._keep(process, handle.fd, known), json.loads(handle.message))
         self._processes[process] = kept
         self._write(*self._lines(process, kept))
         for key in {*before.every_key()} - {*kept.every_key()}:
@@ -100,7 +107,7 @@ class FdStore:
         message = json.loads(handle.message)
         kept.handles[handle.id] = (key, message)
         self._write({"k": key, "p": process, "memory": message})
-        self._give(key, handle.fd)
+        self._give(process, key, handle.fd)
 
     def drop(self, process: str, handle: int) -> None:
         """A server has given up a piece of memory."""
@@ -159,7 +166,9 @@ class FdStore:
             return "nobody kept its memory"
         missing = [key for key in kept.every_key() if key not in self._passed]
         if missing:
-            return f"{len(missing)} pieces of its memory were not kept (FileDescriptorStoreMax)"
+            return (
+                f"{len(missing)} pieces of its memory were not kept (LimitNOFILE; with systemd: FileDescriptorStoreMax)"
+            )
         has = self._changes_in(self._passed[kept.memory["journal"]])
         if has != kept.changes:
             return "its memory changed while no daemon was there, and nobody has what came"
@@ -174,11 +183,21 @@ class FdStore:
             fd.close()
         self._passed.clear()
 
+    def again(self) -> None:
+        """The store was lost, and there is another one: it gets everything that this daemon has."""
+        self._write_anew()
+        for process, kept in self._processes.items():
+            if (program := self._programs.get(process)) is not None and not program.closed:
+                self._store.watch(process, program)
+            for key in kept.every_key():
+                if (fd := self._held.get(key)) is not None and not fd.closed:
+                    self._store.keep(key, fd, process)
+
     # --- the index --------------------------------------------------------------------------------------------------
 
     def _take_over(self) -> None:
         indexes: list[tuple[int, Fd]] = []
-        for name, fd in self._manager.take_kept():
+        for name, fd in self._store.take_kept():
             if name.startswith(INDEX) and name[len(INDEX) :].isdecimal():
                 indexes.append((int(name[len(INDEX) :]), fd))
             else:
@@ -190,7 +209,7 @@ class FdStore:
             logger.info("memory was kept", processes=len(self._processes), descriptors=len(self._passed))
         self._write_anew()
         for generation, _ in indexes:
-            self._manager.drop(f"{INDEX}{generation}")
+            self._store.drop(f"{INDEX}{generation}")
 
     def _read(self, index: Fd) -> None:
         """An index that is newer than what was read before holds everything that counts."""
@@ -231,7 +250,7 @@ class FdStore:
         for process, kept in self._processes.items():
             self._write(*self._lines(process, kept))
         self._write({"complete": True})
-        self._manager.keep(f"{INDEX}{self._generation}", self._index)
+        self._store.keep(f"{INDEX}{self._generation}", self._index)
 
     @staticmethod
     def _lines(process: str, kept: Kept) -> Iterator[dict[str, Any]]:
@@ -258,11 +277,11 @@ class FdStore:
         if self._index is not None and os.fstat(self._index.fileno()).st_size > COMPACT_ABOVE:
             before = self._generation
             self._write_anew()
-            self._manager.drop(f"{INDEX}{before}")
+            self._store.drop(f"{INDEX}{before}")
 
     # --- small parts ------------------------------------------------------------------------------------------------
 
-    def _keep(self, fd: Fd, known: str | None) -> str:
+    def _keep(self, process: str, fd: Fd, known: str | None) -> str:
         """Its key: the one that it has already, or a new one. The manager keeps an open file once, under its first
         name: what comes again under a second one is gone when the first is dropped."""
         held = None if known is None else self._held.get(known)
@@ -270,12 +289,12 @@ class FdStore:
             self._held[known] = fd
             return known
         key = self._new_key()
-        self._give(key, fd)
+        self._give(process, key, fd)
         return key
 
-    def _give(self, key: str, fd: Fd) -> None:
+    def _give(self, process: str, key: str, fd: Fd) -> None:
         self._held[key] = fd
-        self._manager.keep(key, fd)
+        self._store.keep(key, fd, process)
 
     def _new_key(self) -> str:
         number, key = self._next_key, ""
@@ -286,7 +305,7 @@ class FdStore:
         return key
 
     def _drop(self, key: str) -> None:
-        self._manager.drop(key)
+        self._store.drop(key)
         if (fd := self._passed.pop(key, None)) is not None:
             fd.close()
 

@@ -42,12 +42,16 @@ def new_job(
 
 
 def check_membership(job: JobRow | None, name: str, token: str, uid: int) -> JobRow:
-    """May this user's process join this job? Raises XmigError with what to do."""
+    """May this user's process join this job? Raises XmigError with what to do.
+
+    A process of another user may join root's jobs: services begin as root and drop to a user of their own. It has the
+    token from a process of the job, and from nobody else: no other user can read the environment of root's processes.
+    """
     if job is None:
         raise XmigError(
             f"there is no job {name[:32]!r} (XMIG_JOB)", hint="start the program with `xmigctl run`, or unset XMIG_JOB"
         )
-    if uid not in (0, job.uid):
+    if uid not in (0, job.uid) and job.uid != 0:
         raise Forbidden(f"the job belongs to user {job.uid}, this process to user {uid}")
     if job.token_hash is None or not hmac.compare_digest(job.token_hash, hash_token(token)):
         raise Forbidden("the job's token does not fit (XMIG_JOB)", hint="start the program with `xmigctl run`")

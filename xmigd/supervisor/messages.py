@@ -142,6 +142,7 @@ class Announce(Message):
     keeps: Literal["host", "file"] | None = None
     """Of a keeper: where the state of its suspended process is."""
     changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
+    takes_output: bool = False  # it knows the message `output`
 
 
 class Announced(Message):

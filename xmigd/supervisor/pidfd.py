@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 
@@ -46,11 +45,14 @@ def start_time(pid: int) -> int:
 
 
 def owner(pid: int) -> int | None:
-    """The user of a process."""
+    """The effective user of a process. Not the owner of its folder in /proc: that is root once a program has dropped
+    from root to another user, proc(5)."""
     try:
-        return os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = file.read()
     except OSError:
         return None
+    return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
 
 
 def program(pid: int) -> str:

@@ -28,6 +28,7 @@ from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, close_all
 from xmigd.supervisor.host_pool import HostPool
 from xmigd.supervisor.moved import restored_memory
 from xmigd.supervisor.moving import Moving, make_handle
+from xmigd.supervisor.output import RATE
 from xmigd.supervisor.preload import Preload
 from xmigd.supervisor.server import Ending, Server, ServerHooks, ServerProgram
 
@@ -101,6 +102,7 @@ class Process:
             message=self._server_said,
             misbehaved=self._server_misbehaved,
             exited=self._server_exited,
+            printed=self._server_printed,
         )
 
     # --- what others may ask ----------------------------------------------------------------------------------------
@@ -192,6 +194,8 @@ class Process:
         """Let everything that its server holds outlive this daemon, in the place of what was kept before."""
         if self.memory is not None:
             self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
+            if self._pidfd is not None:
+                self.fd_store.watch(self.row.id, self._pidfd)
 
     def recount(self) -> None:
         """Its server stands still, and everything that it has told was heard."""
@@ -297,6 +301,7 @@ class Process:
         close_all(before.shared)
         self._close_client()
         self._pidfd = pidfd
+        self.fd_store.watch(self.row.id, pidfd)
         self.row = replace(self.row, pid=pid, start_time=pidfds.start_time(pid))
         self.records.process_moved(self.row.id, pid, self.row.start_time)
         self._log.info("program restored", pid=pid)
@@ -352,6 +357,16 @@ class Process:
     def _server_misbehaved(self, server: Server, why: str) -> None:
         self._log.warning("server misbehaved", server=server.number, server_pid=server.pid, why=why)
         self.tell(e.Misbehaved(t=now(), server=server.number, reason=why))
+
+    def _server_printed(self, server: Server, line: str, dropped: int) -> None:
+        """Among it what its program's kernels print, which natively goes to the program's standard output."""
+        if dropped:
+            why = f"more than {RATE:.0f} lines a second"
+            self._log.warning("lines of the server dropped", server=server.number, lines=dropped, why=why)
+            self._note(f"{dropped} lines that the GPU server printed were left out: {why}", level="warning")
+        else:
+            self._log.info("server prints", server=server.number, server_pid=server.pid, text=line)
+            self._note(f"printed: {line}", source="server")
 
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import signal
@@ -20,7 +21,8 @@ from xmigd.native import SERVER
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Channel, Peer, Received
 from xmigd.supervisor.fds import Fd, close_all
-from xmigd.supervisor.messages import ServerMessage, expected_fds, parse
+from xmigd.supervisor.messages import ServerMessage, expected_fds, pack, parse
+from xmigd.supervisor.output import Output
 from xmigd.supervisor.scopes import Scopes
 
 # What of the daemon's environment a server may see: where to find programs and the driver, and the sanitizers' options.
@@ -101,12 +103,15 @@ class ServerHooks:
         message: Callable[[Server, ServerMessage, list[Fd], bool], None],
         misbehaved: Callable[[Server, str], None],
         exited: Callable[[Server, Ending, int], None],
+        printed: Callable[[Server, str, int], None] = lambda _, __, ___: None,
     ) -> None:
+        """`printed`: a line of its standard output or error, printable; or how many lines were too many."""
         self.started = started
         self.failed = failed
         self.message = message
         self.misbehaved = misbehaved
         self.exited = exited
+        self.printed = printed
 
 
 class Server:
@@ -125,6 +130,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
         self._pidfd: Fd | None = None
+        self._output: Output | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._kill_wanted = False
         self._ended_at = 0
@@ -139,13 +145,23 @@ class Server:
             self._hooks.failed(self, f"no control socket: {error.strerror}")
             return
         try:
+            self._output, printing = Output.make(self._printed)
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            self._hooks.failed(self, f"no pipe for what it prints: {error.strerror}")
+            return
+        try:
             with theirs:
-                child = await asyncio.to_thread(self._start_child, program, user, theirs.fileno())
+                child = await asyncio.to_thread(self._start_child, program, user, theirs.fileno(), printing.fileno())
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()
+            self._close_output()
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._hooks.failed(self, f"{program.native_dir / SERVER} cannot be started: {reason}")
             return
+        finally:
+            printing.close()
         self._child = child
         try:
             self._pidfd = Fd(os.pidfd_open(child.pid))
@@ -153,26 +169,36 @@ class Server:
             ours.close()
             child.kill()
             await asyncio.to_thread(child.wait)
+            self._close_output()
             self._hooks.failed(self, f"no pidfd of the server: {error.strerror}")
             return
         self._begin(child.pid, ours)
         await program.scopes.place(child.pid, f"GPU server of {about}")
 
-    def adopt(self, pid: int, pidfd: Fd, channel_socket: socket.socket) -> None:
-        """One that outlived an earlier daemon; not our child."""
+    def adopt(self, pid: int, pidfd: Fd, channel_socket: socket.socket, *, takes_output: bool) -> None:
+        """One that outlived an earlier daemon; not our child. `takes_output`: the pipe of that daemon has no reader any
+        more, and it takes another one for it."""
         self._pidfd = pidfd
         self._begin(pid, channel_socket)
+        if takes_output:
+            with contextlib.suppress(OSError):  # without descriptors it goes on unheard
+                self._output, printing = Output.make(self._printed)
+                self.send(pack("output"), (printing,))
 
-    def _start_child(self, program: ServerProgram, user: Peer, control_fd: int) -> subprocess.Popen[bytes]:
+    def _start_child(
+        self, program: ServerProgram, user: Peer, control_fd: int, printing: int
+    ) -> subprocess.Popen[bytes]:
         change = os.geteuid() == 0 and user.uid != 0
         return subprocess.Popen(
             program.command(self.device, control_fd),
             stdin=subprocess.DEVNULL,
+            stdout=printing,
+            stderr=printing,
             cwd="/",
             env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | home_of(user.uid),
             pass_fds=(control_fd,),
             start_new_session=True,
-            restore_signals=False,  # SIGPIPE stays ignored: a server outlives whoever reads its stderr
+            restore_signals=False,  # SIGPIPE stays ignored: a server outlives the daemon, who reads what it prints
             user=user.uid if change else None,
             group=user.gid if change else None,
             extra_groups=groups_of(user.uid, user.gid) if change else None,
@@ -209,6 +235,7 @@ class Server:
         """The daemon is leaving, the server stays: it sees its connection end and looks for the next daemon."""
         if self._channel is not None:
             self._channel.close()
+        self._close_output()
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd.fileno())
             self._pidfd.close()
@@ -227,6 +254,14 @@ class Server:
             self._misbehaved(str(error))
             return
         self._hooks.message(self, message, received.fds, received.fds_missing)
+
+    def _printed(self, line: str, dropped: int) -> None:
+        self._hooks.printed(self, line, dropped)
+
+    def _close_output(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            output.close()
 
     def refuse(self, reason: str) -> None:
         """What it said fits the schema but cannot be true."""
@@ -270,6 +305,7 @@ class Server:
         self._loop.remove_reader(self._pidfd.fileno())
         self._pidfd.close()
         self._pidfd = None
+        self._close_output()
         ending = Ending("it has exited")  # of one that is not our child no more is known
         if self._child is not None:
             ending = Ending.of(self._child.wait())  # it has exited: this does not wait

@@ -111,7 +111,7 @@ class Supervisor:
         )
         self._adopter = Adopter(
             serving=lambda process: process in self.processes,
-            owner=self._owner_of_expected,
+            known=self._expected_row,
             make=self._make_adopted,
             rival=self._expectations.rival,
             left_over=lambda process, pid: pid in self._movers.get(process, ()),
@@ -415,9 +415,9 @@ class Supervisor:
                 message=f"the process's device memory is lost: {why}; start the program again",
             )  # fmt: skip
 
-    def _owner_of_expected(self, process: str) -> int | None:
+    def _expected_row(self, process: str) -> ProcessRow | None:
         live = self._expectations.take(process)
-        return None if live is None else live.row.uid
+        return None if live is None else live.row
 
     def _make_adopted(self, announce: m.Announce, peer: Peer, client: Fd, memory: JobMemory) -> Process:
         live = self._expectations.take(announce.job)
@@ -451,11 +451,11 @@ class Supervisor:
         else:
             detour = live is not None and live.migration is not None and live.migration.path == "host"
             process.adopted(server, announce.generation, announce.changes, detour=detour)
-        # Last: what the service manager passed is closed with it, and has just been compared with what the server has.
+        # Last: what the descriptor store passed is closed with it, and has just been compared with what the server has.
         self._expectations.settle(process.row.id, alive=True, why="")
 
     def _rescue(self, live: LiveProcess, why: str) -> str:
-        """Recover a process whose server is gone from what the service manager kept. Returns why not."""
+        """Recover a process whose server is gone from what the descriptor store kept. Returns why not."""
         row = live.row
         server = self._fd_store.server_of(row.id)
         if server is None:
@@ -485,6 +485,8 @@ class Supervisor:
         if pidfds.same_process(row.pid, row.start_time):
             logger.error("process lost", process=row.id[:12], pid=row.pid, why=why)
             self._records.process_state(row.id, "lost", why)
+            text = f"the process is lost: {why}"
+            self.job_log.line(live.job, text, source="xmigd", level="error", process=row.id)
         else:
             self._records.process_state(row.id, "ended", "program and server ended while no daemon was there")
 
