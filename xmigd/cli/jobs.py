@@ -61,7 +61,7 @@ def run(
     ] = False,
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
-    from xmigd.cli.launch import become, wait_for
+    from xmigd.cli.launch import become, tell, wait_for
 
     shown = _readable(shlex.join(command))[:4096]
     body: dict[str, Any] = {
@@ -102,10 +102,9 @@ def run(
         if strict:
             from xmigd.cli.strict import run_strictly
 
-            code = run_strictly(command, environment, client, job["id"])
-            with contextlib.suppress(XmigError):
-                report(code << 8)
-            raise typer.Exit(code)
+            status = run_strictly(command, environment, client, job["id"])
+            tell(report, status)
+            raise typer.Exit(code if (code := os.waitstatus_to_exitcode(status)) >= 0 else 128 - code)
         if job["watched"]:
             become(command, environment)
         wait_for(command, environment, report)

@@ -37,6 +37,15 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
 
 def wait_for(command: list[str], environment: Mapping[str, str], report: Report) -> NoReturn:
     """Run it, and end as it did. Raises OSError: it cannot be started."""
+    status = run(command, environment)
+    tell(report, status)
+    _end_as(status)
+
+
+def run(command: list[str], environment: Mapping[str, str], prepare: Callable[[], None] | None = None) -> int:
+    """Run it and wait for its end: the wait status. What is sent to this process is passed on from its first moment,
+    and stays blocked afterwards. `prepare`: what the child does before it becomes the program; OSError keeps it from
+    that. Raises OSError: it cannot be started."""
     waited_for = PASSED_ON | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     reading, writing = os.pipe()
@@ -47,6 +56,8 @@ def wait_for(command: list[str], environment: Mapping[str, str], report: Report)
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
+            if prepare is not None:
+                prepare()
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writing, str(error.errno).encode())
@@ -58,9 +69,7 @@ def wait_for(command: list[str], environment: Mapping[str, str], report: Report)
         os.waitpid(child, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise OSError(int(failed), os.strerror(int(failed)))
-    status = _wait(child, waited_for)
-    _tell(report, status)
-    _end_as(status)
+    return _wait(child, waited_for)
 
 
 def _die_with(parent: int) -> None:
@@ -81,7 +90,7 @@ def _wait(child: int, signals: frozenset[signal.Signals]) -> int:
                 os.kill(child, got.si_signo)
 
 
-def _tell(report: Report, status: int) -> None:
+def tell(report: Report, status: int) -> None:
     """Now, or where no daemon answers by a process that goes on trying for as long as a restart takes."""
     try:
         report(status)

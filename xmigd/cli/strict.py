@@ -7,27 +7,22 @@ an exit code of its own, so this command stays as the program's parent.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from xmigd.cli import landlock
 from xmigd.cli.exits import CommandError, Exit
+from xmigd.cli.launch import run
 from xmigd.cli.output import notes
 from xmigd.client import Client
 from xmigd.errors import XmigError
 
 PR_SET_CHILD_SUBREAPER = 36
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-TERMINALS = (signal.SIGINT, signal.SIGQUIT)  # these the terminal sends to both
 
 
-def run_strictly(command: Sequence[str], environment: Mapping[str, str], client: Client, job: str) -> int:
-    """Run it and wait. Returns the exit code, the shell's for one that a signal ended. Raises CommandError, and
-    OSError if it cannot be started."""
+def run_strictly(command: list[str], environment: Mapping[str, str], client: Client, job: str) -> int:
+    """Run it and wait: the wait status. Raises CommandError, and OSError if it cannot be started."""
     # What loses its parent in the job stays below this process, and so does who belongs to it.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     closes = landlock.available()
@@ -36,26 +31,14 @@ def run_strictly(command: Sequence[str], environment: Mapping[str, str], client:
             "xmigctl: this kernel cannot close the devices' files to a program (Landlock): the job is watched, and"
         )
         notes.print("  ends when one of its processes has loaded the driver itself")
-    child = subprocess.Popen(
-        list(command), env=dict(environment), preexec_fn=landlock.close_devices if closes else None
-    )  # fmt: skip
-    for number in TERMINALS:
-        signal.signal(number, signal.SIG_IGN)
-    for number in FORWARDED:
-        signal.signal(number, lambda got, _: _forward(child, got))
-    code = child.wait()
+    status = run(command, environment, landlock.close_devices if closes else None)
     if (found := _unprotected(client, job)) is not None:
         raise CommandError(
             f"process {found['pid']} ({found['command']}) was not protected: {found['unprotected']}",
             hint=f"the job is strict and was ended; xmigctl logs {job[:12]}", code="not_protected",
             exit_code=Exit.NOT_PROTECTED,
         )  # fmt: skip
-    return code if code >= 0 else 128 - code
-
-
-def _forward(child: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
+    return status
 
 
 def _unprotected(client: Client, job: str) -> dict[str, Any] | None:
