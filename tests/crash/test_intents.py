@@ -257,11 +257,13 @@ class Scene:
         self.node.launch()
 
     def lose(self) -> None:
-        """Nobody holds the memory of a program whose server and daemon have gone."""
+        """Nobody holds the memory of a program whose server, daemon and descriptor store have gone."""
         process = self.newcomer()
         assert process is not None
+        stores = harness.descriptor_stores(Path(self.node.environment["XMIG_RUNTIME_DIR"]))
         self.node.kill()
-        os.kill(process["server_pid"], signal.SIGKILL)
+        for pid in (*stores, process["server_pid"]):
+            os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(process["server_pid"]), "the server is gone")
         self.node.launch()
 
