@@ -138,12 +138,18 @@ class Model:
             raise Invalid(f"there is no stream {name}")
         return str(name)
 
+    def _own_clock(self, line: str) -> Clock:
+        """Of an allocation or a free in stream order: it is no work that the streams of a context wait for by
+        themselves (docs/limits.md)."""
+        clock = dict(self.host)
+        _join(clock, self.streams[line].clock)
+        return clock
+
     def clock(self, line: str) -> Clock:
         """What a call that goes there now is ordered after: what is in the stream, what the host has waited for, and
         the legacy stream of the context, which in turn waits for all streams that were not made to be left alone."""
         stream = self.streams[line]
-        clock = dict(self.host)
-        _join(clock, stream.clock)
+        clock = self._own_clock(line)
         if stream.legacy:
             for other in self.streams.values():
                 if other.ctx == stream.ctx and other.blocking:
@@ -469,14 +475,14 @@ class Model:
         self.memory[op["name"]] = memory
         if "stream" in op:
             line = self.line(op)
-            tick = self._submit(line, self.clock(line))
+            tick = self._submit(line, self._own_clock(line))
             memory.note(Region(op["name"], 0, op["size"]), line, tick, True)
 
     def _do_free(self, op: Op) -> None:
         memory = self.memory.pop(op["name"])
         if op["how"] == "async":
             line = self.line(op)
-            self._submit(line, self.clock(line))
+            self._submit(line, self._own_clock(line))
         assert memory.kind != "variable"
 
     def _do_fill(self, op: Op) -> None:

@@ -115,4 +115,6 @@ for name, *arguments in ACCEPTED:
     if (error := DRIVER.code(name, *arguments)) != 0:
         wrong.append((name, [a if not hasattr(a, "_obj") else "out" for a in arguments], error))
 expect(not wrong, "\n".join(map(str, wrong)))
+# A function of this program that is called while Python ends would never return.
+expect(DRIVER.code("cuStreamSynchronize", stream) == 0, "the stream goes on")
 say(len(ACCEPTED))
