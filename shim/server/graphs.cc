@@ -308,14 +308,9 @@ CUresult Executor::on_xmGraph(Record& record) {
   }
   GraphExec made;
   CUgraph graph = nullptr;
-  CUresult result = driver_.cuGraphCreate(&graph, 0);
   bool conditional = false;
-  if (result == CUDA_SUCCESS) {
-    GraphBuilder builder(*this, made);
-    result = builder.build(image, graph);
-    conditional = builder.has_conditions();
-  }
-  if (result == CUDA_SUCCESS && args.update && !conditional && !slot->graph) {
+  CUresult result = build_graph(image, made, &graph, &conditional);
+  if (result == CUDA_SUCCESS && args.update && slot->real && !conditional && !slot->graph) {
     CUgraphExecUpdateResultInfo info{};
     made.real = slot->real;
     if (driver_.cuGraphExecUpdate_v2(slot->real, graph, &info) != CUDA_SUCCESS) {
@@ -331,15 +326,17 @@ CUresult Executor::on_xmGraph(Record& record) {
   }
   if (graph) driver_.cuGraphDestroy(graph);
   if (result != CUDA_SUCCESS) {
-    // Work that the program has taken the ground from since (a module, memory): the graph could not be launched either.
+    // Work that the program has taken the ground from since (a module, memory): at this cut the graph could not be launched
+    // either. It may get new work, or new memory at the same addresses, before it is launched again.
     const bool groundless = mode_ == Mode::kRestore && (result == CUDA_ERROR_INVALID_HANDLE ||
                                                         result == CUDA_ERROR_INVALID_VALUE);
     if (!groundless) return result;
-    log_(Level::kInfo, "a graph that uses memory or kernels which are gone is not made again");
-    return CUDA_SUCCESS;
+    log_(Level::kInfo, "a graph that uses memory or kernels which are gone is made when it is launched");
+    made = {};
   }
   made.owner = {record.header().context, record.header().ordinal};
   made.image = args.image;
+  made.flags = args.flags;
   args.update = 0;
   std::vector<std::byte> stored = record.stored();
   std::memcpy(stored.data() + sizeof(journal::RecordHeader), &args, sizeof(args));
@@ -354,23 +351,51 @@ CUresult Executor::on_xmGraphLaunch(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* const graph = find_graph(args.exec);
   if (!graph || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!graph->real) {
+    if (const CUresult result = make_late(*graph); result != CUDA_SUCCESS) return result;
+    contexts_.use(record.header().ordinal);
+  }
   if (args.upload) return driver_.cuGraphUpload(graph->real, stream);
   if (graph->touches_host) uses_pinned();
   return driver_.cuGraphLaunch(graph->real, stream);
+}
+
+CUresult Executor::build_graph(std::span<const std::byte> image, GraphExec& made, CUgraph* graph, bool* conditional) {
+  if (const CUresult result = driver_.cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
+  GraphBuilder builder(*this, made);
+  const CUresult result = builder.build(image, *graph);
+  *conditional = builder.has_conditions();
+  return result;
+}
+
+CUresult Executor::make_late(GraphExec& exec) {
+  contexts_.use(exec.owner.ordinal);
+  GraphExec made;
+  CUgraph graph = nullptr;
+  bool conditional = false;
+  CUresult result = build_graph(images_.bytes(exec.image), made, &graph, &conditional);
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, exec.flags);
+  if (result == CUDA_SUCCESS) {
+    exec.real = made.real;
+    exec.touches_host = made.touches_host;
+    if (conditional) exec.graph = std::exchange(graph, nullptr);
+  }
+  if (graph) driver_.cuGraphDestroy(graph);
+  return result;
 }
 
 CUresult Executor::on_xmGraphDestroy(Record& record) {
   Args_xmGraphDestroy args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* const graph = find_graph(args.exec);
-  if (!graph) return CUDA_SUCCESS;  // one that a recovery could not make again
+  if (!graph) return CUDA_SUCCESS;  // it went with its context
   const CUresult result = destroy(*graph);
   objects_.graphs.erase(journal::handle_index(args.exec));
   return result;
 }
 
 CUresult Executor::destroy(const GraphExec& graph) {
-  const CUresult result = driver_.cuGraphExecDestroy(graph.real);
+  const CUresult result = graph.real ? driver_.cuGraphExecDestroy(graph.real) : CUDA_SUCCESS;
   if (graph.graph) driver_.cuGraphDestroy(graph.graph);
   return result;
 }

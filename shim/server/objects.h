@@ -75,10 +75,13 @@ struct Module {
 };
 
 struct GraphExec {
-  CUgraphExec real = nullptr;
+  bool is_there() const { return image != 0; }
+
+  CUgraphExec real = nullptr;  // null: at a recovery its memory or its kernels were gone; it is made when it is launched
   CUgraph graph = nullptr;  // what it was made of, if it has conditions: they belong to that
   Owner owner;
   uint64_t image = 0;
+  uint64_t flags = 0;
   bool touches_host = false;  // a kernel of it got an address of the program's page-locked memory
   StoredRecords::Kept creation;
 };
@@ -107,12 +110,12 @@ struct PeerKey {
   auto operator<=>(const PeerKey&) const = default;
 };
 
-// A flat table of objects that come and go; `real` says whether there is one.
+// A flat table of objects that come and go; `real` says whether there is one, or they say it themselves.
 template <typename T>
 class Table {
  public:
   explicit Table(uint32_t limit) : limit_(limit) {}
-  T* find(uint32_t index) { return index < slots_.size() && slots_[index].real ? &slots_[index] : nullptr; }
+  T* find(uint32_t index) { return index < slots_.size() && is_there(slots_[index]) ? &slots_[index] : nullptr; }
   // An empty slot; nullptr if it is taken, or the number is too large.
   T* place(uint32_t index) {
     if (index >= limit_ || find(index)) return nullptr;
@@ -123,11 +126,16 @@ class Table {
   template <typename F>
   void for_each(F&& f) {
     for (uint32_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].real) f(i, slots_[i]);
+      if (is_there(slots_[i])) f(i, slots_[i]);
     }
   }
 
  private:
+  static bool is_there(const T& slot) {
+    if constexpr (requires { slot.is_there(); }) return slot.is_there();
+    else return slot.real;
+  }
+
   uint32_t limit_;
   std::vector<T> slots_;
 };

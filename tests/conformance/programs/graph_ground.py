@@ -1,0 +1,87 @@
+"""An executable graph whose memory is freed between two launches: at the next one there is memory at the same address again,
+or the graph has got other memory. So it is in programs whose allocator gives memory back after each step."""
+
+from ctypes import byref, c_uint64, c_void_p
+
+from calls import DRIVER, RUNTIME, expect, kernel, pattern, read, say, stream, write
+from nodes import MemsetParams, current_context, executable, kernel_params, new_graph
+
+N = 256
+BYTES = 8 * N
+mix = kernel("mix")
+where, context = stream(), current_context()
+
+
+def take(seed: int) -> int:
+    """Memory in stream order, with content."""
+    address = c_uint64()
+    DRIVER.cuMemAllocAsync(byref(address), BYTES, where)
+    RUNTIME.cudaStreamSynchronize(where)
+    write(address.value, pattern(BYTES, seed))
+    RUNTIME.cudaDeviceSynchronize()
+    return address.value
+
+
+def give(address: int) -> None:
+    DRIVER.cuMemFreeAsync(c_uint64(address), where)
+    RUNTIME.cudaStreamSynchronize(where)
+
+
+def filled(address: int, value: int) -> MemsetParams:
+    """The second half of it."""
+    return MemsetParams(address + BYTES // 2, 0, value, 4, N // 2, 1)
+
+
+graph, first, second = new_graph(), c_void_p(), c_void_p()
+x = take(1)
+DRIVER.cuGraphAddMemsetNode(byref(first), graph, None, 0, byref(filled(x, 7)), context)
+DRIVER.cuGraphAddKernelNode_v2(byref(second), graph, byref(first), 1, byref(kernel_params(mix, x, 3, N)))
+made = executable(graph)
+
+
+def run() -> None:
+    DRIVER.cuGraphLaunch(made, where)
+    RUNTIME.cudaStreamSynchronize(where)
+
+
+run()
+say("at first", read(x, BYTES))
+
+for step in range(4):
+    give(x)
+    # Nothing is there.
+    a = step
+    b = a + 1
+    c = b + 1
+    d = c + 1
+    e = d + 1
+    f = e + 1
+    again = take(step)
+    expect(again == x, "an allocator gives the same memory again")
+    run()
+    say("the same again", read(x, BYTES))
+
+for step in range(3):
+    before, x = x, take(10 + step)
+    give(before)
+    # The graph has memory that is gone.
+    g = step
+    h = g + 1
+    i = h + 1
+    j = i + 1
+    k = j + 1
+    other = filled(x, step)
+    DRIVER.cuGraphExecMemsetNodeSetParams(made, first, byref(other), context)
+    DRIVER.cuGraphExecKernelNodeSetParams_v2(made, second, byref(kernel_params(mix, x, step, N)))
+    run()
+    say("another", read(x, BYTES))
+
+give(x)
+l = 0
+m = 1
+n = 2
+o = 3
+p = 4
+q = 5
+DRIVER.cuGraphExecDestroy(made)
+say("destroyed without ground")
