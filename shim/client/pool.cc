@@ -12,6 +12,7 @@
 #include "client/memory_progress.h"
 #include "client/message.h"
 #include "client/peers.h"
+#include "client/streams.h"
 #include "journal/layout.h"
 #include "local.h"
 
@@ -300,8 +301,9 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPoo
   return allocate_async(dptr, bytesize, found, hStream);
 }
 
+// A stream that was made says by itself in which context: threads of JAX free without one.
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
-  if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = special(hStream) ? enter_with_context() : enter(); result != CUDA_SUCCESS) return result;
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
   if (diverting()) [[unlikely]] {
     if (const auto captured = capture_free(hStream, dptr)) return *captured;

@@ -10,6 +10,7 @@ N = 256
 BYTES = 8 * N
 mix = kernel("mix")
 where, context = stream(), current_context()
+stopped: list[int] = []
 
 
 def take(seed: int) -> int:
@@ -49,13 +50,13 @@ say("at first", read(x, BYTES))
 
 for step in range(4):
     give(x)
-    # Nothing is there.
-    a = step
-    b = a + 1
-    c = b + 1
-    d = c + 1
-    e = d + 1
-    f = e + 1
+    # Nothing is there. A test that stops every few lines stops here, too.
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
     again = take(step)
     expect(again == x, "an allocator gives the same memory again")
     run()
@@ -65,11 +66,12 @@ for step in range(3):
     before, x = x, take(10 + step)
     give(before)
     # The graph has memory that is gone.
-    g = step
-    h = g + 1
-    i = h + 1
-    j = i + 1
-    k = j + 1
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
+    stopped.append(step)
     other = filled(x, step)
     DRIVER.cuGraphExecMemsetNodeSetParams(made, first, byref(other), context)
     DRIVER.cuGraphExecKernelNodeSetParams_v2(made, second, byref(kernel_params(mix, x, step, N)))
@@ -77,11 +79,11 @@ for step in range(3):
     say("another", read(x, BYTES))
 
 give(x)
-l = 0
-m = 1
-n = 2
-o = 3
-p = 4
-q = 5
+stopped.append(0)
+stopped.append(0)
+stopped.append(0)
+stopped.append(0)
+stopped.append(0)
+stopped.append(0)
 DRIVER.cuGraphExecDestroy(made)
 say("destroyed without ground")

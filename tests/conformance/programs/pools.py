@@ -1,8 +1,9 @@
 """Stream-ordered allocation: the default pool and pools of one's own, with statistics, threshold and trim."""
 
+import threading
 from ctypes import Structure, c_int, c_ubyte, c_uint64, c_ushort
 
-from calls import RUNTIME, byref, c_size_t, c_void_p, expect, expect_error, kernel, launch, malloc, read, say
+from calls import DRIVER, RUNTIME, byref, c_size_t, c_void_p, expect, expect_error, kernel, launch, malloc, read, say
 
 N = 4096
 MIB = 1 << 20
@@ -87,3 +88,22 @@ RUNTIME.cudaFree(from_pool(1000))
 RUNTIME.cudaFreeAsync(kept, stream)
 RUNTIME.cudaDeviceSynchronize()
 expect_error(RUNTIME, 1, "cudaFreeAsync", 4242, stream)
+
+# A thread without a context may free in a stream, which has one; not in a default stream.
+last = from_pool(1000)
+answers = []
+
+
+def free() -> None:
+    current = c_void_p()
+    DRIVER.cuCtxGetCurrent(byref(current))
+    answers.append(current.value)
+    answers.append(DRIVER.code("cuMemFreeAsync", c_uint64(last), None))
+    answers.append(DRIVER.code("cuMemFreeAsync", c_uint64(last), stream))
+
+
+thread = threading.Thread(target=free)
+thread.start()
+thread.join()
+expect(answers == [None, 201, 0], f"a free without a context: {answers}")
+RUNTIME.cudaDeviceSynchronize()
