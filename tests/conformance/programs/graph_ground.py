@@ -1,5 +1,5 @@
-"""An executable graph whose memory is freed between two launches: at the next one there is memory at the same address again,
-or the graph has got other memory. So it is in programs whose allocator gives memory back after each step."""
+"""An executable graph whose memory is freed between two launches: at the next one there is memory at the same address
+again, or the graph has got other memory. So it is in programs whose allocator gives memory back after each step."""
 
 from ctypes import byref, c_uint64, c_void_p
 

@@ -91,7 +91,7 @@ expect_error(RUNTIME, 1, "cudaFreeAsync", 4242, stream)
 
 # A thread without a context may free in a stream, which has one; not in a default stream.
 last = from_pool(1000)
-answers = []
+answers: list[int | None] = []
 
 
 def free() -> None:
