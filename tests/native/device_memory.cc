@@ -296,6 +296,7 @@ TEST(memory_of_another_device) {
   OK(d.cuCtxSetCurrent(other));
   OK(d.cuMemcpyDtoDAsync_v2(b, a, 8, nullptr));
   CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoDAsync_v2(a, b, 8, nullptr));
+  OK(d.cuStreamSynchronize(nullptr));
 
   OK(d.cuCtxSetCurrent(rig.context));
   rig.load();

@@ -63,7 +63,7 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     server = program.until("running")["server_pid"]
     harness.go(program)
     answers = [harness.steps(program, PARTS[0])]
-    harness.wait_until(lambda: settled(daemon), "the store has all memory")
+    harness.stop_at_rest([server], lambda: settled(daemon))
     daemon.kill()
     os.kill(server, signal.SIGKILL)
     harness.ask(program, PARTS[1])

@@ -75,10 +75,12 @@ def settled(node: Node) -> bool:
 
 
 def kill_both(node: Node, program: Program, *more: int) -> None:
-    """At the same moment: neither sees the other's end."""
+    """At the same moment, at which the store has all memory: neither sees the other's end."""
     server = program.until("running")["server_pid"]
     assert node.process is not None
-    victims = [node.process.pid, server, *more]
+    servers = [server, *(pid for pid in more if pid in harness.server_pids(node))]
+    harness.stop_at_rest(servers, lambda: settled(node))
+    victims = list(dict.fromkeys([node.process.pid, server, *more]))
     for victim in victims:
         harness.stop(victim)
     for victim in victims:
@@ -93,7 +95,6 @@ def test_daemon_and_server_die_together(daemon: Node, start: Starter, expected: 
     answers = []
     for part in PARTS:
         answers.append(harness.steps(program, part))
-        harness.wait_until(lambda: settled(daemon), "the store has all memory")
         kill_both(daemon, program)
         daemon.start()
         assert store(daemon) == holder, "the same one, found again"
@@ -110,7 +111,6 @@ def test_several_programs_and_their_standbys(daemon: Node, start: Starter, expec
     for program in programs:
         harness.go(program)
         assert harness.steps(program, PARTS[0]) == expected[0]
-    harness.wait_until(lambda: settled(daemon), "the store has all memory")
     kill_both(daemon, programs[0], *(set(harness.server_pids(daemon)) - {programs[0].until("running")["server_pid"]}))
     daemon.start()
     for program in programs:
@@ -125,7 +125,6 @@ def test_the_store_dies_and_another_one_has_everything(daemon: Node, start: Star
     holder = store(daemon)
     os.kill(holder, signal.SIGKILL)
     harness.wait_until(lambda: bool(stores(daemon)) and stores(daemon) != [holder], "another one")
-    harness.wait_until(lambda: settled(daemon), "it has all memory")
     kill_both(daemon, program)
     daemon.start()
     answers.append(harness.steps(program, PARTS[1]))

@@ -12,6 +12,7 @@ import pytest
 from tests import harness
 from tests.recovery.conftest import PROGRAMS
 from tests.recovery.service_manager import ManagedNode
+from tests.recovery.test_descriptor_store import memory
 from xmigd.demo.node import Program
 
 PARTS = (200, 300, 50)
@@ -39,16 +40,20 @@ def expected(node: ManagedNode, kernels: Path) -> list[str]:
 
 
 def kill_both(node: ManagedNode, program: Program) -> None:
+    """At a moment at which the manager has all memory."""
     server = program.until("running")["server_pid"]
+    harness.stop_at_rest([server], lambda: settled(node))
     node.kill()
     os.kill(server, signal.SIGKILL)
 
 
 def settled(node: ManagedNode) -> bool:
-    """Has the manager been told of everything that the daemon holds?"""
+    """Has the manager been told of everything that the daemon holds, and the daemon of what the servers hold?"""
     assert node.process is not None
-    memory = [link for link in harness.open_fds(node.process.pid) if "memfd:xmig-" in link and "index" not in link]
-    return len([name for name in node.names if not name.startswith("index-")]) == len(memory) >= 5
+    links = [link for link in harness.open_fds(node.process.pid) if "memfd:xmig-" in link and "index" not in link]
+    kept = [name for name in node.names if not name.startswith("index-")]
+    servers = set().union(*map(memory, harness.server_pids(node)))
+    return len(kept) == len(links) >= 5 and servers <= memory(node.process.pid)
 
 
 def test_daemon_and_server_die_together(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
@@ -56,7 +61,6 @@ def test_daemon_and_server_die_together(node: ManagedNode, kernels: Path, expect
     answers = []
     for part in PARTS:
         answers.append(harness.steps(program, part))
-        harness.wait_until(lambda: settled(node), "the store has all memory")
         kill_both(node, program)
         node.start()
     assert answers == expected
@@ -70,10 +74,7 @@ def test_daemon_and_server_die_together(node: ManagedNode, kernels: Path, expect
 def test_server_dies_while_no_daemon_is_there(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
     program = stepwise(node, kernels)
     answers = [harness.steps(program, PARTS[0])]
-    harness.wait_until(lambda: settled(node), "the store has all memory")
-    server = program.until("running")["server_pid"]
-    node.kill()
-    os.kill(server, signal.SIGKILL)
+    kill_both(node, program)
     harness.ask(program, PARTS[1])
     node.start()
     answers.append(harness.answer(program))
@@ -90,7 +91,6 @@ def test_adopted_memory_is_kept_too(node: ManagedNode, kernels: Path, expected: 
     node.start()
     harness.wait_until(lambda: (program.info() or {})["standby"] == "warm", "the server is adopted")
     answers.append(harness.steps(program, PARTS[1]))
-    harness.wait_until(lambda: settled(node), "the store has all memory")
     kill_both(node, program)
     node.start()
     answers.append(harness.steps(program, PARTS[2]))
@@ -109,7 +109,6 @@ def is_lost(program: Program) -> str:
 def test_what_is_not_complete_is_not_used(node: ManagedNode, kernels: Path) -> None:
     program = stepwise(node, kernels)
     harness.steps(program, PARTS[0])
-    harness.wait_until(lambda: settled(node), "the store has all memory")
     kill_both(node, program)
     node.lose(node.names[-1])
     node.start()
