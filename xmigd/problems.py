@@ -18,7 +18,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "bad_idempotency_key": (
         "`Idempotency-Key` is empty, too long, or not printable.",
-        "Send up to 255 printable ASCII characters.",
+        "Send up to 255 printable ASCII characters without spaces.",
     ),
     "bad_token": (
         "The token is not valid: mistyped, revoked, or of another node.",

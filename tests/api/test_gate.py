@@ -99,6 +99,7 @@ class TestIdempotency:
         assert code(post("k1", "b")) == (422, "idempotency_key_reused")
         assert post("k2", "a").json()["id"] != first.json()["id"]
         assert code(post("x" * 256, "a")) == (422, "bad_idempotency_key")
+        assert code(post("a b", "a")) == (422, "bad_idempotency_key")
         assert code(post("k3", "a\nb")) == (422, "invalid")
         assert code(post("k3", "a\nb")) == (422, "invalid")
 

@@ -54,8 +54,9 @@ class Idempotency:
 
     async def claim(self, caller: str, key: str, method: str, path: str, body: bytes) -> Claim | Stored:
         """A claim if the request is new, otherwise what it was answered. Raises Invalid, Conflict, Unavailable."""
-        if not (1 <= len(key) <= 255 and key.isascii() and key.isprintable()):
-            raise Invalid("Idempotency-Key: up to 255 printable characters", code="bad_idempotency_key")
+        if not (1 <= len(key) <= 255 and all("!" <= c <= "~" for c in key)):
+            what = "up to 255 printable characters of ASCII, no spaces"
+            raise Invalid(f"Idempotency-Key: {what}", code="bad_idempotency_key")
         request = hashlib.sha256(b"\0".join((method.encode(), path.encode(), body))).hexdigest()
         row: IdempotencyKey | None = await asyncio.wrap_future(
             self._writer.submit("keys.claim", lambda session: self._claim(session, caller, key, request))
