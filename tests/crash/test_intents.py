@@ -104,8 +104,13 @@ class Scene:
         self.done["a job's end"] = lambda: self.get(f"/v1/jobs/{job}")["exit_code"] == 3
 
     def end_a_newcomer(self) -> None:
-        if self.newcomer() is not None:
-            self.newcomers[-1].kill()  # and nobody waits for it: its end can be read
+        if self.newcomer() is None:
+            return
+        child = self.newcomers[-1]
+        child.kill()  # and nobody waits for it: its end can be read
+        # On the way there it may be recovered: the descriptor store has its memory, and its server may go with it.
+        over = lambda: self._process_of(child)["state"] in ("ended", "lost")  # noqa: E731
+        self.done["a program that was let in"] = lambda: until(over, "its end is known")
 
     def use_a_token(self) -> None:
         made = self.ask("POST", "/v1/tokens", {"name": "used"}).json()
