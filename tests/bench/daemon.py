@@ -67,7 +67,14 @@ def command_line(programs: Programs) -> Iterator[Row]:
 @contextlib.contextmanager
 def node_with(programs: Programs, **settings: str) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="xmig-bench-") as folder:
-        node = Node(Path(folder), devices=DEVICES, device_memory=1 << 28, log_level="warning")
+        node = Node(
+            Path(folder),
+            devices=DEVICES,
+            device_memory=1 << 28,
+            log_level="warning",
+            user_connections=LISTENERS + 128,
+            user_streams=LISTENERS,
+        )
         node.environment |= UNLIMITED | settings
         with node:
             yield node
