@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from xmigd.demo.node import Node, Program
 from xmigd.native import DESCRIPTOR_STORE
 
 ROOT = Path(__file__).parent.parent
 CONFORMANCE = ROOT / "tests" / "conformance" / "programs"
 COMPILER = os.environ.get("CC", "cc")
+# CI is root. As anybody else one cannot become another user, nor give files to one.
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for several users")
 
 
 def compile_kernels(folder: Path) -> Path:
@@ -84,12 +88,17 @@ def start(
         command, name=program.stem, device=device, hang_timeout=hang_timeout,
         environment=variables | dict(environment or {}), **options,
     )  # fmt: skip
-    assert started.process.stdout is not None
-    if started.process.stdout.readline() != "ready\n":
-        _, said = started.process.communicate()
-        raise AssertionError(f"{program.name} did not start: {said}")
-    started.until("running")
+    is_ready(started)
     return started
+
+
+def is_ready(program: Program) -> None:
+    """It has shaken hands, and waits for `go`."""
+    assert program.process.stdout is not None
+    if program.process.stdout.readline() != "ready\n":
+        _, said = program.process.communicate()
+        raise AssertionError(f"it did not start: {said} {program.lines()}")
+    program.until("running")
 
 
 def go(program: Program) -> None:

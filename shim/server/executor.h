@@ -407,9 +407,7 @@ class Executor final : public Witness {
   uint32_t home_of_work(Op op, std::span<const std::byte> arguments);
   GraphExec* find_graph(uint64_t handle);
   CUresult destroy(const GraphExec& graph);
-  // What the image describes, in a graph that is the caller's in any case, and whether it has conditions.
-  CUresult build_graph(std::span<const std::byte> image, GraphExec& made, CUgraph* graph, bool* conditional);
-  CUresult make_late(GraphExec& exec);
+  CUresult make_graph(std::span<const std::byte> image, uint64_t flags, GraphExec& made, GraphExec* before);
 
   device::Device& device_;
   const DriverTable& driver_;

@@ -4,6 +4,7 @@
 // record, only that translate() answers with that stream. So there is one way to launch a kernel, and a recovery, which
 // builds the graphs again from their images, finds the same addresses in them.
 #include <cstring>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -57,7 +58,7 @@ class Executor::GraphBuilder {
         return CUDA_ERROR_INVALID_IMAGE;
       }
     }
-    if (const CUresult error = go_to(executor_.record_.header().ordinal); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = go_to(parts_.owner.ordinal); error != CUDA_SUCCESS) return error;
     return build_graph(reader, head.nodes, graph);
   }
   // The driver's graph has to stay for as long as what is made of it.
@@ -87,7 +88,7 @@ class Executor::GraphBuilder {
     const CUgraph owner = known.graph < graphs_.size() ? graphs_[known.graph] : graphs_[0];
     const unsigned int flags = known.assigned ? CU_GRAPH_COND_ASSIGN_DEFAULT : 0;
     const CUresult result = driver_.cuGraphConditionalHandleCreate(
-        &condition.real, owner, executor_.contexts_.context(executor_.record_.header().ordinal), known.value, flags);
+        &condition.real, owner, executor_.contexts_.context(parts_.owner.ordinal), known.value, flags);
     return result == CUDA_SUCCESS ? condition.real : 0;
   }
 
@@ -104,7 +105,7 @@ class Executor::GraphBuilder {
     params.conditional.handle = handle_of(condition->second);
     params.conditional.type = static_cast<CUgraphConditionalNodeType>(choice.type);
     params.conditional.size = choice.bodies;
-    params.conditional.ctx = executor_.contexts_.context(executor_.record_.header().ordinal);
+    params.conditional.ctx = executor_.contexts_.context(parts_.owner.ordinal);
     if (!params.conditional.handle) return CUDA_ERROR_INVALID_VALUE;
     CUgraphNode made = nullptr;
     const CUresult result = driver_.cuGraphAddNode_v2(&made, graph_, waits.data(), edges, waits.size(), &params);
@@ -306,25 +307,9 @@ CUresult Executor::on_xmGraph(Record& record) {
     garbage(args.update ? "there is no graph of this number" : "a new graph has a number that is taken, or none");
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  GraphExec made;
-  CUgraph graph = nullptr;
-  bool conditional = false;
-  CUresult result = build_graph(image, made, &graph, &conditional);
-  if (result == CUDA_SUCCESS && args.update && slot->real && !conditional && !slot->graph) {
-    CUgraphExecUpdateResultInfo info{};
-    made.real = slot->real;
-    if (driver_.cuGraphExecUpdate_v2(slot->real, graph, &info) != CUDA_SUCCESS) {
-      // What the driver cannot change in place is made anew.
-      result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, args.flags);
-      if (result == CUDA_SUCCESS) driver_.cuGraphExecDestroy(slot->real);
-    }
-  } else if (result == CUDA_SUCCESS) {
-    // With conditions also an update: what is there follows the handles of the graph that it was made of.
-    result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, args.flags);
-    if (result == CUDA_SUCCESS && args.update) destroy(*slot);
-    if (result == CUDA_SUCCESS && conditional) made.graph = std::exchange(graph, nullptr);
-  }
-  if (graph) driver_.cuGraphDestroy(graph);
+  const Owner owner{record.header().context, record.header().ordinal};
+  GraphExec made{.owner = owner};
+  const CUresult result = make_graph(image, args.flags, made, args.update ? slot : nullptr);
   if (result != CUDA_SUCCESS) {
     // Work that the program has taken the ground from since (a module, memory): at this cut the graph could not be launched
     // either. It may get new work, or new memory at the same addresses, before it is launched again.
@@ -332,9 +317,8 @@ CUresult Executor::on_xmGraph(Record& record) {
                                                         result == CUDA_ERROR_INVALID_VALUE);
     if (!groundless) return result;
     log_(Level::kInfo, "a graph that uses memory or kernels which are gone is made when it is launched");
-    made = {};
+    made = {.owner = owner};
   }
-  made.owner = {record.header().context, record.header().ordinal};
   made.image = args.image;
   made.flags = args.flags;
   args.update = 0;
@@ -345,43 +329,48 @@ CUresult Executor::on_xmGraph(Record& record) {
   return CUDA_SUCCESS;
 }
 
+// `made` has its owner. `before`: what it takes the place of, which is gone afterwards if that went well.
+CUresult Executor::make_graph(std::span<const std::byte> image, uint64_t flags, GraphExec& made, GraphExec* before) {
+  CUgraph graph = nullptr;
+  if (const CUresult result = driver_.cuGraphCreate(&graph, 0); result != CUDA_SUCCESS) return result;
+  bool conditional = false;
+  CUresult result = CUDA_SUCCESS;
+  {
+    GraphBuilder builder(*this, made);
+    result = builder.build(image, graph);
+    conditional = builder.has_conditions();
+  }
+  CUgraphExecUpdateResultInfo info{};
+  // With conditions never in place: what is there follows the handles of the graph that it was made of.
+  const bool in_place = result == CUDA_SUCCESS && before && before->real && !before->graph && !conditional &&
+                        driver_.cuGraphExecUpdate_v2(before->real, graph, &info) == CUDA_SUCCESS;
+  if (in_place) {
+    made.real = before->real;
+  } else if (result == CUDA_SUCCESS) {
+    result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, flags);
+    if (result == CUDA_SUCCESS && before) destroy(*before);
+    if (result == CUDA_SUCCESS && conditional) made.graph = std::exchange(graph, nullptr);
+  }
+  if (graph) driver_.cuGraphDestroy(graph);
+  return result;
+}
+
 CUresult Executor::on_xmGraphLaunch(Record& record) {
   Args_xmGraphLaunch args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* const graph = find_graph(args.exec);
-  if (!graph || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!graph) return CUDA_ERROR_INVALID_HANDLE;
   if (!graph->real) {
-    if (const CUresult result = make_late(*graph); result != CUDA_SUCCESS) return result;
-    contexts_.use(record.header().ordinal);
+    GraphExec made{.owner = graph->owner};
+    const CUresult result = make_graph(images_.bytes(graph->image), graph->flags, made, nullptr);
+    if (result != CUDA_SUCCESS) return result;
+    std::tie(graph->real, graph->graph, graph->touches_host) = std::tuple(made.real, made.graph, made.touches_host);
   }
+  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (args.upload) return driver_.cuGraphUpload(graph->real, stream);
   if (graph->touches_host) uses_pinned();
   return driver_.cuGraphLaunch(graph->real, stream);
-}
-
-CUresult Executor::build_graph(std::span<const std::byte> image, GraphExec& made, CUgraph* graph, bool* conditional) {
-  if (const CUresult result = driver_.cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
-  GraphBuilder builder(*this, made);
-  const CUresult result = builder.build(image, *graph);
-  *conditional = builder.has_conditions();
-  return result;
-}
-
-CUresult Executor::make_late(GraphExec& exec) {
-  contexts_.use(exec.owner.ordinal);
-  GraphExec made;
-  CUgraph graph = nullptr;
-  bool conditional = false;
-  CUresult result = build_graph(images_.bytes(exec.image), made, &graph, &conditional);
-  if (result == CUDA_SUCCESS) result = driver_.cuGraphInstantiateWithFlags(&made.real, graph, exec.flags);
-  if (result == CUDA_SUCCESS) {
-    exec.real = made.real;
-    exec.touches_host = made.touches_host;
-    if (conditional) exec.graph = std::exchange(graph, nullptr);
-  }
-  if (graph) driver_.cuGraphDestroy(graph);
-  return result;
 }
 
 CUresult Executor::on_xmGraphDestroy(Record& record) {

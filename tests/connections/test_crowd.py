@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import harness
 from tests.api.callers import become
 from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, times
 from tests.daemon.conftest import MakeNode, make_node, peer_native
@@ -28,14 +29,13 @@ __all__ = ["make_node", "peer_native"]
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
 ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
 GENEROUS = 2.0  # seconds for 99 of 100 answers; what it is meant to be is measured by `make bench`
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
 
 def descriptors(node: Node) -> int:
     return len(os.listdir(f"/proc/{node.pid}/fd"))
 
 
-@needs_root
+@harness.needs_root
 @pytest.mark.parametrize("kind", ["silent", "slow", "idle"])
 @pytest.mark.parametrize("where", ["unix", "tcp", "web"])
 def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
@@ -73,7 +73,7 @@ def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
         until(lambda: ask(target, path, uid=HOG, token=token)[0] == 200, "its places are free again")
 
 
-@needs_root
+@harness.needs_root
 def test_programs_of_others_shake_hands(make_node: MakeNode) -> None:
     node = make_node()
     node.start()
@@ -96,7 +96,7 @@ def test_programs_of_others_shake_hands(make_node: MakeNode) -> None:
         )
 
 
-@needs_root
+@harness.needs_root
 def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) -> None:
     """The real library, of a user who has too many handshakes open: one line for whoever has started the program."""
     node = make_node(native_dir, XMIG_DEVICES="cpu:0")
@@ -125,7 +125,7 @@ def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) 
         assert "start fewer programs at once" in line
 
 
-@needs_root
+@harness.needs_root
 def test_descriptors_are_left_for_devices_memory(make_node: MakeNode) -> None:
     """With 256 in all. Everybody at once, at every socket: programs start nevertheless."""
     node = make_node()
@@ -145,7 +145,7 @@ def test_descriptors_are_left_for_devices_memory(make_node: MakeNode) -> None:
         assert "cannot be taken" not in node.log.read_text()
 
 
-@needs_root
+@harness.needs_root
 def test_a_reserve_for_root_and_for_health(make_node: MakeNode) -> None:
     """Several users have taken everything together."""
     node = make_node(XMIG_CONNECTIONS="16", XMIG_USER_CONNECTIONS="6")
@@ -222,7 +222,7 @@ def node_metrics(node: Node) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-@needs_root
+@harness.needs_root
 def test_streams_count_apart(make_node: MakeNode) -> None:
     node = make_node(XMIG_USER_STREAMS="3", XMIG_USER_CONNECTIONS="2")
     node.start()

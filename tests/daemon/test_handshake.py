@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import harness
 from tests.api.callers import become
 from xmigd.errors import Forbidden, ProtocolError
 from xmigd.native import Layout, read_layout
@@ -187,7 +188,7 @@ def test_a_program_in_a_foreign_job(node: Node) -> None:
     until(lambda: node.get(f"/v1/jobs/{job['id']}")["state"] == "ended", "ended")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops from root to another user")
+@harness.needs_root
 def test_another_user_s_program_in_root_s_job(make_node: MakeNode, native_dir: Path) -> None:
     """With the job's token, which only a process of the job can have given it."""
     node = make_node(native_dir)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import harness
+
 from .conftest import MakeNode
 from .test_start import start_in_vain
 
 NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
 
 
 def theirs(run: Path) -> None:
@@ -57,7 +58,7 @@ def open_parent(run: Path) -> None:
     run.parent.chmod(0o777)
 
 
-@needs_root
+@harness.needs_root
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
@@ -85,7 +86,7 @@ def test_what_others_could_replace_is_refused(make_node: MakeNode, prepare: Call
     assert not (run / "xmigd.lock").exists()
 
 
-@needs_root
+@harness.needs_root
 def test_a_daemon_of_a_user_refuses_what_is_not_the_users(make_node: MakeNode, native_dir: Path) -> None:
     node = make_node()
     node.runtime_dir.mkdir()

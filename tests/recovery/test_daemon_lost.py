@@ -7,7 +7,7 @@ import signal
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from tests.recovery.test_descriptor_store import settled
+from tests.recovery.kept_memory import settled
 from xmigd.demo.node import Node
 
 PARTS = (200, 300, 50, 400)

@@ -17,7 +17,8 @@ import pytest
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from xmigd.demo.node import Node, Program
+from tests.recovery.kept_memory import kill_both, memory, settled, store, stores
+from xmigd.demo.node import Node
 from xmigd.native import DESCRIPTOR_STORE
 
 PARTS = (200, 300, 50)
@@ -41,51 +42,6 @@ def expected(daemon: Node, start: Starter) -> list[str]:
     answers = [harness.steps(program, part) for part in PARTS]
     harness.output(program)
     return answers
-
-
-def stores(node: Node) -> list[int]:
-    return harness.descriptor_stores(node.settings.runtime_dir)
-
-
-def store(node: Node) -> int:
-    """The one that there is."""
-    harness.wait_until(lambda: len(stores(node)) == 1, "one descriptor store")
-    return stores(node)[0]
-
-
-def memory(pid: int) -> set[int]:
-    """What it holds of jobs' memory: the files' inodes."""
-    found = set()
-    with contextlib.suppress(FileNotFoundError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                link = os.readlink(entry)
-                if "memfd:xmig-" in link and "index" not in link and "module" not in link:
-                    found.add(entry.stat().st_ino)
-    return found
-
-
-def settled(node: Node) -> bool:
-    """Has the store everything that the daemon and the servers hold? What a server has and nobody has heard of yet is
-    lost with it, and the process, too."""
-    assert node.process is not None
-    kept = memory(store(node))
-    servers = set().union(*map(memory, harness.server_pids(node)))
-    return len(kept) >= 5 and memory(node.process.pid) == kept and servers <= kept
-
-
-def kill_both(node: Node, program: Program, *more: int) -> None:
-    """At the same moment, at which the store has all memory: neither sees the other's end."""
-    server = program.until("running")["server_pid"]
-    assert node.process is not None
-    servers = [server, *(pid for pid in more if pid in harness.server_pids(node))]
-    harness.stop_at_rest(servers, lambda: settled(node))
-    victims = list(dict.fromkeys([node.process.pid, server, *more]))
-    for victim in victims:
-        harness.stop(victim)
-    for victim in victims:
-        os.kill(victim, signal.SIGKILL)
-    node.process.wait()
 
 
 def test_daemon_and_server_die_together(daemon: Node, start: Starter, expected: list[str]) -> None:
@@ -190,7 +146,7 @@ sys.exit(0 if data else "refused by the store")
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another user: root only")
+@harness.needs_root
 @pytest.mark.parametrize("mode", [0o600, 0o666])
 def test_another_user_is_refused(daemon: Node, start: Starter, mode: int) -> None:
     """By the socket's mode, and by the store itself should the mode ever be another one."""

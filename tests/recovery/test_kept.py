@@ -11,8 +11,8 @@ import pytest
 
 from tests import harness
 from tests.recovery.conftest import PROGRAMS
+from tests.recovery.kept_memory import memory
 from tests.recovery.service_manager import ManagedNode
-from tests.recovery.test_descriptor_store import memory
 from xmigd.demo.node import Program
 
 PARTS = (200, 300, 50)

@@ -16,7 +16,7 @@ import pytest
 from tests import harness
 from xmigd.demo.node import Node, Program
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: programs drop from root to another user")
+pytestmark = harness.needs_root
 
 NOBODY = 65534
 # One that the other user may read, too: the test's own may be in root's home.
@@ -73,11 +73,7 @@ def start(node: Node, files: Path, *command: str | Path) -> Program:
         [*command, files / "start.py", files / "stepwise.py"], environment=variables, stdin=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd="/",
     )  # fmt: skip
-    assert program.process.stdout is not None
-    if program.process.stdout.readline() != "ready\n":
-        _, said = program.process.communicate()
-        raise AssertionError(f"it did not start: {said} {program.lines()}")
-    program.until("running")
+    harness.is_ready(program)
     harness.go(program)
     return program
 
