@@ -137,24 +137,6 @@ def kill_server(program: Program) -> int | None:
     return server
 
 
-def stop_at_rest(servers: list[int], settled: Callable[[], bool], timeout: float = 60) -> None:
-    """Stop them at a moment at which everything that they have is known (`settled`): a server that goes on may take
-    memory between the look and what comes next, for a snapshot of a program that rests."""
-    end = time.monotonic() + timeout
-    while True:
-        for server in servers:
-            stop(server)
-        patience = time.monotonic() + 0.5  # what they have just told is still under way
-        while time.monotonic() < patience:
-            if settled():
-                return
-            time.sleep(0.01)
-        for server in servers:
-            os.kill(server, signal.SIGCONT)
-        assert time.monotonic() < end, f"not within {timeout} s: everything of the servers is known"
-        time.sleep(0.05)
-
-
 def stop(pid: int) -> None:
     """SIGSTOP, and wait until all of it stands: one thread takes the signal, and until that one has run, the others go
     on for milliseconds."""

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 from xmigd.supervisor.fds import Fd
 from xmigd.supervisor.outbox import Outbox
@@ -74,6 +74,11 @@ class ServiceManager:
 
     def watch(self, process: str, pidfd: Fd) -> None:
         """The manager keeps what it has until the daemon or an operator says otherwise."""
+
+    def when_told(self, then: Callable[[], None]) -> None:
+        """`then`, once everything of before is with the manager."""
+        if self._outbox is not None:
+            self._outbox.when_empty(then)
 
     def close(self) -> None:
         """Say what there is still to say, if the manager takes it at once."""

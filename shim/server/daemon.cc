@@ -19,6 +19,9 @@ using Json = nlohmann::json;
 // A daemon that does not read for this long counts as gone: the executor must not wait for it any longer.
 constexpr timeval kSendPatience{2, 0};
 
+// Bytes of memory that nobody uses any more, and that the backlog may hold all the same until the next daemon comes.
+constexpr uint64_t kMostHeldForNothing = 256 << 20;
+
 std::string_view kind_name(HostedKind kind) {
   switch (kind) {
     case HostedKind::kDevice: return "device";
@@ -31,6 +34,21 @@ std::string_view kind_name(HostedKind kind) {
 // Text of foreign origin may be anything but UTF-8; replaced rather than refused.
 std::string dump(const Json& object) { return object.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+// `change`: the number of this change of the job's memory; 0: it is none.
+std::string describe(const Hosted& memory, uint64_t change) {
+  Json message = {{"type", "memory"},
+                  {"op", "add"},
+                  {"id", memory.id},
+                  {"kind", kind_name(memory.kind)},
+                  {"ordinal", memory.ordinal},
+                  {"address", memory.address},
+                  {"bytes", memory.bytes},
+                  {"name", memory.name},
+                  {"change", change}};
+  if (memory.foreign) message["foreign"] = true;
+  return dump(message);
+}
+
 }  // namespace
 
 std::unique_lock<std::recursive_mutex> Daemon::attach(ipc::UniqueFd socket) {
@@ -38,6 +56,8 @@ std::unique_lock<std::recursive_mutex> Daemon::attach(ipc::UniqueFd socket) {
   std::unique_lock lock(mutex_);
   socket_ = std::move(socket);
   broken_ = false;
+  unheard_.clear();  // whoever it is takes over the backlog, and is told everything
+  held_for_nothing_ = 0;
   return lock;
 }
 
@@ -89,30 +109,45 @@ void Daemon::preloaded(const PreloadReport& report) {
              {"device_bytes", report.device_bytes}}));
 }
 
+void Daemon::keep_backlog(ipc::UniqueFd socket) {
+  const std::lock_guard lock(mutex_);
+  backlog_ = std::move(socket);
+}
+
+// First where it cannot be lost, then counted: of what is not counted, nothing depends yet. What is counted and in neither
+// place would make the next daemon give the process up.
+void Daemon::changed(const std::string& message, std::span<const int> fds) {
+  if (!changes_) return;
+  if (backlog_) ipc::send_message(backlog_.get(), std::as_bytes(std::span(message)), fds);
+  changes_->fetch_add(1);
+}
+
 void Daemon::memory_add(const Hosted& memory) {
   const std::lock_guard lock(mutex_);  // an announcement says how many changes there were before it
-  if (changes_) changes_->fetch_add(1);
-  memory_again(memory);
+  const std::string message = describe(memory, changes_ ? changes_->load() + 1 : 0);
+  const int fd = memory.fd.get();
+  changed(message, std::span(&fd, 1));
+  if (!socket_) unheard_[memory.id] = memory.bytes;
+  send(message, std::span(&fd, 1));
 }
 
 void Daemon::memory_again(const Hosted& memory) {
   const int fd = memory.fd.get();
-  Json message = {{"type", "memory"},
-                  {"op", "add"},
-                  {"id", memory.id},
-                  {"kind", kind_name(memory.kind)},
-                  {"ordinal", memory.ordinal},
-                  {"address", memory.address},
-                  {"bytes", memory.bytes},
-                  {"name", memory.name}};
-  if (memory.foreign) message["foreign"] = true;
-  send(dump(message), std::span(&fd, 1));
+  send(describe(memory, 0), std::span(&fd, 1));
 }
 
 void Daemon::memory_drop(uint64_t id) {
   const std::lock_guard lock(mutex_);
-  if (changes_) changes_->fetch_add(1);
-  send(dump({{"type", "memory"}, {"op", "drop"}, {"id", id}}));
+  const uint64_t change = changes_ ? changes_->load() + 1 : 0;
+  const std::string message = dump({{"type", "memory"}, {"op", "drop"}, {"id", id}, {"change", change}});
+  changed(message, {});
+  // Where no daemon empties the backlog, it goes on holding what is given up.
+  if (const auto found = unheard_.find(id); found != unheard_.end()) {
+    held_for_nothing_ += found->second;
+    unheard_.erase(found);
+    if (held_for_nothing_ > kMostHeldForNothing) backlog_.reset();
+  }
+  send(message);
 }
 
 void Daemon::cut(const CutReport& report) {
@@ -181,7 +216,9 @@ void Daemon::announce(const std::string& job, const std::string& device, int cli
              {"client_pid", client_pid},
              {"generation", generation},
              {"changes", changes_ ? changes_->load() : 0},
-             {"takes_output", true}}),
+             {"takes_output", true},
+             {"takes_backlog", true},
+             {"has_backlog", static_cast<bool>(backlog_)}}),
        fds);
 }
 

@@ -2,10 +2,14 @@
 //
 // The daemon may be gone at any time. Then nothing is sent and nothing is lost: who comes back is told everything that
 // still matters by announce().
+//
+// What it was told last is lost if it dies before it reads it, and nobody announces anything if the server dies, too. So
+// changes of memory are also said into the backlog: a socket whose other end is kept where the job's memory is.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -66,6 +70,8 @@ class Daemon {
   bool attached() const;
   // From now on memory that comes and goes is counted there, heard or not.
   void count_changes(std::atomic<uint64_t>& changes);
+  // And that it is said there, too. Nobody waits for that: if it is full, what is missing in it is noticed by the count.
+  void keep_backlog(ipc::UniqueFd socket);
 
   void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
   void unavailable(int error, std::string_view text);
@@ -105,10 +111,14 @@ class Daemon {
  private:
   friend class Log;
   void send(const std::string& message, std::span<const int> fds = {});
+  void changed(const std::string& message, std::span<const int> fds);
 
   mutable std::recursive_mutex mutex_;
   ipc::UniqueFd socket_;  // guarded by mutex_
   std::atomic<uint64_t>* changes_ = nullptr;  // guarded by mutex_
+  ipc::UniqueFd backlog_;                     // guarded by mutex_
+  std::map<uint64_t, uint64_t> unheard_;      // guarded by mutex_: bytes of memory that came while there was no daemon
+  uint64_t held_for_nothing_ = 0;             // guarded by mutex_: bytes of it that were given up again
   bool broken_ = false;   // guarded by mutex_: the daemon does not read; the control thread will notice
 };
 

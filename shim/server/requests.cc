@@ -301,6 +301,10 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
     if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
     if (fields.finished()) request = Output{std::move(fds[0])};
     fds.clear();
+  } else if (type == "backlog") {
+    if (fds.size() != 1) fields.fail("backlog comes with 1 descriptor");
+    if (fields.finished()) request = Backlog{std::move(fds[0])};
+    fds.clear();
   } else {
     fields.fail("unknown type '" + type + "'");
   }

@@ -103,12 +103,17 @@ struct Continue {};
 struct Output {
   ipc::UniqueFd pipe;
 };
+// From now on each change of memory is said there, too: the next daemon hears of it, if this one and the server die at once.
+struct Backlog {
+  ipc::UniqueFd socket;
+};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, Room,
-                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output, Stop>;
+                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
+                             Backlog, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

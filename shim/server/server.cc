@@ -313,6 +313,11 @@ std::optional<int> Server::operator()(Output& request) {
   return std::nullopt;
 }
 
+std::optional<int> Server::operator()(Backlog& request) {
+  daemon_.keep_backlog(std::move(request.socket));
+  return std::nullopt;
+}
+
 std::optional<int> Server::operator()(Stop& request) {
   log_(Level::kInfo, "stopped: " + request.reason);
   return 0;

@@ -57,6 +57,7 @@ class Server {
   std::optional<int> operator()(Rebind& request);
   std::optional<int> operator()(Continue& request);
   std::optional<int> operator()(Output& request);
+  std::optional<int> operator()(Backlog& request);
   std::optional<int> operator()(Stop& request);
   std::optional<int> resume(std::optional<Rebind> rebind);
 

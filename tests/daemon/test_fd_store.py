@@ -3,8 +3,14 @@ recovery. With systemd itself: tests/packages."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import struct
+from collections.abc import Callable
 from typing import cast
+
+import pytest
 
 from xmigd.native import Layout
 from xmigd.supervisor import messages as m
@@ -23,13 +29,18 @@ class Manager:
 
     def __init__(self) -> None:
         self.store: dict[str, Fd] = {}
+        self.full = False
 
     def keep(self, name: str, fd: Fd, process: str = "") -> None:
-        if not any(same_file(fd.fileno(), kept.fileno()) for kept in self.store.values()):
+        if not self.full and not any(same_file(fd.fileno(), kept.fileno()) for kept in self.store.values()):
             self.store[name] = again(fd)
 
     def drop(self, name: str) -> None:
         self.store.pop(name, None)
+
+    def when_told(self, then: Callable[[], None]) -> None:
+        if not self.full:
+            then()
 
     def take_kept(self) -> list[tuple[str, Fd]]:
         return [(name, again(fd)) for name, fd in self.store.items()]
@@ -109,3 +120,93 @@ def test_what_came_from_the_store_and_then_moves() -> None:
     assert_all_there(start(manager), memory, handles)
     store.forget(PROCESS)
     assert len(manager.store) == 1
+
+
+def say(server: Fd, change: int, number: int, fd: Fd | None = None) -> None:
+    """As a server says it; without a descriptor: it gives that memory up."""
+    if fd is None:
+        data = m.pack("memory", op="drop", id=number, change=change)
+    else:
+        data = m.pack(**(json.loads(handle(number, fd).message) | {"change": change}))
+    with socket.socket(fileno=os.dup(server.fileno())) as sock:
+        socket.send_fds(sock, [data], [] if fd is None else [fd.fileno()])
+
+
+def count(memory: JobMemory, changes: int) -> None:
+    """As the server does, in the journal's header."""
+    os.pwrite(memory.journal.fileno(), struct.pack("<Q", changes), Layout().memory_changes_at)
+
+
+def with_backlog(manager: Manager) -> tuple[FdStore, JobMemory, Fd]:
+    store, memory = start(manager), make_memory()
+    store.all(PROCESS, memory, [], 1)
+    count(memory, 1)
+    made = store.make_backlog()
+    assert made is not None
+    store.follow(PROCESS, made[0])
+    return store, memory, made[1]
+
+
+def test_what_no_daemon_has_heard_of() -> None:
+    manager = Manager()
+    store, memory, server = with_backlog(manager)
+    heard, unheard = (handle(number, memfd("device")) for number in (1, 2))
+    say(server, 2, 1, heard.fd)
+    store.add(PROCESS, heard)
+    say(server, 3, 2, unheard.fd)
+    say(server, 4, 1)
+    count(memory, 4)
+    assert_all_there(start(manager), memory, [unheard])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"{}", b'{"type":"bye","reason":"x"}', m.pack("memory", op="drop", id=1, change=2**70),
+     m.pack("memory", op="drop", id=7, change=9), b"\xff" * 4096],
+)  # fmt: skip
+def test_what_a_server_says_there_that_makes_no_sense(said: bytes) -> None:
+    manager = Manager()
+    _, memory, server = with_backlog(manager)
+    with socket.socket(fileno=os.dup(server.fileno())) as sock:
+        sock.send(said)
+    one = handle(1, memfd("device"))
+    say(server, 2, 1, one.fd)
+    count(memory, 2)
+    left = start(manager).left(PROCESS)
+    if said and b'change":9' not in said:
+        assert_all_there(start(manager), memory, [one])
+    else:  # nothing is read behind what comes too early, or behind the end
+        assert left == "its memory changed while no daemon was there, and nobody has what came"
+
+
+def test_a_change_that_is_missing_in_the_backlog() -> None:
+    """It was full, or given up."""
+    manager = Manager()
+    _, memory, server = with_backlog(manager)
+    say(server, 3, 2, memfd("device"))
+    count(memory, 3)
+    assert start(manager).left(PROCESS) == "its memory changed while no daemon was there, and nobody has what came"
+
+
+def test_what_the_index_has_and_the_store_has_not() -> None:
+    """The daemon died between the two."""
+    manager = Manager()
+    store, memory, server = with_backlog(manager)
+    one = handle(1, memfd("device"))
+    say(server, 2, 1, one.fd)
+    count(memory, 2)
+    manager.full = True
+    store.add(PROCESS, one)
+    manager.full = False
+    assert_all_there(start(manager), memory, [one])
+
+
+def test_the_backlog_holds_only_what_is_nowhere_else() -> None:
+    manager = Manager()
+    store, _, server = with_backlog(manager)
+    one = handle(1, memfd("device"))
+    say(server, 2, 1, one.fd)
+    store.add(PROCESS, one)
+    say(server, 3, 2, memfd("device"))
+    reading = store._backlogs[PROCESS]
+    assert [change.change for change, _ in reading.take(9)] == [3]

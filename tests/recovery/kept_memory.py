@@ -1,4 +1,4 @@
-"""Who holds a job's memory, and the death of those who do, when whoever keeps it knows of everything."""
+"""Who holds a job's memory, and the death of those who do."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def memory(pid: int) -> set[int]:
 
 
 def settled(node: Node) -> bool:
-    """Has the store everything that the daemon and the servers hold? What a server has and nobody has heard of yet is
-    lost with it, and the process, too."""
+    """Has the store everything that the daemon and the servers hold?"""
     assert node.process is not None
     kept = memory(store(node))
     servers = set().union(*map(memory, harness.server_pids(node)))
@@ -43,14 +42,14 @@ def settled(node: Node) -> bool:
 
 
 def kill_both(node: Node, program: Program, *more: int) -> None:
-    """At the same moment, at which the store has all memory: neither sees the other's end."""
+    """At the same moment, whatever they are doing: neither sees the other's end."""
     server = program.until("running")["server_pid"]
     assert node.process is not None
-    servers = [server, *(pid for pid in more if pid in harness.server_pids(node))]
-    harness.stop_at_rest(servers, lambda: settled(node))
     victims = list(dict.fromkeys([node.process.pid, server, *more]))
     for victim in victims:
-        harness.stop(victim)
+        with contextlib.suppress(ProcessLookupError):  # a standby that has been replaced
+            harness.stop(victim)
     for victim in victims:
-        os.kill(victim, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
     node.process.wait()

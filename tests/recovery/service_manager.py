@@ -27,6 +27,7 @@ class ManagedNode(Node):
         self.said: list[str] = []
         self.watchdog_us = 0
         self._lock = threading.Lock()
+        self._heard = threading.Event()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sock.bind(str(folder / "notify"))
         threading.Thread(target=self._listen, daemon=True).start()
@@ -43,12 +44,32 @@ class ManagedNode(Node):
         with self._lock:
             return [name for name, _ in self.stored]
 
-    def lose(self, name: str) -> None:
-        """As if there had been no room for it."""
+    @property
+    def memory(self) -> set[int]:
+        """What it has of jobs' memory: the files' inodes."""
         with self._lock:
-            self._remove(name)
+            links = {fd: os.readlink(f"/proc/self/fd/{fd}") for _, fd in self.stored}
+            return {os.fstat(fd).st_ino for fd, link in links.items() if "memfd:xmig-" in link and "index" not in link}
+
+    def lose(self, what: str) -> None:
+        """As if there had been no room for those that are such files."""
+        with self._lock:
+            lost = [name for name, fd in self.stored if what in os.readlink(f"/proc/self/fd/{fd}")]
+            assert lost, what
+            for name in lost:
+                self._remove(name)
+
+    def hear(self) -> None:
+        """Everything that was said until now. A manager looks at that before it sees to a service that has died."""
+        heard = threading.Event()
+        with self._lock:
+            self._heard = heard
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"HEARD=1", str(self.folder / "notify"))
+        heard.wait()
 
     def popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        self.hear()
         with self._lock:
             sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for _, fd in self.stored]
             names = ":".join(name for name, _ in self.stored)
@@ -82,6 +103,8 @@ class ManagedNode(Node):
                         self._add(lines["FDNAME"], fd)
                 elif "FDSTOREREMOVE" in lines:
                     self._remove(lines["FDNAME"])
+                elif "HEARD" in lines:
+                    self._heard.set()
                 else:
                     self.said.append(data.decode())
 

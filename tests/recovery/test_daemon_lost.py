@@ -7,7 +7,6 @@ import signal
 
 from tests import harness
 from tests.recovery.conftest import Starter
-from tests.recovery.kept_memory import settled
 from xmigd.demo.node import Node
 
 PARTS = (200, 300, 50, 400)
@@ -63,7 +62,6 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     server = program.until("running")["server_pid"]
     harness.go(program)
     answers = [harness.steps(program, PARTS[0])]
-    harness.stop_at_rest([server], lambda: settled(daemon))
     daemon.kill()
     os.kill(server, signal.SIGKILL)
     harness.ask(program, PARTS[1])

@@ -62,6 +62,30 @@ def test_daemon_and_server_die_together(daemon: Node, start: Starter, expected: 
     harness.wait_until(lambda: not memory(holder), "nothing of it is kept")
 
 
+@pytest.mark.parametrize("found", [False, True], ids=["its daemon", "a daemon that found it"])
+def test_memory_that_the_daemon_never_heard_of(daemon: Node, start: Starter, expected: list[str], found: bool) -> None:
+    """The daemon stands still while the server takes memory, and they die together: the backlog has it."""
+    program = start("stepwise")
+    server = program.until("running")["server_pid"]
+    if found:
+        daemon.kill()
+        daemon.start()
+        assert program.until("running")["server_pid"] == server
+    assert daemon.process is not None
+    harness.stop(daemon.process.pid)
+    harness.go(program)
+    answers = [harness.steps(program, PARTS[0])]
+    assert memory(server) - memory(store(daemon)), "the server has memory that nobody was told of"
+    for victim in (daemon.process.pid, server):
+        os.kill(victim, signal.SIGKILL)
+    daemon.process.wait()
+    daemon.start()
+    answers += [harness.steps(program, part) for part in PARTS[1:]]
+    assert answers == expected
+    assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]
+    harness.output(program)
+
+
 def test_several_programs_and_their_standbys(daemon: Node, start: Starter, expected: list[str]) -> None:
     programs = [start("stepwise") for _ in range(3)]
     for program in programs:

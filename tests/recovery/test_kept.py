@@ -40,9 +40,9 @@ def expected(node: ManagedNode, kernels: Path) -> list[str]:
 
 
 def kill_both(node: ManagedNode, program: Program) -> None:
-    """At a moment at which the manager has all memory."""
+    """Whatever they are doing."""
     server = program.until("running")["server_pid"]
-    harness.stop_at_rest([server], lambda: settled(node))
+    harness.stop(server)
     node.kill()
     os.kill(server, signal.SIGKILL)
 
@@ -50,10 +50,8 @@ def kill_both(node: ManagedNode, program: Program) -> None:
 def settled(node: ManagedNode) -> bool:
     """Has the manager been told of everything that the daemon holds, and the daemon of what the servers hold?"""
     assert node.process is not None
-    links = [link for link in harness.open_fds(node.process.pid) if "memfd:xmig-" in link and "index" not in link]
-    kept = [name for name in node.names if not name.startswith("index-")]
     servers = set().union(*map(memory, harness.server_pids(node)))
-    return len(kept) == len(links) >= 5 and servers <= memory(node.process.pid)
+    return len(node.memory) >= 5 and node.memory == memory(node.process.pid) and servers <= node.memory
 
 
 def test_daemon_and_server_die_together(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
@@ -110,20 +108,34 @@ def test_what_is_not_complete_is_not_used(node: ManagedNode, kernels: Path) -> N
     program = stepwise(node, kernels)
     harness.steps(program, PARTS[0])
     kill_both(node, program)
-    node.lose(node.names[-1])
+    node.lose("memfd:xmig-cut0")
     node.start()
     assert "not kept" in is_lost(program)
 
 
-def test_what_has_changed_since_is_not_used(node: ManagedNode, kernels: Path) -> None:
-    """Another allocation, while there was no daemon to be given it."""
+def allocates_alone(node: ManagedNode, kernels: Path) -> tuple[Program, str]:
+    """Its memory comes while there is no daemon that could be told; its server dies before there is one. With its first
+    answer."""
     program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
     harness.wait_until(lambda: settled(node), "the store has all memory")
     server = program.until("running")["server_pid"]
     node.kill()
     harness.go(program)
-    harness.steps(program, PARTS[0])
+    answer = harness.steps(program, PARTS[0])
     os.kill(server, signal.SIGKILL)
+    return program, answer
+
+
+def test_what_has_changed_since_is_in_the_backlog(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
+    program, answer = allocates_alone(node, kernels)
+    node.start()
+    assert [answer, *(harness.steps(program, part) for part in PARTS[1:])] == expected
+    harness.output(program)
+
+
+def test_what_has_changed_since_and_nobody_has_is_not_used(node: ManagedNode, kernels: Path) -> None:
+    program, _ = allocates_alone(node, kernels)
+    node.lose("socket:")
     node.start()
     assert "changed while no daemon was there" in is_lost(program)
 

@@ -45,6 +45,9 @@ class Store(Protocol):
     def watch(self, process: str, pidfd: Fd) -> None:
         """What is kept for `process` is of no use once that has exited."""
 
+    def when_told(self, then: Callable[[], None]) -> None:
+        """`then`, once everything of before is with it."""
+
 
 class DescriptorStore:
     """The store's process and the connection to it. Without the program there is none, and nothing else changes."""
@@ -87,6 +90,10 @@ class DescriptorStore:
 
     def watch(self, process: str, pidfd: Fd) -> None:
         self._send(f"WATCH=1\nPROCESS={process}", pidfd)
+
+    def when_told(self, then: Callable[[], None]) -> None:
+        if self._outbox is not None:
+            self._outbox.when_empty(then)
 
     def close(self) -> None:
         """The daemon leaves. What the store has, it holds for the next one."""

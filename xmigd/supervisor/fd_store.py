@@ -9,8 +9,8 @@ variable. What the descriptors are stands in the *index*, a memfd in the store i
 dropped, written before the manager is told.
 
 Memory may be used only if it is what the server had when it died. The server counts its changes in the journal's header
-(`memory_changes`), the index counts those that the daemon has heard of; if they differ, something came or went that
-nobody has, and the process is lost.
+(`memory_changes`), the index counts those that the daemon has heard of. What it had not heard of is in the server's
+backlog (backlog.py), which the store keeps, too. If something came or went that nobody has, the process is lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from weakref import WeakValueDictionary
 from xmigd import log
 from xmigd.native import Layout
 from xmigd.supervisor import messages as m
+from xmigd.supervisor.backlog import Backlog
 from xmigd.supervisor.descriptor_store import Store
-from xmigd.supervisor.fds import Fd, Handle, JobMemory, same_file
+from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, same_file
 from xmigd.supervisor.moving import make_handle
 
 JOB_FDS = ("journal", "staging", "pinned", "cut0", "cut1")
+BACKLOG = "backlog"
 INDEX = "index-"
 COMPACT_ABOVE = 8 << 20  # bytes of index, most of which speaks of what is gone
 LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -45,8 +47,11 @@ class Kept:
     memory: dict[str, str] = field(default_factory=dict)  # journal, ... -> key
     handles: dict[int, tuple[str, dict[str, Any]]] = field(default_factory=dict)  # id -> key, the server's message
     changes: int = 0  # of its handles, as far as the daemon has heard of them
+    backlog: str = ""  # -> key; empty: its server has none
 
     def every_key(self) -> Iterator[str]:
+        if self.backlog:
+            yield self.backlog
         yield from self.memory.values()
         yield from (key for key, _ in self.handles.values())
 
@@ -69,6 +74,7 @@ class FdStore:
         self._passed: dict[str, Fd] = {}
         self._held: WeakValueDictionary[str, Fd] = WeakValueDictionary()  # what this daemon has of what the store has
         self._programs: WeakValueDictionary[str, Fd] = WeakValueDictionary()
+        self._backlogs: dict[str, Backlog] = {}
         self._index: Fd | None = None
         self._generation = 0
         self._next_key = 0
@@ -86,7 +92,8 @@ class FdStore:
         """Everything that a process has, in the place of what was kept of it before, which counts until then."""
         if self._index is None:
             return
-        before, kept = self._processes.get(process, Kept()), Kept(changes=changes)
+        before = self._processes.get(process, Kept())
+        kept = Kept(changes=changes, backlog=before.backlog)
         for name, fd in zip(JOB_FDS, memory.all, strict=True):
             kept.memory[name] = self._keep(process, fd, before.memory.get(name))
         for handle in handles:
@@ -96,11 +103,46 @@ class FdStore:
         self._write(*self._lines(process, kept))
         for key in {*before.every_key()} - {*kept.every_key()}:
             self._drop(key)
+        self._passed_on(process)
 
-    def add(self, process: str, handle: Handle) -> None:
-        """A server has handed over a piece of memory."""
+    def make_backlog(self) -> tuple[Backlog, Fd] | None:
+        """For a server that is to get a process, with the end that it is given. None: there is no store, or no
+        descriptor left; then what the daemon has not heard of when both die is lost."""
         if self._index is None:
+            return None
+        try:
+            return Backlog.make()
+        except OSError as error:
+            logger.warning("a server gets no backlog", why=error.strerror)
+            return None
+
+    def follow(self, process: str, backlog: Backlog) -> None:
+        """The process's server says its changes there from now on."""
+        kept = self._processes.get(process)
+        if self._index is None or kept is None:
+            backlog.close()
             return
+        before, kept.backlog = kept.backlog, self._new_key()
+        self._write({"k": kept.backlog, "p": process, "what": BACKLOG})
+        self._give(process, kept.backlog, backlog.fd)
+        self._replace_backlog(process, backlog)
+        if before:
+            self._drop(before)
+
+    def follow_kept(self, process: str) -> bool:
+        """Its server goes on saying its changes into the backlog that an earlier daemon gave it. False: nobody kept
+        that."""
+        kept = self._processes.get(process)
+        if kept is None or kept.backlog not in self._passed:
+            return False
+        self._replace_backlog(process, Backlog(self._copy(kept.backlog)))
+        self._passed_on(process)
+        return True
+
+    def add(self, process: str, handle: Handle) -> str:
+        """A server has handed over a piece of memory. Returns its key; empty: there is no store."""
+        if self._index is None:
+            return ""
         kept = self._processes.setdefault(process, Kept())
         kept.changes += 1
         key = self._new_key()
@@ -108,6 +150,8 @@ class FdStore:
         kept.handles[handle.id] = (key, message)
         self._write({"k": key, "p": process, "memory": message})
         self._give(process, key, handle.fd)
+        self._passed_on(process)
+        return key
 
     def drop(self, process: str, handle: int) -> None:
         """A server has given up a piece of memory."""
@@ -121,6 +165,7 @@ class FdStore:
         self._write(entry)
         if found is not None:
             self._drop(found[0])
+        self._passed_on(process)
 
     def recount(self, process: str, changes: int) -> None:
         """From now on so many changes are known."""
@@ -137,6 +182,7 @@ class FdStore:
     def forget(self, process: str) -> None:
         """It has ended, or its server has another account of what it has."""
         kept = self._processes.pop(process, None)
+        self._replace_backlog(process, None)
         if kept is not None:
             self._write({"p": process, "ended": True})
             for key in kept.every_key():
@@ -164,18 +210,42 @@ class FdStore:
         kept = self._processes.get(process)
         if kept is None or kept.memory.keys() != set(JOB_FDS):
             return "nobody kept its memory"
-        missing = [key for key in kept.every_key() if key not in self._passed]
+        has = self._changes_in(self._passed[kept.memory["journal"]]) if kept.memory["journal"] in self._passed else 0
+        self._catch_up(process, kept, has)
+        missing = [key for key in kept.every_key() if key not in self._passed and key != kept.backlog]
         if missing:
             return (
                 f"{len(missing)} pieces of its memory were not kept (LimitNOFILE; with systemd: FileDescriptorStoreMax)"
             )
-        has = self._changes_in(self._passed[kept.memory["journal"]])
-        if has != kept.changes:
+        # One more may be known than is counted: a server counts what it has said, and itself when it takes the process.
+        if has not in (kept.changes, kept.changes - 1):
             return "its memory changed while no daemon was there, and nobody has what came"
         handles = {}
         for number, (key, fields) in kept.handles.items():
             handles[number] = make_handle(m.MemoryAdd.model_validate(fields), self._copy(key))
         return Left(JobMemory(*(self._copy(kept.memory[name]) for name in JOB_FDS)), handles)
+
+    def _catch_up(self, process: str, kept: Kept, until: int) -> None:
+        """What its server has said, and no daemon has passed on. The index may have some of it, and the store not."""
+        if kept.backlog not in self._passed:
+            return
+        backlog = Backlog(self._copy(kept.backlog))
+        before = kept.changes
+        for change, fds in backlog.take(until):
+            if change.change <= kept.changes:
+                key, _ = kept.handles.get(change.id, ("", {}))
+                if isinstance(change, m.MemoryAdd) and key and key not in self._passed:
+                    self._passed[key] = fds[0]
+                    self._give(process, key, fds[0])
+            elif change.change > kept.changes + 1:
+                break
+            elif isinstance(change, m.MemoryDrop):
+                self.drop(process, change.id)
+            elif change.id not in kept.handles and len(kept.handles) < MAX_HANDLES:
+                self._passed[self.add(process, make_handle(change, fds[0]))] = fds[0]
+        backlog.close()
+        if kept.changes != before:
+            logger.info("memory that no daemon had heard of", process=process[:12], changes=kept.changes - before)
 
     def settled(self) -> None:
         """No process of an earlier daemon is left to be asked about: what it left is in use, or of no use."""
@@ -231,7 +301,9 @@ class FdStore:
         if "anew" in entry:
             self._processes[entry["p"]] = Kept()
         kept = self._processes.setdefault(entry["p"], Kept())
-        if "what" in entry:
+        if entry.get("what") == BACKLOG:
+            kept.backlog = entry["k"]
+        elif "what" in entry:
             kept.memory[entry["what"]] = entry["k"]
         elif "memory" in entry:
             kept.handles[entry["memory"]["id"]] = (entry["k"], entry["memory"])
@@ -255,6 +327,8 @@ class FdStore:
     @staticmethod
     def _lines(process: str, kept: Kept) -> Iterator[dict[str, Any]]:
         yield {"p": process, "anew": True}
+        if kept.backlog:
+            yield {"k": kept.backlog, "p": process, "what": BACKLOG}
         for what, key in kept.memory.items():
             yield {"k": key, "p": process, "what": what}
         for key, message in kept.handles.values():
@@ -295,6 +369,23 @@ class FdStore:
     def _give(self, process: str, key: str, fd: Fd) -> None:
         self._held[key] = fd
         self._store.keep(key, fd, process)
+
+    def _passed_on(self, process: str) -> None:
+        """The store is told everything that its server has said; then the backlog need not have it."""
+
+        def told() -> None:
+            kept, backlog = self._processes.get(process), self._backlogs.get(process)
+            if kept is not None and backlog is not None:
+                backlog.forget(kept.changes)
+
+        if process in self._backlogs:
+            self._store.when_told(told)
+
+    def _replace_backlog(self, process: str, backlog: Backlog | None) -> None:
+        if (before := self._backlogs.pop(process, None)) is not None:
+            before.close()
+        if backlog is not None:
+            self._backlogs[process] = backlog
 
     def _new_key(self) -> str:
         number, key = self._next_key, ""

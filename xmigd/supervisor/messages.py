@@ -61,12 +61,15 @@ class MemoryAdd(Message):
     name: Annotated[str, Field(max_length=255)] = ""
     foreign: bool = False
     """Shadow on the device that the job was on before. It stays until the server has dropped it."""
+    change: Number = 0
+    """Of the job's memory: its number. 0: it is none, or the server does not say."""
 
 
 class MemoryDrop(Message):
     type: Literal["memory"]
     op: Literal["drop"]
     id: Number
+    change: Number = 0
 
 
 class Cut(Message):
@@ -143,6 +146,8 @@ class Announce(Message):
     """Of a keeper: where the state of its suspended process is."""
     changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
     takes_output: bool = False  # it knows the message `output`
+    takes_backlog: bool = False  # likewise
+    has_backlog: bool = False  # from an earlier daemon
 
 
 class Announced(Message):
@@ -305,7 +310,7 @@ def pack_injection(injection: Injection) -> dict[str, Any]:
 
 
 def pack_memory(message: MemoryAdd) -> bytes:
-    return pack("memory", **message.model_dump(exclude={"type"}))
+    return pack("memory", **message.model_dump(exclude={"type", "change"}))
 
 
 def pack_assign(

@@ -19,6 +19,7 @@ from xmigd.errors import Conflict, ProcessLocation
 from xmigd.migration import events as v
 from xmigd.recovery import events as e
 from xmigd.supervisor import messages as m
+from xmigd.supervisor.backlog import Backlog
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, close_all
 from xmigd.supervisor.server import KeeperProgram, Server
@@ -42,6 +43,7 @@ class Moving:
         self._incoming: dict[int, Handle] = {}
         self._first_id = 0
         self._changes = 0  # of the process's memory, as far as the target has told
+        self._backlog: Backlog | None = None  # the target's
         self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
         self._log = log.get("moving").bind(job=process.job.name, process=process.row.id[:12])
 
@@ -228,6 +230,10 @@ class Moving:
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
             first_id=self._first_id, injections=instruction.injections,
         )  # fmt: skip
+        if (made := process.fd_store.make_backlog()) is not None:
+            backlog, theirs = made
+            self._replace_backlog(backlog)
+            server.send(m.pack("backlog"), (theirs,))
         server.send(packed, process.memory.all)
         for handle in process.handles.values():
             if self._reaches_target(handle):
@@ -310,6 +316,9 @@ class Moving:
         process.handles |= self._incoming
         self._incoming = {}
         process.keep_all(self._changes)
+        backlog, self._backlog = self._backlog, None
+        if backlog is not None:
+            process.fd_store.follow(process.row.id, backlog)
         process.moved_to(instruction.record.device)
         if server is not None:
             process.records.server_assigned(process.row.id, server.pid, server.start_time, process.generation)
@@ -363,6 +372,12 @@ class Moving:
     def _close_incoming(self) -> None:
         close_all(handle.fd for handle in self._incoming.values())
         self._incoming = {}
+        self._replace_backlog(None)
+
+    def _replace_backlog(self, backlog: Backlog | None) -> None:
+        before, self._backlog = self._backlog, backlog
+        if before is not None:
+            before.close()
 
     def _unlink(self, name: str) -> None:
         if name and "/" not in name and name not in (".", ".."):

@@ -34,7 +34,13 @@ class Outbox:
         self._failed = failed or (lambda error: None)
         self._log = log.get("outbox")
         self._waiting: deque[tuple[bytes, Sequence[Fd]]] = deque()
+        self._then: list[Callable[[], None]] = []
         self._retry: asyncio.TimerHandle | None = None
+
+    def when_empty(self, then: Callable[[], None]) -> None:
+        """`then`, once everything before it is sent, or given up."""
+        self._then.append(then)
+        self._flush()
 
     def send(self, message: str, fds: Sequence[Fd] = ()) -> None:
         """Without waiting. A descriptor that is closed before its turn is not sent, and its message neither."""
@@ -74,6 +80,9 @@ class Outbox:
                     self._failed(error)
             if self._waiting:
                 self._waiting.popleft()
+        then, self._then = self._then, []
+        for each in then:
+            each()
 
     def _try_again(self) -> None:
         with contextlib.suppress(RuntimeError):  # no loop runs any more

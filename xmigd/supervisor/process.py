@@ -177,10 +177,12 @@ class Process:
         self.tell(e.KeeperAdopted(t=now(), where=where))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
-    def adopted(self, server: Server, generation: int, changes: int, *, detour: bool = False) -> None:
+    def adopted(self, server: Server, announce: m.Announce, *, detour: bool = False) -> None:
         """Its server is `server`, which has outlived an earlier daemon; everything that it holds has been taken."""
-        self.generation = generation
-        self.keep_all(changes)
+        self.generation = generation = announce.generation
+        self.keep_all(announce.changes)
+        if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
+            self.give_backlog(server)
         self.servers[server.number] = server
         self.tell(e.Adopted(t=now(), detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
@@ -196,6 +198,13 @@ class Process:
             self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
             if self._pidfd is not None:
                 self.fd_store.watch(self.row.id, self._pidfd)
+
+    def give_backlog(self, server: Server) -> None:
+        """It says its changes there, too, from its next message on."""
+        if (made := self.fd_store.make_backlog()) is not None:
+            backlog, theirs = made
+            self.fd_store.follow(self.row.id, backlog)
+            server.send(m.pack("backlog"), (theirs,))
 
     def recount(self) -> None:
         """Its server stands still, and everything that it has told was heard."""
@@ -552,6 +561,8 @@ class Process:
             self.keep_all(self.fd_store.next_change(self.memory))
         else:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory))
+        if instruction.mode != "lost":
+            self.give_backlog(server)
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():

@@ -450,7 +450,7 @@ class Supervisor:
             process.keeper_adopted(server, announce.generation, announce.keeps)
         else:
             detour = live is not None and live.migration is not None and live.migration.path == "host"
-            process.adopted(server, announce.generation, announce.changes, detour=detour)
+            process.adopted(server, announce, detour=detour)
         # Last: what the descriptor store passed is closed with it, and has just been compared with what the server has.
         self._expectations.settle(process.row.id, alive=True, why="")
 
