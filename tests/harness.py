@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from xmigd.demo.node import Node, Program
 from xmigd.native import DESCRIPTOR_STORE
 
@@ -65,7 +66,7 @@ def own_node(native_dir: Path, **settings: object) -> Iterator[Node]:
     """A daemon in a folder of its own, with cpu devices of 1 GiB if nothing else is said; nothing is left of it."""
     # Not pytest's own folder: a socket's path has at most 107 bytes.
     settings = {"native_dir": native_dir, "device_memory": 1 << 30} | settings
-    with tempfile.TemporaryDirectory(prefix="xmig-") as folder, Node(Path(folder), **settings) as node:
+    with tempfile.TemporaryDirectory(prefix="xmig-") as folder, forked.Node(Path(folder), **settings) as node:
         yield node
 
 

@@ -367,20 +367,31 @@ def error_text(name: str) -> str:
 
 
 def export_tables_h() -> str:
-    rows = []
-    for t in table.EXPORT_TABLES:
+    """Plain arrays: a template for each slot would take seconds to compile."""
+    unanswered: list[str] = []
+    tables, rows = [], []
+    for number, t in enumerate(table.EXPORT_TABLES):
+        slots = [f"size_of_table({t.slots})"] if t.sized else []
+        for n in range(len(slots), t.slots - (not t.sized)):
+            if n in t.answers:
+                slots.append(f"slot({t.answers[n][0]})")
+            else:
+                slots.append(f"slot(unanswered<{len(unanswered)}>)")
+                unanswered.append(f"slot {n} of the driver's table for {t.name}")
+        if not t.sized:
+            slots.append("nullptr")
+        tables.append(
+            f"void* const* table{number}() {{\n"
+            f"  static void* const made[] = {{{', '.join(slots)}}};\n"
+            "  return made;\n}\n"
+        )
         uuid = ", ".join(f"0x{byte:02x}" for byte in bytes.fromhex(t.uuid.replace("-", "")))
-        answers = "".join(f", At<{n}, {function}>" for n, (function, _) in t.answers.items())
-        made = f'made_table<"{t.name}", {t.slots}, {str(t.sized).lower()}{answers}>'
-        rows.append(f'    {{{{{uuid}}},\n     "{t.name}", {made}}},\n')
-    return "".join(
-        [
-            HEADER,
-            "// The unpublished tables, for export_tables.cc, which has the functions that answer.\n"
-            "constexpr Entry kTables[] = {\n",
-            *rows,
-            "};\n",
-        ]
+        rows.append(f'    {{{{{uuid}}},\n     "{t.name}", table{number}}},\n')
+    names = "".join(f'    "{name}",\n' for name in unanswered)
+    return (
+        f"{HEADER}// The unpublished tables, for export_tables.cc, which has the functions that answer.\n"
+        f"constexpr const char* kUnanswered[] = {{\n{names}}};\n{''.join(tables)}"
+        f"constexpr Entry kTables[] = {{\n{''.join(rows)}}};\n"
     )
 
 

@@ -12,9 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <string>
+#include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "client/asked.h"
@@ -31,38 +30,18 @@ namespace {
 
 // --- slots nobody was seen to call ------------------------------------------------------------------------------
 
-template <size_t kLetters>
-struct Text {
-  char letters[kLetters];
-  constexpr Text(const char (&text)[kLetters]) { std::copy_n(text, kLetters, letters); }
-};
+extern const char* const kUnanswered[];  // the names of all of them, one after the other
 
-template <Text kTable, size_t kSlot>
+template <size_t kNumber>
 CUresult unanswered() {
-  static const std::string name = std::string("slot ") + std::to_string(kSlot) + " of the driver's table for " +
-                                  kTable.letters;
-  return unsupported(name.c_str());
+  return unsupported(kUnanswered[kNumber]);
 }
 
-template <size_t kSlot, auto kFunction>
-struct At {
-  static void put(void** table) { table[kSlot] = reinterpret_cast<void*>(+kFunction); }
-};
-
-// A table, made when it is first asked for. One without its size ends with null instead.
-template <Text kName, size_t kSlots, bool kSized, typename... Answers>
-void* const* made_table() {
-  static void* const* const table = [] {
-    auto* const made = new void*[kSlots]{};
-    [&]<size_t... kSlot>(std::index_sequence<kSlot...>) {
-      ((made[kSlot] = reinterpret_cast<void*>(&unanswered<kName, kSlot>)), ...);
-    }(std::make_index_sequence<kSlots>());
-    made[kSized ? 0 : kSlots - 1] = kSized ? reinterpret_cast<void*>(kSlots * sizeof(void*)) : nullptr;
-    (Answers::put(made), ...);
-    return made;
-  }();
-  return table;
+template <typename Function>
+void* slot(Function* function) {
+  return reinterpret_cast<void*>(function);
 }
+void* size_of_table(size_t slots) { return reinterpret_cast<void*>(slots * sizeof(void*)); }
 
 void* const* find_table(std::string_view name);
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from tests.api.contract import CHECKS, TIMES, examples, schema
+from tests.forked import Node
 from tests.harness import wait_until
 from tests.web.front import PATIENCE, start_calm
-from xmigd.demo.node import Node, Program
+from xmigd.demo.node import Program
 
 pytestmark = pytest.mark.timeout(180 * TIMES)
 OVER = ("succeeded", "failed", "cancelled")

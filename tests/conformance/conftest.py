@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import harness
+from tests import forked, harness
 from xmigd.demo.node import Node
 
 
@@ -22,7 +22,7 @@ def node() -> Iterator[Node]:
     # Not tmp_path: a socket's path has at most 107 bytes.
     with (
         tempfile.TemporaryDirectory(prefix="xmig-test-") as folder,
-        Node(Path(folder), devices="cpu:0,cpu:1", device_memory=1 << 30) as node,
+        forked.Node(Path(folder), devices="cpu:0,cpu:1", device_memory=1 << 30) as node,
     ):
         yield node
 

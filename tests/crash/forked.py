@@ -1,47 +1,20 @@
-"""A node whose daemons are forked from a process that has imported everything (zygote.py): they start in a fraction of
-the time."""
+"""A node whose daemons are forked (tests/forked.py), and are killed and started again without a word."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.daemon.node import until
-from tests.harness import ROOT
+from tests.forked import Zygote
 from xmigd.demo.node import Node, status
-
-
-class Zygote:
-    """``environment``: what only counts when a program is started, LD_LIBRARY_PATH."""
-
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        command: list[str | Path] = [sys.executable, Path(__file__).with_name("zygote.py")]
-        self._process = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def fork(self, environment: Mapping[str, str], log: Path) -> int:
-        """A daemon's pid."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"env": dict(environment), "log": str(log)}) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 class ForkedNode(Node):
@@ -57,7 +30,7 @@ class ForkedNode(Node):
         return bool(self.daemon_pid) and Path(f"/proc/{self.daemon_pid}").exists()
 
     def launch(self) -> None:
-        self.daemon_pid = self._zygote.fork(self.environment | self.daemon_environment, self.log)
+        self.daemon_pid = self._zygote.fork(self.environment | self.daemon_environment, self.log).pid
 
     def start(self) -> None:
         self.launch()

@@ -25,6 +25,7 @@ from tests import harness
 from tests.daemon.node import alive, until
 from tests.driver.conftest import FIRST, GIB, SECOND, Driver
 from tests.driver.conftest import libraries as libraries  # a fixture
+from tests.forked import Zygote
 from tests.recovery.conftest import PROGRAMS
 from xmigd.demo.node import Program
 from xmigd.failpoints import POINTS
@@ -32,7 +33,7 @@ from xmigd.store.manifest import Manifests, verify
 from xmigd.store.objects import Damaged, Objects
 from xmigd.supervisor.handshake import pack_notice
 
-from .forked import ForkedNode, Zygote, settle
+from .forked import ForkedNode, settle
 
 # httpx leaves a socket open when it cannot connect, and here the daemon dies at any moment.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

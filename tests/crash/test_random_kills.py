@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from tests import harness
+from tests.forked import Zygote
 from tests.recovery.conftest import PROGRAMS
 
-from .forked import ForkedNode, Zygote
+from .forked import ForkedNode
 
 KILLS = 20
 PIECES = 12

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests import forked
 from tests.harness import descriptors
-from xmigd.demo.node import status
+from xmigd.demo.node import Child, status
 from xmigd.supervisor.handshake import WELCOME, pack_hello, unpack_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,8 @@ def alive(pid: int) -> bool:
 
 
 class Node:
+    executed = False  # but forked, from one that has imported everything
+
     def __init__(self, folder: Path, native: Path, **settings: str) -> None:
         self.folder = folder
         self.native = native
@@ -62,7 +65,7 @@ class Node:
             "XMIG_LOG_LEVEL": "debug",
             **settings,
         }
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.daemon: Child | None = None
         self._prefix: list[str] = []
 
     def start(self, *prefix: str) -> None:
@@ -70,12 +73,15 @@ class Node:
         until(self._answers, f"xmigd answers; its log:\n{self.log.read_text()[-2000:]}")
 
     def launch(self, *prefix: str) -> None:
-        """Start it and do not wait."""
+        """Start it and do not wait. Behind a prefix it is executed."""
         with open(self.log, "ab") as log:
-            self.daemon = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "xmigd.main"], env=self.environment, cwd=self.folder, stdout=log,
-                stderr=log,
-            )  # fmt: skip
+            if self.executed or prefix or not forked.can_be(self.environment):
+                self.daemon = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "xmigd.main"], env=self.environment, cwd=self.folder, stdout=log,
+                    stderr=log,
+                )  # fmt: skip
+            else:
+                self.daemon = forked.zygote().fork(self.environment, self.log, self.folder)
 
     def _answers(self) -> bool:
         assert self.daemon is not None

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import table
 
+from tests.forked import Node
 from tests.harness import COMPILER
-from xmigd.demo.node import Node
 
 FUNCTIONS = dict.fromkeys(
     [*table.SERVER_ONLY, *(f.name for f in table.FUNCTIONS if f.call != "local" and f.server == "generated")]

@@ -24,6 +24,12 @@ from .node import Node, Program, alive, until
 from .test_upgrade import older
 
 
+@pytest.fixture(autouse=True)
+def executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each daemon here starts as a service manager starts it."""
+    monkeypatch.setattr(Node, "executed", True)
+
+
 def start_in_vain(node: Node) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "xmigd.main"], env=node.environment, cwd=node.folder, capture_output=True, text=True,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import harness
+from tests import forked, harness
 from tests.migration.moves import begin, ended, info, kill, refusal, resumed, suspended
 from tests.recovery.conftest import Starter
 from xmigd.demo.node import Node, Program
@@ -171,7 +171,7 @@ def test_more_than_the_file_system_has(native_dir: Path) -> None:
             pytest.skip(f"no file system of one's own: {done.stderr.strip()}")
         after.callback(subprocess.run, ["umount", "--lazy", str(small)], check=True)
         settings = {"native_dir": native_dir, "device_memory": 1 << 30, "database": small / "xmig.db"}
-        with Node(Path(folder), **settings) as node:
+        with forked.Node(Path(folder), **settings) as node:
             problem = refused(node, "file", 128 << 20)
     assert problem["code"] == "file_system_full"
     assert f"{small} has" in problem["detail"]

@@ -3,6 +3,7 @@ set(device_sources device_main.cc device_faults.cc device_images.cc device_memor
 list(TRANSFORM device_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_executable(device_units ${device_sources})
 target_link_libraries(device_units PRIVATE xmig_server_core)
+xmig_precompiled(device_units)
 
 foreach(module device_kernels device_crash)
   add_library(${module} MODULE ${CMAKE_CURRENT_LIST_DIR}/${module}.c)

@@ -1,6 +1,7 @@
 # Tests of xmig-server. Included by the tests' CMakeLists.txt.
 add_executable(server_units ${CMAKE_CURRENT_LIST_DIR}/server_units.cc)
 target_link_libraries(server_units PRIVATE xmig_server_core)
+target_precompile_headers(server_units REUSE_FROM device_units)
 add_test(NAME server.units COMMAND server_units)
 
 add_library(server_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/../conformance/kernels.c)
@@ -15,6 +16,7 @@ set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OU
 
 add_executable(server_preload_test ${CMAKE_CURRENT_LIST_DIR}/server_preload_test.cc)
 target_link_libraries(server_preload_test PRIVATE xmig_server_core)
+target_precompile_headers(server_preload_test REUSE_FROM device_units)
 add_test(NAME server.preload_limit COMMAND server_preload_test $<TARGET_FILE:server_kernels>)
 
 # Arguments: an executable, what its tests' names begin with, its tests.
@@ -24,6 +26,11 @@ function(xmig_server_jobs name prefix)
   if(NOT XMIG_SANITIZE STREQUAL thread)  # which makes their own code slow
     # They are compiled several times, for half as long so, and what they do at run time is to wait for servers.
     target_compile_options(${name} PRIVATE -O0)
+  endif()
+  if(name STREQUAL server_jobs)
+    xmig_precompiled(${name} <nlohmann/json.hpp>)
+  else()
+    target_precompile_headers(${name} REUSE_FROM server_jobs)
   endif()
   foreach(test ${ARGN})
     add_test(NAME server.${prefix}${test} COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})

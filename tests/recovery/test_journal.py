@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.forked import Node
 from tests.recovery.conftest import PROGRAMS
-from xmigd.demo.node import Node
 
 JOURNAL = 4  # MiB, the smallest there is
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Node
 from tests.harness import wait_until
 from xmigd.cli.output import cell
 from xmigd.demo import main as demo
-from xmigd.demo.node import Node
 
 EPOCHS = 100_000  # it is ended before
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests import harness
+from tests.forked import Node
 from tests.recovery.conftest import PROGRAMS
-from xmigd.demo.node import Node, Program
+from xmigd.demo.node import Program
 from xmigd.store.manifest import Manifest, Manifests, load_cut, verify
 from xmigd.store.memory import records
 from xmigd.store.objects import Damaged, Objects

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.bench import history
+from tests.forked import Node
 from tests.web.look import check_both
-from xmigd.demo.node import Node
 
 RECORDS = 10_000
 LISTED = 50

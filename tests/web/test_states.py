@@ -18,10 +18,10 @@ from playwright.sync_api import Browser, expect
 from tests.daemon.conftest import MakeNode, make_node, peer_native
 from tests.daemon.node import Program
 from tests.daemon.test_supervision import started
+from tests.forked import Node
 from tests.harness import make_certificate
 from tests.web.front import PATIENCE, Front
 from tests.web.look import check_both
-from xmigd.demo.node import Node
 
 __all__ = ["make_node", "peer_native"]
 

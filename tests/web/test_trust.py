@@ -14,10 +14,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.bench import history
+from tests.forked import Node
 from tests.web.front import Front, end_calm, start_calm
 from tests.web.look import check_both
 from tests.web.test_history import follow
-from xmigd.demo.node import Node
 from xmigd.web.glossary import WORDS
 from xmigd.web.pages.faults import FAULTS, LISTED, one_page
 from xmigd.words import duration, milliseconds

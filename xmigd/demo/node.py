@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 from xmigd.client import Client
 from xmigd.errors import StartError
@@ -39,6 +39,19 @@ def status(api_socket: Path, path: str) -> int | None:
             return None
 
 
+class Child(Protocol):
+    """The daemon's process: what is used of Popen."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Node:
     """An xmigd with its sockets, database and log in `folder`. ``settings``: XMIG_* variables, without the prefix."""
 
@@ -50,7 +63,7 @@ class Node:
         self.environment |= {f"XMIG_{name.upper()}": str(value) for name, value in values.items()}
         self.settings = Settings(runtime_dir=folder)
         self.client = Client(self.settings)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Child | None = None
         self._programs: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
@@ -86,7 +99,7 @@ class Node:
         with self.log.open("ab") as log:
             self.process = self.popen(log)
 
-    def popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def popen(self, log: IO[bytes]) -> Child:
         """The daemon's process."""
         return subprocess.Popen(
             [sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,

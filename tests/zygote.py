@@ -1,0 +1,70 @@
+"""Daemons that start fast: a process that has imported everything forks one for each line on its standard input,
+`{"env": ..., "log": ..., "folder": ...}`. It answers with the pid, and says `PID STATUS` when one has ended, as
+wait() has it. Nothing but the time to import is saved; each is a daemon like any. Its other end is forked.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+
+from xmigd.main import be_lean, main
+
+be_lean()  # before anything large is imported, as in any daemon
+
+from xmigd import daemon, failpoints  # noqa: E402
+
+assert daemon.logger is not None  # to import it is what takes the time
+
+
+def become_a_daemon(environment: dict[str, str], log: str, folder: str) -> None:
+    os.setsid()
+    os.chdir(folder)
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_APPEND), (2, os.O_WRONLY | os.O_APPEND)):
+        fd = os.open(os.devnull if number == 0 else log, flags | (os.O_CREAT if number else 0), 0o600)
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(environment)
+    failpoints.arm(environment.get("XMIG_FAILPOINT", ""))
+    sys.argv = ["xmigd"]
+    main()
+
+
+def serve() -> None:
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    running = 0
+    while True:
+        ready, _, _ = select.select([sys.stdin, woken], [], [])
+        if woken in ready:
+            os.read(woken, 512)
+            while running:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                running -= 1
+                print(pid, status, flush=True)
+        if sys.stdin not in ready:
+            continue
+        line = sys.stdin.readline()  # nobody writes a second one before this is answered
+        if not line:
+            return
+        wanted = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(woken)
+            os.close(wake)
+            become_a_daemon(wanted["env"], wanted["log"], wanted["folder"])
+            sys.exit()
+        running += 1
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
