@@ -1,6 +1,8 @@
 # Each target sets up what it needs on a machine with git, python3 and make, then does its work.
 #   make demo    a training run whose GPU server is killed again and again    (ARGS=--serve leaves the daemon running)
+#   make check   lint, the native tests, and those in Python that need no packages, frameworks or browser: minutes  (ARGS=-x)
 #   make test    everything that CI runs                                      (CONTRACT=20: that many times the API's examples)
+#   make checks  how long these two take, into docs/measurements/              (ARGS="--only check")
 #   make bench   the figures of docs/measurements/
 #   make gpu     xMIG on this machine's GPU, beside native runs             (ARGS="--only gpt2,kills")
 #   make docs    the pages of docs/ that are made from the code: settings, errors, command line, REST
@@ -14,20 +16,29 @@ PYTHON ?= python3
 ARGS ?=
 KIT_PYTHON ?= 3.12
 export PYTHON
+# What is imported again and again is compiled once, also where somebody asked Python to leave no files.
+unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: openapi demo test bench gpu gpu-kit docs coverage lint native-test pytest fuzz sanitize build venv dist \
+.PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test pytest fuzz sanitize build venv dist \
   built-packages packages clean
 
 setup := packaging/setup
 python := .venv/bin/python
 # Not by several workers: these give all endpoints the same id, and only one of them would be run.
 contract := tests/api/test_contract.py
+workers := --numprocesses=auto --dist=loadfile
 
 demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
 
 # pytest comes last: its closing line says how many tests ran.
 test: lint native-test sanitize fuzz built-packages pytest
+
+check: lint native-test
+	$(python) -m pytest $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
+
+checks: venv
+	$(python) -m tests.bench.checks $(ARGS)
 
 bench: build
 	$(python) -m tests.bench $(ARGS)
@@ -76,7 +87,7 @@ pytest: build
 	@$(setup)/browser.sh >/dev/null || echo "the dashboard's tests in a browser are skipped"
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
 	$(python) -m pytest $(contract)
-	$(python) -m pytest --numprocesses=auto --dist=loadfile --ignore=$(contract) $(ARGS)
+	$(python) -m pytest $(workers) --ignore=$(contract) $(ARGS)
 
 dist: venv
 	$(setup)/dist.sh

@@ -21,6 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", action="store_true", help="write docs/screenshots again")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `brought` what `make check` leaves out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & {"frameworks", "chromium"} or item.path.is_relative_to(ROOT / "tests" / "packages"):
+            item.add_marker(pytest.mark.brought)
+
+
 @pytest.fixture(scope="session")
 def native_dir() -> Path:
     """The folder with xmig-server and libcuda.so.1; `make build` puts it there, XMIG_NATIVE_DIR names another."""

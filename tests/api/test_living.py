@@ -54,7 +54,7 @@ class Living:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.programs: list[Program] = []
-        transport = httpx.HTTPTransport(uds=str(node.settings.api_socket))
+        transport = httpx.HTTPTransport(uds=str(node.settings.api_socket), verify=False)
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE)
         self.address = node.client.get("/v1/node")["tcp_address"]
         token = node.client.post("/v1/tokens", {"name": "contract", "scope": "admin"})["token"]

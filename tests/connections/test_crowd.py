@@ -228,7 +228,7 @@ def test_streams_count_apart(make_node: MakeNode) -> None:
     node.start()
 
     def client() -> httpx.Client:
-        transport = httpx.HTTPTransport(uds=str(node.runtime_dir / "api.sock"))
+        transport = httpx.HTTPTransport(uds=str(node.runtime_dir / "api.sock"), verify=False)
         return httpx.Client(transport=transport, base_url="http://localhost")
 
     events: Any = {"method": "GET", "url": "/v1/events", "headers": {"accept": "text/event-stream"}}

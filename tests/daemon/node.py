@@ -119,7 +119,7 @@ class Node:
 
     @contextlib.contextmanager
     def http(self) -> Iterator[httpx.Client]:
-        transport = httpx.HTTPTransport(uds=str(self.runtime_dir / "api.sock"))
+        transport = httpx.HTTPTransport(uds=str(self.runtime_dir / "api.sock"), verify=False)
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=10) as client:
             yield client
 

@@ -21,6 +21,8 @@ void undisturbed() {
 // Who is killed faster than it can get anywhere gets nowhere.
 #if defined(__SANITIZE_THREAD__)
 constexpr unsigned kLongestLife = 500'000;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr unsigned kLongestLife = 150'000;
 #else
 constexpr unsigned kLongestLife = 50'000;
 #endif
