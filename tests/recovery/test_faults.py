@@ -32,7 +32,7 @@ def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("chunk", [0, 1, 5])
 def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
-    steps = 100 * STEPS  # long enough for a cut
+    steps = 40 * STEPS  # long enough for a cut
     expected = undisturbed("training", steps, 16)
     program = start("training", steps, 16)
     program.inject(kind, point="cut", sequence=chunk)
