@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup := packaging/setup
 python := .venv/bin/python
-# Not by several workers: these give all endpoints the same id, and only one of them would be run.
+# Beside the others, not by their workers: these give all endpoints the same id, and only one of them would be run.
 contract := tests/api/test_contract.py
 workers := --numprocesses=auto --dist=loadfile
 
@@ -86,8 +86,9 @@ pytest: build
 	@$(setup)/criu.sh >/dev/null || echo "the tests that dump programs are skipped"
 	@$(setup)/browser.sh >/dev/null || echo "the dashboard's tests in a browser are skipped"
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
-	$(python) -m pytest $(contract)
-	$(python) -m pytest $(workers) --ignore=$(contract) $(ARGS)
+	$(python) -m pytest $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
+	  $(python) -m pytest $(workers) --ignore=$(contract) $(ARGS); rest=$$?; \
+	  wait $$contract || { cat build/contract.log; exit 1; }; exit $$rest
 
 dist: venv
 	$(setup)/dist.sh
