@@ -14,9 +14,12 @@ from xmigd.main import be_lean, main
 
 be_lean()  # before anything large is imported, as in any daemon
 
+from alembic import command  # noqa: E402
+
 from xmigd import daemon, failpoints  # noqa: E402
 
-assert daemon.logger is not None  # to import it is what takes the time
+assert daemon.logger is not None  # to import them is what takes the time
+assert command.upgrade is not None
 
 
 def become_a_daemon(environment: dict[str, str], log: str, folder: str) -> None:
