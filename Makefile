@@ -26,8 +26,7 @@ setup := packaging/setup
 python := .venv/bin/python
 # Beside the others, not by their workers: these give all endpoints the same id, and only one of them would be run.
 contract := tests/api/test_contract.py
-# One more than there are processors: what waits leaves its own to another.
-workers := --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile
+workers := --numprocesses=auto --dist=loadfile
 
 demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
