@@ -1,5 +1,5 @@
-"""As in graph_ground, of two devices: the graph is the second one's, and is launched in a stream of the first one, which
-is current then. Its memory comes and goes between launches."""
+"""As in graph_ground, of two devices: the graph is the second one's, and is launched in a stream of the first one,
+which is current then. Its memory comes and goes between launches."""
 
 from ctypes import byref, c_uint64, c_void_p
 
