@@ -201,9 +201,9 @@ async def serve(settings: Settings) -> None:
         guarding = loop.create_task(supervisor.guard.run())
         pooling = loop.create_task(supervisor.host_pool.keep())
         # What was made until now lives as long as the process: collections that look at it again and again would only
-        # delay recoveries.
-        gc.collect()
+        # delay recoveries. One now would find a megabyte, and delay the start.
         gc.freeze()
+        gc.enable()
         logger.info(
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
             devices=settings.devices, descriptors=descriptors, expected_processes=len(live),
