@@ -15,8 +15,11 @@ from xmigd import main
 
 def opened(self, app):
     # After this, the program goes on for days: with a collector that leaves alone what it began with.
-    said = {"modules": [name for name, module in sys.modules.items() if module is not None], "collections": sum(each["collections"] for each in gc.get_stats()),
-            "collects": gc.isenabled(), "frozen": gc.get_freeze_count()}
+    said = {
+        "modules": [name for name, module in sys.modules.items() if module is not None],
+        "collections": sum(each["collections"] for each in gc.get_stats()),
+        "collects": gc.isenabled(), "frozen": gc.get_freeze_count(),
+    }
     print(json.dumps(said), flush=True)
     os._exit(0)
 
