@@ -178,7 +178,7 @@ def test_a_turn_does_not_wait_for_a_visitor() -> None:
                     sent.append(path)
 
             scope = {"type": "http", "path": path, "headers": [], "state": {"place": place}}
-            return asyncio.ensure_future(served(scope, receive, send))  # type: ignore[arg-type]
+            return asyncio.ensure_future(served(scope, receive, send))
 
         tasks = [request("/slow", slow, reads=True), request("/unread", quick, reads=False)]
         await settle()
