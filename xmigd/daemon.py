@@ -45,7 +45,7 @@ from xmigd.events import repository as events
 from xmigd.events.bus import Bus
 from xmigd.events.records import PublishingRecords
 from xmigd.metrics.counts import Counts
-from xmigd.metrics.series import Sampler, sample_devices
+from xmigd.metrics.series import DeviceReader, Sampler
 from xmigd.migration.places import Places
 from xmigd.migration.service import Moves
 from xmigd.operations.service import Operations
@@ -159,7 +159,7 @@ async def serve(settings: Settings) -> None:
         supervisor.uuid_of = lambda device: learner.uuid(device) or inventory.uuid(device)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
         policies.applied_by("retention", lambda policy: setattr(bus, "keep", policy.events))
-        sampler = Sampler(supervisor.processes, lambda: sample_devices(reading, supervisor.processes, inventory))
+        sampler = Sampler(supervisor.processes, DeviceReader(writer, reading, supervisor.processes, inventory))
         places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
         native_moves = DriverMoves(
             operations=operations, writer=writer, readers=reading, folder=settings.runtime_dir,
@@ -201,9 +201,9 @@ async def serve(settings: Settings) -> None:
         guarding = loop.create_task(supervisor.guard.run())
         pooling = loop.create_task(supervisor.host_pool.keep())
         # What was made until now lives as long as the process: collections that look at it again and again would only
-        # delay recoveries.
-        gc.collect()
+        # delay recoveries. One now would find a megabyte, and delay the start.
         gc.freeze()
+        gc.enable()
         logger.info(
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
             devices=settings.devices, descriptors=descriptors, expected_processes=len(live),
@@ -224,7 +224,7 @@ async def serve(settings: Settings) -> None:
         native_moves.leave()
         await bus.close()
         for server, _ in servers:
-            server.should_exit = True
+            server.leave()
         await asyncio.gather(*serving)
 
 

@@ -3,7 +3,7 @@
 TARGET: the path of a socket, or HOST:PORT. KIND is silent: nothing is sent. slow: a byte of a request's headers now and
 then. idle: a whole request every second. busy: a page, and the next when it is there. handshakes: at the programs'
 socket, and again when they are closed. It prints "open" when it has them, and when its standard input ends what became
-of them.
+of them; of pages also how many there were, and the median of their seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PAGE = b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOWLY = b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 4000
 PACE = 1.0  # seconds between two bytes, or two requests
+asked: dict[socket.socket, float] = {}  # when its page was
+took: list[float] = []  # seconds of each page
 
 
 def connect(target: str, kind: str) -> socket.socket:
@@ -57,6 +59,7 @@ def main() -> None:
         selector.register(sock, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     for sock in socks if kind == "busy" else ():
+        asked[sock] = time.monotonic()
         sock.send(PAGE)
     print("open", flush=True)
     step, due = 0, time.monotonic()
@@ -99,6 +102,8 @@ def answered(sock: socket.socket, said: bytearray, piece: bytes) -> None:
     said[:] = (said + piece)[-2000:]
     if b"</html>" in said:
         said.clear()
+        took.append(time.monotonic() - asked[sock])
+        asked[sock] = time.monotonic()
         with contextlib.suppress(OSError):
             sock.send(PAGE)
 
@@ -112,7 +117,8 @@ def summary(said: dict[socket.socket, bytearray], ended: set[socket.socket]) -> 
         statuses[last[:3].decode(errors="replace")] = statuses.get(last[:3].decode(errors="replace"), 0) + 1
         if last.startswith(b"429"):
             why = last.rpartition(b"\r\n\r\n")[2]
-    return {"open": len(said) - len(ended), "statuses": statuses, "why": why.decode()}
+    page = sorted(took)[len(took) // 2] if took else 0.0
+    return {"open": len(said) - len(ended), "statuses": statuses, "why": why.decode(), "pages": len(took), "page": page}
 
 
 if __name__ == "__main__":

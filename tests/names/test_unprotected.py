@@ -18,8 +18,9 @@ from tests.harness import COMPILER, own_node, wait_until
 from xmigd.cli import landlock
 from xmigd.cli.exits import Exit
 from xmigd.demo.node import Node
+from xmigd.supervisor import unprotected
 from xmigd.supervisor.pidfd import start_time
-from xmigd.supervisor.unprotected import Found, Root, Watch
+from xmigd.supervisor.unprotected import READ_ALL, Found, Root, Watch
 
 HOLD = "import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
 JOB = "0123456789abcdef0123456789abcdef"
@@ -335,3 +336,98 @@ print(os.getpid(), flush=True)
 time.sleep(60)
 """
     assert found(Watch(frozenset()), spawn(code, genuine / "libcuda.so.1")) == []
+
+
+# --- what one look leaves to the next --------------------------------------------------------------------------------
+
+LATER = """
+import ctypes, os, sys, time
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+what = sys.argv[1]
+held = os.open(what, os.O_RDWR) if "nvidia" in os.path.basename(what) else ctypes.CDLL(what)
+print("held", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+print(int(child.stdout.readline()), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", ["driver", "device"])
+def test_who_takes_it_after_a_look(what: str, genuine: Path, tmp_path: Path) -> None:
+    """The very next look finds it, though the process was looked at before and had nothing."""
+    (tmp_path / "nvidia0").touch()
+    path = genuine / "libcuda.so.1" if what == "driver" else tmp_path / "nvidia0"
+    watch = Watch(frozenset(), dev=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", LATER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdout.readline()
+        for _ in range(3):
+            assert found(watch, program.pid) == []
+        program.stdin.write("\n")
+        program.stdin.flush()
+        program.stdout.readline()
+        assert [each.what for each in found(watch, program.pid)] == [what]
+        program.kill()
+
+
+def test_a_child_whose_parent_is_known_later(spawn: Callable[..., int], genuine: Path) -> None:
+    """Both were strangers until the parent came to the daemon."""
+    child = spawn(PARENT, SAY, genuine / "libcuda.so.1")
+    parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+    watch = Watch(frozenset())
+    for _ in range(2):
+        assert found(watch) == []
+    assert [each.pid for each in found(watch, parent)] == [child]
+
+
+def test_an_orphan_after_a_look(spawn: Callable[..., int], genuine: Path) -> None:
+    """As long as a shell is the parent, the rest of its pipeline is the shell's."""
+    first = spawn(SAY, process_group=0)
+    second = spawn(PARENT, SAY, genuine / "libcuda.so.1", process_group=first)
+    shell = int(Path(f"/proc/{second}/stat").read_text().rpartition(")")[2].split()[1])
+    # The shell's own parent is this test, of the same session: only the orphan is the job's.
+    watch = Watch(frozenset())
+    for _ in range(2):
+        assert found(watch, first) == []
+    os.kill(shell, signal.SIGKILL)
+    os.waitpid(shell, 0)
+    if os.getsid(int(Path(f"/proc/{second}/stat").read_text().rpartition(")")[2].split()[1])) == os.getsid(second):
+        pytest.skip("whoever takes orphans here is of the test's own session")
+    assert [each.pid for each in found(watch, first)] == [second]
+
+
+def test_strangers_are_read_once(spawn: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that has nothing new to see costs little, however many others there are."""
+    pid = spawn(SAY)
+    watch = Watch(frozenset(), dev="/nonexistent")
+    for _ in range(2):
+        found(watch, pid)
+    read: list[str] = []
+    contents = unprotected._contents
+
+    def noting(path: str, *, short: bool = False) -> bytes:
+        read.append(path)
+        return contents(path, short=short)
+
+    monkeypatch.setattr(unprotected, "_contents", noting)
+    processes = sum(name.isdecimal() for name in os.listdir("/proc"))
+    assert processes > 30
+    looks = READ_ALL - 2  # the next one reads everything
+    for _ in range(looks):
+        found(watch, pid)
+    stats = [path for path in read if path.endswith("/stat")]
+    assert stats.count(f"/proc/{pid}/stat") == looks  # a member is looked at each time
+    # What is read beside it is new: processes that came meanwhile.
+    others = {path for path in stats if path != f"/proc/{pid}/stat"}
+    assert len(stats) - looks < looks * processes / 4, others
+    assert not [path for path in read if path == f"/proc/{pid}/maps"]
+    found(watch, pid)
+    assert f"/proc/{pid}/maps" in read  # each tenth

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import functools
 import socket
+import time
+from email.utils import formatdate
 from typing import Any, Protocol
 
 import h11
@@ -66,12 +68,14 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deadline == FOREVER and self._awaits_request():
             self._deadline = self.loop.time() + self._patience
+        self._server.tell_time()
         super().data_received(data)
         if self._deadline != FOREVER and not self._awaits_request():
             self._deadline = FOREVER  # the request is whole: the next move is ours
 
     def on_response_complete(self) -> None:
         self._place.listened()
+        self._server.tell_time()  # the next request may be here already
         super().on_response_complete()
         if self._place.refusal is not None:
             self.transport.close()
@@ -122,12 +126,35 @@ class HttpServer(uvicorn.Server):
         self.quotas = quotas
         self.times = times
         self._looks: asyncio.TimerHandle | None = None
+        self._told_time = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = asyncio.Event()
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         self.servers = [Acceptor(sock, str(sock.getsockname()), self._accepted) for sock in sockets or ()]  # type: ignore[misc]
+        self._loop = asyncio.get_running_loop()
         self.started = True
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second, to look whether it is to end and what time it is."""
+        if not self.should_exit:
+            await self._leaving.wait()
+
+    def leave(self) -> None:
+        """`serve` ends. Also for a signal's handler."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._leaving.set)
+
+    def tell_time(self) -> None:
+        """In every answer."""
+        now = int(time.time())
+        if now != self._told_time:
+            self._told_time = now
+            date = (b"date", formatdate(now, usegmt=True).encode())
+            self.server_state.default_headers = [date, *self.config.encoded_headers]
 
     def state_of(self, sock: socket.socket) -> dict[str, Any]:
         """What requests of this connection have in their `state`."""

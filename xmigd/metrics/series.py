@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from xmigd import log
 from xmigd.database import queries
+from xmigd.database.writer import Writer
 from xmigd.devices.header import Counters, Description, counters
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.supervisor.process import Process
@@ -130,19 +131,34 @@ class Sampler:
         }  # fmt: skip
 
 
-def sample_devices(
-    readers: Engine, processes: Mapping[str, Process], inventory: Inventory
-) -> dict[str, dict[str, Any]]:
-    """What is known of each device now. May wait for the driver."""
-    with Session(readers) as session:
-        rows = [row for row in queries.devices(session) if row.configured]
-    held = held_bytes(list(processes.values()))
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        known = None if row.uuid is None else Description(row.name or "", row.uuid, row.memory_bytes or 0)
-        reading = inventory.read(row.id, known, held.get(row.id, 0))
-        found[row.id] = {
-            "used_bytes": reading.used_bytes, "free_bytes": reading.free_bytes,
-            "held_bytes": held.get(row.id, 0), "utilisation": reading.utilisation,
-        }  # fmt: skip
-    return found
+class DeviceReader:
+    """What is known of each device now. What the database says of them is read when that may have changed."""
+
+    def __init__(self, writer: Writer, readers: Engine, processes: Mapping[str, Process], inventory: Inventory) -> None:
+        self._writer = writer
+        self._readers = readers
+        self._processes = processes
+        self._inventory = inventory
+        self._version: tuple[int, int] | None = None
+        self._known: dict[str, Description | None] = {}
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """May wait for the driver."""
+        version = self._writer.version
+        if version != self._version:
+            with Session(self._readers) as session:
+                rows = [row for row in queries.devices(session) if row.configured]
+            self._known = {
+                row.id: None if row.uuid is None else Description(row.name or "", row.uuid, row.memory_bytes or 0)
+                for row in rows
+            }
+            self._version = version
+        held = held_bytes(list(self._processes.values()))
+        found: dict[str, dict[str, Any]] = {}
+        for device, known in self._known.items():
+            reading = self._inventory.read(device, known, held.get(device, 0))
+            found[device] = {
+                "used_bytes": reading.used_bytes, "free_bytes": reading.free_bytes,
+                "held_bytes": held.get(device, 0), "utilisation": reading.utilisation,
+            }  # fmt: skip
+        return found

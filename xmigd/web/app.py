@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from xmigd import __version__, log
 from xmigd.connections.quotas import Place
+from xmigd.connections.turns import InTurn, Turns
 from xmigd.errors import XmigError
 from xmigd.web import health
 from xmigd.web.forms import path_of_ours, refused
@@ -38,7 +39,7 @@ class Files(StaticFiles):
         return answer
 
 
-def make_app(web: WebSettings) -> tuple[Guard, Front]:
+def make_app(web: WebSettings) -> tuple[InTurn, Front]:
     app = FastAPI(title="xMIG dashboard", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     front = Front(
         web, make_http(web), make_templates(users_are_ours=web.api.startswith("unix:")), Sessions(web.session_hours)
@@ -51,7 +52,7 @@ def make_app(web: WebSettings) -> tuple[Guard, Front]:
     app.add_api_route("/live", live, methods=["GET"], include_in_schema=False)
     app.mount("/static", Files(directory=folder() / "static"))
     # Around everything, also around what answers when a handler has failed.
-    return Guard(app, web.allowed_names, tls=web.tls_certificate is not None), front
+    return InTurn(Guard(app, web.allowed_names, tls=web.tls_certificate is not None), Turns()), front
 
 
 async def live(

@@ -48,7 +48,7 @@ class WebServer(HttpServer):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.should_exit = True
+        self.leave()
         self._front.stopping.set()
 
 
