@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import importlib
 import sys
-import types
 
 
 def be_lean() -> None:
@@ -21,22 +19,6 @@ def be_lean() -> None:
     # One heap for all threads, not one for each: what they free is used again. M_ARENA_MAX of malloc.h; musl has none.
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(-8, 1)
-    # FastAPI imports Pydantic's former version only to say that it takes none of its models.
-    former = types.ModuleType("pydantic.v1")
-    former.BaseModel = type("BaseModel", (), {})  # type: ignore[attr-defined]
-    sys.modules.setdefault("pydantic.v1", former)
-
-
-def make_later(module: str) -> None:
-    """Import it, and let its models make what validates when they are used first: FastAPI's document is asked for by
-    few, and has forty."""
-    from pydantic import BaseModel, ConfigDict
-
-    before, BaseModel.model_config = BaseModel.model_config, ConfigDict(defer_build=True)
-    try:
-        importlib.import_module(module)
-    finally:
-        BaseModel.model_config = before
 
 
 def be_prompt() -> None:
@@ -54,7 +36,6 @@ def main() -> None:
 
     settings = from_command_line(Settings, "xMIG's node daemon")
     log.configure(settings.log_level, json=settings.log_json)
-    make_later("fastapi.openapi.models")
     from sqlalchemy.exc import DatabaseError
 
     from xmigd.daemon import serve

@@ -32,7 +32,7 @@ before, main.be_lean = main.be_lean, be_lean
 main.main()
 """
 # Alembic: 10 MB, for upgrades only. Rich: tracebacks in colour. The others are of other programs, or of some requests.
-HEAVY = {"alembic", "mako", "rich", "typer", "httpx", "jinja2", "pynvml", "pydantic.v1.types", "xmigd.cli", "xmigd.web"}
+HEAVY = {"alembic", "mako", "rich", "typer", "httpx", "jinja2", "pynvml", "xmigd.cli", "xmigd.web"}
 
 
 def test_a_start(make_node: MakeNode) -> None:
