@@ -137,7 +137,7 @@ bool parse_description(std::span<const std::byte> description, Module& module) {
   return true;
 }
 
-bool parse_description(std::span<const std::byte> description, Function& function) {
+bool parse_description(std::span<const std::byte> description, Function& function, uint64_t* variable_bytes) {
   Reader reader(description);
   journal::KernelInfo info;
   if (!reader.read(info) || info.parameter_bytes > journal::kMaxPayload) return false;
@@ -152,6 +152,7 @@ bool parse_description(std::span<const std::byte> description, Function& functio
   function.parameter_bytes = info.parameter_bytes;
   function.parameters = std::move(parameters);
   for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) function.attributes[i] = info.attributes[i];
+  if (variable_bytes) *variable_bytes = info.variable_bytes;
   return true;
 }
 
@@ -205,6 +206,7 @@ void unload_module(Module* module) {
   for (const Global& global : module->globals) {
     if (global.ours) free_global(global.address);
   }
+  if (module->variables) free_global(module->variables);
   forget(module);
 }
 
@@ -225,6 +227,25 @@ FunctionHere find_function(CUfunction handle, Context& context) {
 
 namespace {
 
+// Before any of the module's kernels can be launched. Without this memory they cannot be: what they leave in variables would be
+// lost with a server, and nobody would know.
+CUresult keep_variables(Module& module, uint64_t bytes) {
+  if (bytes == 0 || module.variables != 0) return CUDA_SUCCESS;
+  uint64_t address = 0;
+  if (const CUresult error = allocate_global(bytes, &address); error != CUDA_SUCCESS) {
+    complain("there is no device memory, %llu bytes, to keep the variables of a module in: CUDA error %d",
+             static_cast<unsigned long long>(bytes), error);
+    return error;
+  }
+  const Args_xmVariables args{.module = module.handle, .address = address, .bytes = bytes};
+  if (const CUresult error = append(Op::xmVariables, &args, sizeof(args)); error != CUDA_SUCCESS) {
+    free_global(address);
+    return error;
+  }
+  module.variables = address;
+  return CUDA_SUCCESS;
+}
+
 CUresult describe(Function& function) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -237,7 +258,9 @@ CUresult describe(Function& function) {
   size_t used = 0;
   const CUresult result = finish(pending, description.data(), description.size(), &used);
   if (result != CUDA_SUCCESS) return result;
-  if (!parse_description(std::span(description).first(used), function)) return CUDA_ERROR_INVALID_IMAGE;
+  uint64_t variable_bytes = 0;
+  if (!parse_description(std::span(description).first(used), function, &variable_bytes)) return CUDA_ERROR_INVALID_IMAGE;
+  if (const CUresult error = keep_variables(*function.module, variable_bytes); error != CUDA_SUCCESS) return error;
   function.described.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }

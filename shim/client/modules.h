@@ -61,11 +61,13 @@ struct Module {
   std::vector<Function> functions;
   std::unordered_map<std::string_view, uint32_t> by_name;
   std::vector<Global> globals;
+  uint64_t variables = 0;  // where the server keeps those that it has placed (xmVariables); 0: nowhere
 };
 
 // Reads the server's description of a module, or of a kernel. False: it does not make sense.
 bool parse_description(std::span<const std::byte> description, Module& module);
-bool parse_description(std::span<const std::byte> description, Function& function);
+// `variable_bytes`: see KernelInfo.
+bool parse_description(std::span<const std::byte> description, Function& function, uint64_t* variable_bytes = nullptr);
 
 // Loads an image into the current context.
 CUresult load_module(std::span<const std::byte> image, uint64_t library, Module** loaded);

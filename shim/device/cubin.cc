@@ -1,6 +1,7 @@
 // Cubins: what an ELF file for a GPU says of its kernels and variables.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "device/image_formats.h"
 
@@ -59,7 +60,72 @@ void read_cubin_globals(const ElfView& elf, const std::vector<Elf64_Shdr>& secti
   }
 }
 
+// Where relocations write into those sections that have an entry here, in order. False: that are too many to be true.
+using Offsets = std::vector<std::optional<std::vector<uint64_t>>>;  // by section
+bool find_relocated(const ElfView& elf, const std::vector<Elf64_Shdr>& sections, Offsets& offsets) {
+  constexpr size_t kMost = 1 << 22;
+  size_t count = 0;
+  for (const Elf64_Shdr& table : sections) {
+    const bool with_addends = table.sh_type == SHT_RELA;
+    if ((!with_addends && table.sh_type != SHT_REL) || table.sh_info >= sections.size() || !offsets[table.sh_info]) continue;
+    const size_t entry_bytes = with_addends ? sizeof(Elf64_Rela) : sizeof(Elf64_Rel);
+    const Bytes entries = elf.range(table.sh_offset, table.sh_size);
+    for (size_t at = 0; at + entry_bytes <= entries.size(); at += entry_bytes) {
+      if (++count > kMost) return false;
+      uint64_t offset;  // of either kind it comes first
+      std::memcpy(&offset, entries.data() + at, sizeof(offset));
+      offsets[table.sh_info]->push_back(offset);
+    }
+  }
+  for (auto& here : offsets) {
+    if (here) std::sort(here->begin(), here->end());
+  }
+  return true;
+}
+
 }  // namespace
+
+// Compilers give most variables local symbols, also such as the program asks for: the driver knows them by name all the same.
+bool read_cubin_variables(const ElfView& elf, std::vector<ImageVariable>& out, std::string& error) {
+  constexpr std::string_view kGlobal = ".nv.global";  // and .nv.global.init
+  const std::vector<Elf64_Shdr> sections = elf.sections();
+  Offsets written(sections.size());
+  for (size_t i = 0; i < sections.size(); ++i) {
+    const auto name = elf.name(sections[i], sections);
+    if (name && name->starts_with(kGlobal)) written[i].emplace();
+  }
+  if (!find_relocated(elf, sections, written)) {
+    error = "a cubin has too many relocations";
+    return false;
+  }
+  for (const Elf64_Shdr& table : sections) {
+    if (table.sh_type != SHT_SYMTAB || table.sh_link >= sections.size()) continue;
+    const Bytes symbols = elf.range(table.sh_offset, table.sh_size);
+    const Bytes names = elf.range(sections[table.sh_link].sh_offset, sections[table.sh_link].sh_size);
+    for (size_t at = 0; at + sizeof(Elf64_Sym) <= symbols.size(); at += sizeof(Elf64_Sym)) {
+      Elf64_Sym symbol;
+      std::memcpy(&symbol, symbols.data() + at, sizeof(symbol));
+      if (ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || symbol.st_size == 0) continue;
+      if (symbol.st_shndx >= sections.size() || !written[symbol.st_shndx]) continue;
+      const Bytes here = symbol.st_name < names.size() ? names.subspan(symbol.st_name) : Bytes{};
+      const auto name = elf.string(here.first(std::min(here.size(), kMaxVariableName)), 0);
+      if (!name || name->empty()) {
+        error = "a variable of a cubin has no name, or too long a one";
+        return false;
+      }
+      if (out.size() >= kMaxVariables) {
+        error = "a cubin has more variables than " + std::to_string(kMaxVariables);
+        return false;
+      }
+      const std::vector<uint64_t>& offsets = *written[symbol.st_shndx];
+      const uint64_t start = symbol.st_value - sections[symbol.st_shndx].sh_addr;
+      const auto first = std::lower_bound(offsets.begin(), offsets.end(), start);
+      out.push_back({std::string(*name), first != offsets.end() && *first - start < symbol.st_size});
+    }
+    return true;  // a file has one such table
+  }
+  return true;
+}
 
 CUresult read_cubin(const ElfView& elf, Image& out) {
   constexpr std::string_view kText = ".text.", kInfo = ".nv.info.";

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device/image.h"
 #include "driver_table.h"
 #include "journal/layout.h"
 
@@ -135,6 +136,17 @@ class Device {
   // what the image says about its own length: use this one for images that come from the program.
   virtual CUresult load_image(CUmodule* module, std::span<const std::byte> image) {
     return driver().cuModuleLoadData(module, image.data());
+  }
+
+  // What kernels of this image can write and the driver places, on the device with this ordinal: the names under which it knows
+  // them. Where globals() has all of them it is nothing. False, and `why`: the image cannot be read, or not all of it.
+  virtual bool placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out,
+                                std::string& why) {
+    return true;
+  }
+  // As hash(), of memory that the driver has placed on this device: of any length, at any address.
+  virtual bool hash_placed(uint32_t ordinal, std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {
+    return hash(chunks, hashes, where);
   }
 
   virtual std::vector<Global> globals(CUmodule module) = 0;

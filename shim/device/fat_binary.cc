@@ -31,13 +31,14 @@ struct Entry {
 constexpr uint16_t kPtx = 1, kElf = 2;
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 constexpr uint32_t kArchitecture = 90;  // what the null device says it is
+constexpr size_t kMaxAlternatives = 8;
 constexpr unsigned long long kMaxContent = 1ull << 30;
 constexpr uint64_t kMaxRatio = 256;  // LZ4 reaches 255: a claim beyond it is not believed with memory
 
 // A cubin runs on its own generation, PTX on every later one.
-bool runs_here(const Entry& entry) {
-  if (entry.architecture > kArchitecture) return false;
-  return entry.kind == kPtx || (entry.kind == kElf && entry.architecture / 10 == kArchitecture / 10);
+bool runs_on(uint32_t architecture, const Entry& entry) {
+  if (entry.architecture > architecture) return false;
+  return entry.kind == kPtx || (entry.kind == kElf && entry.architecture / 10 == architecture / 10);
 }
 
 // Cubins before PTX, and of either the newest.
@@ -63,6 +64,24 @@ std::vector<std::byte> content_of(const Entry& entry, Bytes stored) {
   return content;
 }
 
+// f(const Entry&, Bytes stored) for each, as far as they fit.
+template <typename F>
+void for_each_entry(Bytes image, F&& f) {
+  Header header;
+  std::memcpy(&header, image.data(), sizeof(header));
+  uint64_t at = header.header_bytes;
+  const uint64_t end = std::min<uint64_t>(image.size(), at + std::min<uint64_t>(header.bytes, image.size()));
+  while (at < end && end - at >= sizeof(Entry)) {
+    Entry entry;
+    std::memcpy(&entry, image.data() + at, sizeof(entry));
+    if (entry.header_bytes < sizeof(entry) || entry.header_bytes > end - at ||
+        entry.bytes > end - at - entry.header_bytes)
+      break;
+    f(entry, image.subspan(at + entry.header_bytes, entry.bytes));
+    at += entry.header_bytes + entry.bytes;
+  }
+}
+
 }  // namespace
 
 size_t fat_binary_extent(Bytes known) {
@@ -73,28 +92,17 @@ size_t fat_binary_extent(Bytes known) {
 }
 
 CUresult read_fat_binary(Bytes image, Image& out) {
-  Header header;
-  if (image.size() < sizeof(header)) {
+  if (image.size() < sizeof(Header)) {
     out.error = "it is a fat binary without a header";
     return CUDA_ERROR_INVALID_IMAGE;
   }
-  std::memcpy(&header, image.data(), sizeof(header));
-  uint64_t at = header.header_bytes;
-  const uint64_t end = std::min<uint64_t>(image.size(), at + std::min<uint64_t>(header.bytes, image.size()));
   std::optional<Entry> chosen;
   Bytes stored;
-  while (at < end && end - at >= sizeof(Entry)) {
-    Entry entry;
-    std::memcpy(&entry, image.data() + at, sizeof(entry));
-    if (entry.header_bytes < sizeof(entry) || entry.header_bytes > end - at ||
-        entry.bytes > end - at - entry.header_bytes)
-      break;
-    if (runs_here(entry) && (!chosen || better(entry, *chosen))) {
-      chosen = entry;
-      stored = image.subspan(at + entry.header_bytes, entry.bytes);
-    }
-    at += entry.header_bytes + entry.bytes;
-  }
+  for_each_entry(image, [&](const Entry& entry, Bytes content) {
+    if (!runs_on(kArchitecture, entry) || (chosen && !better(entry, *chosen))) return;
+    chosen = entry;
+    stored = content;
+  });
   if (!chosen) {
     out.error = "it is a fat binary without code for compute capability 9.0";
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -107,6 +115,37 @@ CUresult read_fat_binary(Bytes image, Image& out) {
   if (chosen->kind == kElf && ElfView::open(content, elf)) return read_cubin(elf, out);
   out.error = "it is a fat binary whose code for this device is damaged";
   return CUDA_ERROR_INVALID_IMAGE;
+}
+
+// Which of several for the same architecture the driver takes is not known (there are such for features of one architecture):
+// the variables of all of them.
+bool read_fat_binary_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out, std::string& error) {
+  if (image.size() < sizeof(Header)) {
+    error = "it is a fat binary without a header";
+    return false;
+  }
+  std::vector<std::pair<Entry, Bytes>> chosen;
+  for_each_entry(image, [&](const Entry& entry, Bytes content) {
+    if (!runs_on(architecture, entry)) return;
+    if (!chosen.empty() && better(chosen[0].first, entry)) return;
+    if (!chosen.empty() && better(entry, chosen[0].first)) chosen.clear();
+    if (chosen.size() < kMaxAlternatives) chosen.emplace_back(entry, content);
+  });
+  for (const auto& [entry, stored] : chosen) {
+    const std::vector<std::byte> content = content_of(entry, stored);
+    ElfView elf;
+    bool good = false;
+    if (entry.kind == kPtx && is_ptx(content)) {
+      good = read_ptx_variables({reinterpret_cast<const char*>(content.data()), content.size()}, out, error);
+    } else if (entry.kind == kElf && ElfView::open(content, elf)) {
+      good = read_cubin_variables(elf, out, error);
+    } else {
+      error = "it is a fat binary whose code for this device cannot be read";
+    }
+    if (!good) return false;
+  }
+  if (chosen.empty()) error = "it is a fat binary without code for this device";
+  return !chosen.empty();
 }
 
 }  // namespace xmig::device

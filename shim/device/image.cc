@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "device/elf_view.h"
 #include "device/image_formats.h"
@@ -127,6 +128,33 @@ CUresult read_any(Bytes image, Image& out) {
   if (is_ptx(image)) return read_ptx({reinterpret_cast<const char*>(image.data()), image.size()}, out);
   out.error = "it is neither an ELF file, nor a fat binary, nor PTX";
   return CUDA_ERROR_INVALID_IMAGE;
+}
+
+bool read_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out, std::string& error) {
+  ElfView elf;
+  bool good;
+  if (ElfView::open(image, elf)) {
+    if (elf.header().e_machine != kCudaMachine) {
+      error = "it is an ELF file for another machine";
+      return false;
+    }
+    good = read_cubin_variables(elf, out, error);
+  } else if (starts_with(image, kFatMagic)) {
+    good = read_fat_binary_variables(image, architecture, out, error);
+  } else if (is_ptx(image)) {
+    good = read_ptx_variables({reinterpret_cast<const char*>(image.data()), image.size()}, out, error);
+  } else {
+    error = "it is neither an ELF file, nor a fat binary, nor PTX";
+    return false;
+  }
+  // Of one name there is one for who asks: the driver's.
+  const auto by_name = [](const ImageVariable& a, const ImageVariable& b) {
+    return std::tie(a.name, b.has_addresses) < std::tie(b.name, a.has_addresses);
+  };
+  std::sort(out.begin(), out.end(), by_name);
+  const auto same = [](const ImageVariable& a, const ImageVariable& b) { return a.name == b.name; };
+  out.erase(std::unique(out.begin(), out.end(), same), out.end());
+  return good;
 }
 
 size_t image_extent(Bytes known) {

@@ -15,6 +15,8 @@
 namespace xmig::device {
 
 inline constexpr size_t kMaxKernels = 1 << 16;  // of a module
+inline constexpr size_t kMaxVariables = 1 << 16;
+inline constexpr size_t kMaxVariableName = 16 << 10;
 
 struct ImageKernel {
   std::string name;
@@ -49,6 +51,16 @@ CUresult check_loadable(Bytes image, std::string& error);
 // What the null device accepts: a shared object as above, a cubin, PTX, or a fat binary, of which it takes what an H200
 // would take. CUDA_ERROR_NO_BINARY_FOR_GPU: there is nothing for one.
 CUresult read_any(Bytes image, Image& out);
+
+// A variable that kernels can write, whether a program can ask for it or not (`static`, of a function): not constants.
+struct ImageVariable {
+  std::string name;
+  bool has_addresses = false;  // its first content has addresses, which are other ones in each process
+};
+
+// Those of what a device of this architecture (90: compute capability 9.0) takes of an image for GPUs. False, and `error`: they
+// cannot be read; `out` has what was found.
+bool read_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out, std::string& error);
 
 // How long an image is, from its first bytes (at most `known` are there): 0 if they do not say.
 size_t image_extent(Bytes known);

@@ -184,4 +184,52 @@ CUresult read_ptx(std::string_view text, Image& out) {
   return CUDA_SUCCESS;
 }
 
+// [.attribute(...)] [.align N] .type name [dimensions] [= first content], ...: what follows .global.
+bool read_ptx_variables(std::string_view text, std::vector<ImageVariable>& out, std::string& error) {
+  Tokens tokens(text);
+  bool elsewhere = false;
+  for (std::string_view token = tokens.next(); !token.empty(); token = tokens.next()) {
+    const bool declares = token == ".global" && !elsewhere;
+    elsewhere = token == ".extern";
+    if (token == "{") tokens.skip_block("{", "}");
+    if (token == ".entry" || token == ".func") {  // a parameter may say that it points to .global
+      for (token = tokens.next(); token != "{" && token != ";" && !token.empty();) token = tokens.next();
+      if (token == "{") tokens.skip_block("{", "}");
+    }
+    if (!declares) continue;
+    bool named = false, content = false, handle = false;
+    int depth = 0;  // in lists, and what is computed
+    for (token = tokens.next(); token != ";"; token = tokens.next()) {
+      if (token.empty()) {
+        error = "it is PTX that ends in a variable";
+        return false;
+      }
+      const bool word = in_word(token[0]) && token[0] != '.' && !(token[0] >= '0' && token[0] <= '9');
+      if (token == "(" && !content) {
+        tokens.skip_block("(", ")");
+      } else if (token == "{" || token == "(") {
+        ++depth;
+      } else if (token == "}" || token == ")") {
+        --depth;
+      } else if (token == "," && depth == 0) {
+        named = content = false;
+      } else if (token == "=") {
+        content = true;
+      } else if (word && content && named) {
+        out.back().has_addresses = true;  // the name of a variable or a function
+      } else if (token == ".texref" || token == ".surfref" || token == ".samplerref") {
+        handle = true;  // no kernel writes it
+      } else if (word && !named && !handle) {
+        if (out.size() >= kMaxVariables || token.size() >= kMaxVariableName) {
+          error = "it is PTX with too many variables, or with too long a name";
+          return false;
+        }
+        named = true;
+        out.push_back({std::string(token), false});
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace xmig::device

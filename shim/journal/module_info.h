@@ -32,6 +32,9 @@ struct KernelInfo {
   uint32_t parameter_count;
   uint32_t parameter_bytes;  // of the packed parameter block
   int32_t attributes[kFunctionAttributes];
+  // The first kernel of its module: how much memory it takes to keep what kernels leave in the module's variables that the
+  // device has placed; the client says where with xmVariables, before anything is launched. 0: none.
+  uint64_t variable_bytes;
 };
 struct ParameterInfo {
   uint32_t offset;

@@ -243,6 +243,9 @@ bool Executor::take_cut(const char* reason, uint64_t stopped) {
   const uint64_t start = now_ns();
   // What is not in device memory is lost with this server: it has to be there before that is the state.
   for (auto& [address, variable] : variables_) from_variable(variable);
+  if (!placed_.keep([this](uint32_t ordinal) { return where(ordinal, While::kDrained); })) {
+    faults_.give_up(sequence_, "the device could not keep the variables of its modules");
+  }
   header.cutting.store(position_ + 1, std::memory_order_seq_cst);
   injector_.at_cut(0, sequence_);
 

@@ -97,6 +97,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
       scratch_(driver_),
       bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
+      placed_(device, contexts, log),
       waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
       progress_(driver_, device.mark_every()),
       stall_bound_(static_cast<uint64_t>(stall_bound * 1e9)),

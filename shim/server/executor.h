@@ -41,6 +41,7 @@
 #include "server/job.h"
 #include "server/live_set.h"
 #include "server/objects.h"
+#include "server/placed_variables.h"
 #include "server/preload.h"
 #include "server/progress.h"
 #include "server/record.h"
@@ -180,6 +181,7 @@ class Executor final : public Witness {
   CUresult on_xmKernel(Record& record);
   CUresult on_xmGlobal(Record& record);
   CUresult on_xmTwin(Record& record);
+  CUresult on_xmVariables(Record& record);
   CUresult on_xmLink(Record& record);
   CUresult on_xmLinkEnd(Record& record);
   CUresult on_xmClusters(Record& record);
@@ -287,6 +289,7 @@ class Executor final : public Witness {
   CUdeviceptr variable_at(uint64_t address) const;
   void to_variable(Variable& variable);
   void from_variable(Variable& variable);
+  bool restore_variables(std::string& why);
   bool restore_objects(const CutContent& content, std::string& why);
   bool take_over_chunks(CutContent& content, std::string& why);
   void discard_what_was_not_kept();
@@ -442,6 +445,7 @@ class Executor final : public Witness {
   Bounce bounce_;
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address
+  PlacedVariables placed_;
   Waits waits_;
   Progress progress_;
   Working working_;

@@ -13,6 +13,7 @@ namespace {
 // What of a module is remembered by which key: see Module::settings.
 constexpr uint64_t kGlobalSetting = 1ull << 63;
 constexpr uint64_t kLoaded = 1ull << 62;
+constexpr uint64_t kVariables = 1ull << 61;
 
 }  // namespace
 
@@ -83,7 +84,9 @@ CUresult Executor::on_xmKernel(Record& record) {
   module->settings.try_emplace({args.function, kLoaded}, objects_.records.keep(record.sequence(), record.stored()));
   if (mode_ == Mode::kRestore) return CUDA_SUCCESS;  // nobody asks
   const std::vector<journal::ParameterInfo> parameters = describe_parameters(driver_, *kernel);
-  journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}};
+  journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}, 0};
+  info.variable_bytes = placed_.bytes_for(journal::handle_index(args.function) >> kKernelBits, *module,
+                                          images_.bytes(module->image));
   for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
     int value = 0;
     const auto attribute = static_cast<CUfunction_attribute>(i);
@@ -178,6 +181,52 @@ void Executor::from_variable(Variable& variable) {
   faults_.check(driver_.cuMemcpyDtoDAsync_v2(variable.address, variable.real, now.size(), nullptr));
   faults_.check(driver_.cuStreamSynchronize(nullptr));
   variable.known = std::move(now);
+}
+
+CUresult Executor::on_xmVariables(Record& record) {
+  Args_xmVariables args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t index = journal::handle_index(args.module);
+  Module* const module = objects_.modules.find(index);
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  if (!live(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result;
+  if (mode_ == Mode::kRun) {
+    mark_work();  // as in a module's load
+    CUstream stream = nullptr;
+    contexts_.use(module->owner.ordinal);
+    result = graph_stream(module->owner.ordinal, &stream);
+    if (result == CUDA_SUCCESS) {
+      result = placed_.create(index, *module, images_.bytes(module->image), args.address, args.bytes, stream);
+    }
+  } else {
+    result = placed_.adopt(index, *module, args.address, args.bytes);
+  }
+  if (result != CUDA_SUCCESS) return result;
+  module->settings[{kVariables, 0}] = objects_.records.keep(record.sequence(), record.stored());
+  if (mode_ != Mode::kObjects) return CUDA_SUCCESS;
+  std::string why;  // memory is as the lost server left it
+  if (!restore_variables(why)) broken_ = why;
+  return CUDA_SUCCESS;
+}
+
+// A server that has just come has memory again: variables become what that says.
+bool Executor::restore_variables(std::string& why) {
+  const auto module = [this](uint32_t index) -> const Module& { return *objects_.modules.find(index); };
+  const auto streams = [this](uint32_t ordinal) {
+    CUstream stream = nullptr;
+    faults_.check(graph_stream(ordinal, &stream));
+    return stream;
+  };
+  const CUresult result = placed_.restore(module, streams, why);
+  faults_.check(result);
+  if (result != CUDA_SUCCESS) return false;
+  for (auto& [address, variable] : variables_) to_variable(variable);  // some of them are the same
+  if (!placed_.learn([this](uint32_t ordinal) { return where(ordinal, While::kDrained); })) {
+    faults_.give_up(sequence_, "the device could not hash the variables of its modules");
+  }
+  return true;
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {
@@ -279,6 +328,7 @@ CUresult Executor::on_cuModuleUnload(Record& record) {
 CUresult Executor::unload(uint32_t index) {
   const CUresult result = driver_.cuModuleUnload(objects_.modules.find(index)->real);
   std::erase_if(variables_, [&](const auto& entry) { return entry.second.module == index; });
+  placed_.forget(index);
   objects_.modules.erase(index);
   return result;
 }

@@ -42,6 +42,7 @@ bool changes_objects(Op op) {
     case Op::xmModuleLoad:
     case Op::xmBindGlobal:
     case Op::xmTwin:
+    case Op::xmVariables:
     case Op::xmKernel:
     case Op::cuModuleUnload:
     case Op::xmGraph:
@@ -123,7 +124,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   } else if (!memory_is_state) {
     restore_memory(fresh);
   }
-  for (auto& [address, variable] : variables_) to_variable(variable);
+  if (!restore_variables(why)) return false;
   daemon_.phase("restored");
   if (const uint64_t now = now_ns(); now - mapped > kLongRestore) {
     log_(Level::kInfo, "after " + in_ms(mapped - began) + " to map memory, restoring took " + in_ms(made - mapped) + " for " +
@@ -333,6 +334,10 @@ bool Executor::replay_objects(uint64_t until, std::string& why) {
       result = kHandlers[header.op](*this, record_);
     }
     faults_.check(result);
+    if (broken_) {
+      why = *broken_;
+      return false;
+    }
     position_ += header.size;
     sequence_ = header.sequence;
   }

@@ -84,6 +84,7 @@ class RedoTimes {
       case Op::xmImageFile:
       case Op::xmModuleLoad:
       case Op::xmKernel:
+      case Op::xmVariables:
       case Op::xmFirstLaunch:
       case Op::xmLink:
       case Op::xmGraph:

@@ -19,6 +19,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       for (const auto& parameter : kernel.parameters)
         if (uint64_t{parameter.offset} + parameter.size > kernel.parameter_bytes) std::abort();
   }
+  for (const uint32_t architecture : {75, 90, 120}) {
+    std::vector<ImageVariable> variables;
+    error.clear();
+    if (!read_variables(image, architecture, variables, error) && error.empty()) std::abort();
+    if (variables.size() > kMaxVariables) std::abort();
+  }
   image_extent(image.first(size < 64 ? size : 64));
   return 0;
 }

@@ -1,7 +1,11 @@
 // Images for GPUs, as the null device reads them: what a cubin and PTX say of kernels' parameters and of variables.
 #include <elf.h>
 
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
@@ -110,6 +114,34 @@ std::string parameter(uint16_t ordinal, uint16_t offset, uint32_t bytes, bool lo
 }
 std::string total(uint16_t bytes) { return plain(3, 0x19, bytes); }
 
+// What a compiler has made of images/variables.cu.
+std::string built(const char* name) {
+  const std::filesystem::path path = std::filesystem::path(XMIG_IMAGES) / name;
+  std::ifstream file(path, std::ios::binary);
+  std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  CHECK(!content.empty());
+  return content;
+}
+
+// The variables that kernels can write, in order, each with & if there are addresses in it; what a compiler has put around the
+// names of those of one file is left out.
+std::string variables(const std::string& file, uint32_t architecture = 90, bool good = true) {
+  std::vector<device::ImageVariable> found;
+  std::string error, text;
+  CHECK(device::read_variables(bytes_of(file), architecture, found, error) == good);
+  CHECK(good == error.empty());
+  std::vector<std::string> names;
+  for (const device::ImageVariable& variable : found) {
+    std::string name = variable.name;
+    if (name.ends_with("6hiddenE")) name = "hidden";
+    if (name.starts_with("__nv_static")) name = name.substr(name.find("counter_") + 8);
+    names.push_back((variable.has_addresses ? "&" : "") + name);
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
 device::Image read(const std::string& file, CUresult expected = CUDA_SUCCESS) {
   device::Image image;
   CHECK_RESULT(expected, device::read_any(bytes_of(file), image));
@@ -214,4 +246,59 @@ TEST(ptx_parameters) {
                           "(.param a)", "(.u32 a)", "(.param .b8 a[4)", "(.param .b8 a[])", "(.param .u32 a"}) {
     CHECK(of(bad, CUDA_ERROR_INVALID_PTX) == "none");
   }
+}
+
+TEST(image_variables) {
+  const std::string plain = " _Z5valueIfE _Z5valueIiE _ZZ4bumpvE5calls counter";
+  // Function pointers of a program that is compiled as a whole are no addresses, but numbers.
+  const std::string cubin = "&nodes &where" + plain + " functions hidden odd table";
+  const std::string others = "&functions &nodes &where" + plain + " hidden odd table";
+  CHECK(variables(built("variables.cubin")) == cubin);
+  CHECK(variables(built("linked.cubin")) == others);
+  CHECK(variables(built("variables.ptx")) == others);
+  // Of a fat binary what this device takes: a cubin of its generation, else PTX.
+  const std::string fat = built("variables.fatbin");
+  for (const uint32_t architecture : {80, 86, 89, 90}) CHECK(variables(fat, architecture) == cubin);
+  CHECK(variables(fat, 100) == others);
+  CHECK(variables(fat, 75, false).empty());
+  CHECK(variables("what is this", 90, false).empty());
+  CHECK(variables(Cubin().add(".text.k").file(EM_RISCV), 90, false).empty());
+}
+
+TEST(ptx_variables) {
+  const auto of = [](const std::string& text) { return variables(".version 8.0\n.target sm_90\n" + text); };
+  CHECK(of("").empty());
+  CHECK(of(".visible .global .align 8 .b8 a[16]; .weak .global .u32 b = 0x10; .global .f32 c[2] = {0f3F800000, -1.0};") ==
+        "a b c");
+  CHECK(of(".global .u32 a, b[2] = {1, 2}, c; .global .v4 .f32 d;") == "a b c d");
+  CHECK(of(".global .u64 a = generic(c), b[2] = {f(1, c), 2}, c = 5;") == "&a &b c");
+  CHECK(of(".global .u64 a[2] = {0, b + 8}; .global .u64 c[] = {generic(a)}; .global .u8 d = 0xff(a);") == "&a &c &d");
+  CHECK(of(".global .attribute(.unified(1, 2)) .align 4 .u32 a; .const .u32 b; .extern .global .u32 c; .shared .u32 d;") == "a");
+  CHECK(of(".global .texref t; .global .surfref s; .global .samplerref p; .global .u32 a;") == "a");
+  CHECK(of(".visible .func (.param .u32 r) f(.param .u64 .ptr .global p) { .reg .u32 x; ld.global.u32 x, [a]; }\n"
+           ".visible .entry k(.param .u64 .ptr .global .align 4 p) .maxntid 32 { ret; }\n.global .u32 a;") == "a");
+  variables(".version 8.0\n.global .u32 a", 90, false);
+}
+
+TEST(damaged_images_with_variables) {
+  std::mt19937 random(5);
+  for (const char* name : {"variables.cubin", "linked.cubin", "variables.ptx", "variables.fatbin"}) {
+    const std::string file = built(name);
+    for (size_t i = 0; i < 3000; ++i) {
+      std::string damaged = file.substr(0, i % 3 == 0 ? random() % file.size() : file.size());
+      for (size_t k = i % 3; k > 0 && !damaged.empty(); --k) damaged[random() % damaged.size()] ^= static_cast<char>(1 << random() % 8);
+      std::vector<device::ImageVariable> found;
+      std::string error;
+      const bool good = device::read_variables(bytes_of(damaged), 90, found, error);
+      CHECK(good == error.empty() && found.size() <= device::kMaxVariables);
+    }
+  }
+  // More than is believed.
+  Cubin many;
+  many.add(".nv.global", std::string(16, 'x'));
+  for (size_t i = 0; i <= device::kMaxVariables; ++i) many.symbol("v" + std::to_string(i), 0, 4);
+  std::vector<device::ImageVariable> found;
+  std::string error;
+  CHECK(!device::read_variables(bytes_of(many.file()), 90, found, error) && !error.empty());
+  variables(Cubin().add(".nv.global").symbol(std::string(device::kMaxVariableName, 'n'), 0, 4).file(), 90, false);
 }

@@ -14,6 +14,15 @@ add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_L
 target_link_libraries(blind_server PRIVATE xmig_server_core)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
+# A server whose device places modules' variables itself.
+add_executable(placing_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
+target_link_libraries(placing_server PRIVATE xmig_server_core)
+set_target_properties(placing_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/placing)
+add_library(placed_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/placed_kernels.c)
+set_target_properties(placed_kernels PROPERTIES PREFIX "")
+target_compile_options(placed_kernels PRIVATE -O2)
+target_include_directories(placed_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
+
 add_executable(server_preload_test ${CMAKE_CURRENT_LIST_DIR}/server_preload_test.cc)
 target_link_libraries(server_preload_test PRIVATE xmig_server_core)
 target_precompile_headers(server_preload_test REUSE_FROM device_units)
@@ -43,6 +52,23 @@ xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps g
 xmig_server_jobs(server_move_test move_ moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)
 xmig_server_jobs(server_suspend_test suspend_ host brings_all given_room files aborts dies no_room damaged full shadow_on_host)
+
+# Of the server that places variables itself; `moved`: see below.
+add_executable(server_variable_jobs ${CMAKE_CURRENT_LIST_DIR}/server_variable_jobs.cc)
+target_link_libraries(server_variable_jobs PRIVATE xmig_server_core)
+if(NOT XMIG_SANITIZE STREQUAL thread)
+  target_compile_options(server_variable_jobs PRIVATE -O0)
+endif()
+function(xmig_variable_jobs prefix mode)
+  foreach(test ${ARGN})
+    add_test(NAME server.${prefix}${test}
+             COMMAND server_variable_jobs $<TARGET_FILE:placing_server> $<TARGET_FILE:placed_kernels> ${test} ${mode})
+  endforeach()
+endfunction()
+xmig_variable_jobs(variables_ "" kept kept_at_random kept_preloaded kept_when_a_cut_begins first_used_before_a_cut_that_fails
+                   kept_after_faults some_have_twins modules_come_and_go cuts_copy_what_was_written on_two_devices overwritten
+                   bad_places suspended)
+xmig_variable_jobs(variables_moved_ moved kept some_have_twins modules_come_and_go cuts_copy_what_was_written)
 
 # Where they kill the server, the job moves to another device instead.
 function(xmig_moved_jobs name)

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -257,6 +258,8 @@ class Job {
     }
   }
 
+  uint16_t ordinal = 0;  // whose memory, modules and default stream are meant from now on
+
   // --- the program -------------------------------------------------------------------------------------------
   struct Call {
     uint64_t position;
@@ -294,7 +297,7 @@ class Job {
     head->flags = info.call == CallClass::kSynchronous ? journal::kSynchronous : 0;
     head->sequence = ++sequence_;
     head->thread = thread;
-    head->ordinal = ordinal;
+    head->ordinal = ordinal != 0 ? ordinal : this->ordinal;
     head->context = 1;
     head->payload = static_cast<uint32_t>(payload_bytes);
     head->reply = reply;
@@ -347,8 +350,8 @@ class Job {
   void alloc(uint64_t address, uint64_t bytes) { append(Op::xmAlloc, Args_xmAlloc{address, bytes, 0, 0, 0}); }
   uint64_t memory(uint64_t bytes) {
     const uint64_t granules = (bytes + journal::kGranule - 1) / journal::kGranule * journal::kGranule;
-    const uint64_t address = next_address_;
-    next_address_ += granules;
+    const uint64_t address = journal::kDeviceBase + ordinal * journal::kDeviceSpan + used_[ordinal];
+    used_[ordinal] += granules;
     CHECK(grow(address, granules) == CUDA_SUCCESS);
     alloc(address, bytes);
     return address;
@@ -689,7 +692,7 @@ class Job {
   std::mutex ring_mutex_;
   uint64_t tail_ = 0;
   uint64_t sequence_ = 0;
-  uint64_t next_address_ = journal::kDeviceBase;
+  std::array<uint64_t, journal::kMaxDevices> used_{};  // of each device's addresses
   uint32_t streams_ = 0, events_ = 0, images_ = 0, modules_ = 0;
 };
 

@@ -185,6 +185,24 @@ class CudaDevice final : public Device {
     return hash_each(unit, unit.copy_hash, moves, unit.shared->moves, hashes, where);
   }
 
+  bool placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out,
+                        std::string& why) override {
+    return read_variables(image, units_.at(ordinal).architecture, out, why);
+  }
+
+  // The words of 16 bytes in which they lie: what the driver gives begins and ends at such.
+  bool hash_placed(uint32_t ordinal, std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
+    if (chunks.empty()) return true;
+    std::vector<Chunk> words;
+    words.reserve(chunks.size());
+    for (const Chunk& chunk : chunks) {
+      const uint64_t start = chunk.address & ~uint64_t{15};
+      words.push_back({start, ((chunk.address + chunk.bytes + 15) & ~uint64_t{15}) - start});
+    }
+    Unit& unit = units_.at(ordinal);
+    return hash_each(unit, unit.hash, std::span<const Chunk>(words), unit.shared->chunks, hashes, where);
+  }
+
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.
   std::vector<Global> globals(CUmodule) override { return {}; }
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return false; }
@@ -239,6 +257,7 @@ class CudaDevice final : public Device {
     CUfunction hash = nullptr, copy_hash = nullptr;
     CUstream stream = nullptr;
     size_t stack = 0;  // of a thread, as the driver has it
+    uint32_t architecture = 0;  // 90: compute capability 9.0
     std::unique_ptr<Shared> shared = std::make_unique<Shared>();
     std::mutex mutex;
   };
@@ -307,6 +326,10 @@ class CudaDevice final : public Device {
     check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
     check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
     check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
+    int major = 0, minor = 0;
+    check(driver_.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), "cuDeviceGetAttribute");
+    check(driver_.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "cuDeviceGetAttribute");
+    unit.architecture = static_cast<uint32_t>(major * 10 + minor);
     // For kernels that the program will bring: 277 MB of an H200 that a standby does not need.
     check(driver_.cuCtxGetLimit(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
     check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
