@@ -56,9 +56,9 @@ const PlacedVariables::Layout& PlacedVariables::layout(uint32_t index, const Mod
     }
     layout.variables.push_back({std::move(variable.name), bytes, 0, uint64_t{variable.has_addresses}, false});
   }
-  if (!refused.empty()) {
+  if (!refused.empty() && !std::exchange(told_refused_, true)) {  // of hundreds of modules the first will do
     log_(Level::kWarning, "the driver does not tell where variables of module " + std::to_string(index) + " are, as " +
-                              refused + ". What kernels leave in them is lost if the server is");
+                              refused + ". What kernels leave in such ones is lost if the server is");
   }
   if (layout.variables.empty()) return layout;
   layout.bytes = place_variables(layout.variables);

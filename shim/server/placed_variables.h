@@ -86,6 +86,7 @@ class PlacedVariables {
   const DriverTable& driver_;
   Contexts& contexts_;
   Log& log_;
+  bool told_refused_ = false;
   std::map<uint32_t, Layout> layouts_;  // by module, of those that have no place yet
   std::map<uint32_t, Place> places_;    // by module
 };

@@ -81,7 +81,8 @@ uint64_t variable_directory_bytes(std::span<const std::byte> begin, uint64_t byt
 
 std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::byte> directory, uint64_t bytes,
                                                          std::string& why) {
-  if (variable_directory_bytes(directory, bytes) != directory.size()) {
+  const uint64_t length = variable_directory_bytes(directory, bytes);
+  if (length == 0 || length != directory.size()) {
     why = "it does not begin with what xMIG has written there";
     return std::nullopt;
   }

@@ -141,6 +141,8 @@ FAULTED_GRAPHS = Case("faults-graphs", "graphs", "GPT-2 in a CUDA graph, 4 layer
                       "--context 128 --warmup 0 --steps 3000 --deterministic",
                       f"{TINY_GPT} --warmup 0 --steps 3000", patience=PATIENCE_FOR_FAULTS)  # fmt: skip
 BUGS = Case("bugs", "bugs", "the program's own bugs, each in a process of its own", "", "")
+COUNTERS = Case("counters", "counters", "kernels that count in variables of their module for which nobody asks", "",
+                "--launches 2", patience=PATIENCE_FOR_FAULTS)  # fmt: skip
 FILES = Case("files", "files", "a training program's device files")
 PAIR = Case("two-jobs", "gpt2", "two jobs on one GPU",
             "--batch 4 --context 256 --layers 6 --steps 30 --warmup 0 --deterministic", TINY_GPT)  # fmt: skip

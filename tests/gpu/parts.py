@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.gpu import devices, differential, faults, kills, moves, profile, recovery, results, speeds, stalls, steps
+from tests.gpu import (
+    devices,
+    differential,
+    faults,
+    kills,
+    moves,
+    profile,
+    recovery,
+    results,
+    speeds,
+    stalls,
+    steps,
+    variables,
+)
 from tests.gpu.bench import Bench
 from tests.gpu.cases import DRIVEN, KILLED, OF_TWO, RESULTS, STRUCK, TIMED, TRAINING, Case
 from xmigd.measurements import Row
@@ -32,6 +45,7 @@ class Part:
 PARTS = [
     Part("faults", "faults", 110, faults.hundred, alone=False),
     *(Part(case.name, "kills", 30, partial(kills.measure, case=case), alone=False) for case in KILLED),
+    Part("counters", "kills", 45, variables.measure, alone=False),
     Part("faults-graphs", "faults", 25, faults.graphs, alone=False),
     Part("bugs", "faults", 25, faults.bugs, alone=False),
     *(
@@ -68,6 +82,7 @@ STALLS = [
 MOVES = [
     Part("move-40GB", "migration", 60, moves.forty, topic="migration"),
     Part("move-training", "migration", 120, moves.training, topic="migration"),
+    Part("move-counters", "migration", 45, variables.moved, topic="migration"),
     Part("move-inference", "migration", 60, moves.inference, topic="migration"),
     Part("suspend-40GB", "migration", 45, moves.suspension, topic="migration"),
     *(Part(name, "migration", 60, partial(moves.driver, name=name), topic="migration") for name in DRIVEN),

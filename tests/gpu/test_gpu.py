@@ -16,6 +16,7 @@ from tests.gpu import moves, speeds, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
+    COUNTERS,
     FILES,
     HELD,
     INFERRED,
@@ -40,7 +41,7 @@ from tests.gpu.results import compared
 from tests.harness import ROOT
 from xmigd import measurements
 
-CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, HELD, WARM]
+CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, COUNTERS, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, HELD, WARM]
 
 
 def test_on_a_gpu() -> None:
@@ -66,7 +67,7 @@ def test_an_unknown_part_is_refused() -> None:
 def test_parts_are_chosen_by_name_and_by_group() -> None:
     assert chosen(None) == PARTS
     assert [part.name for part in chosen("kills, profile")] == [
-        "kills-training", "kills-graphs", "kills-default", "profile",
+        "kills-training", "kills-graphs", "kills-default", "counters", "profile",
     ]  # fmt: skip
     assert len({part.name for part in PARTS}) == len(PARTS)
 
@@ -214,14 +215,15 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
 
 @pytest.mark.timeout(400)
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
-    done = run("--rehearse", "--only", "cupy,kills-training,mlp", "--python", frameworks, "--out", tmp_path / "out",
+    done = run("--rehearse", "--only", "cupy,kills-training,counters,mlp", "--python", frameworks, "--out", tmp_path / "out",
                "--work", tmp_path / "work")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = measurements.read(tmp_path / "out" / "gpu.json")
     rows = {row.name: row for row in found.rows}
     assert found.missing == []
-    for name in ("cupy", "kills-training", "mlp"):
+    for name in ("cupy", "kills-training", "counters", "mlp"):
         assert rows[f"{name}: differences"].value == 0
+    assert "8 kills, 4 illegal addresses, 3 suspensions" in rows["counters: differences"].conditions
     assert "8 recoveries, 0 not exact" in rows["kills-training: differences"].conditions
 
 

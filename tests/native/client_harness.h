@@ -48,6 +48,7 @@ struct Control {
   std::atomic<int> refuse_reattach{0};
   std::atomic<uint32_t> fault{0};         // of ordinal 0, from the next record on
   std::atomic<uint32_t> refuse_launch{0};  // a first launch: this result
+  std::atomic<uint64_t> variable_bytes{0};  // how much it takes to keep a module's variables in
   // What it saw.
   std::atomic<uint64_t> records{0};
   std::atomic<uint64_t> host_functions_done{0};
@@ -60,6 +61,9 @@ struct Control {
   std::atomic<uint32_t> bad{0};  // records that broke a rule of layout.h
   Args_xmLaunch launch{};
   Args_xmTensorMap tensor_map{};
+  Args_xmVariables variables{};
+  std::atomic<uint64_t> variables_kept{0};      // modules with such a place
+  std::atomic<uint64_t> launched_without{0};    // kernels that were launched before the last one had its place
   unsigned char parameters[36 << 10]{};
   std::atomic<uint64_t> launches{0};
   std::atomic<uint64_t> first_launches{0};  // those whose answer the program waits for
@@ -277,11 +281,18 @@ class JobServer {
       }
       case Op::xmKernel: {
         const uint64_t function = arguments<Args_xmKernel>(record).function;
-        const auto text = kernel_description(number_of(function));
+        auto text = kernel_description(number_of(function));
+        const uint64_t variable_bytes = control_.variable_bytes.load();
+        std::memcpy(text.data() + offsetof(journal::KernelInfo, variable_bytes), &variable_bytes, sizeof(variable_bytes));
         record.reply_bytes = static_cast<uint32_t>(text.size());
         std::memcpy(space, text.data(), std::min<size_t>(record.reply, text.size()));
         break;
       }
+      case Op::xmVariables:
+        control_.variables = arguments<Args_xmVariables>(record);
+        control_.variables_kept.fetch_add(1);
+        control_.launched_without.store(control_.launches.load());
+        break;
       case Op::xmHostFunc:
         post(header, position_);
         break;

@@ -192,6 +192,38 @@ void modules() {
   CHECK(test.control.bad == 0);
 }
 
+// A module whose variables the server has placed gets memory to keep them in, once, before any of its kernels is launched.
+void kept_variables() {
+  Fixture test;
+  test.start();
+  test.control.variable_bytes = 5000;
+  const std::string second = "kernel number 5" + std::string(100, '.');
+  uint64_t before = 0;
+  for (uint64_t round = 1; round <= 3; ++round) {
+    CUmodule module;
+    CUfunction function, other;
+    CU(cuModuleLoadData(&module, ".version 8.0"));
+    CU(cuModuleGetFunction(&function, module, "many"));
+    CU(cuModuleGetFunction(&other, module, second.c_str()));
+    const uint64_t launches = test.control.launches;
+    Arguments arguments;
+    for (int i = 0; i < 3; ++i) {
+      CU(launch(function, arguments));
+      CU(cuLaunchKernel(other, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
+    }
+    CU(cuCtxSynchronize());
+    CHECK(test.control.variables_kept == round && test.control.launched_without == launches);
+    const Args_xmVariables& kept = test.control.variables;
+    CHECK(kept.module == reinterpret_cast<uint64_t>(module) && kept.bytes == 5000 && kept.address != 0);
+    // It is not the program's to free, nor what it finds by name.
+    CHECK(cuMemFree_v2(kept.address) == CUDA_ERROR_INVALID_VALUE);
+    if (round == 2) CHECK(kept.address == before);  // what the first module had was given back
+    before = kept.address;
+    if (round != 2) CU(cuModuleUnload(module));
+  }
+  CHECK(test.control.bad == 0);
+}
+
 void* const* table(std::initializer_list<unsigned char> uuid) {
   CUuuid id;
   std::copy(uuid.begin(), uuid.end(), reinterpret_cast<unsigned char*>(id.bytes));
@@ -412,7 +444,7 @@ void tensor_maps() {
 }
 
 const Tests kTests = {
-    {"events", events}, {"contexts", contexts}, {"modules", modules}, {"integrity_slot", integrity_slot},
+    {"events", events}, {"contexts", contexts}, {"modules", modules}, {"kept_variables", kept_variables}, {"integrity_slot", integrity_slot},
     {"storage", storage}, {"unpublished", unpublished}, {"tensor_maps", tensor_maps},
 };
 

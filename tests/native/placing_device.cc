@@ -27,7 +27,10 @@ DriverTable g_real;
 CUresult unload(CUmodule module) {
   const CUresult result = g_real.cuModuleUnload(module);
   const std::lock_guard lock(g_mutex);
-  for (const Placed& placed : g_placed[module]) ::munmap(placed.memory, placed.bytes);
+  for (const Placed& placed : g_placed[module]) {
+    g_real.cuMemHostUnregister(placed.memory);
+    ::munmap(placed.memory, placed.bytes);
+  }
   g_placed.erase(module);
   return result;
 }
@@ -64,6 +67,8 @@ class PlacingDevice final : public CpuBehind {
       void* const memory = ::mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
       placed.push_back({memory, bytes});
+      // The cpu device binds to no other memory than what it knows.
+      if (g_real.cuMemHostRegister_v2(memory, bytes, 0) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
       const uint64_t address = reinterpret_cast<uintptr_t>(memory) + (globals[i].name == "odd" ? kOdd : 0);
       if (!cpu_->bind_global(*module, i, address)) return CUDA_ERROR_INVALID_IMAGE;
       if (globals[i].name == "counter") counter = address;

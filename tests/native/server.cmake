@@ -86,6 +86,6 @@ endforeach()
 
 add_test(NAME server.move_promised COMMAND server_move_test $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> promised)
 
-foreach(decoder cut request ring)
+foreach(decoder cut request ring variables)
   xmig_fuzz_target(server_${decoder} ${CMAKE_CURRENT_LIST_DIR}/server_fuzz_${decoder}.cc xmig_server_core)
 endforeach()

@@ -18,6 +18,7 @@
 #include "server/record.h"
 #include "server/requests.h"
 #include "server/stall.h"
+#include "server/variable_directory.h"
 #include "server/watchdog.h"
 #include "server/working.h"
 
@@ -60,6 +61,40 @@ void cut_file() {
     damaged[random() % damaged.size()] ^= static_cast<std::byte>(1u << random() % 8);
     CHECK(!parse_cut(damaged, why));
   }
+}
+
+// What says where variables are kept: written, read, and damaged.
+void variable_directory() {
+  std::vector<KeptVariable> variables = {{"counter", 4, 0, 0, true}, {"where", 16, 0, 1, true}, {"table", 1 << 20, 0, 0, false}};
+  const uint64_t bytes = place_variables(variables);
+  CHECK(bytes > (1 << 20) + 36 && bytes < (1 << 20) + 4096);
+  uint64_t end = 0;  // none lies in another, and each as its device wants it
+  for (const KeptVariable& variable : variables) {
+    CHECK(variable.content >= end && variable.content % 16 == 0);
+    end = variable.content + variable.bytes;
+    if (variable.first == 0) continue;
+    CHECK(variable.first >= end && variable.first % 16 == 0);
+    end = variable.first + variable.bytes;
+  }
+  CHECK(end <= bytes && variables[1].first != 0 && variables[0].first == 0);
+  const std::vector<std::byte> good = serialise_variables(variables, bytes);
+  CHECK(good.size() <= variables[0].content && variable_directory_bytes(std::span(good).first(64), bytes) == good.size());
+  std::string why;
+  const auto same = parse_variables(good, bytes, why);
+  CHECK(same && serialise_variables(*same, bytes) == good && (*same)[1].name == "where" && (*same)[0].written);
+  for (size_t length = 0; length < good.size(); ++length) {
+    CHECK(!parse_variables(std::span(good).first(length), bytes, why) && !why.empty());
+  }
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::vector<std::byte> damaged = good;
+    damaged[i] ^= std::byte{1};
+    CHECK(!parse_variables(damaged, bytes, why));
+  }
+  CHECK(!parse_variables(good, bytes + 1, why) && !parse_variables({}, 0, why));
+  std::vector<KeptVariable> huge = {{"a", ~0ull - 64, 0, 0, false}, {"b", 64, 0, 0, false}};
+  CHECK(place_variables(huge) == 0);
+  huge = {{std::string(kMaxVariableDirectory, 'x'), 4, 0, 0, false}};
+  CHECK(place_variables(huge) == 0);
 }
 
 void live_set() {
@@ -636,6 +671,7 @@ void only_streams_with_work_are_asked() {
 
 int main() {
   cut_file();
+  variable_directory();
   live_set();
   live_set_listed();
   live_set_discarded();

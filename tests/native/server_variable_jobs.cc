@@ -269,11 +269,12 @@ void overwritten() {
   Counting counting(job);
   counting.give_place();
   counting.step();
+  job.cut();
   job.launch(counting.kernel("scribble"), 0, counting.place());
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.cut();
-  Job::wait([&] { return job.counters().cuts != 0; });
   job.kill_server();
+  Job::wait([&] { return job.counters().garbage == 1; });
   std::array<uint64_t, 4> got{};
   CHECK(job.read(counting.out(), got.data(), sizeof(got)) != CUDA_SUCCESS);
   CHECK(job.header().state.load() == static_cast<uint32_t>(journal::ServerState::kLost));
