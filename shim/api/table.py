@@ -251,9 +251,8 @@ record("xmGlobal", "synchronous", "How large is a variable that the device itsel
        "uint64_t module")
 record("xmTwin", "queued", "The program knows such a variable at this address of its own memory; the server keeps both "
        "equal. The payload is its name.", "uint64_t module", "uint64_t address")
-record("xmVariables", "queued", "What kernels leave in a module's variables, at which the program has not asked for one by "
-       "name, too, is kept here, in the program's memory (see module_info.h).", "uint64_t module", "uint64_t address",
-       "uint64_t bytes")
+record("xmVariables", "queued", "What kernels leave in variables of a module that the device has placed is kept "
+       "here, in the program's memory (see module_info.h).", "uint64_t module", "uint64_t address", "uint64_t bytes")
 record("xmBindGlobal", "queued", "Place global number `index` of a module at an address of the program's memory.",
        "uint64_t module", "uint32_t index", "uint32_t reserved", "uint64_t address")
 queued("cuModuleUnload", hmod=Gone("module"), client="custom", server="custom")

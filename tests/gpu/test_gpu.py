@@ -215,8 +215,8 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
 
 @pytest.mark.timeout(400)
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
-    done = run("--rehearse", "--only", "cupy,kills-training,counters,mlp", "--python", frameworks, "--out", tmp_path / "out",
-               "--work", tmp_path / "work")  # fmt: skip
+    done = run("--rehearse", "--only", "cupy,kills-training,counters,mlp", "--python", frameworks,
+               "--out", tmp_path / "out", "--work", tmp_path / "work")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = measurements.read(tmp_path / "out" / "gpu.json")
     rows = {row.name: row for row in found.rows}

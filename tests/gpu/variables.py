@@ -1,4 +1,4 @@
-"""What kernels leave in variables of their modules for which the program has never asked, across everything that strikes."""
+"""What kernels leave in variables for which the program has never asked, across everything that strikes."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def row(name: str, outcome: Outcome, said: str) -> Row:
     first = "; ".join(result["first"])
     return Row(
         name=f"{name}: differences", value=result["wrong"], unit="in all", target=0, better="lower",
-        conditions=f"{COUNTERS.said}; {said}; {result['launches']} launches, {result['calls']} counted; compared with what is "
-        f"computed beside them{'; ' if first else ''}{first}",
+        conditions=f"{COUNTERS.said}; {said}; {result['launches']} launches, {result['calls']} counted; compared "
+        f"with what is computed beside them{'; ' if first else ''}{first}",
     )  # fmt: skip

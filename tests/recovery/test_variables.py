@@ -1,5 +1,7 @@
-"""Variables of modules for which the program never asks, on a device that places them itself as a GPU's driver does: with the client
-and the daemon as they are."""
+"""Variables of modules for which the program never asks, on a device that places them itself as a GPU's driver does.
+
+The client and the daemon are what they always are.
+"""
 
 from __future__ import annotations
 

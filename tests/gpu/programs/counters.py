@@ -1,7 +1,7 @@
 """Kernels that count in variables of their module for which the program never asks: what they have must be exact.
 
-A counter by way of a pointer that has its address, a generator's state, a table, a lock that is taken once and for all. What they
-have after so many launches is computed beside them.
+A counter by way of a pointer that has its address, a generator's state, a table, a lock that is taken once and for all.
+What they have after so many launches is computed beside them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def check() -> None:
     if points == 0 and calls == 0:
         return  # a device that executes nothing
     expected = (3 + launches, state_after(launches), 1, 1)
-    for what, is_now, wanted in zip(("calls", "state", "lock", "pointer"), (calls, state, lock, points), expected):
+    for what, is_now, wanted in zip(
+        ("calls", "state", "lock", "pointer"), (calls, state, lock, points), expected, strict=True
+    ):
         if is_now != wanted:
             wrong.append(f"{what} {is_now} instead of {wanted} after {launches} launches")
     differing = int((cupy.asnumpy(words) != ramp * numpy.uint32(launches % 2**32)).sum())

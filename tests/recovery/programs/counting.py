@@ -1,5 +1,7 @@
-"""Kernels that count in variables of their module, for which this program never asks. As stepwise.py: each line on standard input is a
-number of launches, each answer what the last of them counted."""
+"""Kernels that count in variables of their module, for which this program never asks.
+
+As stepwise.py: each line on standard input is a number of launches, each answer what the last of them counted.
+"""
 
 import sys
 
