@@ -11,7 +11,8 @@ namespace {
 constexpr uint64_t kPiece = 64 << 10;
 // Of a place: most directories are shorter.
 constexpr uint64_t kFirstRead = 64 << 10;
-constexpr size_t kWord = 4;  // what is filled with an address is a multiple of it
+// An address. Of one that the program has changed no half may become the next server's.
+constexpr size_t kWord = 8;
 
 // What is still as it was `before` becomes what is there `instead`, word by word.
 void put_unchanged(std::span<std::byte> now, std::span<const std::byte> before, std::span<const std::byte> instead) {

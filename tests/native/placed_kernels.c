@@ -5,7 +5,7 @@ XMIG_GLOBAL(uint64_t, counter, 5);
 XMIG_GLOBAL(uint64_t[20000], history);    /* in several pieces */
 XMIG_GLOBAL(uint64_t[1 << 17], untouched); /* by any kernel but `read_all` */
 XMIG_GLOBAL(uint8_t[3], odd);
-/* The device fills the first two words with the address of `counter` as each process has it, as a relocation would. */
+/* The device fills the first three words with the address of `counter` as each process has it, as a relocation would. */
 XMIG_GLOBAL(uint64_t[6], addresses);
 
 /* out: the counter, how often [4] of `addresses` was written, a sum of what was left in `history`, odd[1]. */
@@ -20,6 +20,10 @@ XMIG_KERNEL(count, (uint64_t *, out)) {
   for (uint64_t i = 0; i < 20000; ++i) sum += (*history)[i] * (i + 1);
   out[0] = now, out[1] = (*addresses)[4], out[2] = sum, out[3] = (*odd)[1];
 }
+
+/* The third of `addresses`: what it was at first, or something else for good. */
+XMIG_KERNEL(set_address, (uint64_t, value)) { (*addresses)[2] = value; }
+XMIG_KERNEL(get_address, (uint64_t *, out)) { out[0] = (*addresses)[2], out[1] = (uintptr_t)counter; }
 
 /* A lock that is taken once and for all, in a module whose other variables nobody writes. */
 XMIG_KERNEL(take, (uint64_t *, out)) {

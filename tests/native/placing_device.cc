@@ -14,7 +14,7 @@
 namespace xmig::device {
 namespace {
 
-constexpr uint64_t kAddresses = 2;  // words at the beginning of `addresses`
+constexpr uint64_t kAddresses = 3;  // words at the beginning of `addresses`
 
 struct Placed {
   void* memory;

@@ -66,7 +66,7 @@ function(xmig_variable_jobs prefix mode)
   endforeach()
 endfunction()
 xmig_variable_jobs(variables_ "" kept kept_at_random kept_preloaded kept_when_a_cut_begins first_used_before_a_cut_that_fails
-                   kept_after_faults some_have_twins modules_come_and_go cuts_copy_what_was_written on_two_devices overwritten
+                   kept_after_faults addresses_are_each_servers some_have_twins modules_come_and_go cuts_copy_what_was_written on_two_devices overwritten
                    bad_places suspended)
 xmig_variable_jobs(variables_moved_ moved kept some_have_twins modules_come_and_go cuts_copy_what_was_written)
 

@@ -149,6 +149,37 @@ void kept_after_faults() {
   check_resumed(job);
 }
 
+// Words with addresses are each server's own, until the program changes them: then all of the word is the program's.
+void addresses_are_each_servers() {
+  Job job;
+  Counting counting(job);
+  counting.give_place();
+  const auto look = [&] {
+    std::array<uint64_t, 2> seen{};
+    job.launch(counting.kernel("get_address"), 0, counting.out());
+    CHECK(job.read(counting.out(), seen.data(), sizeof(seen)) == CUDA_SUCCESS);
+    return seen;
+  };
+  const auto first = look();
+  CHECK(first[0] == first[1] && first[0] != 0);
+  counting.step();
+  job.cut();
+  job.kill_server();
+  const auto second = look();
+  CHECK(second[0] == second[1] && second[1] != first[1]);
+  counting.step();
+  const uint64_t changed = second[0] ^ 0x1234;  // only a half of it
+  job.launch(counting.kernel("set_address"), 0, changed);
+  for (int i = 0; i < 4; ++i) {
+    counting.step();
+    if (i % 2 == 0) job.cut();
+    job.kill_server();
+    CHECK(look()[0] == changed);
+  }
+  // That it looked at addresses is what made answers differ.
+  CHECK(job.counters().resumed != 0 && job.counters().garbage == 0 && job.counters().program_errors == 0);
+}
+
 // The program asks for one of them after all: before the first kernel, and later.
 void some_have_twins() {
   Job job;
@@ -332,6 +363,7 @@ const Tests kTests = {
     {"kept", kept}, {"kept_at_random", kept_at_random}, {"kept_preloaded", kept_preloaded},
     {"kept_when_a_cut_begins", kept_when_a_cut_begins},
     {"first_used_before_a_cut_that_fails", first_used_before_a_cut_that_fails}, {"kept_after_faults", kept_after_faults},
+    {"addresses_are_each_servers", addresses_are_each_servers},
     {"some_have_twins", some_have_twins}, {"modules_come_and_go", modules_come_and_go},
     {"cuts_copy_what_was_written", cuts_copy_what_was_written}, {"on_two_devices", on_two_devices},
     {"overwritten", overwritten}, {"bad_places", bad_places}, {"suspended", suspended},
