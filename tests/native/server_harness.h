@@ -592,7 +592,9 @@ class Job {
         CHECK(memory_.erase(id) == 1);
       } else {
         CHECK(fds.size() == 1);
-        CHECK(memory_.try_emplace(id, message, std::move(fds[0])).second);
+        Json held = message;
+        held.erase("change");  // it is not said again to the next server
+        CHECK(memory_.try_emplace(id, std::move(held), std::move(fds[0])).second);
       }
     } else if (type == "ready") {
       ready_ = true;
