@@ -194,7 +194,9 @@ class Move {
         const std::lock_guard lock(mutex_);
         const uint64_t id = message.at("id");
         if (message.at("op") == "add") {
-          CHECK(mine_.try_emplace(id, Held{message, std::move(received.fds.at(0))}).second);
+          Json held = message;
+          held.erase("change");
+          CHECK(mine_.try_emplace(id, Held{std::move(held), std::move(received.fds.at(0))}).second);
         } else if (mine_.erase(id) == 0) {
           dropped_.insert(id);  // of the source
         }
