@@ -22,7 +22,7 @@
 namespace xmig::journal {
 
 inline constexpr uint64_t kMagic = 0x314c4e4a47494d58;  // "XMIGJNL1"
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 inline constexpr uint32_t kMaxDevices = 8;
 inline constexpr uint32_t kMaxThreads = 1024;
