@@ -8,16 +8,16 @@ namespace xmig::server {
 namespace {
 
 // What is hashed by itself, and copied if it differs.
-constexpr uint64_t kPiece = 64 << 10;
+constexpr uint64_t kHashedPiece = 64 << 10;
 // Of a place: most directories are shorter.
 constexpr uint64_t kFirstRead = 64 << 10;
 // An address. Of one that the program has changed no half may become the next server's.
-constexpr size_t kWord = 8;
+constexpr size_t kAddressWord = 8;
 
 // What is still as it was `before` becomes what is there `instead`, word by word.
 void put_unchanged(std::span<std::byte> now, std::span<const std::byte> before, std::span<const std::byte> instead) {
-  for (size_t at = 0; at < now.size(); at += kWord) {
-    const size_t bytes = std::min(kWord, now.size() - at);
+  for (size_t at = 0; at < now.size(); at += kAddressWord) {
+    const size_t bytes = std::min(kAddressWord, now.size() - at);
     if (std::memcmp(now.data() + at, before.data() + at, bytes) == 0) std::memcpy(now.data() + at, instead.data() + at, bytes);
   }
 }
@@ -102,8 +102,8 @@ CUresult PlacedVariables::create(uint32_t index, const Module& module, std::span
 void PlacedVariables::cut_up(Place& place) {
   place.pieces.clear();
   for (const Variable& variable : place.variables) {
-    for (uint64_t at = 0; at < variable.kept.bytes; at += kPiece) {
-      place.pieces.push_back({variable.real + at, std::min(kPiece, variable.kept.bytes - at)});
+    for (uint64_t at = 0; at < variable.kept.bytes; at += kHashedPiece) {
+      place.pieces.push_back({variable.real + at, std::min(kHashedPiece, variable.kept.bytes - at)});
     }
   }
   place.hashes.resize(place.pieces.size());
@@ -167,7 +167,7 @@ CUresult PlacedVariables::keep_changed(Place& place, std::span<const uint64_t> h
   size_t piece = 0;
   for (Variable& variable : place.variables) {
     const size_t begin = piece;
-    piece += (variable.kept.bytes + kPiece - 1) / kPiece;
+    piece += (variable.kept.bytes + kHashedPiece - 1) / kHashedPiece;
     const auto here = hashes.subspan(begin, piece - begin);
     if (std::equal(here.begin(), here.end(), place.hashes.begin() + static_cast<ptrdiff_t>(begin))) continue;
     const bool fresh = !std::exchange(variable.kept.written, true);
@@ -175,7 +175,7 @@ CUresult PlacedVariables::keep_changed(Place& place, std::span<const uint64_t> h
     if (variable.kept.first == 0) {
       for (size_t i = begin; i < piece; ++i) {
         if (!fresh && hashes[i] == place.hashes[i]) continue;
-        const uint64_t offset = (i - begin) * kPiece;
+        const uint64_t offset = (i - begin) * kHashedPiece;
         add_move(moves, place.address + variable.kept.content + offset, variable.real + offset, place.pieces[i].bytes);
       }
       continue;

@@ -10,30 +10,30 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kMagic = 0x3153524156474d58;  // "XMGVARS1"
-constexpr uint64_t kAlignment = 16;
+constexpr uint64_t kDirectoryMagic = 0x3153524156474d58;  // "XMGVARS1"
+constexpr uint64_t kContentAlignment = 16;
 
-struct Header {
+struct DirectoryHeader {
   uint64_t magic;
   uint64_t checksum;  // XXH3 of the directory behind this field
   uint64_t bytes;     // of the whole place
   uint64_t directory, count;
 };
-constexpr size_t kChecksummedFrom = offsetof(Header, bytes);
+constexpr size_t kDirectoryChecksummedFrom = offsetof(DirectoryHeader, bytes);
 
-struct Entry {
+struct DirectoryEntry {
   uint64_t bytes, content, first;
   uint32_t name_bytes, written;
 };
 
 uint64_t directory_bytes(const std::vector<KeptVariable>& variables) {
-  uint64_t bytes = sizeof(Header) + variables.size() * sizeof(Entry);
+  uint64_t bytes = sizeof(DirectoryHeader) + variables.size() * sizeof(DirectoryEntry);
   for (const KeptVariable& variable : variables) bytes += variable.name.size();
   return bytes;
 }
 
 // Does it lie behind the directory and before the end?
-bool fits(uint64_t at, uint64_t length, uint64_t directory, uint64_t bytes) {
+bool lies_in(uint64_t at, uint64_t length, uint64_t directory, uint64_t bytes) {
   return at >= directory && at <= bytes && length <= bytes - at;
 }
 
@@ -43,8 +43,8 @@ uint64_t place_variables(std::vector<KeptVariable>& variables) {
   uint64_t end = directory_bytes(variables);
   if (end > kMaxVariableDirectory) return 0;
   const auto take = [&](uint64_t length, uint64_t& at) {
-    at = (end + kAlignment - 1) / kAlignment * kAlignment;
-    return !__builtin_add_overflow(at, length, &end) && end <= UINT64_MAX - kAlignment;
+    at = (end + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
+    return !__builtin_add_overflow(at, length, &end) && end <= UINT64_MAX - kContentAlignment;
   };
   for (KeptVariable& variable : variables) {
     if (!take(variable.bytes, variable.content)) return 0;
@@ -56,25 +56,25 @@ uint64_t place_variables(std::vector<KeptVariable>& variables) {
 std::vector<std::byte> serialise_variables(const std::vector<KeptVariable>& variables, uint64_t bytes) {
   std::vector<std::byte> out;
   out.reserve(directory_bytes(variables));
-  Header header{kMagic, 0, bytes, directory_bytes(variables), variables.size()};
+  DirectoryHeader header{kDirectoryMagic, 0, bytes, directory_bytes(variables), variables.size()};
   append(out, header);
   for (const KeptVariable& variable : variables) {
-    append(out, Entry{variable.bytes, variable.content, variable.first, static_cast<uint32_t>(variable.name.size()),
+    append(out, DirectoryEntry{variable.bytes, variable.content, variable.first, static_cast<uint32_t>(variable.name.size()),
                       variable.written});
   }
   for (const KeptVariable& variable : variables) {
     const auto* name = reinterpret_cast<const std::byte*>(variable.name.data());
     out.insert(out.end(), name, name + variable.name.size());
   }
-  header.checksum = XXH3_64bits(out.data() + kChecksummedFrom, out.size() - kChecksummedFrom);
+  header.checksum = XXH3_64bits(out.data() + kDirectoryChecksummedFrom, out.size() - kDirectoryChecksummedFrom);
   std::memcpy(out.data(), &header, sizeof(header));
   return out;
 }
 
 uint64_t variable_directory_bytes(std::span<const std::byte> begin, uint64_t bytes) {
-  Header header;
+  DirectoryHeader header;
   Reader reader(begin);
-  const bool sound = reader.get(header) && header.magic == kMagic && header.bytes == bytes &&
+  const bool sound = reader.get(header) && header.magic == kDirectoryMagic && header.bytes == bytes &&
                      header.directory >= sizeof(header) && header.directory <= std::min(bytes, kMaxVariableDirectory);
   return sound ? header.directory : 0;
 }
@@ -86,14 +86,14 @@ std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::by
     why = "it does not begin with what xMIG has written there";
     return std::nullopt;
   }
-  Header header;
+  DirectoryHeader header;
   Reader reader(directory);
   reader.get(header);
-  if (header.checksum != XXH3_64bits(directory.data() + kChecksummedFrom, directory.size() - kChecksummedFrom)) {
+  if (header.checksum != XXH3_64bits(directory.data() + kDirectoryChecksummedFrom, directory.size() - kDirectoryChecksummedFrom)) {
     why = "its checksum is wrong";
     return std::nullopt;
   }
-  std::vector<Entry> entries;
+  std::vector<DirectoryEntry> entries;
   if (!reader.get(entries, header.count)) {
     why = "it says of more variables than it has";
     return std::nullopt;
@@ -101,11 +101,11 @@ std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::by
   std::vector<KeptVariable> variables;
   variables.reserve(entries.size());
   std::span<const std::byte> names = reader.rest();
-  for (const Entry& entry : entries) {
+  for (const DirectoryEntry& entry : entries) {
     const bool has_first = entry.first != 0;
     if (entry.name_bytes > names.size() || entry.written > 1 || entry.bytes == 0 ||
-        !fits(entry.content, entry.bytes, directory.size(), bytes) ||
-        (has_first && !fits(entry.first, entry.bytes, directory.size(), bytes))) {
+        !lies_in(entry.content, entry.bytes, directory.size(), bytes) ||
+        (has_first && !lies_in(entry.first, entry.bytes, directory.size(), bytes))) {
       why = "a variable does not lie in it";
       return std::nullopt;
     }
