@@ -23,7 +23,7 @@ class Layout(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    layout_version: int = 1
+    layout_version: int = 2
     header_bytes: int = Field(default=2 << 20, gt=0, le=1 << 30)
     staging_bytes: int = Field(default=4 * (4 << 20), gt=0, le=1 << 34)
     pinned_bytes: int = Field(default=1 << 38, gt=0, le=1 << 46)
