@@ -88,7 +88,7 @@ def test_the_header_is_read_where_the_layout_has_it() -> None:
         assert header.descriptions(fd) == []
         assert header.counters(fd) is None
         os.truncate(fd, 2 << 20)
-        os.pwrite(fd, struct.pack("<QIIQ", header.MAGIC, 1, 1, 1 << 20), 0)
+        os.pwrite(fd, struct.pack("<QIIQ", header.MAGIC, max(header.VERSIONS), 1, 1 << 20), 0)
         os.pwrite(fd, b"a\x1bb\0" + bytes(124) + bytes(range(16)) + struct.pack("<Q", 5), 48)
         described = header.descriptions(fd)
         assert [(d.name, d.total_bytes) for d in described] == [("a?b", 5)]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests import harness
 from tests.api.callers import become
+from xmigd.devices.header import VERSIONS
 from xmigd.errors import Forbidden, ProtocolError
 from xmigd.native import Layout, read_layout
 from xmigd.supervisor.fds import JobMemory
@@ -47,7 +48,7 @@ def test_the_fallback_layout_is_that_of_layout_h() -> None:
     for name, expression in re.findall(r"inline constexpr uint\d+_t (k\w+) =\s*([^;]+);", header):
         names[name] = number(expression, names)
     layout = Layout()
-    assert layout.layout_version == names["kLayoutVersion"]
+    assert layout.layout_version == names["kLayoutVersion"] == max(VERSIONS)
     assert layout.header_bytes == names["kHeaderBytes"]
     assert layout.staging_bytes == names["kStagingBytes"]
     assert layout.pinned_bytes == names["kPinnedBytes"]

@@ -1,4 +1,4 @@
-"""The few words of a journal's header that the daemon reads (shim/journal/layout.h, version 1).
+"""The few words of a journal's header that the daemon reads (shim/journal/layout.h).
 
 The journal is shared with its program, which may write anything there: numbers are only shown, and what a device is
 called is read before the program has the journal.
@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass
 
 MAGIC = 0x314C4E4A47494D58
+VERSIONS = (1, 2)  # in which these words are the same: a program may have been started before an upgrade
 _START = struct.Struct("<QIIQ")
 _DEVICES_AT = 48
 _DESCRIPTION = struct.Struct("<128s16sQ")
@@ -64,7 +65,7 @@ def _is_journal(fd: int) -> tuple[int, int] | None:
     if len(start) < _START.size:
         return None
     magic, version, devices, ring = _START.unpack(start)
-    return (min(devices, _MAX_DEVICES), ring) if (magic, version) == (MAGIC, 1) else None
+    return (min(devices, _MAX_DEVICES), ring) if magic == MAGIC and version in VERSIONS else None
 
 
 def descriptions(fd: int) -> list[Description]:
