@@ -21,6 +21,7 @@ from xmigd.demo import node
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 0.05  # seconds for which one thread listens to the zygote before another may
+AT_FIRST = dict(os.environ)  # not what a test has set for itself
 
 
 class Zygote:
@@ -29,7 +30,7 @@ class Zygote:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("zygote.py")],
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {}), stdin=subprocess.PIPE,
+            env=AT_FIRST | {"PYTHONPATH": str(ROOT)} | dict(environment or {}), stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )  # fmt: skip
         self._lock = threading.Lock()  # who holds it listens
@@ -130,7 +131,7 @@ def can_be(environment: Mapping[str, str]) -> bool:
         read = ("LD_", "PYTHON", "GLIBC_")
         return {k: v for k, v in variables.items() if k.startswith(read) and k != "PYTHONPATH"}
 
-    return at_start(environment) == at_start(os.environ)
+    return at_start(environment) == at_start(AT_FIRST)
 
 
 class Node(node.Node):

@@ -196,6 +196,10 @@ CUresult Executor::on_xmVariables(Record& record) {
     mark_work();  // as in a module's load
     CUstream stream = nullptr;
     contexts_.use(module->owner.ordinal);
+    // Before a kernel of the module runs, only copies to variables with twins can be under way.
+    const bool has_twins = std::any_of(variables_.begin(), variables_.end(),
+                                       [&](const auto& twin) { return twin.second.module == index; });
+    if (has_twins) faults_.check(driver_.cuCtxSynchronize());
     result = graph_stream(module->owner.ordinal, &stream);
     if (result == CUDA_SUCCESS) {
       result = placed_.create(index, *module, images_.bytes(module->image), args.address, args.bytes, stream);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from tests.gpu.bench import Bench
@@ -20,8 +22,10 @@ def check(bench: Bench, node: Node, case: Case) -> dict[str, Any]:
     assert undisturbed.recoveries == []
     with bench.started(case, node) as running:
         assert running.program is not None
-        running.program.until("running")
+        program = int(running.program.until("running")["pid"])
+        os.kill(program, signal.SIGSTOP)  # a short one may end before all of them are there
         arm(running.program, KILLS)
+        os.kill(program, signal.SIGCONT)
         disturbed = running.finish()
     assert differences(undisturbed.result, disturbed.result) == []
     # A server may die before the one before it is replaced: that is one recovery, in two attempts.
