@@ -127,7 +127,7 @@ void Daemon::memory_add(const Hosted& memory) {
   const std::string message = describe(memory, changes_ ? changes_->load() + 1 : 0);
   const int fd = memory.fd.get();
   changed(message, std::span(&fd, 1));
-  if (!socket_) unheard_[memory.id] = memory.bytes;
+  if (backlog_ && !socket_) unheard_[memory.id] = memory.bytes;
   send(message, std::span(&fd, 1));
 }
 

@@ -56,6 +56,7 @@ const PlacedVariables::Layout& PlacedVariables::layout(uint32_t index, const Mod
       continue;
     }
     layout.variables.push_back({std::move(variable.name), bytes, 0, uint64_t{variable.has_addresses}, false});
+    layout.real.push_back(real);
   }
   if (!refused.empty() && !std::exchange(told_refused_, true)) {  // of hundreds of modules the first will do
     log_(Level::kWarning, "the driver does not tell where variables of module " + std::to_string(index) + " are, as " +
@@ -80,14 +81,10 @@ CUresult PlacedVariables::create(uint32_t index, const Module& module, std::span
   if (wanted.bytes == 0 || wanted.bytes > bytes) return CUDA_ERROR_INVALID_VALUE;
   contexts_.use(module.owner.ordinal);
   Place place{.ordinal = module.owner.ordinal, .address = address, .bytes = bytes};
-  for (const KeptVariable& kept : wanted.variables) {
-    Variable& variable = place.variables.emplace_back(Variable{.kept = kept});
-    size_t length = 0;
-    const CUresult found = driver_.cuModuleGetGlobal_v2(&variable.real, &length, module.real, kept.name.c_str());
-    if (found != CUDA_SUCCESS) return found;
-    if (length != kept.bytes) return CUDA_ERROR_INVALID_VALUE;
-    if (kept.first == 0) continue;
-    variable.first.resize(length);
+  for (size_t i = 0; i < wanted.variables.size(); ++i) {
+    Variable& variable = place.variables.emplace_back(Variable{.kept = wanted.variables[i], .real = wanted.real[i]});
+    if (variable.kept.first == 0) continue;
+    variable.first.resize(variable.kept.bytes);
     if (const CUresult result = read(variable.real, variable.first, stream); result != CUDA_SUCCESS) return result;
     variable.original = variable.first;
   }

@@ -69,6 +69,7 @@ class PlacedVariables {
   struct Layout {
     uint64_t bytes = 0;
     std::vector<KeptVariable> variables;
+    std::vector<CUdeviceptr> real;  // where the driver has them
   };
 
   const Layout& layout(uint32_t index, const Module& module, std::span<const std::byte> image);

@@ -13,6 +13,12 @@ from typing import Any
 STOP = "-- stopped --"
 
 
+def stop() -> None:
+    """The program does not go on until somebody says so."""
+    print(STOP, flush=True)
+    sys.stdin.readline()
+
+
 def stop_on_the_way(path: str, every: int) -> None:
     seen: set[int] = set()
     main = os.getpid()
@@ -23,8 +29,7 @@ def stop_on_the_way(path: str, every: int) -> None:
         if event == "line" and frame.f_lineno not in seen:
             seen.add(frame.f_lineno)
             if len(seen) % every == 0:
-                print(STOP, flush=True)
-                sys.stdin.readline()
+                stop()
         return trace
 
     sys.settrace(trace)

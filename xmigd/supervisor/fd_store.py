@@ -116,9 +116,11 @@ class FdStore:
             logger.warning("a server gets no backlog", why=error.strerror)
             return None
 
-    def follow(self, process: str, backlog: Backlog) -> None:
+    def follow(self, process: str, backlog: Backlog | None) -> None:
         """The process's server says its changes there from now on."""
         kept = self._processes.get(process)
+        if backlog is None:
+            return
         if self._index is None or kept is None:
             backlog.close()
             return
@@ -217,7 +219,7 @@ class FdStore:
             return (
                 f"{len(missing)} pieces of its memory were not kept (LimitNOFILE; with systemd: FileDescriptorStoreMax)"
             )
-        # One more may be known than is counted: a server counts what it has said, and itself when it takes the process.
+        # One more may be known than is counted: that a server was to take the process, which it did not live to do.
         if has not in (kept.changes, kept.changes - 1):
             return "its memory changed while no daemon was there, and nobody has what came"
         handles = {}

@@ -230,10 +230,7 @@ class Moving:
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
             first_id=self._first_id, injections=instruction.injections,
         )  # fmt: skip
-        if (made := process.fd_store.make_backlog()) is not None:
-            backlog, theirs = made
-            self._replace_backlog(backlog)
-            server.send(m.pack("backlog"), (theirs,))
+        self._backlog = process.give_backlog(server)
         server.send(packed, process.memory.all)
         for handle in process.handles.values():
             if self._reaches_target(handle):
@@ -317,8 +314,7 @@ class Moving:
         self._incoming = {}
         process.keep_all(self._changes)
         backlog, self._backlog = self._backlog, None
-        if backlog is not None:
-            process.fd_store.follow(process.row.id, backlog)
+        process.fd_store.follow(process.row.id, backlog)
         process.moved_to(instruction.record.device)
         if server is not None:
             process.records.server_assigned(process.row.id, server.pid, server.start_time, process.generation)
@@ -372,12 +368,9 @@ class Moving:
     def _close_incoming(self) -> None:
         close_all(handle.fd for handle in self._incoming.values())
         self._incoming = {}
-        self._replace_backlog(None)
-
-    def _replace_backlog(self, backlog: Backlog | None) -> None:
-        before, self._backlog = self._backlog, backlog
-        if before is not None:
-            before.close()
+        backlog, self._backlog = self._backlog, None
+        if backlog is not None:
+            backlog.close()
 
     def _unlink(self, name: str) -> None:
         if name and "/" not in name and name not in (".", ".."):

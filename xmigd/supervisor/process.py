@@ -22,6 +22,7 @@ from xmigd.recovery.machine import Machine
 from xmigd.supervisor import exits
 from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds
+from xmigd.supervisor.backlog import Backlog
 from xmigd.supervisor.channel import Peer
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, close_all
@@ -182,7 +183,7 @@ class Process:
         self.generation = generation = announce.generation
         self.keep_all(announce.changes)
         if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
-            self.give_backlog(server)
+            self.fd_store.follow(self.row.id, self.give_backlog(server))
         self.servers[server.number] = server
         self.tell(e.Adopted(t=now(), detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
@@ -199,12 +200,13 @@ class Process:
             if self._pidfd is not None:
                 self.fd_store.watch(self.row.id, self._pidfd)
 
-    def give_backlog(self, server: Server) -> None:
+    def give_backlog(self, server: Server) -> Backlog | None:
         """It says its changes there, too, from its next message on."""
-        if (made := self.fd_store.make_backlog()) is not None:
-            backlog, theirs = made
-            self.fd_store.follow(self.row.id, backlog)
-            server.send(m.pack("backlog"), (theirs,))
+        if (made := self.fd_store.make_backlog()) is None:
+            return None
+        backlog, theirs = made
+        server.send(m.pack("backlog"), (theirs,))
+        return backlog
 
     def recount(self) -> None:
         """Its server stands still, and everything that it has told was heard."""
@@ -562,7 +564,7 @@ class Process:
         else:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory))
         if instruction.mode != "lost":
-            self.give_backlog(server)
+            self.fd_store.follow(self.row.id, self.give_backlog(server))
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():

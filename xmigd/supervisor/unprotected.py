@@ -93,6 +93,7 @@ class Watch:
     _jobs: dict[Identity, str] = field(default_factory=dict)  # who belongs to a job
     _strangers: set[Identity] = field(default_factory=set)  # whose environment was read, and names none
     _looks: int = 0
+    _reads_all: bool = True  # the last look did
     _newest: int | None = None  # the number that the kernel gave away last, before the last look
     _stats: dict[int, _Stat] = field(default_factory=dict)  # of the last look
     _fresh: set[int] = field(default_factory=set)  # of these, read by the last look
@@ -187,7 +188,7 @@ class Watch:
         """Of everybody, as far as it can differ from what the last look has read."""
         before, last, newest = self._stats, self._newest, self._given_away()
         self._newest = newest
-        all_again = self._looks % READ_ALL == 0 or last is None or newest is None
+        self._reads_all = self._looks % READ_ALL == 0 or last is None or newest is None
         self._looks += 1
         ours = known.union(pid for pid, _ in self._jobs)
         self._stats, self._fresh = {}, set()
@@ -196,7 +197,7 @@ class Watch:
                 continue
             pid = int(name)
             stat = before.get(pid)
-            if all_again or stat is None or pid in ours or _between(pid, last, newest):
+            if self._reads_all or stat is None or pid in ours or _between(pid, last, newest):
                 self._read_stat(pid)
             else:
                 self._stats[pid] = stat
@@ -268,7 +269,7 @@ class Watch:
         stat = self._stats[pid]
         identity = (pid, stat.start_time)
         touched, genuine = self._mapped.get(identity, ((), []))
-        if touched == stat.touched and self._looks % READ_ALL != 1:  # not if this is one that reads everything
+        if touched == stat.touched and not self._reads_all:
             return genuine
         libraries = [
             path.decode(errors="replace")

@@ -7,6 +7,7 @@ in every run with ``say``; nothing in it knows of xMIG.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import random
 import zlib
@@ -91,6 +92,12 @@ def expect_error(library: Library, code: int, name: str, *arguments: Any) -> Non
     got = library.code(name, *arguments)
     expect(got == code, f"{name} returned {got}, not {code}")
     say(name, "returns", code)
+
+
+def stop_here() -> None:
+    """Where a test stops the program every few lines (start.py), it stops here, too, each time."""
+    if "XMIG_TEST_STOP_EVERY" in os.environ:
+        importlib.import_module("start").stop()
 
 
 def say(*words: object) -> None:
