@@ -104,7 +104,8 @@ class Settings(Configuration):
     host_pool_mib: int = Field(
         default=0, ge=0, description="MiB of host memory that is kept ready for suspended processes; 0: none"
     )
-    start_timeout: float = Field(default=30.0, gt=0, description="seconds a new process waits for its server")
+    # Natively a start is slow, and does not fail, when many programs start at once on a machine that was just booted.
+    start_timeout: float = Field(default=120.0, gt=0, description="seconds a new process waits for its server")
     recovery_timeout: float = Field(default=300.0, gt=0, description="seconds a recovery may stay in one phase")
     max_attempts: int = Field(
         default=5, ge=1, description="recoveries in a row without progress before a process is lost"

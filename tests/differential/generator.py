@@ -15,8 +15,8 @@ from tests.differential.program import Op, Program
 
 # What may be left out, by name, where a device or a driver does not have it.
 FEATURES = frozenset({
-    "async", "batch", "boxes", "contexts", "graphs", "graphs-across", "host-functions", "peer", "peer-boxes", "pools",
-    "values", "vmm",
+    "async", "batch", "boxes", "contexts", "graphs", "graphs-across", "host-functions", "launch-order", "peer",
+    "peer-boxes", "pools", "values", "vmm",
 })  # fmt: skip
 LARGE = 1 << 20
 MAX_TRIES = 12
@@ -33,8 +33,8 @@ class Generator:
         contexts = [(device, True) for device in range(devices)]
         if "contexts" in features and self.chance.random() < 0.2:
             contexts.append((self.chance.randrange(devices), False))
-        self.model = Model(contexts)
-        self.result = Program(seed, contexts)
+        self.model = Model(contexts, "launch-order" in features)
+        self.result = Program(seed, contexts, launch_order=self.model.launch_order)
         self._counts: dict[str, int] = {}
         self._left = 2 * LARGE  # bytes of large memory that may yet be allocated
 

@@ -27,24 +27,29 @@ BLOCKING = frozenset({
 
 @dataclass
 class Program:
-    """``contexts``: for each its device, and whether it is the primary one."""
+    """``contexts``: for each its device, and whether it is the primary one. ``launch_order``: see `Model`."""
 
     seed: int
     contexts: list[tuple[int, bool]]
     ops: list[Op] = field(default_factory=list)
+    launch_order: bool = True
 
     def line(self) -> str:
-        return json.dumps({"seed": self.seed, "contexts": self.contexts, "ops": self.ops}, separators=(",", ":"))
+        return json.dumps(self._head() | {"ops": self.ops}, separators=(",", ":"))
 
     def text(self) -> str:
         """For people: a call a line. It can be read back, too."""
         ops = ",\n".join(f"  {json.dumps(op)}" for op in self.ops)
-        return f'{{"seed": {self.seed}, "contexts": {json.dumps(self.contexts)}, "ops": [\n{ops}\n]}}\n'
+        return f'{json.dumps(self._head())[:-1]}, "ops": [\n{ops}\n]}}\n'
+
+    def _head(self) -> dict[str, Any]:
+        return {"seed": self.seed, "contexts": self.contexts, "launch_order": self.launch_order}
 
     @classmethod
     def read(cls, text: str) -> Program:
         found = json.loads(text)
-        return cls(found["seed"], [(device, primary) for device, primary in found["contexts"]], found["ops"])
+        contexts = [(device, primary) for device, primary in found["contexts"]]
+        return cls(found["seed"], contexts, found["ops"], found["launch_order"])
 
 
 class Region(NamedTuple):

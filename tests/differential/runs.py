@@ -18,6 +18,7 @@ from tests.differential.interpreter import interpret
 from tests.differential.program import Program
 from xmigd.demo.node import Node
 from xmigd.demo.node import Program as Job
+from xmigd.errors import XmigError
 
 HERE = Path(__file__).parent
 RUNNER = HERE / "runner.py"
@@ -52,6 +53,10 @@ class Place:
     processes: int = 1
 
 
+class NotStarted(XmigError):
+    """A process that was to run programs did not get so far."""
+
+
 class Process:
     """A process that runs one program after another."""
 
@@ -68,7 +73,7 @@ class Process:
         self._rest = b""
         self.lines: list[str] = []
         if self.line(PATIENCE) != "ready":
-            raise RuntimeError(f"the runner did not start: {self.end()}")
+            raise NotStarted(f"the runner did not start: {self.end()}")
 
     def send(self, program: Program) -> None:
         """Let it run one. Its answer is the next line."""

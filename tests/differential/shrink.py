@@ -6,6 +6,7 @@ A call is left out together with whatever is not valid without it: what used its
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.differential.model import Invalid, Model, valid
 from tests.differential.program import Op, Program
@@ -18,11 +19,11 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000)
 
     def still(ops: list[Op]) -> bool:
         nonlocal tries, best
-        ops = valid(program.contexts, ops)
+        ops = valid(program, ops)
         if len(ops) >= len(best) or tries >= most:
             return False
         tries += 1
-        if not fails(Program(program.seed, program.contexts, ops)):
+        if not fails(replace(program, ops=ops)):
             return False
         best = ops
         return True
@@ -41,7 +42,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000)
         if not cut(size) and size == 1 and not _nodes(program, best, still):
             break
         size = max(1, size // 2)
-    return Program(program.seed, program.contexts, best)
+    return replace(program, ops=best)
 
 
 def _nodes(program: Program, ops: list[Op], still: Callable[[list[Op]], bool]) -> bool:
@@ -53,7 +54,7 @@ def _nodes(program: Program, ops: list[Op], still: Callable[[list[Op]], bool]) -
 
 def is_valid(program: Program) -> bool:
     """Is every call of it valid?"""
-    model = Model(program.contexts)
+    model = Model(program.contexts, program.launch_order)
     try:
         for op in program.ops:
             model.apply(op)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import harness
 from tests.differential.batch import Outcome, run
-from tests.differential.generator import generate
+from tests.differential.generator import FEATURES, generate
 from tests.differential.interpreter import interpret
 from tests.differential.model import valid
 from tests.differential.program import WORK, Program
@@ -72,11 +72,14 @@ def test_disturbed(native_dir: Path, kernels: Path, devices: int) -> None:
 
 
 def test_a_seed_is_a_program() -> None:
-    """The same in every process, and every call of it valid."""
-    for seed in range(20):
-        program = generate(seed, 2)
-        assert program.line() == generate(seed, 2).line()
-        assert valid(program.contexts, program.ops) == program.ops
+    """The same in every process, and every call of it valid: also where launches in several streams are not ordered by
+    themselves."""
+    for seed in range(40):
+        features = FEATURES if seed % 2 else FEATURES - {"launch-order"}
+        program = generate(seed, 2, features)
+        assert program.line() == generate(seed, 2, features).line()
+        assert program.launch_order == bool(seed % 2)
+        assert valid(program, program.ops) == program.ops
         assert Program.read(program.text()).line() == program.line()
 
 
@@ -89,7 +92,7 @@ def without_order(program: Program) -> Program:
 def test_what_is_not_ordered_is_not_valid() -> None:
     """Of most programs something has to go when nothing is waited for."""
     programs = [without_order(generate(seed, 1)) for seed in range(30)]
-    assert sum(valid(p.contexts, p.ops) != p.ops for p in programs) > 25
+    assert sum(valid(p, p.ops) != p.ops for p in programs) > 25
 
 
 def test_the_interpreter_sees_every_call() -> None:

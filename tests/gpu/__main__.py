@@ -44,13 +44,14 @@ def main() -> int:
     parser.add_argument("--python", help="a Python with the frameworks (default: the first that has PyTorch)")
     parser.add_argument("--commit", help="the commit that is measured, where there is no git")
     parser.add_argument("--rehearse", action="store_true", help="everything, tiny, on the null device: no figures")
+    parser.add_argument("--gpu", type=int, default=0, help="the GPU of what needs one (default 0)")
     options = parser.parse_args()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 220)
     try:
         parts = chosen(options.only)
     except ValueError as error:
         parser.error(str(error))
-    gpu = None if options.rehearse else find_gpu()
+    gpu = None if options.rehearse else find_gpu(options.gpu)
     if gpu is None and not options.rehearse:
         console.print(f"no GPU here: {len(parts)} parts skipped; docs/gpu.md says how to run them elsewhere")
         return 0
@@ -65,7 +66,9 @@ def main() -> int:
     run = Run(console, out, gpu or "a rehearsal on the null device", options.commit or current_commit())
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as scratch:
-        bench = Bench(options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end)
+        bench = Bench(
+            options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end, gpu=options.gpu
+        )  # fmt: skip
         if parts[0].alone:
             warm(bench)
         for alone, group in groupby(parts, key=lambda part: part.alone):
@@ -153,11 +156,11 @@ class Run:
             self._console.print(f'did not fit: {again}; for these alone: make gpu ARGS="--only {again}"', markup=False)
 
 
-def find_gpu() -> str | None:
-    """Name and driver of the first GPU, or None."""
+def find_gpu(number: int) -> str | None:
+    """Name and driver of that GPU, or None."""
     if shutil.which("nvidia-smi") is None:
         return None
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={number}"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     name, _, driver = done.stdout.strip().partition(", ")
     return f"{name}, driver {driver}" if done.returncode == 0 and driver else None

@@ -137,7 +137,7 @@ class Bench:
     """Where and with what programs run. In a rehearsal "natively" is on a second null device."""
 
     def __init__(
-        self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float,
+        self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float, gpu: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.logs = logs
@@ -147,6 +147,7 @@ class Bench:
         self.rehearsal = rehearsal
         self.end = end
         self.kind = "null" if rehearsal else "cuda"
+        self.gpu = 0 if rehearsal else gpu  # the one of what needs one
         self.environment = environment or {}  # of every program
         self.downtimes: dict[str, float] = {}  # the longest of each part's moves, in milliseconds
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
@@ -157,7 +158,7 @@ class Bench:
     @contextmanager
     def node(self, **settings: object) -> Iterator[Node]:
         """A daemon with the GPU."""
-        devices = f"{self.kind}:0"
+        devices = f"{self.kind}:{self.gpu}"
         # Not below the results' folder: a socket's path has at most 107 bytes.
         with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as name:
             try:
@@ -265,6 +266,8 @@ class Bench:
                 program = node.program(command, name=case.name, device=device, environment=environment, **options)
                 running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
             else:
+                if self.gpu and case.devices == 1:
+                    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self.gpu)}
                 process = subprocess.Popen(command, env=os.environ | environment, text=True, **options)
                 running = Running(process, out, patience=case.patience, end=self.end, program=None)
         try:
@@ -285,7 +288,7 @@ class Bench:
 
     def can(self, mib: int) -> dict[str, Any]:
         """What the device and its buses can, with so much memory: `xmig-server --measure`."""
-        command = [str(find_native_dir(None) / "xmig-server"), "--measure", f"{self.kind}:0", str(mib)]
+        command = [str(find_native_dir(None) / "xmig-server"), "--measure", f"{self.kind}:{self.gpu}", str(mib)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
         if done.returncode != 0:
             raise Failed(f"xmig-server --measure: {done.stderr.strip() or f'exit code {done.returncode}'}")
@@ -300,7 +303,7 @@ class Bench:
         """Bytes in use on the device, by whomever."""
         if self.rehearsal:
             return 0
-        asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={self.gpu}"]
         return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 
 

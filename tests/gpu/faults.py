@@ -7,7 +7,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,11 @@ def graphs(bench: Bench) -> Iterator[Row]:
 
 
 def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, Outcome]:
-    """A native run, and beside it one with these strikes. A strike that falls into a server which is about to die is
-    lost with it: it is armed again, once the others have struck."""
+    """A native run, and one with these strikes. A strike that falls into a server which is about to die is lost with
+    it: it is armed again, once the others have struck."""
     status = bench.logs / f"{case.name}.status"
-    with ThreadPoolExecutor(1) as pool, bench.started(case, node, f"--status {status}") as job:
-        native = pool.submit(bench.native, case)
+    native = bench.native(case)  # before: a repair that shares the GPU with another program is not this one's time
+    with bench.started(case, node, f"--status {status}") as job:
         assert job.program is not None
         strikes = plan(course(job, status, case.steps(tiny=bench.rehearsal)))
         job.process.send_signal(signal.SIGSTOP)  # what is due when it is armed strikes at once, and then the repair
@@ -65,7 +64,7 @@ def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, O
         job.process.send_signal(signal.SIGCONT)
         strike_the_lost(job, strikes)
         outcome = job.finish()
-        return native.result(), outcome
+        return native, outcome
 
 
 def course(job: Running, status: Path, steps: int) -> Callable[[float], int]:

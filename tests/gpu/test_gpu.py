@@ -46,11 +46,11 @@ CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, COUNTERS, FILES, PAIR, MOVED, SMA
 
 def test_on_a_gpu() -> None:
     """Stands in the summary of `make test` for everything that needs one."""
-    if find_gpu() is None:
+    if find_gpu(0) is None:
         pytest.skip(f"no GPU: the {len(PARTS)} parts of `make gpu` are not run")
 
 
-@pytest.mark.skipif(find_gpu() is not None, reason="about a machine without a GPU; here `make gpu` would run")
+@pytest.mark.skipif(find_gpu(0) is not None, reason="about a machine without a GPU; here `make gpu` would run")
 def test_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     done = run("--out", tmp_path)
     assert done.returncode == 0
