@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAMES", help="parts or groups of them, separated by commas")
     parser.add_argument(
-        "--budget", "--seconds", dest="seconds", type=float, default=470,
+        "--budget", "--seconds", dest="seconds", type=float, default=1200,
         help="seconds; a part that does not fit any more is left out, and named at the end",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDER}, with --only build/gpu)")

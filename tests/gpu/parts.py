@@ -43,10 +43,10 @@ class Part:
 # In this order: what has a target comes before what has none, for the time that runs out at the end. What need not be
 # alone runs together with its neighbours, the longest first; of its times nothing is promised.
 PARTS = [
-    Part("faults", "faults", 120, faults.hundred),
-    *(Part(case.name, "kills", 80, partial(kills.measure, case=case)) for case in KILLED),
-    Part("faults-graphs", "faults", 40, faults.graphs),
-    Part("counters", "kills", 65, variables.measure, alone=False),
+    Part("faults", "faults", 120, faults.hundred, topic="recoveries"),
+    *(Part(case.name, "kills", 80, partial(kills.measure, case=case), topic="recoveries") for case in KILLED),
+    Part("faults-graphs", "faults", 40, faults.graphs, topic="recoveries"),
+    Part("counters", "kills", 65, variables.measure, alone=False, topic="recoveries"),
     Part("bugs", "faults", 25, faults.bugs, alone=False),
     *(
         Part(case.name, "results", 30, partial(results.measure, case=case), alone=False)
@@ -66,7 +66,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
-    Part("differential", "devices", 440, differential.measure, topic="devices"),
+    Part("differential", "devices", 240, differential.measure, topic="differential"),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
     Part("profile", "profile", 20, profile.measure),
