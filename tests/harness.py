@@ -160,6 +160,9 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) ->
         time.sleep(0.005)
 
 
+LISTENS = "01"  # a socket in /proc/net/unix
+
+
 @dataclass(frozen=True)
 class Held:
     """What a node holds, counted through /proc."""
@@ -179,6 +182,19 @@ def held(node: Node) -> Held:
         link for link in links if "memfd:" in link and "xmig-index" not in link
     ]  # the daemon's account of it stays
     return Held(len(servers), len(own), len(memory))
+
+
+def held_at_rest(node: Node) -> Held:
+    """Count it when nobody asks the daemon anything: on a busy machine it sees later than the next line of a test that
+    the connection of the last request has been closed."""
+    path = str(node.settings.api_socket.resolve())
+
+    def asked() -> bool:
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        return any(line[-1] == path and line[5] != LISTENS for line in lines)
+
+    wait_until(lambda: not asked(), f"no connection to {path}")
+    return held(node)
 
 
 def server_pids(node: Node) -> list[int]:

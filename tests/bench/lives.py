@@ -83,7 +83,7 @@ def storm(node: Node, kills: int) -> Iterator[Row]:
     quiet = demo.finish(node, quiet_program, "quiet")
     yield cut_cost(node, quiet_program, quiet)
     harness.wait_until(lambda: harness.held(node).servers == 0, "the servers of the quiet run are gone")
-    before = harness.held(node)
+    before = harness.held_at_rest(node)
 
     chance = random.Random(2)
     program = demo.start(node, "storm", EPOCHS)

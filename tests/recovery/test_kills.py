@@ -54,7 +54,7 @@ def test_many_kills_leak_nothing(daemon: Node, start: Starter, undisturbed: Call
     harness.go(first)
     harness.output(first)
     harness.wait_until(lambda: harness.held(daemon).memfds == 0, "everything of the first programs is gone")
-    before = harness.held(daemon)
+    before = harness.held_at_rest(daemon)
     program = start("training", 4 * STEPS)
     harness.go(program)
     for count in range(1, 31):
@@ -64,7 +64,7 @@ def test_many_kills_leak_nothing(daemon: Node, start: Starter, undisturbed: Call
         program.until("running", "ended")
     assert harness.output(program) == expected
     check_recovered(program, at_least=10)
-    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}, not {harness.held(daemon)}", 15)
+    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}", 15)
 
 
 def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str]) -> None:

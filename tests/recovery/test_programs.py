@@ -17,7 +17,7 @@ from xmigd.demo.node import Node
 
 
 def test_killed_program_leaves_nothing(daemon: Node, start: Starter) -> None:
-    before = harness.held(daemon)
+    before = harness.held_at_rest(daemon)
     for _ in range(5):
         program = start("training", 100_000)
         harness.go(program)
@@ -25,7 +25,7 @@ def test_killed_program_leaves_nothing(daemon: Node, start: Starter) -> None:
         program.process.send_signal(signal.SIGKILL)
         program.process.communicate()
         program.until("ended")
-    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}, not {harness.held(daemon)}", 15)
+    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}", 15)
 
 
 def test_stopped_job(daemon: Node, start: Starter) -> None:
