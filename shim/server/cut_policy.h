@@ -6,7 +6,7 @@
 //
 // Where the two conflict the cap wins, up to a point: a stall of several bounds is no stall of that kind any more. From there on
 // up to several caps are spent. And nothing postpones the next cut by more than a second: no device that did not finish in
-// time, and no single dear cut.
+// time, and no single dear cut. What one costs beyond the usual is owed: the intervals are a little longer until it is paid.
 //
 // Good moments, when the device has nothing to do anyway, are taken as soon as one is due: when the replay takes half of what
 // it may. A device that never rests is stopped where the program has least live memory, if that differs, for a
@@ -42,8 +42,14 @@ class CutPolicy {
   // `cost`: of its time, what the next one is expected to take. `waited`: for the device to finish.
   void taken(uint64_t now, uint64_t cost, uint64_t waited) {
     if (cost != 0) costs_[count_++ % costs_.size()] = cost;  // of a server's first one nothing is known
-    const uint64_t usual = std::max(share_of(usual_cost()), kShortest);
-    wait_ = std::clamp(share_of(cost), kShortest, added(usual, kLongestDelay));
+    pay(now - std::min(now, added(last_, wait_)), 0);        // what the last interval was longer than it had to be
+    const uint64_t known = usual_cost(), base = std::min(cost, known);
+    owed_ += cost - base;
+    const uint64_t now_due = std::max(base / kInstalments, owed_ - std::min(owed_, kMostOwed));
+    const uint64_t usual = std::max(share_of(known), kShortest);
+    wait_ = std::clamp(share_of(base + std::min(owed_, now_due)), kShortest, added(usual, kLongestDelay));
+    pay(wait_, base);
+    owed_ = std::min(owed_, kMostOwed);
     drain_ = (3 * drain_ + std::min(waited, kLongestDelay)) / 4;
     grace_ = std::min(std::min(wait_, usual) / 4, kGrace);
     begin_interval(now);
@@ -85,8 +91,7 @@ class CutPolicy {
   // How long the executor may stop for an overdue cut while the device gets no further: the longer there has been none, the longer, and
   // twice as long if that was in vain. As long as it gets further, at most kLongestDelay.
   uint64_t patience(uint64_t now) const {
-    const auto share = static_cast<uint64_t>(static_cast<double>(now - last_) * cap_);
-    return std::min(std::max(kLeastPatience, share) << gave_up_, kLongestDelay);
+    return std::min(std::max(kLeastPatience, share_in(now - last_)) << gave_up_, kLongestDelay);
   }
 
   // The journal decides on its own: `filled` bytes of `ring` could be trimmed if a cut were taken now.
@@ -109,6 +114,8 @@ class CutPolicy {
   static constexpr uint32_t kMostPatience = 1;  // doublings: a kernel that lasts for ever holds up others for a quarter of the time
   static constexpr uint64_t kUnbearable = 5;    // bounds: then more than the cap is spent,
   static constexpr uint64_t kWorthOfIt = 4;     // so many of it
+  static constexpr uint64_t kInstalments = 4;   // what is owed makes an interval longer by a part of it
+  static constexpr uint64_t kMostOwed = 20'000'000;  // what is beyond it is paid at once
   static constexpr uint64_t kSmallDifference = 64ull << 20;  // bytes: a cut of them costs next to nothing
   static constexpr uint64_t kNothing = ~0ull;
 
@@ -118,13 +125,22 @@ class CutPolicy {
     const double time = static_cast<double>(cost) / cap_;
     return time < 1e18 ? static_cast<uint64_t>(time) : static_cast<uint64_t>(1e18);
   }
-  // What cuts cost as a rule: the median of the last ones, so that a single dear one changes nothing.
+  // What cuts cost as a rule: the median of the last ones, so that a single dear one changes nothing. A new server's first
+  // ones are dear because the next standby starts beside them: until more is known, not more than the cap allows for one
+  // in each bound.
   uint64_t usual_cost() const {
     std::array<uint64_t, kRemembered> sorted = costs_;
     const size_t known = std::min<size_t>(count_, sorted.size());
     if (known == 0) return 0;
     std::sort(sorted.begin(), sorted.begin() + known);
-    return sorted[(known - 1) / 2];
+    const uint64_t median = sorted[(known - 1) / 2];
+    return known < kFew ? std::min(median, share_in(bound_)) : median;
+  }
+  uint64_t share_in(uint64_t time) const { return static_cast<uint64_t>(static_cast<double>(time) * cap_); }
+  // `time` pays for `cost`, and with the rest for what is owed.
+  void pay(uint64_t time, uint64_t cost) {
+    const uint64_t share = share_in(time);
+    owed_ -= std::min(owed_, share - std::min(share, cost));
   }
   // What a replay may take. Where the constant part leaves nothing, it is still not worth cutting all the time.
   uint64_t room(const Now& now) const { return std::max(bound_ - std::min(bound_, now.constant), kShortest); }
@@ -165,7 +181,8 @@ class CutPolicy {
   uint64_t look_at_ = 0;     // for a good moment
   uint64_t drain_ = 0;       // what the device needs to finish, as a rule
   uint32_t gave_up_ = 0;     // in a row
-  static constexpr size_t kRemembered = 5;
+  uint64_t owed_ = 0;        // what cuts have cost beyond the usual, and no time has paid for yet
+  static constexpr size_t kRemembered = 5, kFew = 3;
   std::array<uint64_t, kRemembered> costs_{};
   size_t count_ = 0;
   uint64_t least_ = kNothing, most_ = 0, least_before_ = kNothing;  // live bytes since the last one; and before it

@@ -282,23 +282,27 @@ constexpr uint64_t kMs = 1'000'000;
 // A device that works all the time, so that the replay grows with time; no memory, and nothing constant.
 CutPolicy::Now working(uint64_t time, uint64_t since) { return {time, time - since, 0, true, 0}; }
 
-void policy() {
+// It has taken many that cost as much, one after the other: nothing is owed any more.
+CutPolicy settled(uint64_t cost) {
   CutPolicy policy(200 * kMs, 0.01);
-  policy.start(1000 * kMs);
-  CHECK(!policy.due(working(1000 * kMs, 1000 * kMs)) && policy.due(working(1020 * kMs, 1000 * kMs)));
-  CHECK(policy.overdue(working(1025 * kMs, 1000 * kMs)));
-  policy.taken(0, 6 * kMs, 0);  // 6 ms at 1 %: every 600 ms, although the stall is beyond its bound by then
-  CHECK(!policy.due(working(599 * kMs, 0)) && policy.due(working(600 * kMs, 0)));
-  CHECK(!policy.overdue(working(699 * kMs, 0)) && policy.overdue(working(700 * kMs, 0)));
+  policy.start(0);
+  for (int i = 0; i < 40; ++i) policy.taken(0, cost, 0);
+  return policy;
+}
+
+void policy() {
+  CutPolicy first(200 * kMs, 0.01);
+  first.start(1000 * kMs);
+  CHECK(!first.due(working(1000 * kMs, 1000 * kMs)) && first.due(working(1020 * kMs, 1000 * kMs)));
+  CHECK(first.overdue(working(1025 * kMs, 1000 * kMs)));
+  const CutPolicy dear = settled(6 * kMs);  // 6 ms at 1 %: every 600 ms, although the stall is beyond its bound by then
+  CHECK(!dear.due(working(599 * kMs, 0)) && dear.due(working(600 * kMs, 0)));
+  CHECK(!dear.overdue(working(699 * kMs, 0)) && dear.overdue(working(700 * kMs, 0)));
   // But not beyond five bounds, for which four times the cap may be spent.
-  policy.taken(0, 20 * kMs, 0);
-  policy.taken(0, 20 * kMs, 0);
-  CHECK(!policy.overdue(working(999 * kMs, 0)) && policy.overdue(working(1000 * kMs, 0)));
-  policy.taken(0, 100 * kMs, 0);
-  policy.taken(0, 100 * kMs, 0);
-  policy.taken(0, 100 * kMs, 0);
-  CHECK(!policy.overdue(working(2'499 * kMs, 0)) && policy.overdue(working(2'500 * kMs, 0)));
-  for (int i = 0; i < 5; ++i) policy.taken(0, kMs, 0);  // every 100 ms, as far as the cap goes: the bound decides
+  const CutPolicy dearer = settled(20 * kMs), dearest = settled(100 * kMs);
+  CHECK(!dearer.overdue(working(999 * kMs, 0)) && dearer.overdue(working(1000 * kMs, 0)));
+  CHECK(!dearest.overdue(working(2'499 * kMs, 0)) && dearest.overdue(working(2'500 * kMs, 0)));
+  CutPolicy policy = settled(kMs);  // every 100 ms, as far as the cap goes: the bound decides
   CHECK(!policy.due(working(99 * kMs, 0)) && policy.due(working(100 * kMs, 0)));
   CHECK(!policy.overdue(working(199 * kMs, 0)) && policy.overdue(working(200 * kMs, 0)));
   // What was done while the device rested for most of the time is replayed quickly.
@@ -322,6 +326,49 @@ void policy() {
   CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
   CHECK(CutPolicy::needs_room(50, 25, 100, true, false) && CutPolicy::needs_room(50, 1, 100, true, true));
   CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
+}
+
+// A single dear one is paid for bit by bit: the next comes a quarter later than it would have, and so do those after it.
+void policy_owes() {
+  const auto due_after = [](const CutPolicy& policy, uint64_t since) {
+    uint64_t ms = 0;
+    while (!policy.due(working(since + ms * kMs, since))) ++ms;
+    return ms;
+  };
+  CutPolicy policy = settled(2 * kMs);
+  CHECK(due_after(policy, 0) == 200);
+  uint64_t now = 1'000 * kMs;
+  policy.taken(now, 2 * kMs, 0);
+  policy.taken(now, 12 * kMs, 0);  // 10 more than usual: 20 intervals of 250 ms
+  for (int i = 0; i < 20; ++i) {
+    CHECK(due_after(policy, now) == 250);
+    now += 250 * kMs;
+    policy.taken(now, 2 * kMs, 0);
+  }
+  CHECK(due_after(policy, now) == 200);
+  // Time in which there was none pays, too.
+  policy.taken(now, 12 * kMs, 0);
+  CHECK(due_after(policy, now) == 250);
+  now += 1'250 * kMs;
+  policy.taken(now, 2 * kMs, 0);
+  CHECK(due_after(policy, now) == 200);
+  // More than 20 ms is paid at once, but not for longer than a second.
+  policy.taken(now, 28 * kMs, 0);
+  CHECK(due_after(policy, now) == 800);
+  CutPolicy patient = settled(2 * kMs);
+  patient.taken(0, 500 * kMs, 0);
+  CHECK(due_after(patient, 0) == 1'000);
+  // Those of a new server, beside which the next standby starts, say little of the usual.
+  CutPolicy fresh(200 * kMs, 0.01);
+  fresh.start(0);
+  fresh.taken(0, 0, 0);  // of the first one nothing is known
+  CHECK(due_after(fresh, 0) == 100);
+  fresh.taken(0, 6 * kMs, 0);
+  CHECK(due_after(fresh, 0) == 250);
+  fresh.taken(0, 6 * kMs, 0);
+  CHECK(due_after(fresh, 0) == 250);
+  fresh.taken(0, 6 * kMs, 0);
+  CHECK(due_after(fresh, 0) == 750);
 }
 
 // A program that needs its memory within a step gets its cuts where it does not.
@@ -400,8 +447,8 @@ void policy_holds() {
         spent += cost;
       }
       policy.taken(now, cost, now - stopped - cost);
-      // As the cap or the bound alone would have it, and a second for one that was dear.
-      latest = now + std::max(share + std::min(share / 4, 100 * kMs), room) + (outlier ? 1'000 * kMs : kMs);
+      // As the cap or the bound alone would have it, a quarter more for what is owed, and a second for one that was dear.
+      latest = now + std::max(share + share / 4 + std::min(share / 4, 100 * kMs), room) + (outlier ? 1'000 * kMs : kMs);
       replay = 0;
       stopped = 0;
     }
@@ -680,6 +727,7 @@ int main() {
   records();
   policy();
   cheap_positions();
+  policy_owes();
   policy_holds();
   stall();
   pace();
