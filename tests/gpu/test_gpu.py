@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.gpu import moves, speeds, steps
+from tests.gpu import moves, speeds, stalls, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
@@ -183,6 +183,23 @@ def test_starts_are_repeated_where_there_is_doubt(
     assert different.value == 0
 
 
+def test_what_snapshots_cost_is_told_of_all_that_preserve_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one in the middle of a step had much more of it; and not of the time in which another program ran."""
+    cuts = [{"number": 1, "live_bytes": 1e8, "copied_bytes": 0, "ms": 1.0, "at": 0.0}]  # at the start
+    cuts += [
+        {"number": 2 + i, "live_bytes": live, "copied_bytes": 1e9, "ms": 2.0, "at": 1 + 0.2 * i + 5 * (i > 9)}
+        for i, live in enumerate([2e9, 9e9] + 18 * [2e9])
+    ]  # fmt: skip
+    result = {"step_s": 1.0, "lower_s": 1.0, "upper_s": 1.0, "blocks_s": [1.0]}
+    both = Outcome(result, [], [], []), Outcome(result, [], cuts[::-1], [])
+    monkeypatch.setattr(stalls, "in_turn", lambda *_: (*both, None))
+    bench = SimpleNamespace(rehearsal=False, can=lambda _: {"copy_and_hash_gb_s": 1000, "hash_gb_s": 2000})
+    _, cost, floor = stalls.snapshots(cast(Bench, bench), TIMED[1])
+    assert cost.value == 1.0
+    assert cost.conditions.split("; ")[1].startswith("17 snapshots of 2.0 ms")
+    assert floor.value == 1.0
+
+
 def test_a_pair_leaves_nothing_on_the_device(bench: Bench) -> None:
     mlp = next(case for case in TIMED if case.name == "mlp")
     with bench.ahead([mlp]):
@@ -218,9 +235,9 @@ def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
     done = run("--rehearse", "--only", "cupy,kills-training,counters,mlp", "--python", frameworks,
                "--out", tmp_path / "out", "--work", tmp_path / "work")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = measurements.read(tmp_path / "out" / "gpu.json")
-    rows = {row.name: row for row in found.rows}
-    assert found.missing == []
+    files = [measurements.read(tmp_path / "out" / f"{topic}.json") for topic in ("gpu", "recoveries")]
+    rows = {row.name: row for file in files for row in file.rows}
+    assert [file.missing for file in files] == [[], []]
     for name in ("cupy", "kills-training", "counters", "mlp"):
         assert rows[f"{name}: differences"].value == 0
     assert "8 kills, 4 illegal addresses, 3 suspensions" in rows["counters: differences"].conditions
