@@ -160,9 +160,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) ->
         time.sleep(0.005)
 
 
-LISTENS = "01"  # a socket in /proc/net/unix
-
-
 @dataclass(frozen=True)
 class Held:
     """What a node holds, counted through /proc."""
@@ -187,14 +184,18 @@ def held(node: Node) -> Held:
 def held_at_rest(node: Node) -> Held:
     """Count it when nobody asks the daemon anything: on a busy machine it sees later than the next line of a test that
     the connection of the last request has been closed."""
-    path = str(node.settings.api_socket.resolve())
-
-    def asked() -> bool:
-        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-        return any(line[-1] == path and line[5] != LISTENS for line in lines)
-
-    wait_until(lambda: not asked(), f"no connection to {path}")
+    path = node.settings.api_socket
+    wait_until(lambda: all(state == LISTENS for _, state in unix_sockets(path)), f"no connection to {path}")
     return held(node)
+
+
+LISTENS = "01"
+
+
+def unix_sockets(path: Path) -> list[tuple[str, str]]:
+    """Of those that have this path: the name of its descriptor, and its state, as /proc/net/unix has them."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return [(f"socket:[{line[6]}]", line[5]) for line in lines if line[-1] == str(path.resolve())]
 
 
 def server_pids(node: Node) -> list[int]:
@@ -212,9 +213,7 @@ def server_pids(node: Node) -> list[int]:
 
 def descriptor_stores(runtime_dir: Path) -> list[int]:
     """The processes of a node's descriptor store: who has its socket. Their command line says nothing of the node."""
-    path = str(runtime_dir.resolve() / "descriptors.sock")
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    sockets = {f"socket:[{line[6]}]" for line in lines if line[-1] == path}
+    sockets = {name for name, _ in unix_sockets(runtime_dir / "descriptors.sock")}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

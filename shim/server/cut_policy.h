@@ -43,11 +43,11 @@ class CutPolicy {
   void taken(uint64_t now, uint64_t cost, uint64_t waited) {
     if (cost != 0) costs_[count_++ % costs_.size()] = cost;  // of a server's first one nothing is known
     pay(now - std::min(now, added(last_, wait_)), 0);        // what the last interval was longer than it had to be
-    const uint64_t known = usual_cost(), base = std::min(cost, known);
+    const uint64_t usual_ns = usual_cost(), base = std::min(cost, usual_ns);
     owed_ += cost - base;
-    const uint64_t now_due = std::max(base / kInstalments, owed_ - std::min(owed_, kMostOwed));
-    const uint64_t usual = std::max(share_of(known), kShortest);
-    wait_ = std::clamp(share_of(base + std::min(owed_, now_due)), kShortest, added(usual, kLongestDelay));
+    const uint64_t instalment = std::max(base / kInstalments, owed_ - std::min(owed_, kMostOwed));
+    const uint64_t usual = std::max(share_of(usual_ns), kShortest);
+    wait_ = std::clamp(share_of(base + std::min(owed_, instalment)), kShortest, added(usual, kLongestDelay));
     pay(wait_, base);
     owed_ = std::min(owed_, kMostOwed);
     drain_ = (3 * drain_ + std::min(waited, kLongestDelay)) / 4;

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,6 +18,8 @@ from xmigd.supervisor import messages as m
 from xmigd.supervisor.fd_store import FdStore
 from xmigd.supervisor.fds import Fd, Handle, JobMemory, same_file
 from xmigd.supervisor.moving import make_handle
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.server import Server
 from xmigd.systemd import ServiceManager
 
 PROCESS = "0123456789abcdef"
@@ -210,3 +213,12 @@ def test_the_backlog_holds_only_what_is_nowhere_else() -> None:
     say(server, 3, 2, memfd("device"))
     reading = store._backlogs[PROCESS]
     assert [change.change for change, _ in reading.take(9)] == [3]
+
+
+def test_who_keeps_a_backlog_has_it_before_the_server() -> None:
+    """What a server says where nobody keeps it would be lost with the daemon."""
+    seen: list[object] = []
+    store = SimpleNamespace(make_backlog=lambda: ("ours", "theirs"))
+    server = SimpleNamespace(send=lambda _, fds: seen.append(fds[0]))
+    Process.give_backlog(cast(Process, SimpleNamespace(fd_store=store)), cast(Server, server), seen.append)
+    assert seen == ["ours", "theirs"]

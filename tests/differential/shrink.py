@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.differential.model import Invalid, Model, valid
+from tests.differential.model import valid
 from tests.differential.program import Op, Program
 
 
@@ -39,25 +39,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000)
 
     size = max(1, len(best) // 2)
     while tries < most:
-        if not cut(size) and size == 1 and not _nodes(program, best, still):
+        if not cut(size) and size == 1:
             break
         size = max(1, size // 2)
     return replace(program, ops=best)
-
-
-def _nodes(program: Program, ops: list[Op], still: Callable[[list[Op]], bool]) -> bool:
-    """Leave out nodes of graphs. A graph with fewer nodes counts as fewer calls, which it is not: so the last read goes
-    only if the failure stays without it."""
-    del program, ops, still
-    return False
-
-
-def is_valid(program: Program) -> bool:
-    """Is every call of it valid?"""
-    model = Model(program.contexts, program.launch_order)
-    try:
-        for op in program.ops:
-            model.apply(op)
-    except Invalid:
-        return False
-    return True

@@ -15,8 +15,9 @@ from tests.differential.generator import FEATURES, generate
 from tests.differential.interpreter import interpret
 from tests.differential.model import valid
 from tests.differential.program import WORK, Program
-from tests.differential.runs import HERE, Place, Runs, compile_kernels
+from tests.differential.runs import HERE, Place, Process, Runs, compile_kernels
 from tests.differential.shrink import shrink
+from xmigd.errors import XmigError
 
 UNDISTURBED = {1: 700, 2: 900}  # programs, by devices
 DISTURBED = {1: 250, 2: 150}
@@ -131,6 +132,12 @@ def test_shrinks_to_what_it_takes(native_dir: Path, kernels: Path) -> None:
     assert any(
         op.get("name") == "fold" or any(node.get("name") == "fold" for node in op.get("nodes", [])) for op in small.ops
     )
+
+
+def test_a_runner_that_does_not_start_is_told() -> None:
+    """As whatever else goes wrong in a part of `make gpu`: the others go on."""
+    with pytest.raises(XmigError, match="the runner did not start: exit code 1"):
+        Process(Place(HERE / "kernels.ptx", python="false"))
 
 
 def test_a_kept_program_is_run_again(native_dir: Path, tmp_path: Path) -> None:

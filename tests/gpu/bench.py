@@ -176,6 +176,11 @@ class Bench:
     def two_devices(self) -> str:
         return ",".join(self.two())
 
+    def natively(self, devices: int = 1) -> dict[str, str]:
+        """The environment of a native program: one that needs one GPU sees the one that is measured."""
+        chosen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self.gpu)}
+        return os.environ | (chosen if self.gpu and devices == 1 else {})
+
     def native(self, case: Case, more: str = "") -> Outcome:
         """Run it without xMIG, to its end."""
         with self.started(case, None, more) as running:
@@ -266,9 +271,7 @@ class Bench:
                 program = node.program(command, name=case.name, device=device, environment=environment, **options)
                 running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
             else:
-                if self.gpu and case.devices == 1:
-                    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self.gpu)}
-                process = subprocess.Popen(command, env=os.environ | environment, text=True, **options)
+                process = subprocess.Popen(command, env=self.natively(case.devices) | environment, text=True, **options)
                 running = Running(process, out, patience=case.patience, end=self.end, program=None)
         try:
             yield running

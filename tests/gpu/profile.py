@@ -36,7 +36,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     program = built(bench)
     sides: dict[str, dict[str, float]] = {}
     if not bench.rehearsal:
-        sides["native"] = typical([run([program], None) for _ in range(RUNS)])
+        sides["native"] = typical([run([program], bench) for _ in range(RUNS)])
         with bench.node() as node:
             sides["xMIG"] = typical([run([program], node) for _ in range(RUNS)])
     with bench.node(devices="null:0") as node:
@@ -67,12 +67,13 @@ def built(bench: Bench) -> Path:
     return program
 
 
-def run(command: list[Path], node: Node | None) -> dict[str, float]:
+def run(command: list[Path], where: Node | Bench) -> dict[str, float]:
     """Once, under xMIG or natively."""
-    if node is not None:
-        code, output = node.program(command, name="launches").finish(60)
+    if isinstance(where, Node):
+        code, output = where.program(command, name="launches").finish(60)
     else:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        environment = where.natively()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
         code, output = done.returncode, done.stdout
     if code != 0:
         raise Failed(f"launches ended with exit code {code}")

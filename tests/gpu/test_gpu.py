@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -50,8 +51,8 @@ def test_on_a_gpu() -> None:
         pytest.skip(f"no GPU: the {len(PARTS)} parts of `make gpu` are not run")
 
 
-@pytest.mark.skipif(find_gpu(0) is not None, reason="about a machine without a GPU; here `make gpu` would run")
-def test_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+def test_says_that_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # nothing is found that could know of one
     done = run("--out", tmp_path)
     assert done.returncode == 0
     assert f"no GPU here: {len(PARTS)} parts skipped" in done.stdout
@@ -218,6 +219,16 @@ def test_what_did_not_strike_is_known_by_its_kind() -> None:
     struck: list[dict[str, Any]] = [{"error": 702}, {"error": None}, {"error": 700}]
     assert lost(plan, struck) == [plan[3]]
     assert lost(plan, struck[:1]) == [plan[0], plan[1], plan[3]]
+
+
+def test_the_gpu_that_is_named_is_the_one(tmp_path: Path) -> None:
+    """On both sides, and for what needs two none is hidden."""
+    bench = Bench(tmp_path, tmp_path, python="/usr/bin/env", rehearsal=False, end=0, gpu=1)
+    seen = bench.natively()
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
+    assert bench.natively(2) == dict(os.environ)
+    with bench.node() as node:
+        assert node.environment["XMIG_DEVICES"] == "cuda:1"
 
 
 def test_what_a_program_said_is_in_the_reason(bench: Bench) -> None:

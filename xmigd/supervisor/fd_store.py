@@ -116,11 +116,9 @@ class FdStore:
             logger.warning("a server gets no backlog", why=error.strerror)
             return None
 
-    def follow(self, process: str, backlog: Backlog | None) -> None:
+    def follow(self, process: str, backlog: Backlog) -> None:
         """The process's server says its changes there from now on."""
         kept = self._processes.get(process)
-        if backlog is None:
-            return
         if self._index is None or kept is None:
             backlog.close()
             return

@@ -230,7 +230,7 @@ class Moving:
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
             first_id=self._first_id, injections=instruction.injections,
         )  # fmt: skip
-        self._backlog = process.give_backlog(server)
+        process.give_backlog(server, self._hold)
         server.send(packed, process.memory.all)
         for handle in process.handles.values():
             if self._reaches_target(handle):
@@ -239,6 +239,10 @@ class Moving:
             process.generation += 1
             self._count_from_here()
             server.send(m.pack("go"))
+
+    def _hold(self, backlog: Backlog) -> None:
+        """Until the target has the process: the source's is followed as long as it has it."""
+        self._backlog = backlog
 
     def _write_intent(self, instruction: v.WriteIntent) -> None:
         record, server = instruction.record, self._server(instruction.target)
@@ -314,7 +318,8 @@ class Moving:
         self._incoming = {}
         process.keep_all(self._changes)
         backlog, self._backlog = self._backlog, None
-        process.fd_store.follow(process.row.id, backlog)
+        if backlog is not None:
+            process.fd_store.follow(process.row.id, backlog)
         process.moved_to(instruction.record.device)
         if server is not None:
             process.records.server_assigned(process.row.id, server.pid, server.start_time, process.generation)

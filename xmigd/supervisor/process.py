@@ -183,7 +183,7 @@ class Process:
         self.generation = generation = announce.generation
         self.keep_all(announce.changes)
         if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
-            self.fd_store.follow(self.row.id, self.give_backlog(server))
+            self.follow_backlog(server)
         self.servers[server.number] = server
         self.tell(e.Adopted(t=now(), detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
@@ -200,13 +200,17 @@ class Process:
             if self._pidfd is not None:
                 self.fd_store.watch(self.row.id, self._pidfd)
 
-    def give_backlog(self, server: Server) -> Backlog | None:
-        """It says its changes there, too, from its next message on."""
-        if (made := self.fd_store.make_backlog()) is None:
-            return None
-        backlog, theirs = made
-        server.send(m.pack("backlog"), (theirs,))
-        return backlog
+    def give_backlog(self, server: Server, keep: Callable[[Backlog], None]) -> None:
+        """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is said
+        where nobody keeps it is lost with this daemon."""
+        if (made := self.fd_store.make_backlog()) is not None:
+            backlog, theirs = made
+            keep(backlog)
+            server.send(m.pack("backlog"), (theirs,))
+
+    def follow_backlog(self, server: Server) -> None:
+        """Of the server that has the process."""
+        self.give_backlog(server, lambda backlog: self.fd_store.follow(self.row.id, backlog))
 
     def recount(self) -> None:
         """Its server stands still, and everything that it has told was heard."""
@@ -564,7 +568,7 @@ class Process:
         else:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory))
         if instruction.mode != "lost":
-            self.fd_store.follow(self.row.id, self.give_backlog(server))
+            self.follow_backlog(server)
         server.send(packed, self.memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():
