@@ -46,15 +46,16 @@ def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str
 def test_during_a_redo(start: Starter, undisturbed: Callable[..., str], kind: str) -> None:
     expected = undisturbed("training", STEPS)
     program = start("training", STEPS)
-    program.inject("kill", sequence=1500)
+    for sequence in range(500, 5000, 500):  # several: right after a snapshot there is nothing to redo
+        program.inject("kill", sequence=sequence)
     for record in (1, 2, 5, 100, 300):  # on a busy machine the last snapshot is a few records old, or some hundred
         program.inject(kind, point="redo", sequence=record)
     harness.go(program)
     assert harness.output(program) == expected
     program.until("ended")
-    last = program.recoveries()[-1]
-    assert (last["outcome"], last["exact"]) == ("resumed", True)
-    assert sum(r["attempts"] for r in program.recoveries()) >= 3
+    recoveries = program.recoveries()
+    assert all((r["outcome"], r["exact"]) == ("resumed", True) for r in recoveries)
+    assert sum(r["attempts"] - 1 for r in recoveries) >= 2
 
 
 def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> None:
