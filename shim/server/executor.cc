@@ -76,8 +76,8 @@ bool Executor::keeps_books(Op op) {
 }
 
 Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Preload& preload, Job& job, double cut_budget, double hang_timeout,
-                   double stall_bound)
+                   Injector& injector, Preload& preload, Physical& physical, Job& job, double cut_budget,
+                   double hang_timeout, double stall_bound)
     : device_(device),
       driver_(device.driver()),
       contexts_(contexts),
@@ -87,7 +87,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
       injector_(injector),
       preload_(preload),
       job_(job),
-      physical_(driver_, daemon, log),
+      physical_(physical),
       hosting_(physical_),
       shadow_(physical_),
       copy_log_(shadow_),

@@ -71,7 +71,7 @@ class Executor final : public Witness {
   // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never. `stall_bound`: seconds
   // that a recovery is to keep the program waiting at most; `cut_budget`: the share of time that may be spent for that.
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Preload& preload, Job& job, double cut_budget, double hang_timeout = 0, double stall_bound = 0.2);
+           Preload& preload, Physical& physical, Job& job, double cut_budget, double hang_timeout = 0, double stall_bound = 0.2);
   ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
@@ -377,6 +377,9 @@ class Executor final : public Witness {
 
   // memory.cc
   uint64_t shadow_bytes(uint32_t ordinal);
+  uint64_t free_bytes(uint32_t ordinal);
+  // Until `wanted` bytes of the device are free, if as many are when everybody has let go of what was released.
+  void wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming);
   void reset_context(uint32_t context);
 
   // modules.cc
@@ -422,7 +425,7 @@ class Executor final : public Witness {
   Preload& preload_;
   Job& job_;
 
-  Physical physical_;
+  Physical& physical_;
   Hosting hosting_;
   Shadow shadow_;
   CopyLog copy_log_;

@@ -159,8 +159,7 @@ CUresult Hosting::share(uint32_t ordinal, uint32_t device, bool on) {
 }
 
 CUresult Hosting::adopt(Hosted memory) {
-  if (!whole_granules(memory.address, memory.bytes) ||
-      !in_device_range(static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
+  if (!in_place(HostedKind::kDevice, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const auto next = backings_.lower_bound(memory.address);

@@ -1,7 +1,17 @@
 // The program's memory: what is backed, what is live, and what is left when a context goes.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "server/executor.h"
 
 namespace xmig::server {
+namespace {
+
+// How long others take to let go of memory that was released, at most, ns.
+constexpr uint64_t kLetGo = 1'000'000'000;
+
+}  // namespace
 
 // Of this device's memory. Others may be making some at the same time.
 uint64_t Executor::shadow_bytes(uint32_t ordinal) {
@@ -26,12 +36,32 @@ CUresult Executor::on_xmGrow(Record& record) {
   if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || redoing_) return result;
   // What the program gave back is released by a cut, and what the shadow takes belongs to the program first.
   end_settling();
-  evict_shadow_ = shadow_bytes(ordinal) != 0;
+  const uint64_t shadow = shadow_bytes(ordinal), dead = hosting_.dead_bytes(ordinal);
+  evict_shadow_ = shadow != 0;
   if (hosting_.has_dead() || evict_shadow_) {
-    if (take_cut("the device's memory is full")) result = grow();
+    const uint64_t before = free_bytes(ordinal);
+    if (take_cut("the device's memory is full")) {
+      const uint64_t now = shadow_bytes(ordinal);
+      wait_for_room(ordinal, args.bytes, before + dead + shadow - std::min(shadow, now));
+      result = grow();
+    }
   }
   evict_shadow_ = false;
   return result;
+}
+
+uint64_t Executor::free_bytes(uint32_t ordinal) {
+  contexts_.use(ordinal);
+  size_t free = 0, total = 0;
+  return driver_.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS ? free : 0;
+}
+
+// What was released here is free when the daemon, the descriptor store and the standby have let go of it, too. Who else uses
+// the device may take it first: it is waited for, but not for long.
+void Executor::wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming) {
+  if (wanted > coming) return;
+  const uint64_t until = now_ns() + kLetGo;
+  while (free_bytes(ordinal) < wanted && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 CUresult Executor::on_xmShrink(Record& record) {

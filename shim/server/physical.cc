@@ -1,8 +1,10 @@
 #include "server/physical.h"
 
 #include <fcntl.h>
+#include <linux/kcmp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,9 +28,16 @@ bool out_of_descriptors() {
   return !probe && errno == EMFILE;
 }
 
+// Are they descriptors of the same open file, as after a passage through a socket? Where the kernel does not say, they are not.
+bool same_file(const ipc::UniqueFd& a, const ipc::UniqueFd& b) {
+  const pid_t self = ::getpid();
+  return ::syscall(SYS_kcmp, self, self, KCMP_FILE, a.get(), b.get()) == 0;
+}
+
 }  // namespace
 
 Physical::~Physical() {
+  keep_ahead({});
   for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
   for (const Extent& range : reserved_host_) ::munmap(reinterpret_cast<void*>(range.address), range.bytes);
 }
@@ -216,6 +225,11 @@ CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t addre
 
 CUresult Physical::adopt(const Hosted& memory) {
   taken(memory.id);
+  if (ahead_.erase(memory.id) != 0) return CUDA_SUCCESS;
+  return map_again(memory);
+}
+
+CUresult Physical::map_again(const Hosted& memory) {
   if (memory.place() != Place::kDevice) {
     if (!long_enough(memory.fd, memory.bytes)) return CUDA_ERROR_INVALID_VALUE;
     if (memory.plain()) return CUDA_SUCCESS;
@@ -231,6 +245,46 @@ CUresult Physical::adopt(const Hosted& memory) {
   result = map(memory.kind, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
   driver_.cuMemRelease(handle);
   return result;
+}
+
+void Physical::map_ahead(Hosted memory, uint32_t devices) {
+  const auto ordinal = static_cast<uint32_t>(memory.ordinal);
+  if (memory.plain() || ordinal >= devices || !in_place(memory.kind, ordinal, memory.address, memory.bytes)) return;
+  const auto overlaps = [&](const auto& entry) {
+    const Hosted& other = entry.second;
+    return memory.address < other.address + other.bytes && other.address < memory.address + memory.bytes;
+  };
+  if (ahead_.contains(memory.id) || std::any_of(ahead_.begin(), ahead_.end(), overlaps)) return;
+  if (reserve(devices) != CUDA_SUCCESS || map_again(memory) != CUDA_SUCCESS) return;
+  ahead_.emplace(memory.id, std::move(memory));
+}
+
+void Physical::drop_ahead(uint64_t id) {
+  const auto found = ahead_.find(id);
+  if (found == ahead_.end()) return;
+  let_go(found->second);
+  ahead_.erase(found);
+}
+
+// That the number is the same does not prove that the memory is.
+void Physical::keep_ahead(const std::vector<Hosted>& given) {
+  std::map<uint64_t, const Hosted*> wanted;
+  for (const Hosted& memory : given) wanted.emplace(memory.id, &memory);
+  const auto is_wanted = [&](const Hosted& mapped) {
+    const auto found = wanted.find(mapped.id);
+    if (found == wanted.end()) return false;
+    const Hosted& memory = *found->second;
+    return memory.kind == mapped.kind && memory.ordinal == mapped.ordinal && memory.address == mapped.address &&
+           memory.bytes == mapped.bytes && memory.name == mapped.name && same_file(memory.fd, mapped.fd);
+  };
+  for (auto it = ahead_.begin(); it != ahead_.end();) {
+    if (is_wanted(it->second)) {
+      ++it;
+    } else {
+      let_go(it->second);
+      it = ahead_.erase(it);
+    }
+  }
 }
 
 void Physical::release(Hosted& memory) {

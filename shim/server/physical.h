@@ -1,4 +1,7 @@
 // Physical memory that outlives the server: made here, mapped here, its descriptor sent to the daemon.
+//
+// A standby maps its process's memory ahead, so that a recovery finds it mapped (docs/decisions/0033). Until the job is its
+// own it neither reads nor writes it.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "driver_table.h"
@@ -44,6 +48,15 @@ constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
   return bytes != 0 && address % journal::kGranule == 0 && bytes % journal::kGranule == 0;
 }
 
+// Does what the daemon hands over lie where memory of its kind does? What is plain has an address that is its number only.
+constexpr bool in_place(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  if (ordinal >= journal::kMaxDevices || !whole_granules(address, bytes)) return false;
+  if (kind == HostedKind::kDevice) return in_device_range(ordinal, address, bytes);
+  const uint64_t base = shadow_base(ordinal);
+  return kind == HostedKind::kShadow && address >= base && address - base < kShadowSpan &&
+         bytes <= kShadowSpan - (address - base);
+}
+
 struct Extent {
   uint64_t address;
   uint64_t bytes;
@@ -73,8 +86,15 @@ class Physical {
   CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
                        std::string* why = nullptr);
   void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
-  // Map what an earlier server made.
+  // Map what an earlier server made, unless it is mapped already.
   CUresult adopt(const Hosted& memory);
+
+  // Map it before there is a job. Its device's context is current. What cannot be mapped now is mapped, or fails, when it
+  // is adopted.
+  void map_ahead(Hosted memory, uint32_t devices);
+  void drop_ahead(uint64_t id);
+  // The job is here, with this memory: what else has been mapped goes. Before anything is adopted.
+  void keep_ahead(const std::vector<Hosted>& given);
   // Unmap, tell the daemon, forget.
   void release(Hosted& memory);
   // Unmap what belongs to another server.
@@ -92,6 +112,7 @@ class Physical {
 
  private:
   CUresult map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+  CUresult map_again(const Hosted& memory);
   static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
   static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
@@ -106,6 +127,7 @@ class Physical {
   std::vector<Extent> reserved_host_;  // with the kernel
   ipc::UniqueFd directory_;
   std::array<std::atomic<uint32_t>, journal::kMaxDevices> sharers_{};  // a bit for each other device, by ordinal
+  std::map<uint64_t, Hosted> ahead_;                                   // by id
 };
 
 }  // namespace xmig::server

@@ -159,7 +159,9 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
 }
 
 bool Executor::adopt(std::vector<Hosted> given, std::string& why) {
+  contexts_.use(0);
   const std::lock_guard lock(hosted_mutex_);
+  physical_.keep_ahead(given);
   for (Hosted& memory : given) {
     if (adopt_one(std::move(memory), why) != CUDA_SUCCESS) return false;
   }

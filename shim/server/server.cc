@@ -51,7 +51,8 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       contexts_(device_->driver()),
       faults_(*device_, daemon_),
       injector_(*device_, daemon_, faults_),
-      preload_(*device_, contexts_, log_) {}
+      preload_(*device_, contexts_, log_),
+      physical_(device_->driver(), daemon_, log_) {}
 
 Server::~Server() {
   if (executor_) executor_->stop();
@@ -151,6 +152,7 @@ std::optional<int> Server::operator()(Assign& request) {
     daemon_.bye("the program has exited");
     return 0;
   }
+  if (assignment_->mode != AssignMode::kRecover) physical_.keep_ahead({});
   for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
   if (assignment_->mode == AssignMode::kMove) {
     begin_move();
@@ -184,8 +186,8 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, preload_, *job_,
-                                         assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound);
+  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, preload_, physical_,
+                                         *job_, assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound);
 }
 
 void Server::begin() {
@@ -247,9 +249,19 @@ void Server::load_further() {
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
 }
 
+// A standby is told of what its process has.
+void Server::map_ahead(Hosted memory) {
+  if (memory.kind == HostedKind::kImage) {
+    preload_.add(memory);
+  } else if (static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
+    contexts_.use(static_cast<uint32_t>(memory.ordinal));
+    physical_.map_ahead(std::move(memory), contexts_.count());
+  }
+}
+
 std::optional<int> Server::operator()(MemoryAdd& request) {
-  if (!assignment_ && request.memory.kind == HostedKind::kImage) {
-    preload_.add(request.memory);
+  if (!assignment_) {
+    map_ahead(std::move(request.memory));
     return std::nullopt;
   }
   if (assignment_ && assignment_->mode == AssignMode::kMove) return add_step(std::move(request));

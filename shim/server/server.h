@@ -61,6 +61,7 @@ class Server {
   std::optional<int> operator()(Stop& request);
   std::optional<int> resume(std::optional<Rebind> rebind);
 
+  void map_ahead(Hosted memory);
   void load_further();
   bool watch_client();
   void enter_job();
@@ -85,6 +86,7 @@ class Server {
   Faults faults_;
   Injector injector_;
   Preload preload_;
+  Physical physical_;
 
   int socket_ = -1;  // the daemon's; owned by daemon_
   ipc::UniqueFd client_;  // pidfd

@@ -73,6 +73,7 @@ bool Server::make_step(Step& step, Trouble& trouble) {
 std::optional<int> Server::operator()(MemoryDrop& request) {
   if (assignment_) return add_step(request);
   preload_.drop(request.id);
+  physical_.drop_ahead(request.id);
   return std::nullopt;
 }
 

@@ -174,10 +174,9 @@ bool Shadow::trim(size_t most) {
 }
 
 CUresult Shadow::adopt(Hosted memory) {
-  const uint64_t base = shadow_base(static_cast<uint32_t>(memory.ordinal));
-  const bool inside = memory.address >= base && memory.address - base < kShadowSpan &&
-                      memory.bytes <= kShadowSpan - (memory.address - base);
-  if (!whole_granules(memory.address, memory.bytes) || !inside) return CUDA_ERROR_INVALID_VALUE;
+  if (!in_place(HostedKind::kShadow, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   const auto next = slabs_.lower_bound(memory.address);
   if ((next != slabs_.end() && next->first - memory.address < memory.bytes) ||
       containing(memory.address) != slabs_.end()) {

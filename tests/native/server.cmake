@@ -14,6 +14,11 @@ add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_L
 target_link_libraries(blind_server PRIVATE xmig_server_core)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
+# A server whose device has the memory that was given back only later.
+add_executable(late_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/late_device.cc)
+target_link_libraries(late_server PRIVATE xmig_server_core)
+set_target_properties(late_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/late)
+
 # A server whose device places modules' variables itself.
 add_executable(placing_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
 target_link_libraries(placing_server PRIVATE xmig_server_core)
@@ -44,7 +49,7 @@ xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo 
                  host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
                  pauses idle_uses_no_cpu cuts_of_two_devices)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
-                 copies_more_than_the_journal memory_is_full zeros changes
+                 copies_more_than_the_journal memory_is_full mapped_ahead zeros changes
                  discarded discarded_wrongly)
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
                  preloaded limits
@@ -84,6 +89,8 @@ foreach(test injections lost_again_in_redo program_error error_among_others cuts
   add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
 
+add_test(NAME server.late_memory_is_full
+         COMMAND server_memory_jobs $<TARGET_FILE:late_server> $<TARGET_FILE:server_kernels> memory_is_full)
 add_test(NAME server.move_promised COMMAND server_move_test $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> promised)
 
 foreach(decoder cut request ring variables)

@@ -111,7 +111,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};
   auto job = Job::map("fuzz", ::getpid(), std::move(fds), why);
   if (!job) std::abort();
-  Executor executor(*device, contexts, daemon, log, faults, injector, preload, *job, 1.0);
+  Physical physical(device->driver(), daemon, log);
+  Executor executor(*device, contexts, daemon, log, faults, injector, preload, physical, *job, 1.0);
   if (!executor.start_fresh(why)) std::abort();
   write_records(Input(data, size), job->journal());
   executor.run_to_tail();

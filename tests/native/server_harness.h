@@ -9,16 +9,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -41,7 +44,8 @@ using Json = nlohmann::json;
 struct Setup {
   std::string server;  // path of xmig-server
   std::string kernels;  // path of the kernels' shared object
-  bool preload = false;  // who takes a lost server's place has loaded its modules beforehand
+  bool preload = false;  // who takes a lost server's place has mapped its memory and loaded its modules beforehand
+  bool mistaken = false;  // and was told of other memory under the same numbers, and of some that is no more
 };
 inline Setup setup;
 inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
@@ -477,7 +481,7 @@ class Job {
 
   void start_server() {
     auto [pid, control] = spawn_server(options_.device, options_.memory, runtime_dir);
-    if (setup.preload && started_) preload(control.get());
+    if (setup.preload && started_ && !resuming_) preload(control.get(), pid);
     const std::lock_guard lock(mutex_);
     control_ = std::move(control);
     server_ = pid;
@@ -508,16 +512,25 @@ class Job {
     send_locked({{"type", "go"}}, {});
   }
 
+  // As the device makes it: it maps nothing else.
+  static ipc::UniqueFd other_memory(uint64_t bytes) {
+    ipc::UniqueFd fd = memfd("xmig-device-memory-of-cpu:0", bytes);
+    CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    return fd;
+  }
+
   // As a warm standby is told. Its last word before the job is what it has loaded.
-  void preload(int control) {
+  void preload(int control, pid_t server) {
     const auto tell = [&](const Json& message, std::span<const int> fds) {
       const std::string text = message.dump();
       CHECK(ipc::send_message(control, std::as_bytes(std::span(text)), fds) == 0);
     };
     for (const auto& [id, held] : memory_) {
-      const int one = held.fd.get();
-      if (held.fields["kind"] == "image") tell(held.fields, std::span(&one, 1));
+      const ipc::UniqueFd other = setup.mistaken ? other_memory(held.fields["bytes"]) : ipc::UniqueFd();
+      const int one = other && held.fields["kind"] != "image" ? other.get() : held.fd.get();
+      tell(held.fields, std::span(&one, 1));
     }
+    if (setup.mistaken) tell_of_what_is_no_more(tell);
     const int cuts[] = {cut_fd_[0].get(), cut_fd_[1].get()};
     tell({{"type", "preload"}}, cuts);
     std::vector<std::byte> buffer(64 << 10);
@@ -529,7 +542,33 @@ class Job {
       if (message.at("type") != "preloaded") continue;
       preloaded_modules += message.at("modules").get<uint64_t>();
       preloaded_kernels += message.at("kernels").get<uint64_t>();
+      check_mapped(server);
       return;
+    }
+  }
+
+  // Right behind each piece of memory, where the program's next may come to lie.
+  void tell_of_what_is_no_more(const std::function<void(const Json&, std::span<const int>)>& tell) {
+    uint64_t id = 1ull << 40;
+    for (const auto& [number, held] : memory_) {
+      if (held.fields["kind"] != "device") continue;
+      Json fields = held.fields;
+      fields["id"] = id++;
+      fields["address"] = held.fields["address"].get<uint64_t>() + held.fields["bytes"].get<uint64_t>();
+      const ipc::UniqueFd other = other_memory(held.fields["bytes"]);
+      const int one = other.get();
+      tell(fields, std::span(&one, 1));
+    }
+  }
+
+  // Is each piece of memory at its address in the server?
+  void check_mapped(pid_t server) {
+    std::set<uint64_t> starts;
+    std::ifstream maps("/proc/" + std::to_string(server) + "/maps");
+    for (std::string line; std::getline(maps, line);) starts.insert(std::stoull(line, nullptr, 16));
+    for (const auto& [id, held] : memory_) {
+      const bool mappable = held.fields["kind"] != "image" && held.fields["name"] == "";
+      if (mappable) CHECK(starts.contains(held.fields["address"].get<uint64_t>()));
     }
   }
 

@@ -238,6 +238,47 @@ void memory_is_full() {
   check_resumed(job);
 }
 
+// Who takes a lost server's place has the memory mapped already; or other memory under the same numbers, or what is no more,
+// where the next memory comes to lie. Memory comes, goes, and comes back at the same place, all of it again in a redo.
+void mapped_ahead() {
+  setup.preload = true;
+  for (const bool mistaken : {false, true}) {
+    setup.mistaken = mistaken;
+    Job job;
+    const uint64_t base = journal::kDeviceBase + (1ull << 32);
+    constexpr uint64_t kPiece = 4 * journal::kGranule, kPieces = 6;
+    const auto at = [&](uint64_t piece) { return base + piece * kPiece; };
+    const auto fill = [&](uint64_t piece, uint8_t value) {
+      job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{at(piece), value, kPiece, 0});
+    };
+    std::array<uint8_t, kPieces> values{};
+    std::vector<uint8_t> got(kPiece);
+    for (uint8_t round = 1; round <= 6; ++round) {
+      for (uint64_t piece = 0; piece < kPieces; ++piece) {
+        if (values[piece] != 0 && (piece + round) % 3 == 0) {
+          job.append(Op::xmFree, Args_xmFree{at(piece), 0});
+          job.append(Op::xmShrink, Args_xmShrink{at(piece), kPiece});
+          values[piece] = 0;
+        } else if (values[piece] == 0 && (piece + round) % 2 == 0) {
+          CHECK(job.grow(at(piece), kPiece) == CUDA_SUCCESS);
+          job.alloc(at(piece), kPiece);
+          values[piece] = static_cast<uint8_t>(16 * round + piece);
+          fill(piece, values[piece]);
+        }
+      }
+      CHECK(job.synchronize() == CUDA_SUCCESS);
+      if (round % 2 == 0) job.cut();
+      job.kill_server();
+      for (uint64_t piece = 0; piece < kPieces; ++piece) {
+        if (values[piece] == 0) continue;
+        CHECK(job.read(at(piece), got.data(), got.size()) == CUDA_SUCCESS);
+        CHECK(std::count(got.begin(), got.end(), values[piece]) == static_cast<int64_t>(got.size()));
+      }
+    }
+    check_resumed(job);
+  }
+}
+
 // Programs take most of a device before they use it. A cut keeps nothing of zeros, and a recovery makes them again.
 void zeros() {
   Job job;
@@ -445,7 +486,7 @@ void discarded_wrongly() {
 const Tests kTests = {
     {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
-    {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"zeros", zeros},
+    {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"mapped_ahead", mapped_ahead}, {"zeros", zeros},
     {"changes", changes}, {"discarded", discarded}, {"discarded_wrongly", discarded_wrongly},
 };
 

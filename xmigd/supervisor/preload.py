@@ -1,4 +1,5 @@
-"""What a warm standby is told of the process that it may get, so that it loads modules and kernels beforehand."""
+"""What a warm standby is told of the process that it may get, so that it maps its memory and loads modules and kernels
+beforehand."""
 
 from __future__ import annotations
 
@@ -13,23 +14,24 @@ if TYPE_CHECKING:
 
 
 class Preload:
-    """Tells each standby the images of its process, as they come and go, and when a cut may hold something new."""
+    """Tells each standby what its process has, memory and images, as they come and go, and when a cut may hold something
+    new."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._told: Server | None = None  # who knows all images
+        self._told: Server | None = None  # who knows all that there is
         self._objects: int | None = None  # of the last cut that it was told of
         self._changed = False
 
     def added(self, handle: Handle) -> None:
         standby = self._standby()
-        if standby is not None and standby is self._told and handle.kind == "image":
+        if standby is not None and standby is self._told:
             standby.send(handle.message, (handle.fd,))
-            self._changed = True
+            self._changed |= handle.kind == "image"
 
     def dropped(self, handle: Handle) -> None:
         standby = self._standby()
-        if standby is not None and standby is self._told and handle.kind == "image":
+        if standby is not None and standby is self._told:
             standby.send(m.pack("memory", op="drop", id=handle.id))
 
     def cut(self, objects: int | None) -> None:
