@@ -100,7 +100,9 @@ class Settings(Configuration):
         description="seconds without progress after which a device's work counts as hung; 0: never",
     )  # fmt: skip
     standby: bool = Field(default=True, description="keep one warm standby server per process")
-    preload: bool = Field(default=True, description="let standbys map the memory of their process, and load its modules and kernels")
+    preload: bool = Field(
+        default=True, description="let standbys map the memory of their process, and load its modules and kernels"
+    )
     host_pool_mib: int = Field(
         default=0, ge=0, description="MiB of host memory that is kept ready for suspended processes; 0: none"
     )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Preload:
-    """Tells each standby what its process has, memory and images, as they come and go, and when a cut may hold something
-    new."""
+    """Tells each standby what its process has, memory and images, as they come and go, and when a cut may hold
+    something new."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

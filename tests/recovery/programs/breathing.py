@@ -1,4 +1,4 @@
-"""Has as many pieces of memory as it is told: each line on standard input is a number of them; each answer is what is in them."""
+"""Has as many pieces of memory as it is told: each line on standard input is a number, each answer what is in them."""
 
 import sys
 import zlib
@@ -6,10 +6,10 @@ import zlib
 from calls import RUNTIME, c_void_p, malloc, pattern, read, say, write
 
 N, USED = 64 << 20, 1 << 16
-pieces: list[c_void_p] = []
+pieces: list[int] = []
 for line in sys.stdin:
     while len(pieces) > int(line):
-        RUNTIME.cudaFree(pieces.pop())
+        RUNTIME.cudaFree(c_void_p(pieces.pop()))
     while len(pieces) < int(line):
         pieces.append(malloc(N))
         write(pieces[-1], pattern(USED, len(pieces)))
