@@ -33,7 +33,7 @@ def crowd(
     assert process.stdout is not None
 
     def end() -> dict[str, Any]:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
 
@@ -55,7 +55,7 @@ def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tupl
     with contextlib.ExitStack() as stack:
         with become(uid) if uid else contextlib.nullcontext():  # a socket is its maker's
             sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(target, Path) else socket.AF_INET))
-            sock.settimeout(30)
+            sock.settimeout(60)
             sock.connect(address)
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
