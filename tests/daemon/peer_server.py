@@ -2,11 +2,11 @@
 
 It hands over memfds as its device memory and checks that they come back at a recovery, or reach the target of a move.
 What it shall do wrong is read from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is
-`hello`, `assign`, `inject`, `go`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`, `take`,
-`took`, `resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`, `hold` (until
-that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's), `kill` (the
-daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and does not come
-to the end), a number: so often `exit`, then good; or a list: one after the other, then good.
+`hello`, `assign`, `inject`, `go`, `pause`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`,
+`take`, `took`, `resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`,
+`hold` (until that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's),
+`kill` (the daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and
+does not come to the end), a number: so often `exit`, then good; or a list: one after the other, then good.
 """
 
 from __future__ import annotations
@@ -190,6 +190,9 @@ class Peer:
                     "cut", number=self.cuts, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
                     live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="asked",
                 )  # fmt: skip
+            case "pause":
+                self.behave("pause")
+                self.send("paused", position=100, t=time.monotonic_ns())
             case "stop":
                 leave(0)
             case _:

@@ -156,6 +156,18 @@ def test_a_program_that_dies_in_its_handshake(node: Node) -> None:
     node.wait_until_closed(before)
 
 
+def test_a_server_that_is_lost_while_it_is_to_pause(node: Node) -> None:
+    """Nothing is wrong with the daemon: the process recovers, and may be asked again."""
+    with Program(node) as program, node.http() as http:
+        process = started(node, program)
+        node.behave(pause=["exit"])
+        answer = http.post(f"/v1/processes/{process['id']}:pause")
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), answer.text
+        assert "the server was lost: exit code 3" in answer.json()["detail"]
+        wait_for_recoveries(node, 1)
+        assert http.post(f"/v1/processes/{process['id']}:pause").json() == {"position": 100}
+
+
 def test_injected_faults_do_not_count(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
