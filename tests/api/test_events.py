@@ -14,7 +14,7 @@ import httpx
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from tests.daemon.node import Node, Program
+from tests.daemon.node import Node, Program, until
 from xmigd.database.writer import Writer
 from xmigd.events import repository
 from xmigd.events.bus import QUEUE, Bus, Event
@@ -134,6 +134,7 @@ class TestStream:
     def test_reset_where_history_is_missing(self, node: Node) -> None:
         with node.http() as http:
             http.post("/v1/jobs", json={"name": "j"})
+        until(lambda: len(node.get("/v1/events")) > 1, "they are written")
         assert node.kill(signal.SIGTERM) == 0
         with sqlite3.connect(node.database) as database:  # as trimming does
             database.execute("DELETE FROM events WHERE id = 1")
