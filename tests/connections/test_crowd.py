@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,22 @@ __all__ = ["make_node", "peer_native"]
 
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
 ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
-GENEROUS = 2.0  # seconds for 99 of 100 answers; what it is meant to be is measured by `make bench`
+# Seconds for nine in ten answers: the first ones come while the crowd is being turned away, for which a busy machine
+# may take long. What 99 in 100 are meant to take is measured by `make bench`.
+GENEROUS = 0.5
+AS_ELSEWHERE = 3.0  # times what the same takes at a daemon without a crowd, where this machine is slower than that
+
+
+@pytest.fixture(scope="module")
+def elsewhere(peer_native: Path) -> Iterator[Path]:
+    """The socket of a daemon that nobody crowds."""
+    with tempfile.TemporaryDirectory(prefix="xmig-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        node = Node(folder, peer_native)
+        node.start()
+        yield node.runtime_dir / "api.sock"
+        node.close()
 
 
 def descriptors(node: Node) -> int:
@@ -38,7 +54,7 @@ def descriptors(node: Node) -> int:
 @harness.needs_root
 @pytest.mark.parametrize("kind", ["silent", "slow", "idle"])
 @pytest.mark.parametrize("where", ["unix", "tcp", "web"])
-def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
+def test_others_are_served(make_node: MakeNode, elsewhere: Path, where: str, kind: str) -> None:
     patient = {"request_timeout": "600", "idle_timeout": "600"}  # what is silent stays until it is told to go
     node = make_node(**{f"XMIG_{name.upper()}": value for name, value in patient.items()})
     node.start()
@@ -57,7 +73,11 @@ def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
         def once() -> None:
             assert ask(target, path, uid=OTHER, token=token)[0] == 200
 
-        assert times(100, once) < GENEROUS
+        def there() -> None:
+            assert ask(elsewhere, "/v1/node", uid=OTHER)[0] == 200
+
+        here, calm = times(100, once, there)
+        assert here < max(GENEROUS, AS_ELSEWHERE * calm), (here, calm)
         assert ask(target, path, token=token)[0] == 200  # root
         for uid in (0, OTHER):
             assert ask(target, "/healthz", uid=uid)[0] == 200

@@ -235,8 +235,8 @@ class Program:
 def send_raw(path: Path, data: bytes) -> bytes:
     """One message to a listening socket; what comes back, empty if the connection was only closed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(str(path))  # waits for its place in the queue, which it does not with a time-out
         sock.settimeout(60)
-        sock.connect(str(path))
         with contextlib.suppress(OSError):
             sock.send(data)
         try:
