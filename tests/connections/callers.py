@@ -56,7 +56,7 @@ def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tupl
         with become(uid) if uid else contextlib.nullcontext():  # a socket is its maker's
             sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(target, Path) else socket.AF_INET))
             sock.connect(address)  # waits for its place in the queue, which it does not with a time-out
-            sock.settimeout(30)
+            sock.settimeout(60)
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}\r\n".encode())
@@ -69,12 +69,29 @@ def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tupl
     return int(head[9:12]), json.loads(body) if b"json" in head else {}
 
 
-def times(count: int, *each: Callable[[], object]) -> list[float]:
-    """What nine in ten of each take at most, in seconds. They take turns, so that they meet the same machine."""
-    took: list[list[float]] = [[] for _ in each]
+def times(count: int, once: Callable[[], object]) -> float:
+    """The 99th percentile in seconds."""
+    took = []
     for _ in range(count):
-        for once, seconds in zip(each, took, strict=True):
-            began = time.perf_counter()
-            once()
-            seconds.append(time.perf_counter() - began)
-    return [sorted(seconds)[count * 9 // 10] for seconds in took]
+        began = time.perf_counter()
+        once()
+        took.append(time.perf_counter() - began)
+    return sorted(took)[int(0.99 * (count - 1))]
+
+
+def delay(pid: int) -> Callable[[], float]:
+    """How many times as long as with a processor of its own everything takes this process from now on. That others want
+    one, too, is no matter of its own. /proc/PID/schedstat: nanoseconds on a processor, and of waiting for one."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+
+    def read() -> tuple[int, int]:
+        works, waits, _ = map(int, schedstat.read_text().split())
+        return works, waits
+
+    before = read()
+
+    def so_far() -> float:
+        works, waits = (now - then for now, then in zip(read(), before, strict=True))
+        return 1 + waits / max(works, 1)
+
+    return so_far

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 
 from tests import harness
 from tests.api.callers import become
-from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, times
+from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, delay, times
 from tests.daemon.conftest import MakeNode, make_node, peer_native
 from tests.daemon.node import Node, Program, send_raw, until
 from tests.web.front import Front
@@ -29,22 +28,8 @@ __all__ = ["make_node", "peer_native"]
 
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
 ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
-# Seconds for nine in ten answers: the first ones come while the crowd is being turned away, for which a busy machine
-# may take long. What 99 in 100 are meant to take is measured by `make bench`.
-GENEROUS = 0.5
-AS_ELSEWHERE = 3.0  # times what the same takes at a daemon without a crowd, where this machine is slower than that
-
-
-@pytest.fixture(scope="module")
-def elsewhere(peer_native: Path) -> Iterator[Path]:
-    """The socket of a daemon that nobody crowds."""
-    with tempfile.TemporaryDirectory(prefix="xmig-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        node = Node(folder, peer_native)
-        node.start()
-        yield node.runtime_dir / "api.sock"
-        node.close()
+# Seconds of a processor of its own for 99 of 100 answers; what it is meant to be is measured by `make bench`.
+GENEROUS = 2.0
 
 
 def descriptors(node: Node) -> int:
@@ -54,30 +39,30 @@ def descriptors(node: Node) -> int:
 @harness.needs_root
 @pytest.mark.parametrize("kind", ["silent", "slow", "idle"])
 @pytest.mark.parametrize("where", ["unix", "tcp", "web"])
-def test_others_are_served(make_node: MakeNode, elsewhere: Path, where: str, kind: str) -> None:
+def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
     patient = {"request_timeout": "600", "idle_timeout": "600"}  # what is silent stays until it is told to go
     node = make_node(**{f"XMIG_{name.upper()}": value for name, value in patient.items()})
     node.start()
     before = descriptors(node)
     with contextlib.ExitStack() as stack:
         target: str | Path = node.runtime_dir / "api.sock"
-        path, token = "/v1/node", ""
+        path, token, pid = "/v1/node", "", node.pid
         if where == "tcp":
             with node.http() as http:
                 token = http.post("/v1/tokens", json={"name": "t"}).json()["token"]
             target = node.get("/v1/node")["tcp_address"].removeprefix("http://")
         elif where == "web":
-            target, path = stack.enter_context(Front(node, **patient)).address.removeprefix("http://"), "/login"
+            front = stack.enter_context(Front(node, **patient))
+            assert front.process is not None
+            pid = front.process.pid
+            target, path = front.address.removeprefix("http://"), "/login"
         end = stack.enter_context(crowd(kind, target, MANY, HOG))
 
         def once() -> None:
             assert ask(target, path, uid=OTHER, token=token)[0] == 200
 
-        def there() -> None:
-            assert ask(elsewhere, "/v1/node", uid=OTHER)[0] == 200
-
-        here, calm = times(100, once, there)
-        assert here < max(GENEROUS, AS_ELSEWHERE * calm), (here, calm)
+        times_longer = delay(pid)
+        assert times(100, once) < GENEROUS * times_longer()
         assert ask(target, path, token=token)[0] == 200  # root
         for uid in (0, OTHER):
             assert ask(target, "/healthz", uid=uid)[0] == 200
