@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import harness
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 from xmigd.native import find_native_dir
+
+# How long an example takes says something of the machine only: a process that is stopped for a moment is no defect.
+settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # A run in a shell's background is born with SIGINT ignored, and so would be the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

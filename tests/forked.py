@@ -131,7 +131,8 @@ def can_be(environment: Mapping[str, str]) -> bool:
         read = ("LD_", "PYTHON", "GLIBC_")
         return {k: v for k, v in variables.items() if k.startswith(read) and k != "PYTHONPATH"}
 
-    return at_start(environment) == at_start(AT_FIRST)
+    path = environment.get("PYTHONPATH")
+    return at_start(environment) == at_start(AT_FIRST) and path in (None, str(ROOT), AT_FIRST.get("PYTHONPATH"))
 
 
 class Node(node.Node):

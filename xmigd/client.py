@@ -56,7 +56,14 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        end = time.monotonic() + (self.timeout or 0.0)
+        while True:
+            try:
+                return self.sock.connect(self._path)
+            except BlockingIOError:  # more wait to be accepted than the kernel keeps
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.01)
 
 
 class Client:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from tests.daemon.conftest import make_node, node, peer_native
+from tests.daemon.conftest import in_memory, make_node, node, peer_native
 from tests.daemon.node import Node
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
@@ -45,7 +45,7 @@ def writer(engine: Engine) -> Iterator[Writer]:
 @pytest.fixture(scope="module")
 def daemon(peer_native: Path) -> Iterator[Node]:
     """One daemon for all tests of a module."""
-    folder = Path(tempfile.mkdtemp(prefix="xmig-"))
+    folder = Path(tempfile.mkdtemp(prefix="xmig-", dir=in_memory()))
     folder.chmod(0o755)
     daemon = Node(folder, peer_native, XMIG_OPERATORS_GROUP="60001")
     daemon.start()

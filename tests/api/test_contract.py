@@ -12,13 +12,14 @@ import pytest
 import schemathesis
 
 from tests.api.contract import CHECKS, Sequences, examples, schema
+from tests.daemon.conftest import in_memory
 from tests.daemon.node import Node
 
 
 @pytest.fixture(scope="module")
 def served(peer_native: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Address, and headers of a caller who may do everything."""
-    folder = Path(tempfile.mkdtemp(prefix="xmig-"))
+    folder = Path(tempfile.mkdtemp(prefix="xmig-", dir=in_memory()))
     node = Node(folder, peer_native, XMIG_REQUEST_RATE="0", XMIG_LOG_LEVEL="info")
     node.start()
     with node.http() as http:

@@ -14,7 +14,7 @@ import httpx
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from tests.daemon.node import Node, Program
+from tests.daemon.node import Node, Program, until
 from xmigd.database.writer import Writer
 from xmigd.events import repository
 from xmigd.events.bus import QUEUE, Bus, Event
@@ -47,7 +47,7 @@ class TestBus:
 
         run(writer, test)
         assert [event.id for event in seen] == [1, 2, None, 3, 4]
-        writer.submit("events.add", lambda session: repository.trim(session, 4)).result(10)
+        writer.submit("events.add", lambda session: repository.trim(session, 4)).result(60)
         with Session(readers) as session:
             assert (repository.newest(session), repository.oldest(session)) == (4, None)
 
@@ -69,10 +69,10 @@ class TestBus:
             for number in range(QUEUE + 1):
                 bus.publish("fault", "process", "p", None, {"n": number})
             await bus.flushed()
-            assert (await slow.read(1), slow.ended) == ([], "too slow")
-            assert len(await quick.read(1)) == QUEUE // 2 + 1
+            assert (await slow.read(30), slow.ended) == ([], "too slow")
+            assert len(await quick.read(30)) == QUEUE // 2 + 1
             await bus.close()
-            assert (await quick.read(1), quick.ended) == ([], "xmigd is stopping")
+            assert (await quick.read(30), quick.ended) == ([], "xmigd is stopping")
 
         run(writer, test)
 
@@ -134,6 +134,7 @@ class TestStream:
     def test_reset_where_history_is_missing(self, node: Node) -> None:
         with node.http() as http:
             http.post("/v1/jobs", json={"name": "j"})
+        until(lambda: len(node.get("/v1/events")) > 1, "they are written")
         assert node.kill(signal.SIGTERM) == 0
         with sqlite3.connect(node.database) as database:  # as trimming does
             database.execute("DELETE FROM events WHERE id = 1")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import tempfile
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +74,36 @@ def test_a_daemon_that_is_not_there(scripted: Scripted) -> None:
     done = ctl_process(scripted, "--url", "http://127.0.0.1:1", "ps")
     assert done.returncode == Exit.NO_DAEMON
     assert done.stderr.startswith("xmigctl: no xmigd answers at http://127.0.0.1:1: ")
+
+
+def test_a_daemon_at_whose_door_many_wait() -> None:
+    """More than the kernel keeps: the client waits, too, and does not say that nobody is there."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
+    with tempfile.TemporaryDirectory(prefix="xmig-") as name, contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(f"{name}/api.sock")
+        door.listen(1)
+        many = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(f"{name}/api.sock")
+                many += 1
+
+        def open_it() -> None:
+            for _ in range(many):
+                door.accept()[0].close()
+            with door.accept()[0] as served:
+                served.recv(1 << 16)
+                served.sendall(answer)
+
+        later = threading.Timer(0.5, open_it)
+        later.start()
+        client = Client(Settings(runtime_dir=Path(name)))
+        assert client.get("/v1/jobs") == []
+        client.close()
+        later.join()
 
 
 def test_events_are_parsed(scripted: Scripted) -> None:

@@ -96,12 +96,19 @@ def test_a_job_of_several_processes_ends_with_its_runner(way: Node) -> None:
     assert len(way.processes()) == 2
 
 
-def test_the_end_is_known_across_a_restart(way: Node) -> None:
+def begun(node: Node, script: str) -> subprocess.Popen[str]:
+    """`xmigctl run`, which has got its answer, and whose program has begun."""
     runner = subprocess.Popen(
-        [sys.executable, "-m", "xmigd.cli", "run", "--name", "j", "--", "sh", "-c", "read line; exit 4"],
-        env=way.environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-m", "xmigd.cli", "run", "--name", "j", "--", "sh", "-c", f"echo begun; {script}"],
+        env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    until(lambda: [job for job in way.get("/v1/jobs") if job["name"] == "j"], "the job")
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == "begun\n"
+    return runner
+
+
+def test_the_end_is_known_across_a_restart(way: Node) -> None:
+    runner = begun(way, "read line; exit 4")
     way.kill()
     way.start()
     runner.communicate("\n", timeout=60)
@@ -111,11 +118,7 @@ def test_the_end_is_known_across_a_restart(way: Node) -> None:
 
 def test_nobody_saw_the_end(node: Node) -> None:
     """Runner and daemon are killed: that it has ended is known, and nothing else."""
-    runner = subprocess.Popen(
-        [sys.executable, "-m", "xmigd.cli", "run", "--name", "j", "--", "sh", "-c", "read line"],
-        env=node.environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    until(lambda: [job for job in node.get("/v1/jobs") if job["name"] == "j"], "the job")
+    runner = begun(node, "read line")
     node.kill()
     runner.kill()
     runner.communicate(timeout=60)
@@ -177,6 +180,7 @@ class TestReporting:
             "def on(*_):\n    global count; count += 1\n"
             "signal.signal(signal.SIGINT, on)\n"
             "print('ready', flush=True)\n"
+            "while not count: time.sleep(0.05)\n"
             "end = time.monotonic() + 0.5\n"
             "while time.monotonic() < end: time.sleep(0.05)\n"
             "sys.exit(count)\n"
@@ -209,8 +213,9 @@ class TestReporting:
                 os.close(pidfd)
 
     def test_a_daemon_that_is_away_is_told_later(self, scripted: Scripted) -> None:
-        with self.running(scripted, "sh", "-c", "read line; exit 6") as runner:
-            until(lambda: [1 for _, path, *_ in scripted.requests if path == "/v1/jobs"], "the job")
+        with self.running(scripted, "sh", "-c", "echo begun; read line; exit 6") as runner:
+            assert runner.stdout is not None
+            assert runner.stdout.readline() == "begun\n"
             answer, sock = scripted.answer, scripted.folder / "api.sock"
             sock.rename(scripted.folder / "away.sock")
             runner.communicate("\n", timeout=60)

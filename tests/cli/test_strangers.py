@@ -84,7 +84,7 @@ def test_pages_show_them_harmless(node: Node) -> None:
         job = http.post("/v1/jobs", json={"command": HOSTILE}).json()
     send_raw(node.runtime_dir / "client.sock", pack_notice(job["environment"]["XMIG_JOB"], HOSTILE))
     until(lambda: node.get(f"/v1/jobs/{job['id']}/logs"), "the line")
-    with Front(node) as front, httpx.Client(base_url=front.address) as visitor:
+    with Front(node) as front, httpx.Client(base_url=front.address, timeout=60) as visitor:
         pages = {path: visitor.get(path).text for path in ("/", "/jobs", f"/jobs/{job['id']}", "/audit", "/history")}
         problem = visitor.get(f"/jobs/{'%E2%80%AE'}").text
     assert SHOWN in pages[f"/jobs/{job['id']}"]

@@ -101,14 +101,18 @@ def test_tokens_have_dates(node: Node) -> None:
     before = time.time()
     assert ctl(node, "--url", address, "--token", secret, "ps").returncode == 0
 
+    def tokens(column: str) -> dict[str, float | None]:
+        return {row["name"]: row[column] for row in json.loads(ctl(node, "token", "list", "-o", "json").stdout)}
+
     def used() -> dict[str, float | None]:
-        return {row["name"]: row["last_used_at"] for row in json.loads(ctl(node, "token", "list", "-o", "json").stdout)}
+        return tokens("last_used_at")
 
     assert before <= (used()["used"] or 0) <= time.time()
     assert used()["idle"] is None
     shown = {line.split()[0]: line for line in ctl(node, "token", "list").stdout.splitlines()[1:]}
-    expires = time.strftime("%Y-%m-%d", time.localtime(time.time() + 40 * 86_400))
-    assert expires in shown["used"]
+    expires = tokens("expires_at")["used"] or 0
+    assert expires == pytest.approx(before + 40 * 86_400, abs=3600)
+    assert time.strftime("%Y-%m-%d", time.localtime(expires)) in shown["used"]
     assert shown["idle"].count("never") == 2
     at = used()["used"]
     node.kill(15)

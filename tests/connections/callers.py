@@ -33,7 +33,7 @@ def crowd(
     assert process.stdout is not None
 
     def end() -> dict[str, Any]:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
 
@@ -55,8 +55,8 @@ def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tupl
     with contextlib.ExitStack() as stack:
         with become(uid) if uid else contextlib.nullcontext():  # a socket is its maker's
             sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(target, Path) else socket.AF_INET))
-            sock.settimeout(30)
-            sock.connect(address)
+            sock.connect(address)  # waits for its place in the queue, which it does not with a time-out
+            sock.settimeout(60)
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}\r\n".encode())
@@ -77,3 +77,21 @@ def times(count: int, once: Callable[[], object]) -> float:
         once()
         took.append(time.perf_counter() - began)
     return sorted(took)[int(0.99 * (count - 1))]
+
+
+def delay(pid: int) -> Callable[[], float]:
+    """How many times as long as with a processor of its own everything takes this process from now on. That others want
+    one, too, is no matter of its own. /proc/PID/schedstat: nanoseconds on a processor, and of waiting for one."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+
+    def read() -> tuple[int, int]:
+        works, waits, _ = map(int, schedstat.read_text().split())
+        return works, waits
+
+    before = read()
+
+    def so_far() -> float:
+        works, waits = (now - then for now, then in zip(read(), before, strict=True))
+        return 1 + waits / max(works, 1)
+
+    return so_far

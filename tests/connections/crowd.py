@@ -1,9 +1,10 @@
 """One user who takes as many connections as there are: `crowd.py KIND TARGET COUNT [UID]`.
 
 TARGET: the path of a socket, or HOST:PORT. KIND is silent: nothing is sent. slow: a byte of a request's headers now and
-then. idle: a whole request every second. busy: a page, and the next when it is there. handshakes: at the programs'
-socket, and again when they are closed. It prints "open" when it has them, and when its standard input ends what became
-of them; of pages also how many there were, and the median of their seconds.
+then. idle: a whole request, and another one long after it. busy: a page, and the next when it is there, until each has
+had one. handshakes: at the programs' socket, and again when they are closed. It prints "open" when it has them, and
+when its standard input has ended and everything is read that was said to it, what became of them; of pages also how
+many there were, and the median of their seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import time
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PAGE = b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOWLY = b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 4000
-PACE = 1.0  # seconds between two bytes, or two requests
+PACE = 1.0  # seconds between two bytes, or two attempts
+REST = 20.0  # seconds between two requests: that all of them have to be answered is another matter (busy)
 asked: dict[socket.socket, float] = {}  # when its page was
 took: list[float] = []  # seconds of each page
 
@@ -62,27 +64,32 @@ def main() -> None:
         asked[sock] = time.monotonic()
         sock.send(PAGE)
     print("open", flush=True)
-    step, due = 0, time.monotonic()
+    step, due, told_to_end = 0, time.monotonic(), False
     while True:
-        if time.monotonic() >= due and kind in ("slow", "idle"):
+        if time.monotonic() >= due and not told_to_end and kind in ("slow", "idle"):
             for sock in socks:
                 if sock not in ended:
                     with contextlib.suppress(OSError):
                         sock.send(
                             REQUEST if kind == "idle" else SLOWLY[:30] if step == 0 else SLOWLY[29 + step : 30 + step]
                         )
-            step, due = step + 1, time.monotonic() + PACE
-        if time.monotonic() >= due and kind == "handshakes":
+            step, due = step + 1, time.monotonic() + (REST if kind == "idle" else PACE)
+        if time.monotonic() >= due and not told_to_end and kind == "handshakes":
             for sock in ended:
                 said[again := connect(target, kind)] = bytearray()
                 selector.register(again, selectors.EVENT_READ)
                 said.pop(sock)
                 sock.close()
             ended, due = set(), time.monotonic() + PACE
-        for key, _ in selector.select(0.1):
+        ready = selector.select(0.1)
+        if told_to_end and (len(took) > count if kind == "busy" else not ready):
+            print(json.dumps(summary(said, ended)), flush=True)
+            return
+        for key, _ in ready:
             if key.fileobj is sys.stdin:
-                print(json.dumps(summary(said, ended)), flush=True)
-                return
+                selector.unregister(sys.stdin)
+                told_to_end = True
+                continue
             sock = key.fileobj  # type: ignore[assignment]
             try:
                 piece = sock.recv(1 << 16)

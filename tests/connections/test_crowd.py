@@ -18,7 +18,7 @@ import pytest
 
 from tests import harness
 from tests.api.callers import become
-from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, times
+from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, delay, times
 from tests.daemon.conftest import MakeNode, make_node, peer_native
 from tests.daemon.node import Node, Program, send_raw, until
 from tests.web.front import Front
@@ -28,7 +28,8 @@ __all__ = ["make_node", "peer_native"]
 
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
 ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
-GENEROUS = 2.0  # seconds for 99 of 100 answers; what it is meant to be is measured by `make bench`
+# Seconds of a processor of its own for 99 of 100 answers; what it is meant to be is measured by `make bench`.
+GENEROUS = 2.0
 
 
 def descriptors(node: Node) -> int:
@@ -45,19 +46,23 @@ def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
     before = descriptors(node)
     with contextlib.ExitStack() as stack:
         target: str | Path = node.runtime_dir / "api.sock"
-        path, token = "/v1/node", ""
+        path, token, pid = "/v1/node", "", node.pid
         if where == "tcp":
             with node.http() as http:
                 token = http.post("/v1/tokens", json={"name": "t"}).json()["token"]
             target = node.get("/v1/node")["tcp_address"].removeprefix("http://")
         elif where == "web":
-            target, path = stack.enter_context(Front(node, **patient)).address.removeprefix("http://"), "/login"
+            front = stack.enter_context(Front(node, **patient))
+            assert front.process is not None
+            pid = front.process.pid
+            target, path = front.address.removeprefix("http://"), "/login"
         end = stack.enter_context(crowd(kind, target, MANY, HOG))
 
         def once() -> None:
             assert ask(target, path, uid=OTHER, token=token)[0] == 200
 
-        assert times(100, once) < GENEROUS
+        times_longer = delay(pid)
+        assert times(100, once) < GENEROUS * times_longer()
         assert ask(target, path, token=token)[0] == 200  # root
         for uid in (0, OTHER):
             assert ask(target, "/healthz", uid=uid)[0] == 200
@@ -109,17 +114,20 @@ def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) 
     )
     environment = node.environment | {"XMIG_SOCKET": str(node.runtime_dir / "client.sock")}
 
-    def says() -> str:
+    def says() -> str | None:
+        """None: it was let in, at a moment at which the daemon had closed some of the others."""
         with tempfile.TemporaryFile("w+") as said:  # a pipe of ours is none that the other user can open anew
-            subprocess.run(
+            done = subprocess.run(
                 [sys.executable, "-c", code, str(native_dir / "libcuda.so.1")], env=environment, stderr=said,
-                timeout=60, check=True,
+                timeout=60, check=False,
             )  # fmt: skip
             said.seek(0)
-            return said.read()
+            text = said.read()
+        assert done.returncode == (1 if text == "" else 0), text
+        return text or None
 
     with crowd("handshakes", node.runtime_dir / "client.sock", MANY, HOG):
-        said = [says() for _ in range(5)]
+        said = [until(says, "one is refused") for _ in range(5)]
     for line in said:
         assert f"xmigd refused this process: user {HOG} has 128 unfinished handshakes open" in line
         assert "start fewer programs at once" in line
@@ -140,8 +148,9 @@ def test_descriptors_are_left_for_devices_memory(make_node: MakeNode) -> None:
         for program in programs:
             assert program.welcome()[0] == 0
         until(lambda: [p["standby"] for p in node.processes(live=True)] == ["warm"] * 4, "standbys")
-        assert ask(node.runtime_dir / "api.sock", "/healthz", uid=OTHER)[0] == 200
-        assert ask(node.runtime_dir / "api.sock", "/v1/node")[0] == 200
+        api = node.runtime_dir / "api.sock"
+        until(lambda: ask(api, "/healthz", uid=OTHER)[0] == 200, "the crowd's last have left the lobby")
+        assert ask(api, "/v1/node")[0] == 200
         assert "cannot be taken" not in node.log.read_text()
 
 
@@ -167,7 +176,7 @@ def test_a_reserve_for_root_and_for_health(make_node: MakeNode) -> None:
 def test_the_dashboards_health(make_node: MakeNode) -> None:
     node = make_node()
     node.start()
-    with Front(node) as front, httpx.Client(base_url=front.address) as http:
+    with Front(node) as front, httpx.Client(base_url=front.address, timeout=60) as http:
         for path in ("/healthz", "/readyz"):
             answer = http.get(path)
             assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
@@ -179,33 +188,35 @@ def test_the_dashboards_health(make_node: MakeNode) -> None:
 
 def test_idle_connections_are_closed(make_node: MakeNode) -> None:
     """At every door: after a request, when nothing follows; and when a request does not get on, with the reason."""
-    times = {"request_timeout": "1", "idle_timeout": "1"}
+    # More than anybody takes to send a line, however busy this machine is. All wait at the same time.
+    times = {"request_timeout": "5", "idle_timeout": "5"}
     node = make_node(**{f"XMIG_{name.upper()}": value for name, value in times.items()})
     node.start()
-    with Front(node, **times) as front:
+    with Front(node, **times) as front, contextlib.ExitStack() as stack:
         doors: list[Any] = [str(node.runtime_dir / "api.sock")]
         for address in (node.get("/v1/node")["tcp_address"], front.address):
             host, _, port = address.removeprefix("http://").rpartition(":")
             doors.append((host, int(port)))
+        waiting: list[tuple[socket.socket, bytes]] = []
+        whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        part = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123"
         for door in doors:
-            with socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET) as sock:
-                sock.settimeout(30)
+            # Whoever asks for what needs a token is told that first.
+            for begun in (whole, b"", b"GET /healthz HTTP/1.1\r\nHost:", *([part] if isinstance(door, str) else [])):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET))
+                sock.settimeout(60)
                 sock.connect(door)
-                sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                said = read(sock)
+                sock.sendall(begun)
+                waiting.append((sock, begun))
+        for sock, begun in waiting:
+            said = read(sock)
+            if begun is whole:
                 assert said.startswith(b"HTTP/1.1 200 ")
                 assert said.count(b"HTTP/1.1") == 1  # it has got what it asked for, and nothing else
-            part = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123"
-            # Whoever asks for what needs a token is told that first.
-            for begun in (b"", b"GET /healthz HTTP/1.1\r\nHost:", *([part] if isinstance(door, str) else [])):
-                with socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET) as sock:
-                    sock.settimeout(30)
-                    sock.connect(door)
-                    sock.sendall(begun)
-                    said = read(sock)
-                    status, problem = int(said[9:12]), json.loads(said.partition(b"\r\n\r\n")[2])
-                    assert (status, problem["code"]) == (408, "request_timeout"), said
-                    assert problem["hint"] == "send headers and body without a pause"
+                continue
+            status, problem = int(said[9:12]), json.loads(said.partition(b"\r\n\r\n")[2])
+            assert (status, problem["code"]) == (408, "request_timeout"), said
+            assert problem["hint"] == "send headers and body without a pause"
 
 
 def read(sock: socket.socket) -> bytes:
@@ -229,7 +240,7 @@ def test_streams_count_apart(make_node: MakeNode) -> None:
 
     def client() -> httpx.Client:
         transport = httpx.HTTPTransport(uds=str(node.runtime_dir / "api.sock"), verify=False)
-        return httpx.Client(transport=transport, base_url="http://localhost")
+        return httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
 
     events: Any = {"method": "GET", "url": "/v1/events", "headers": {"accept": "text/event-stream"}}
     with client() as http, client() as others, contextlib.ExitStack() as streams:

@@ -91,7 +91,7 @@ class Node:
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self.daemon is not None
         self.daemon.send_signal(number)
-        code = self.daemon.wait(timeout=20)
+        code = self.daemon.wait(timeout=60)
         self.daemon = None
         return code
 
@@ -120,7 +120,7 @@ class Node:
     @contextlib.contextmanager
     def http(self) -> Iterator[httpx.Client]:
         transport = httpx.HTTPTransport(uds=str(self.runtime_dir / "api.sock"), verify=False)
-        with httpx.Client(transport=transport, base_url="http://localhost", timeout=10) as client:
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
             yield client
 
     def get(self, path: str, **params: Any) -> Any:
@@ -145,7 +145,7 @@ class Node:
 
         return until(standby, "a standby")
 
-    def behave(self, **behaviour: str | int) -> None:
+    def behave(self, **behaviour: str | int | list[str]) -> None:
         file = self.runtime_dir / "behaviour.json"
         file.with_suffix(".new").write_text(json.dumps(behaviour))
         file.with_suffix(".new").replace(file)  # servers may be reading it
@@ -235,8 +235,8 @@ class Program:
 def send_raw(path: Path, data: bytes) -> bytes:
     """One message to a listening socket; what comes back, empty if the connection was only closed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(10)
-        sock.connect(str(path))
+        sock.connect(str(path))  # waits for its place in the queue, which it does not with a time-out
+        sock.settimeout(60)
         with contextlib.suppress(OSError):
             sock.send(data)
         try:

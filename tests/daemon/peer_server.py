@@ -2,11 +2,11 @@
 
 It hands over memfds as its device memory and checks that they come back at a recovery, or reach the target of a move.
 What it shall do wrong is read from `behaviour.json` in the runtime directory: {"<point>": "<what>"}, where the point is
-`hello`, `assign`, `inject`, `go`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`, `take`,
-`took`, `resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`, `hold` (until
-that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's), `kill` (the
-daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and does not come
-to the end), or a number: so often `exit`, then good.
+`hello`, `assign`, `inject`, `go`, `pause`, or one of a move's (`foreign`, `round`, `host`, `handover`, `handed_over`,
+`take`, `took`, `resumed`, `prepare`, `suspend`, `suspended`, `announced`), and what is `exit`, `garbage`, `hang`,
+`hold` (until that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's),
+`kill` (the daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and
+does not come to the end), a number: so often `exit`, then good; or a list: one after the other, then good.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 GRANULE = 2 << 20
 SYS_EXIT = 60  # of one thread; x86-64
+
+
+def leave(code: int) -> NoReturn:
+    """At once, as servers do: what Python tidies up on its way out ends the connection long before the process."""
+    os._exit(code)
 
 
 class Peer:
@@ -55,13 +60,16 @@ class Peer:
         if isinstance(what, int):
             self.behave_next({point: what - 1} if what > 1 else {})
             what = "exit"
+        if isinstance(what, list):
+            what, *rest = what
+            self.behave_next({point: rest} if rest else {})
         if what == "exit":
-            sys.exit(3)
+            leave(3)
         if what == "garbage":
             self.sock.send(b"\x00not json")
         if what == "unavailable":
             self.send("unavailable", error=46, text="another process has the device")
-            sys.exit(1)
+            leave(1)
         if what == "hang":
             time.sleep(600)
         while what == "hold":
@@ -74,17 +82,23 @@ class Peer:
             self.sock.close()
             time.sleep(600)
         if what == "linger":
-            # The process is on its way out, and its connection closed, while another thread of it still lives.
-            threading.Thread(target=time.sleep, args=(600,)).start()
-            self.sock.close()
+            threading.Thread(target=self.linger).start()
             ctypes.CDLL(None).syscall(SYS_EXIT, 0)
         if what == "fault":
             self.send(
                 "fault", sequence=7, op="xmLaunch", error=700, text="an illegal address", t=time.monotonic_ns(),
                 after=0, until=0,
             )  # fmt: skip
-            sys.exit(70)
+            leave(70)
         return str(what)
+
+    def linger(self) -> None:
+        """The process is on its way out, and its connection closed, while this thread of it still lives."""
+        first = Path(f"/proc/self/task/{os.getpid()}/stat")
+        while first.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        self.sock.close()
+        time.sleep(600)
 
     def behave_next(self, behaviour: dict[str, Any]) -> None:
         written = self.runtime_dir / f"behaviour.{os.getpid()}"
@@ -117,7 +131,7 @@ class Peer:
                 self.client = os.pidfd_open(message["client_pid"])
                 self.behave("assign")
                 if message["mode"] == "lost":
-                    sys.exit(0)
+                    leave(0)
                 self.mode, self.next_id = message["mode"], message.get("first_id", 1)
                 if message["mode"] == "fresh":
                     self.generation = 1
@@ -143,7 +157,7 @@ class Peer:
                     assert kinds == ["image", "shadow"], kinds
                     if self.behave("take") == "refuse":
                         self.send("resume_failed", code="no_room", text="the device is full")
-                        sys.exit(1)
+                        leave(1)
                     self.grow()
                 else:
                     assert kinds == ["device", "device", "image", "shadow"], kinds
@@ -176,8 +190,11 @@ class Peer:
                     "cut", number=self.cuts, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
                     live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="asked",
                 )  # fmt: skip
+            case "pause":
+                self.behave("pause")
+                self.send("paused", position=100, t=time.monotonic_ns())
             case "stop":
-                sys.exit(0)
+                leave(0)
             case _:
                 self.move(message, fds)
 
@@ -186,7 +203,7 @@ class Peer:
         if what in ("refuse", "no_peer"):
             code, text = ("no_room", "the device is full") if what == "refuse" else (what, "there is no way to it")
             self.send("move_failed", code=code, text=text)
-            sys.exit(1)
+            leave(1)
 
     def grow(self) -> None:
         """Memory of its own, as the target of a move or of a resumption."""
@@ -260,10 +277,10 @@ class Peer:
 
     def reconnect(self) -> None:
         if self.mode == "move" and not self.took:
-            sys.exit(0)  # it has not been told to take
+            leave(0)  # it has not been told to take
         while self.job is not None:
             if self.client is not None and select.select([self.client], [], [], 0)[0]:
-                sys.exit(0)
+                leave(0)
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 self.sock.connect(str(self.runtime_dir / "control.sock"))
@@ -272,7 +289,7 @@ class Peer:
             except OSError:  # no daemon yet, or one that is dying: its listening socket may outlive its connections
                 self.sock.close()
                 time.sleep(0.02)
-        sys.exit(0)
+        leave(0)
 
     def announce(self, job: dict[str, Any]) -> None:
         source_first = self.behave("announced") == "source_first"
@@ -300,7 +317,7 @@ class Peer:
             ready = select.select(watched, [], [])[0]
             if self.client in ready:
                 self.send("bye", reason="the program has exited")
-                sys.exit(0)
+                leave(0)
             try:
                 data, fds, _, _ = socket.recv_fds(self.sock, 65536, 8)
             except ConnectionResetError:  # the daemon died with messages unread

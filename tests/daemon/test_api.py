@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from .node import Node, Program
+from .node import Node, Program, until
 
 
 def test_resources(node: Node) -> None:
@@ -49,9 +49,12 @@ def test_errors_are_problems(node: Node) -> None:
 
 def test_an_answer_has_what_happened_before_it_was_asked_for(node: Node) -> None:
     """A program is let in whether the database takes writes or not; who asks for it then waits until it is written."""
+    node.behave(hello="hold")  # to start everything may take longer than anybody waits for a lock
     lock = sqlite3.connect(node.database, isolation_level=None, check_same_thread=False)
-    lock.execute("BEGIN IMMEDIATE")
     with Program(node) as program, contextlib.closing(lock):
+        until(node.processes, "its server is starting")
+        lock.execute("BEGIN IMMEDIATE")
+        node.behave()
         assert program.welcome()[0] == 0
         release = threading.Timer(0.2, lock.execute, ("ROLLBACK",))
         release.start()
@@ -59,6 +62,7 @@ def test_an_answer_has_what_happened_before_it_was_asked_for(node: Node) -> None
         (job,) = node.get("/v1/jobs")
         release.join()
         assert (process["pid"], process["job_id"], job["processes"]) == (program.pid, job["id"], 1)
+        assert process["why"] == "the server is ready"  # as the database has it
 
 
 def test_jobs(node: Node) -> None:

@@ -31,10 +31,12 @@ def cut_in_a_page(path: Path) -> None:
 
 
 def overwritten(path: Path) -> None:
-    """A page in the middle: SQLite alone would find it when that is wanted."""
-    pages = path.stat().st_size // 4096
+    """A page of a table that a start does not read: SQLite alone would find it when that is wanted."""
+    with sqlite3.connect(path) as database:
+        (page,) = database.execute("select rootpage from sqlite_master where name = 'recoveries'").fetchone()
+    database.close()
     with open(path, "r+b") as file:
-        file.seek(pages // 2 * 4096)
+        file.seek((page - 1) * 4096)
         file.write(GARBAGE[:4096])
 
 

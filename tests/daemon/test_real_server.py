@@ -32,8 +32,11 @@ def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
         before = node.descriptors()
         for count in range(1, 21):
             victims = node.servers() if count % 4 == 0 else [process["server_pid"]]
+            # Together: the second would otherwise be the one that has recovered from the first.
+            stop(node.pid)
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
+            os.kill(node.pid, signal.SIGCONT)
             process = node.wait_for_standby(after=process["server_pid"])
             wait_for_recoveries(node, count)
         # A standby that is killed at the same moment may have been given the process before.
@@ -97,6 +100,7 @@ def test_a_server_that_dies_with_everybody_leaves_a_clear_answer(node: Node) -> 
         node.kill()
         for pid in (store, process["server_pid"]):
             os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(store), "nobody has the store's socket")
         node.start()
         status, _, _, message = program.reattach(process["id"])
         assert status == 46

@@ -21,6 +21,7 @@ from xmigd.settings import Settings
 
 from .conftest import MakeNode
 from .node import Node, Program, alive, until
+from .test_supervision import wait_for_recoveries
 from .test_upgrade import older
 
 
@@ -33,7 +34,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> None:
 def start_in_vain(node: Node) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "xmigd.main"], env=node.environment, cwd=node.folder, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode in (1, 2), done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("xmigd: ")]
@@ -128,19 +129,23 @@ def test_a_full_disk_while_running(make_node: MakeNode) -> None:
             filler = folder / "filler"
             fill(filler)
             with node.http() as http:
-                until(lambda: http.post("/v1/jobs", json={"name": "x" * 200}).status_code == 503, "writes fail")
-                refusal = http.post("/v1/jobs", json={"name": "x" * 200}).json()
+
+                def refused() -> httpx.Response | None:
+                    answer = http.post("/v1/jobs", json={"name": "x" * 200})
+                    return answer if answer.status_code == 503 else None
+
+                refusal = until(refused, "writes fail").json()
                 assert refusal["code"] == "disk_full"
                 assert "make room" in refusal["hint"]
-                jobs = http.get("/v1/jobs").json()
+                jobs = http.get("/v1/jobs", params={"limit": 1000}).json()
                 assert len(jobs) >= 1
                 assert http.get("/readyz").status_code == 503
                 for _ in range(2):
                     os.kill(process["server_pid"], signal.SIGKILL)
                     process = node.wait_for_standby(after=process["server_pid"])
                 filler.unlink()
-                until(lambda: len(http.get("/v1/recoveries").json()) == 2, "the records are written")
-                assert {r["outcome"] for r in http.get("/v1/recoveries").json()} == {"resumed"}
+                wait_for_recoveries(node, 2)
+                assert [r["outcome"] for r in http.get("/v1/recoveries").json()] == ["resumed"] * 2
                 # By itself: nobody asks for anything to be written.
                 until(lambda: http.get("/readyz").status_code == 200, "it takes writes again")
                 assert http.post("/v1/jobs", json={"name": "again"}).status_code == 201

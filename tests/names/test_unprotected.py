@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
-import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import COMPILER, own_node, wait_until
+from tests.harness import COMPILER, own_node, stop, wait_until
 from xmigd.cli import landlock
 from xmigd.cli.exits import Exit
 from xmigd.demo.node import Node
@@ -22,15 +23,19 @@ from xmigd.supervisor import unprotected
 from xmigd.supervisor.pidfd import start_time
 from xmigd.supervisor.unprotected import READ_ALL, Found, Root, Watch
 
-HOLD = "import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
-JOB = "0123456789abcdef0123456789abcdef"
+HOLD = "import ctypes, os, sys, time; ctypes.CDLL(sys.argv[1]); print(os.getpid(), flush=True); time.sleep(600)"
+JOB = uuid.uuid4().hex  # nobody else's, of those who run this test on this machine
+
+
+NUMBERS = itertools.count()
 
 
 class Running:
     """`xmigctl run`, and what it has started."""
 
     def __init__(self, node: Node, *words: str | Path, options: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-m", "xmigd.cli", "run", "--name", "watched", *options, "--", *map(str, words)]
+        self.name = f"watched {next(NUMBERS)}"
+        command = [sys.executable, "-m", "xmigd.cli", "run", "--name", self.name, *options, "--", *map(str, words)]
         pipe = subprocess.PIPE
         self.node = node
         self.process = subprocess.Popen(
@@ -42,7 +47,8 @@ class Running:
         return self.process.stdout.readline().strip()
 
     def job(self) -> dict[str, Any]:
-        return dict(self.node.client.get("/v1/jobs", limit=1)[0])
+        (job,) = [job for job in self.node.client.get("/v1/jobs", limit=1000) if job["name"] == self.name]
+        return dict(job)
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for row in self.node.client.get("/v1/processes", job=self.job()["id"]) if row["unprotected"]]
@@ -69,17 +75,23 @@ def run(node: Node) -> Iterator[Callable[..., Running]]:
 
 def test_a_child_with_an_environment_of_its_own(run: Callable[..., Running], node: Node, genuine: Path) -> None:
     driver = genuine / "libcuda.so.1"
-    running = run("sh", "-c", 'env -i "$@" & echo $!; wait', "sh", sys.executable, "-c", HOLD, driver)
+    running = run("sh", "-c", 'env -i "$@" & wait', "sh", sys.executable, "-c", HOLD, driver)
     pid = int(running.line())
-    assert running.line() == "ready"
     wait_until(lambda: bool(running.rows()), "it is seen")
     (row,) = running.rows()
     assert (row["pid"], row["state"], row["protected"], row["uid"]) == (pid, "unprotected", False, os.getuid())
     assert str(genuine / "libcuda.so.550.54.15") in row["unprotected"]
     job = running.job()
     assert (job["unprotected"], job["state"], job["processes"]) == (1, "running", 1)
-    events = node.client.get("/v1/events", limit=1000)
-    (event,) = [each for each in events if each["type"] == "process.unprotected" and each["job_id"] == job["id"]]
+    events: list[dict[str, Any]] = []
+
+    def told() -> bool:
+        found = node.client.get("/v1/events", limit=1000)
+        events[:] = [e for e in found if e["type"] == "process.unprotected" and e["job_id"] == job["id"]]
+        return bool(events)
+
+    wait_until(told, "the event")
+    (event,) = events
     assert (event["data"]["pid"], event["data"]["why"]) == (pid, row["unprotected"])
     (line,) = node.client.get(f"/v1/jobs/{job['id']}/logs")
     assert (line["source"], line["level"]) == ("xmigd", "warning")
@@ -103,7 +115,7 @@ opener = ctypes.CDLL(sys.argv[1], mode=os.RTLD_DEEPBIND | os.RTLD_NOW)
 opener.open_it.restype = ctypes.c_void_p
 assert opener.open_it(sys.argv[2].encode())
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -120,31 +132,41 @@ def test_beside_the_shim(run: Callable[..., Running], genuine: Path, tmp_path: P
     assert len(running.node.client.get("/v1/processes", job=running.job()["id"])) == 1
 
 
-def test_protected_programs_are(run: Callable[..., Running]) -> None:
-    code = "import ctypes; print(ctypes.CDLL('libcuda.so').cuInit(0), flush=True); import time; time.sleep(60)"
+def two_looks(run: Callable[..., Running], genuine: Path) -> None:
+    """The daemon has looked at everybody twice: first it has seen somebody else, and then that one's end."""
+    other = run("sh", "-c", 'env -i "$@" & wait', "sh", sys.executable, "-c", HOLD, genuine / "libcuda.so.1")
+    pid = int(other.line())
+    wait_until(lambda: bool(other.rows()), "it is seen")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: other.rows()[0]["state"] == "ended", "its end is seen")
+
+
+def test_protected_programs_are(run: Callable[..., Running], genuine: Path) -> None:
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so').cuInit(0), flush=True); import time; time.sleep(600)"
     running = run(sys.executable, "-c", code)
     assert running.line() == "0"
-    time.sleep(2.5)  # two looks
+    two_looks(run, genuine)
     (row,) = running.node.client.get("/v1/processes", job=running.job()["id"])
     assert (row["protected"], row["unprotected"], running.job()["unprotected"]) == (True, "", 0)
 
 
 def test_across_a_restart_of_the_daemon(native_dir: Path, genuine: Path) -> None:
-    with own_node(native_dir, devices="cpu:0", port=-1) as node:
-        running = Running(
-            node, "sh", "-c", 'env -i "$@" & echo $!; wait', "sh", sys.executable, "-c", HOLD, genuine / "libcuda.so.1"
-        )
-        try:
-            pid = int(running.line())
-            wait_until(lambda: bool(running.rows()), "it is seen")
-            node.kill()
-            node.start()
-            time.sleep(2.5)  # two looks
-            assert [(row["pid"], row["state"]) for row in running.rows()] == [(pid, "unprotected")]
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: running.rows()[0]["state"] == "ended", "its end is seen")
-        finally:
-            running.end()
+    with own_node(native_dir, devices="cpu:0", port=-1) as node, contextlib.ExitStack() as stack:
+
+        def run(*words: str | Path) -> Running:
+            running = Running(node, *words)
+            stack.callback(running.end)
+            return running
+
+        running = run("sh", "-c", 'env -i "$@" & wait', "sh", sys.executable, "-c", HOLD, genuine / "libcuda.so.1")
+        pid = int(running.line())
+        wait_until(lambda: bool(running.rows()), "it is seen")
+        node.kill()
+        node.start()
+        two_looks(run, genuine)
+        assert [(row["pid"], row["state"]) for row in running.rows()] == [(pid, "unprotected")]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: running.rows()[0]["state"] == "ended", "its end is seen")
 
 
 # --- strict jobs -----------------------------------------------------------------------------------------------------
@@ -259,7 +281,7 @@ SAY = """
 import ctypes, os, sys, time
 [ctypes.CDLL(each) for each in sys.argv[1:]]
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 ORPHAN = """
 import ctypes, os, sys, time
@@ -268,7 +290,7 @@ if os.fork():
 time.sleep(0.2)
 ctypes.CDLL(sys.argv[1])
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -319,7 +341,7 @@ def test_nvml_alone_is_not_the_driver(spawn: Callable[..., int], genuine: Path) 
 
 def test_a_device_that_is_open(spawn: Callable[..., int], tmp_path: Path) -> None:
     """Whatever the library is called that opened it."""
-    opens = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR); print(os.getpid(), flush=True); time.sleep(60)"
+    opens = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR); print(os.getpid(), flush=True); time.sleep(600)"
     for name, expected in (("nvidia0", ["device"]), ("nvidia-uvm", ["device"]), ("nvidia-caps", []), ("zero", [])):
         (tmp_path / name).touch()
         watch = Watch(frozenset(), dev=str(tmp_path))
@@ -333,7 +355,7 @@ import mmap, os, sys, time
 file = open(sys.argv[1], "rb")
 view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     assert found(Watch(frozenset()), spawn(code, genuine / "libcuda.so.1")) == []
 
@@ -347,13 +369,13 @@ sys.stdin.readline()
 what = sys.argv[1]
 held = os.open(what, os.O_RDWR) if "nvidia" in os.path.basename(what) else ctypes.CDLL(what)
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
 print(int(child.stdout.readline()), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -404,9 +426,15 @@ def test_an_orphan_after_a_look(spawn: Callable[..., int], genuine: Path) -> Non
     assert [each.pid for each in found(watch, first)] == [second]
 
 
-def test_strangers_are_read_once(spawn: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_read_once(
+    spawn: Callable[..., int], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """A look that has nothing new to see costs little, however many others there are."""
+    many = "import os, sys, time; all(os.fork() for _ in range(30)) and print(os.getpid(), flush=True); time.sleep(600)"
+    strangers = spawn(many, start_new_session=True)
+    request.addfinalizer(lambda: os.killpg(strangers, signal.SIGKILL))
     pid = spawn(SAY)
+    stop(pid)  # or it would still go to sleep, and touch memory on its way
     watch = Watch(frozenset(), dev="/nonexistent")
     for _ in range(2):
         found(watch, pid)

@@ -264,7 +264,7 @@ class Process:
         self.paused = True
         try:
             return await self._ask(m.pack("pause"), (), "paused")
-        except Conflict:  # it was not asked
+        except Conflict:  # it was not asked, or was lost
             self.paused = False
             raise
 
@@ -388,7 +388,8 @@ class Process:
         if server.number == self.machine.active:
             self.paused = False
             if self._asked is not None and not self._asked[1].done():
-                self._asked[1].set_exception(Unavailable(f"the server was lost: {ending.text}"))
+                lost = Conflict(f"the server was lost: {ending.text}", hint="ask again when the process is running")
+                self._asked[1].set_exception(lost)
         if self._pidfd is not None and pidfds.has_exited(self._pidfd):
             self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
         self.tell(
