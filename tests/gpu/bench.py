@@ -272,16 +272,17 @@ class Bench:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1" if self.rehearsal else "8"
         if self.rehearsal:  # on a GPU it is the user's, natively as under xMIG
             environment["CUDA_CACHE_PATH"] = str(caches / "cuda")
+        patience = case.patience * (2 if self.rehearsal else 1)  # other tests run beside it
         with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
             options["start_new_session"] = True  # its workers end with it
             if node is not None:
                 device = f"{self.kind}:0,1" if case.devices == 2 else None
                 program = node.program(command, name=case.name, device=device, environment=environment, **options)
-                running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
+                running = Running(program.process, out, patience=patience, end=self.end, program=program)
             else:
                 process = subprocess.Popen(command, env=self.natively(case.devices) | environment, text=True, **options)
-                running = Running(process, out, patience=case.patience, end=self.end, program=None)
+                running = Running(process, out, patience=patience, end=self.end, program=None)
         try:
             yield running
         finally:
