@@ -221,7 +221,7 @@ def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node
     route.fulfill(response=answer)
     expect(page.locator("#live")).to_contain_text("asked-for")
     expect(page.locator("#stale")).to_contain_text("Stale since")
-    page.unroute("**/jobs")
+    page.unroute_all(behavior="wait")  # what is asked for now is answered, too
     node.start()
     expect(page.locator("#stale")).to_be_hidden()
     training.until("running")
