@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from xmigd.demo import main
+from xmigd.demo import main, moving
 from xmigd.demo.node import Node, Program
 
 LATE = 4.0  # seconds, in which a training that does not wait is over
@@ -19,7 +19,7 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
 ) -> None:
     """All strikes fall into the second training, even if it is much faster than the first one was, and also those that
     come so late that it would be over. So does the move into the third one."""
-    finish, strike, move = main.finish, main.strike, main.moving.move
+    finish, strike, move = main.finish, main.strike, moving.move
     struck = 0
 
     def slow_at_first(node: Node, program: Program, name: str, *rest: Any) -> main.Training:
@@ -41,7 +41,7 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
 
     monkeypatch.setattr(main, "finish", slow_at_first)
     monkeypatch.setattr(main, "strike", late_at_last)
-    monkeypatch.setattr(main.moving, "move", late)
+    monkeypatch.setattr(moving, "move", late)
     code = main.run()
     said = capsys.readouterr().out
     assert code == 0, said

@@ -179,9 +179,12 @@ def test_a_form_that_is_being_filled_in_stays_as_it_is(page: Page, training: Pro
     page.goto(f"/jobs/{training.job}")
     page.get_by_text("Stop…").click()
     before = page.locator(".asof time").get_attribute("datetime")
+    recoveries = len(training.recoveries())
     kill_server(training)
     expect(page.locator(".asof time")).not_to_have_attribute("datetime", before or "")
     expect(page.get_by_role("button", name="Stop training")).to_be_visible()
+    outcomes = ["resumed"] * (recoveries + 1)
+    wait_until(lambda: [each["outcome"] for each in training.recoveries()] == outcomes, "it goes on, whatever is next")
 
 
 def test_the_daemon_is_away_for_a_while(page: Page, node: Node, training: Program) -> None:

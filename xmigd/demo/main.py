@@ -112,15 +112,19 @@ def finish(node: Node, program: Program, name: str, training: Training | None = 
     return training
 
 
-def recovered(program: Program, training: Training, count: int) -> dict[str, Any] | None:
-    """Wait until `count` recoveries are over; the last of them. None: the program has ended before."""
+def recovered(program: Program, count: int, training: Training | None = None) -> dict[str, Any] | None:
+    """Wait until `count` recoveries are over; the last of them. None: the program has ended before. ``training``: what
+    it prints meanwhile is added to it."""
     while True:
         over = [r for r in program.recoveries() if r["outcome"] != "running"]
         if len(over) >= count:
             return over[count - 1]
         if program.process.poll() is not None:
             return None
-        training.follow(program, 0.01)  # a fault waits for the next kernel
+        if training is None:
+            time.sleep(0.01)
+        else:
+            training.follow(program, 0.01)  # a fault waits for the next kernel
 
 
 def strike(program: Program, kind: str) -> None:
@@ -163,7 +167,7 @@ def disturbed(console: Console, node: Node, chance: random.Random, strikes: int,
         if program.process.poll() is not None:
             break
         strike(program, kind)
-        recovery = recovered(program, training, number)
+        recovery = recovered(program, number, training)
         if recovery is None:
             break
         recoveries.append(recovery)
