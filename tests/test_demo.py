@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from xmigd.demo import main
+from xmigd.demo import main, moving
 from xmigd.demo.node import Node, Program
+
+LATE = 4.0  # seconds, in which a training that does not wait is over
 
 
 def test_on_a_machine_that_is_busy_in_the_beginning_only(
     native_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All strikes fall into the second training, even if it is much faster than the first one was."""
-    finish = main.finish
+    """All strikes fall into the second training, even if it is much faster than the first one was, and also those that
+    come so late that it would be over. So does the move into the third one."""
+    finish, strike, move = main.finish, main.strike, moving.move
+    struck = 0
 
-    def slow_at_first(node: Node, program: Program, name: str) -> main.Training:
-        training = finish(node, program, name)
+    def slow_at_first(node: Node, program: Program, name: str, *rest: Any) -> main.Training:
+        training = finish(node, program, name, *rest)
         if name == "undisturbed":
             training.result["seconds"] *= 4
         return training
 
+    def late_at_last(program: Program, kind: str) -> None:
+        nonlocal struck
+        struck += 1
+        if struck > 7:
+            time.sleep(LATE)
+        strike(program, kind)
+
+    def late(node: Node, program: Program) -> dict[str, Any]:
+        time.sleep(LATE)
+        return move(node, program)
+
     monkeypatch.setattr(main, "finish", slow_at_first)
+    monkeypatch.setattr(main, "strike", late_at_last)
+    monkeypatch.setattr(moving, "move", late)
     code = main.run()
     said = capsys.readouterr().out
     assert code == 0, said

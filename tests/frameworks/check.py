@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 from tests.gpu.bench import Bench
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences
 from tests.gpu.injections import Strike, arm
+from tests.harness import ROOT
 from xmigd.demo.node import Node
 
+START = ROOT / "tests" / "conformance" / "start.py"
 # At these records of the journal, or the first after them. The shortest program makes a thousand.
 KILLS = [Strike("kill", 0, "record", sequence) for sequence in (150, 400, 650, 900)]
 
@@ -20,12 +20,12 @@ def check(bench: Bench, node: Node, case: Case) -> dict[str, Any]:
     """Its results, which mean nothing here: they only have to be the same ones."""
     undisturbed = bench.under(node, case)
     assert undisturbed.recoveries == []
-    with bench.started(case, node) as running:
+    with bench.started(case, node, launcher=START) as running:
         assert running.program is not None
-        program = int(running.program.until("running")["pid"])
-        os.kill(program, signal.SIGSTOP)  # a short one may end before all of them are there
+        running.ready()  # a short one may end before all of them are there
+        running.program.until("running")
         arm(running.program, KILLS)
-        os.kill(program, signal.SIGCONT)
+        running.go()
         disturbed = running.finish()
     assert differences(undisturbed.result, disturbed.result) == []
     # A server may die before the one before it is replaced: that is one recovery, in two attempts.

@@ -19,7 +19,7 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]
 
     Fails a test whose programs ask for a function that is not covered, and names it."""
     asked = tmp_path / "asked"
-    end = time.monotonic() + 380
+    end = time.monotonic() + 780
     environment = {"XMIG_ASKED": str(asked)}
     yield Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment)
     assert "cuInit" in called(asked)

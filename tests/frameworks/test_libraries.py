@@ -21,7 +21,7 @@ NAMES = [
 
 
 # Two runs that import a framework, on a machine that runs other tests beside.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(800)
 
 
 @pytest.mark.parametrize("name", NAMES)

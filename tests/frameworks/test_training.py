@@ -13,7 +13,7 @@ CASES = [*TIMED, *(case for case in RESULTS if case.name in ("graphed-callables"
 
 
 # Two runs that import a framework, on a machine that runs other tests beside.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(800)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.gpu.cases import PATIENCE, Case
+from tests.gpu.cases import PATIENCE, PROGRAMS, Case
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 from xmigd.native import find_native_dir
@@ -63,6 +63,10 @@ class Running:
     def imported(self) -> None:
         """Wait until a program that was started with `--turns` is to use the device for the first time."""
         self._until_said("imported")
+
+    def ready(self) -> None:
+        """Wait until a program that tests/conformance/start.py runs has shaken hands, and is to begin."""
+        self._until_said("ready")
 
     def turn(self, number: int) -> None:
         """Wait until a program that was started with `--turns` is to do this part of its steps, from 1 on."""
@@ -164,6 +168,8 @@ class Bench:
             try:
                 with Node(Path(name), **({"devices": devices, "port": -1} | settings)) as node:
                     yield node
+                # A daemon that ends at once may leave them to see for themselves that their programs have gone.
+                wait_until(lambda: not servers_of(name), "its servers have ended")
             finally:
                 self._keep_log(Path(name) / "xmigd.log")
 
@@ -241,8 +247,10 @@ class Bench:
         return pair
 
     @contextmanager
-    def started(self, case: Case, node: Node | None, more: str = "") -> Iterator[Running]:
-        """Start it, under `node` or natively; it is not left behind."""
+    def started(
+        self, case: Case, node: Node | None, more: str = "", *, launcher: Path | None = None
+    ) -> Iterator[Running]:
+        """Start it, under `node` or natively; it is not left behind. `launcher`: the script that runs it."""
         if self.rehearsal and node is None:
             with (
                 self.node(**({"devices": self.two_devices()} if case.devices == 2 else {})) as other,
@@ -252,27 +260,29 @@ class Bench:
             return
         out = self._log_of(case, node)
         command = case.command(self.python, tiny=self.rehearsal, more=more)
+        command[1:1] = [] if launcher is None else [str(launcher)]
         # The programs have their own packages; Triton and Inductor must not take from one side what the other made.
         caches = self.scratch / ("xmig" if node else "native")
         environment = {
-            "PYTHONPATH": "", "TRITON_CACHE_DIR": str(caches / "triton"), "CUPY_CACHE_DIR": str(caches / "cupy"),
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), **self.environment,
-            **case.environment,
+            "PYTHONPATH": str(PROGRAMS) if launcher else "", "TRITON_CACHE_DIR": str(caches / "triton"),
+            "CUPY_CACHE_DIR": str(caches / "cupy"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            **self.environment, **case.environment,
         }  # fmt: skip
         # Its pool has one process for each processor otherwise, in each of several programs that compile at once.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1" if self.rehearsal else "8"
         if self.rehearsal:  # on a GPU it is the user's, natively as under xMIG
             environment["CUDA_CACHE_PATH"] = str(caches / "cuda")
+        patience = case.patience * (2 if self.rehearsal else 1)  # other tests run beside it
         with out.open("w") as stdout, out.with_suffix(".err").open("w") as stderr:
             options: dict[str, Any] = {"stdout": stdout, "stderr": stderr, "stdin": subprocess.PIPE}
             options["start_new_session"] = True  # its workers end with it
             if node is not None:
                 device = f"{self.kind}:0,1" if case.devices == 2 else None
                 program = node.program(command, name=case.name, device=device, environment=environment, **options)
-                running = Running(program.process, out, patience=case.patience, end=self.end, program=program)
+                running = Running(program.process, out, patience=patience, end=self.end, program=program)
             else:
                 process = subprocess.Popen(command, env=self.natively(case.devices) | environment, text=True, **options)
-                running = Running(process, out, patience=case.patience, end=self.end, program=None)
+                running = Running(process, out, patience=patience, end=self.end, program=None)
         try:
             yield running
         finally:
@@ -308,6 +318,18 @@ class Bench:
             return 0
         asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={self.gpu}"]
         return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+
+
+def servers_of(folder: str) -> list[int]:
+    """The processes of the servers of a daemon that has this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if words[0].endswith(b"xmig-server") and folder.encode() in words:
+                    found.append(int(entry.name))
+    return found
 
 
 def gpus() -> int:

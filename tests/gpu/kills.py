@@ -32,7 +32,7 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         natively = [pool.submit(bench.native, case) for _ in range(1 if case.deterministic else NATIVE_RUNS)]
         native = [run.result() for run in natively]
     with bench.node() as node, bench.started(case, node, f"--status {status}") as running:
-        struck = Counter(strikes(running, status, KILLS, random.Random(SEED)))
+        struck = Counter(strikes(running, status, KILLS, random.Random(SEED), standing=bench.rehearsal))
         outcome = running.finish()
     where = ", ".join(f"{count} in {phase}" for phase, count in sorted(struck.items()))
     done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
@@ -54,16 +54,22 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
 
 
 def strikes(
-    running: Running, status: Path, count: int, chance: random.Random, *, preloaded: bool = False
-) -> Iterator[str]:
+    running: Running, status: Path, count: int, chance: random.Random, *, preloaded: bool = False,
+    standing: bool = False,
+) -> Iterator[str]:  # fmt: skip
     """Kill its server `count` times, each time in another phase of a step; the phases in which they died.
 
-    `preloaded`: not before the standby has loaded what it will need.
+    `preloaded`: not before the standby has loaded what it will need. `standing`: the program stands until there is one;
+    it has too few steps to go on meanwhile, wherever a server takes long to start.
     """
     phases: list[str] = []
     pid: int | None = None
+    if standing:
+        assert running.program is not None
+        running.program.until("running")
     for _ in range(count):
-        pid = warm_server(running, pid, preloaded=preloaded)
+        with stopped(running) if standing else contextlib.nullcontext():
+            pid = warm_server(running, pid, preloaded=preloaded)
         if pid is None:
             return
         if not phases:
@@ -78,6 +84,18 @@ def strikes(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             yield phase(status)
+
+
+@contextlib.contextmanager
+def stopped(running: Running) -> Iterator[None]:
+    """The program does nothing."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(running.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(running.process.pid, signal.SIGCONT)
 
 
 def warm_server(running: Running, killed: int | None = None, *, preloaded: bool = False) -> int | None:
@@ -96,12 +114,12 @@ def warm_server(running: Running, killed: int | None = None, *, preloaded: bool 
 
 
 def phases_of(running: Running, status: Path) -> list[str]:
-    """The phases that the program goes through, seen for some steps."""
+    """The phases that the program goes through, seen for some steps: one at least, if it does not end before."""
     seen: set[str] = set()
     first = step(status)
-    while step(status) < first + 3 and running.process.poll() is None:
-        seen.add(phase(status))
-    return sorted(seen - {"start", "end"}) or ["end"]
+    while (step(status) < first + 3 or not seen) and running.process.poll() is None:
+        seen |= {phase(status)} - {"start", "end"}  # it may have begun between two looks
+    return sorted(seen) or ["end"]
 
 
 def step(status: Path) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-from tests.gpu.bench import Bench, Failed, Outcome, Running
+from tests.gpu.bench import Bench, Failed, Outcome, Running, wait_until
 from tests.gpu.cases import DRIVEN, INFERRED, MOVED, SMALL_MOVED, SMALLEST_MOVED, TRAINED, Case
 from xmigd.client import Client
 from xmigd.measurements import Row
@@ -191,7 +191,8 @@ def against_driver(bench: Bench, name: str, compared: str) -> Row:
 
 
 def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[list[Any], Outcome]:
-    """Each move's record and when it was; the program's outcome. `pause`: seconds after each."""
+    """Each move's record and when it was; the program's outcome. `pause`: seconds after each, and what it takes until
+    the target has taken a cut."""
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
         running.holding()
         moving = Moving(running, bench.two())
@@ -199,10 +200,18 @@ def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[
         records = []
         for _ in range(times):
             records.append(moving.move())
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
+                wait_until(lambda: last_cut(moving) > records[-1]["ended_at"], "a cut on the target")
         time.sleep(QUIET)
         outcome = running.finish()
     return list(zip(records, moving.spans, strict=True)), outcome
+
+
+def last_cut(moving: Moving) -> float:
+    """When it was, in Unix seconds; 0: there is none."""
+    cuts = moving.client.get(f"/v1/processes/{moving.info()['id']}/segments", limit=1)
+    return float(cuts[0]["at"]) if cuts else 0.0
 
 
 def framework(
@@ -286,7 +295,11 @@ def slow_down(moves: list[Any], outcome: Outcome) -> Row:
 def longest_step(moves: list[Any], outcome: Outcome) -> Row:
     """What the program itself sees: the downtime, and the first cut on the target, which comes later."""
     steps = list(zip(outcome.result["ends"], outcome.result["lengths"], strict=True))
-    longest = [max(length for end, length in steps if a <= end <= b + AFTERWARDS) for _, (a, b) in moves]
+    # A step that begins in it may end later; there is none where the program itself stood all the while.
+    longest = [
+        max((length for end, length in steps if a <= end and end - length <= b + AFTERWARDS), default=0.0)
+        for _, (a, b) in moves
+    ]
     usual = median(outcome.result["lengths"])
     later = [[cut for cut in outcome.cuts if cut["at"] > record["ended_at"]] for record, _ in moves]
     if not all(later):

@@ -38,7 +38,9 @@ def chromium() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here (packaging/setup/browser.sh)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=dict(os.environ))
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, env=dict(os.environ), timeout=PATIENCE * 1000
+        )
         yield browser
         browser.close()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +55,19 @@ class Front:
         assert "never retrieved" not in said, said
 
 
+def port_for_long() -> str:
+    """A free port that stays free when nobody listens there: none of those which whoever asks for any is given."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    while True:
+        port = random.choice(range(max(1024, low - 10_000), low) or range(high, 1 << 16) or range(1024, 1 << 16))
+        with socket.socket() as ours:
+            try:
+                ours.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return str(port)
+
+
 def start_calm(node: Node, name: str, *, mebibytes: int = 16, **options: Any) -> Program:
     """A program that computes until its standard input ends, and then says whether everything was exact."""
     calm = Path(__file__).parent / "calm.py"
@@ -68,3 +83,4 @@ def start_calm(node: Node, name: str, *, mebibytes: int = 16, **options: Any) ->
 def end_calm(program: Program) -> None:
     out, err = program.process.communicate("\n", timeout=PATIENCE)
     assert out.startswith("exact"), err
+    program.until("ended")  # the daemon sees it later; a program that starts now would go to another device

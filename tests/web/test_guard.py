@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.web.front import Front
+from tests.web.front import PATIENCE, Front
 from xmigd.demo.node import Node
 
 PAGES = ("/", "/devices", "/jobs", "/faults", "/operations", "/audit", "/settings", "/nothing-here", "/jobs/nothing")
@@ -19,7 +19,7 @@ PAGES = ("/", "/devices", "/jobs", "/faults", "/operations", "/audit", "/setting
 
 @pytest.fixture
 def browser(front: Front) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=front.address, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=front.address, trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -68,7 +68,10 @@ def test_a_form_proves_where_it_comes_from(browser: httpx.Client, node: Node) ->
 
 
 def test_who_is_not_logged_in_gets_the_login_page_and_nothing_else(node: Node) -> None:
-    with Front(node, local=0) as front, httpx.Client(base_url=front.address, trust_env=False, timeout=30) as browser:
+    with (
+        Front(node, local=0) as front,
+        httpx.Client(base_url=front.address, trust_env=False, timeout=PATIENCE) as browser,
+    ):
         for path in ("/", "/jobs", "/settings"):
             answer = browser.get(path)
             assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={quote(path, safe='')}")
@@ -123,6 +126,6 @@ def test_settings_that_would_not_be_safe_are_refused(settings: dict[str, str], s
 
 def test_xmigd_is_gone(native_dir: object, node: Node) -> None:
     with Front(node, api="unix:/nothing/here.sock") as front:
-        answer = httpx.get(front.address + "/jobs", trust_env=False, timeout=30)
+        answer = httpx.get(front.address + "/jobs", trust_env=False, timeout=PATIENCE)
         assert answer.status_code == 503
         assert "running programs are not affected" in answer.text

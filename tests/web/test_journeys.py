@@ -35,6 +35,8 @@ def test_run_a_job_and_see_it(page: Page, node: Node) -> None:
     expect(page.locator("#plot-memory canvas")).to_be_visible()
     page.get_by_text("The charts' numbers as a table").click()
     expect(page.locator("#samples tbody tr").first).to_contain_text("MiB")
+    # What the charts show of a program that has ended are its cuts.
+    wait_until(lambda: bool((program.info() or {}).get("live_bytes")), "a cut")
     end_calm(program)
     expect(page.locator(".status")).to_contain_text("ended")
     # What a person has opened stays open while the page renews itself.
@@ -71,6 +73,7 @@ def only_the_newest_sample(route: Route) -> None:
 def test_watch_a_recovery(page: Page, training: Program) -> None:
     page.goto(f"/jobs/{training.job}")
     expect(page.get_by_text("None so far.")).to_be_visible()
+    wait_until(lambda: (training.info() or {}).get("standby") == "warm", "a warm standby")
     kill_server(training)
     incident = page.locator(".incident").first
     expect(incident).to_contain_text("killed by SIGKILL")
@@ -92,6 +95,7 @@ def test_stop_a_job(page: Page, node: Node) -> None:
     expect(page.locator(".note")).to_contain_text("is being stopped")
     expect(page.locator(".status")).to_contain_text("stopped")
     assert program.process.wait(60) == -signal.SIGTERM
+    program.until("ended")
 
 
 def test_cordon_a_device_and_open_it_again(page: Page, node: Node) -> None:
@@ -126,7 +130,8 @@ def test_log_in_with_a_token_that_may_only_look(chromium: Browser, node: Node, t
         expect(refusal).to_contain_text("may only read")
         expect(refusal).to_contain_text("What to do")
         node.client.delete(f"/v1/tokens/{token['id']}")
-        page.reload()
+        expect(page.get_by_label("Token")).to_be_visible()  # without a reload
+        page.goto(f"/jobs/{training.job}")
         expect(page.get_by_label("Token")).to_be_visible()
     training.until("running")
 
@@ -174,9 +179,12 @@ def test_a_form_that_is_being_filled_in_stays_as_it_is(page: Page, training: Pro
     page.goto(f"/jobs/{training.job}")
     page.get_by_text("Stop…").click()
     before = page.locator(".asof time").get_attribute("datetime")
+    recoveries = len(training.recoveries())
     kill_server(training)
     expect(page.locator(".asof time")).not_to_have_attribute("datetime", before or "")
     expect(page.get_by_role("button", name="Stop training")).to_be_visible()
+    outcomes = ["resumed"] * (recoveries + 1)
+    wait_until(lambda: [each["outcome"] for each in training.recoveries()] == outcomes, "it goes on, whatever is next")
 
 
 def test_the_daemon_is_away_for_a_while(page: Page, node: Node, training: Program) -> None:
@@ -198,7 +206,11 @@ def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node
     held: list[tuple[Route, APIResponse]] = []
 
     def hold(route: Route) -> None:
-        held.append((route, route.fetch()))
+        answer = route.fetch()
+        if held or "asked-for" not in answer.text():  # asked for before there was such a job, or after what is held
+            route.fulfill(response=answer)
+        else:
+            held.append((route, answer))
 
     page.goto("/jobs")
     expect(page.locator("#live")).to_contain_text("training")
@@ -212,7 +224,7 @@ def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node
     route.fulfill(response=answer)
     expect(page.locator("#live")).to_contain_text("asked-for")
     expect(page.locator("#stale")).to_contain_text("Stale since")
-    page.unroute("**/jobs")
+    page.unroute_all(behavior="wait")  # what is asked for now is answered, too
     node.start()
     expect(page.locator("#stale")).to_be_hidden()
     training.until("running")
@@ -234,6 +246,7 @@ def test_without_javascript(chromium: Browser, front: Front, node: Node) -> None
         page.get_by_role("button", name="Stop plain").click()
         expect(page.locator(".note")).to_contain_text("is being stopped")
     program.process.wait(60)
+    program.until("ended")
 
 
 def test_the_keyboard_is_enough(page: Page, training: Program) -> None:

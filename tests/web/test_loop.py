@@ -25,7 +25,8 @@ def test_what_comes_for_a_reader_that_was_just_cancelled(caplog: pytest.LogCaptu
         with first, second, peer:
             async with await UNIXSocketStream.from_socket(end) as stream:
                 reading = asyncio.ensure_future(stream.receive())
-                await asyncio.sleep(0.01)
+                while getattr(stream, "_receive_future", None) is None:  # it does not wait for news yet
+                    await asyncio.sleep(0)
                 # Both are seen in one pass of the loop, this one first.
                 loop.add_reader(second, reading.cancel)
                 first.send(b"go")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.daemon.conftest import make_node, node, peer_native
 from tests.daemon.node import Node
-from tests.web.front import Front
+from tests.web.front import PATIENCE, Front
 
 __all__ = ["make_node", "node", "peer_native"]
 
@@ -26,6 +26,7 @@ def test_the_runtime_directory(node: Node, tmp_path: Path, by: str) -> None:
         front.environment["XMIG_CONFIG"] = str(file)
     with front:
         assert f"api=unix:{node.runtime_dir}/api.sock" in front.log.read_text()
-        answer = httpx.get(f"{front.address}/readyz")
+        answer = httpx.get(f"{front.address}/readyz", trust_env=False, timeout=PATIENCE)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-        assert httpx.get(f"{front.address}/jobs", follow_redirects=True).status_code == 200
+        page = httpx.get(f"{front.address}/jobs", follow_redirects=True, trust_env=False, timeout=PATIENCE)
+        assert page.status_code == 200

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import random
+import select
 import shlex
 import shutil
 import signal
@@ -39,38 +41,63 @@ class Failed(XmigError):
 class Training:
     """What a training run printed."""
 
+    epochs: int = 0
     losses: list[str] = field(default_factory=list)
     last_loss: float = 0.0
     result: dict[str, Any] = field(default_factory=dict)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str | bytes) -> None:
         """Take in one line of its output."""
         said = json.loads(text)
         if "losses" in said:
+            self.epochs += 1
             self.losses += said["losses"]
             self.last_loss = said["loss"]
         else:
             self.result = said
+
+    def follow(self, program: Program, patience: float) -> bool:
+        """Take in the next line, when there is one within so many seconds. False: there was none, or there will be no
+        more."""
+        out = program.process.stdout
+        assert out is not None
+        if out.closed or not select.select([out], [], [], max(0.0, patience))[0]:
+            return False
+        text = out.readline()
+        if not text:
+            out.close()
+            return False
+        self.line(text)
+        return True
 
     @property
     def seconds(self) -> float:
         return float(self.result["seconds"])
 
 
-def start(node: Node, name: str, epochs: int) -> Program:
-    """The training program under the shim. Its output goes to files: nobody has to read along."""
+def start(node: Node, name: str, epochs: int, *, followed: bool = False) -> Program:
+    """The training program under the shim. Its output goes to files: nobody has to read along.
+
+    ``followed``: to a pipe of one page, a few epochs. A training that waits until somebody has read what it printed is
+    not over before what is to happen in the middle of it, however late that comes."""
     kernels = find_native_dir(None) / KERNELS
     command: list[str | Path] = [sys.executable, "-m", "xmigd.demo.train", "--kernels", kernels]
     command += ["--epochs", str(epochs)]
+    # Nothing is read ahead: what is in the pipe counts.
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "pipesize": mmap.PAGESIZE, "text": False, "bufsize": 0}
     with (node.folder / f"{name}.out").open("w") as out, (node.folder / f"{name}.err").open("w") as err:
+        options = {"stdout": out} | (pipe if followed else {})
         # One thread in NumPy: only copies and kernels are of interest here.
-        return node.program(command, name=name, stdout=out, stderr=err, environment={"OMP_NUM_THREADS": "1"})
+        return node.program(command, name=name, stderr=err, environment={"OMP_NUM_THREADS": "1"}, **options)
 
 
-def finish(node: Node, program: Program, name: str) -> Training:
-    """Wait for a training's end and read what it printed."""
+def finish(node: Node, program: Program, name: str, training: Training | None = None) -> Training:
+    """Wait for a training's end and read what it printed; ``training``: the rest of what it prints is added to it."""
+    end = time.monotonic() + 300
     try:
-        code = program.process.wait(300)
+        while training is not None and training.follow(program, end - time.monotonic()):
+            pass
+        code = program.process.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         program.process.kill()
         program.process.wait()
@@ -78,21 +105,26 @@ def finish(node: Node, program: Program, name: str) -> Training:
     if code != 0:
         said = (node.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()[-3:]
         raise Failed(f"{name} ended with exit code {code}: {' | '.join(said)}", hint=f"see {node.log}")
-    training = Training()
-    for text in (node.folder / f"{name}.out").read_text().splitlines():
-        training.line(text)
+    if training is None:
+        training = Training()
+        for text in (node.folder / f"{name}.out").read_text().splitlines():
+            training.line(text)
     return training
 
 
-def recovered(program: Program, count: int) -> dict[str, Any] | None:
-    """Wait until `count` recoveries are over; the last of them. None: the program has ended before."""
+def recovered(program: Program, count: int, training: Training | None = None) -> dict[str, Any] | None:
+    """Wait until `count` recoveries are over; the last of them. None: the program has ended before. ``training``: what
+    it prints meanwhile is added to it."""
     while True:
         over = [r for r in program.recoveries() if r["outcome"] != "running"]
         if len(over) >= count:
             return over[count - 1]
         if program.process.poll() is not None:
             return None
-        time.sleep(0.01)
+        if training is None:
+            time.sleep(0.01)
+        else:
+            training.follow(program, 0.01)  # a fault waits for the next kernel
 
 
 def strike(program: Program, kind: str) -> None:
@@ -105,24 +137,25 @@ def strike(program: Program, kind: str) -> None:
         os.kill(info["server_pid"], signal.SIGKILL)
 
 
-def reach(program: Program, output: Path, moment: float, began: float) -> None:
+def reach(program: Program, training: Training, moment: float, began: float) -> None:
     """Wait until a training has done so many epochs, of the last one a part, which takes as long as the others took.
 
     How far it is, and not how late: a machine that others use, too, is now faster and now slower."""
     whole = int(moment)
-    while (done := output.read_text().count("\n")) < whole and program.process.poll() is None:
-        time.sleep(0.002)
-    if done == whole and whole:
+    while training.epochs < whole and program.process.poll() is None:
+        training.follow(program, 0.01)
+    if training.epochs == whole and whole:
         time.sleep((moment - whole) * (time.monotonic() - began) / whole)
 
 
 def disturbed(console: Console, node: Node, chance: random.Random, strikes: int, epochs: int
               ) -> tuple[Training, list[dict[str, Any]]]:  # fmt: skip
     """The training with `strikes` strikes at random moments; each recovery is printed as it is over."""
-    program = start(node, "disturbed", epochs)
+    program, training = start(node, "disturbed", epochs, followed=True), Training()
     program.until("running", "ended")
     began = time.monotonic()
-    moments = sorted(chance.uniform(0.02, 0.8) * epochs for _ in range(strikes))
+    # Of 30 epochs the pipe has room for seven, and there is one more to do.
+    moments = sorted(chance.uniform(0.02, 0.7) * epochs for _ in range(strikes))
     kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
     console.print(f"[bold]{'':4}{'':7}{'expected':>10}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
                   f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
@@ -130,18 +163,18 @@ def disturbed(console: Console, node: Node, chance: random.Random, strikes: int,
                   f"{'records':>10}   replies[/dim]")  # fmt: skip
     recoveries: list[dict[str, Any]] = []
     for number, (moment, kind) in enumerate(zip(moments, kinds, strict=True), 1):
-        reach(program, node.folder / "disturbed.out", moment, began)
+        reach(program, training, moment, began)
         if program.process.poll() is not None:
             break
         strike(program, kind)
-        recovery = recovered(program, number)
+        recovery = recovered(program, number, training)
         if recovery is None:
             break
         recoveries.append(recovery)
         times = [recovery["expected_ms"], *(recovery[f"{phase}_ms"] for phase in PHASES)]
         console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(each) for each in times)
                       + f"{recovery['records'] or 0:>10}   {verdict(recovery)}")  # fmt: skip
-    return finish(node, program, "disturbed"), recoveries
+    return finish(node, program, "disturbed", training), recoveries
 
 
 def milliseconds(value: float | None) -> str:
@@ -195,9 +228,10 @@ def compare(
 
 def moved(console: Console, node: Node, quiet: Training, epochs: int) -> bool:
     """The training once more, moved to the other device in the middle of it. Does it agree in every bit?"""
-    program = start(node, "moved", epochs)
-    migration = moving.move(node, program, node.folder / "moved.out", epochs // 3)
-    training = finish(node, program, "moved")
+    program, training = start(node, "moved", epochs, followed=True), Training()
+    reach(program, training, epochs // 3, time.monotonic())
+    migration = moving.move(node, program)
+    finish(node, program, "moved", training)
     console.print(f"\nThe same, moved from {migration['source']} to {migration['target']} while it ran:\n")
     moving.show(console, migration)
     console.print()
