@@ -27,7 +27,7 @@ void kills() {
   std::thread killer([&] {
     while (!done) {
       // Mostly while it works, sometimes while it recovers.
-      const uint64_t until = random() % 5 != 0 ? steps + random() % 100 : 0;
+      const uint64_t until = random() % 5 != 0 ? steps + random() % 150 : 0;
       Job::wait([&] { return steps >= until || done; });
       ::usleep(random() % (until != 0 ? 2'000 : 50'000));
       job.kill_server();

@@ -109,7 +109,7 @@ void host() {
 // While its shadow comes back to the device: of that nothing stays there.
 void while_settling() {
   Job job;
-  Program program(job, 128 << 20);  // half of it zeros
+  Program program(job, 64 << 20);  // half of it zeros
   program.let_run();
   for (const char* const device : {"cpu:1", "cpu:0"}) {
     Suspension suspension(job);
@@ -142,6 +142,7 @@ void given_room() {
   Job job;
   Program program(job);
   program.let_run();
+  job.cut();  // so that there is something to bring, however long another one takes
   const auto links = [&] {
     std::set<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(job.server()) + "/fd")) {
