@@ -66,6 +66,9 @@ void Executor::suspend(uint64_t stopped) {
     return fail_suspend(cut_trouble_.empty() ? "work of the device waits for the program" : cut_trouble_);
   }
   end_relocation(true);
+  // Now, not slab by slab nor with the next cut: the daemon keeps what it is not told of, and some of that is device memory.
+  trim_shadow_at_ = now_ns();
+  trim_shadow(true);
   uint64_t bytes = 0;
   for (const ChunkState& chunk : chunks_) {
     if (chunk.slot == 0) continue;

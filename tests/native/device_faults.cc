@@ -237,12 +237,14 @@ TEST(inject_hang) {
   CHECK_RESULT(CUDA_ERROR_NOT_READY, rig.d().cuStreamQuery(stream));
   rig.launch("mark_blocks", {.grid = 4, .stream = other}, x);  // other streams go on
   OK(rig.d().cuStreamSynchronize(other));
+  std::atomic<pid_t> waiting{0};
   std::thread waiter([&] {
     OK(rig.d().cuCtxSetCurrent(rig.context));
+    waiting = ::gettid();
     CHECK_RESULT(CUDA_ERROR_CONTEXT_IS_DESTROYED, rig.d().cuStreamSynchronize(stream));
   });
-  while (rig.d().cuStreamQuery(stream) != CUDA_ERROR_NOT_READY) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (waiting == 0) std::this_thread::yield();
+  wait_until_it_sleeps(waiting);
   OK(rig.d().cuDevicePrimaryCtxReset_v2(0));
   waiter.join();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdio>
@@ -51,6 +52,19 @@ inline std::vector<std::byte> read_file(const std::string& path) {
   const std::vector<char> text(std::istreambuf_iterator<char>(in), {});
   const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
   return {bytes, bytes + text.size()};
+}
+
+// Until this thread of ours sleeps: what it has begun it waits in.
+inline void wait_until_it_sleeps(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  while (true) {
+    std::string text;
+    std::getline(std::ifstream(path), text);
+    const size_t name_ends = text.rfind(')');
+    CHECK(name_ends != text.npos);
+    if (text.compare(name_ends, 3, ") S") == 0) return;
+    std::this_thread::yield();
+  }
 }
 
 // A device with one context, current, and address space like a server's.

@@ -54,9 +54,9 @@ xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_mu
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
                  preloaded limits
                  event_on_two_streams)
-xmig_server_jobs(server_move_test move_ moves aborts source_dies both_die unprepared young smaller
+xmig_server_jobs(server_move_test move_ settles moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)
-xmig_server_jobs(server_suspend_test suspend_ host brings_all given_room files aborts dies no_room damaged full shadow_on_host)
+xmig_server_jobs(server_suspend_test suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)
 
 # Of the server that places variables itself; `moved`: see below.
 add_executable(server_variable_jobs ${CMAKE_CURRENT_LIST_DIR}/server_variable_jobs.cc)

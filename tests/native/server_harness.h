@@ -54,6 +54,9 @@ struct Counters {
   std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
   std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
   std::atomic<uint64_t> cut_bytes{0}, cut_chunks{0}, cut_number{0};  // copied, preserved by the last cut; which it is
+  std::atomic<uint64_t> answers{0};  // to requests for cuts: one was taken, or the last one has everything
+  // Cuts that found the shadow brought to their device, after a move or a resumption, and what the last of them copied.
+  std::atomic<uint64_t> settled{0}, settled_bytes{0};
 };
 
 struct Held {
@@ -170,18 +173,38 @@ class Job {
     const std::lock_guard lock(mutex_);
     send_locked(message, fds);
   }
-  // One that is whole, of now.
+  // One that is whole, of now: it has all that the program has appended. One that comes by itself may be that one.
   void cut() {
-    const uint64_t before = counters_.cuts;
-    send({{"type", "cut"}});
-    wait([&] { return counters_.cuts != before; });
+    uint64_t now = 0;
+    {
+      const std::lock_guard lock(ring_mutex_);
+      now = tail_;
+    }
+    do {
+      cut_unless([] { return false; });
+    } while (header().cut_position.load() < now);
+    wait([&] { return cuts_are_told(); });
   }
+  // Asks for a cut, and waits for the answer or for what keeps the server from giving one.
+  template <typename F>
+  void cut_unless(F&& done) {
+    const uint64_t before = counters_.answers;
+    send({{"type", "cut"}});
+    wait([&] { return done() || counters_.answers != before; });
+  }
+  // Is the last cut counted here?
+  bool cuts_are_told() { return counters_.cut_number == header().cut.load() >> 1; }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
     const std::lock_guard lock(mutex_);
     Json injection = {{"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence}, {"error", error}};
     unstruck_[injections_] = injection;
     injection["type"] = "inject";
     send_locked(injection, {});
+  }
+  // What is sent here reaches the server of now, and none that takes its place.
+  ipc::UniqueFd line() {
+    const std::lock_guard lock(mutex_);
+    return ipc::UniqueFd(::fcntl(control_.get(), F_DUPFD_CLOEXEC, 0));
   }
   // The daemon dies; its successor, which knows nothing, listens at `directory`.
   void lose_daemon() {
@@ -229,6 +252,30 @@ class Job {
   void on_message(std::function<void(const Json&)> function) {
     const std::lock_guard lock(telling_mutex_);
     on_message_ = std::move(function);
+  }
+  // Of a server that has the job, or is about to have it.
+  void count(const Json& message) {
+    const std::string type = message.at("type");
+    if (type == "cut") {
+      counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
+      counters_.cut_chunks = message.at("chunks").get<uint64_t>();
+      counters_.cut_number = message.at("number").get<uint64_t>();
+      if (brought_.exchange(false)) {
+        counters_.settled_bytes = counters_.cut_bytes.load();
+        ++counters_.settled;
+      }
+      ++counters_.cuts;
+      ++counters_.answers;
+    } else if (type == "cut_stands") {
+      ++counters_.answers;
+    } else if (type == "log") {
+      const std::string text = message.at("text");
+      if (text.starts_with("bringing ") && text.find("of the shadow to the device") != text.npos) brought_ = true;
+    } else if (type == "phase" && message.at("name") == "redone") {
+      counters_.compared += message.at("compared").get<uint64_t>();
+      counters_.differing += message.at("differing").get<uint64_t>();
+      counters_.redone += message.at("records").get<uint64_t>();
+    }
   }
   // What is held for the job, under the lock.
   template <typename F>
@@ -483,6 +530,7 @@ class Job {
     auto [pid, control] = spawn_server(options_.device, options_.memory, runtime_dir);
     if (setup.preload && started_ && !resuming_) preload(control.get(), pid);
     const std::lock_guard lock(mutex_);
+    brought_ = false;
     control_ = std::move(control);
     server_ = pid;
     if (ending_) ::kill(pid, SIGKILL);  // the destructor has found the one before it
@@ -592,11 +640,11 @@ class Job {
         note(message, std::move(received.fds));
         continue;
       }
-      if (detached_) continue;
       int status = 0;
       pid_t pid;
       {
         const std::lock_guard lock(mutex_);
+        if (detached_ || control_.get() != control) continue;  // it was the connection that ended, and there may be another
         pid = server_;
         server_ = -1;
       }
@@ -637,11 +685,6 @@ class Job {
       }
     } else if (type == "ready") {
       ready_ = true;
-    } else if (type == "cut") {
-      counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
-      counters_.cut_chunks = message.at("chunks").get<uint64_t>();
-      counters_.cut_number = message.at("number").get<uint64_t>();
-      ++counters_.cuts;
     } else if (type == "fault") {
       ++counters_.faults;
       if (!std::exchange(striking_, false)) note_fault(message);
@@ -672,10 +715,6 @@ class Job {
       ++counters_.byes;
     } else if (type == "log") {
       std::fprintf(stderr, "server: %s\n", message.at("text").get<std::string>().c_str());
-    } else if (type == "phase" && message.at("name") == "redone") {
-      counters_.compared += message.at("compared").get<uint64_t>();
-      counters_.differing += message.at("differing").get<uint64_t>();
-      counters_.redone += message.at("records").get<uint64_t>();
     } else if (type == "phase" && message.at("name") == "resumed") {
       {
         const std::lock_guard lock(mutex_);
@@ -687,6 +726,7 @@ class Job {
       resume_error_ = message.at("code");
       parked_ = true;
     }
+    count(message);
     if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "%s\n", message.dump().c_str());
     const std::lock_guard lock(telling_mutex_);
     if (on_message_) on_message_(message);
@@ -716,6 +756,7 @@ class Job {
   std::function<void(const Json&)> on_message_;
   std::atomic<pid_t> server_{-1};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
+  std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no cut has come since
   bool started_ = false;
   HeldMap memory_;
   std::optional<Next> next_;

@@ -18,29 +18,23 @@ void undisturbed() {
   Job::wait([&] { return job.counters().cuts != 0; });
 }
 
-// Who is killed faster than it can get anywhere gets nowhere.
-#if defined(__SANITIZE_THREAD__)
-constexpr unsigned kLongestLife = 500'000;
-#elif defined(__SANITIZE_ADDRESS__)
-constexpr unsigned kLongestLife = 150'000;
-#else
-constexpr unsigned kLongestLife = 50'000;
-#endif
-
+// Who is killed faster than it can get anywhere gets nowhere: how long it lives is counted in steps.
 void kills() {
   Job job;
   std::mt19937 random(1);
+  std::atomic<uint64_t> steps{0};
   std::atomic<bool> done{false};
   std::thread killer([&] {
     while (!done) {
       // Mostly while it works, sometimes while it recovers.
-      if (random() % 5 != 0) Job::wait([&] { return is_running(job) || done; });
-      ::usleep(random() % kLongestLife);
+      const uint64_t until = random() % 5 != 0 ? steps + random() % 150 : 0;
+      Job::wait([&] { return steps >= until || done; });
+      ::usleep(random() % (until != 0 ? 2'000 : 50'000));
       job.kill_server();
       Job::wait([&] { return job.server() > 0; });
     }
   });
-  train(job, 3000);
+  while (job.counters().recoveries <= 5) train(job, 3000, [&](int) { ++steps; });
   done = true;
   killer.join();
   check_resumed(job);
@@ -66,10 +60,8 @@ void injections() {
         // It strikes in a cut that copies something. One that comes by itself may have taken what was there: it is changed.
         const uint64_t before = job.counters().injected, changing = job.memory(2 << 20);
         for (uint8_t value = 1; job.counters().injected == before; ++value) {
-          const uint64_t cuts = job.counters().cuts;
           job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{changing, value, 2 << 20, 0});
-          job.send({{"type", "cut"}});
-          Job::wait([&] { return job.counters().injected != before || job.counters().cuts != cuts; });
+          job.cut_unless([&] { return job.counters().injected != before; });
         }
       });
       check_resumed(job);
@@ -87,6 +79,13 @@ void lost_again_in_redo() {
     if (step == 10) job.inject("redo", "kill", 5), job.inject("redo", "kill", 5);
     if (step != 0 && step % 10 == 0) job.kill_server();
   });
+  const uint64_t word = job.memory(8);
+  while (job.counters().injected < 2) {
+    for (uint8_t i = 0; i < 50; ++i) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{word, i, 8, 0});
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.kill_server();
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+  }
   check_resumed(job);
   CHECK(job.counters().injected == 2 && job.counters().recoveries >= 4);
 }

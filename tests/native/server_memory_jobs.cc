@@ -218,9 +218,8 @@ void memory_is_full() {
   job.alloc(base, 128 << 20);
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
-  job.send({{"type", "cut"}});
+  job.cut();
   // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
-  Job::wait([&] { return job.counters().cuts != 0 && job.held_bytes("shadow") != 0; });
   Reply_cuMemGetInfo_v2 memory{};
   CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
   CHECK(job.held_bytes("shadow") == 128 << 20);
@@ -289,7 +288,7 @@ void zeros() {
   job.alloc(base, kBytes);
   const auto cut = [&] {
     // The first one after a move copies everything: not that one.
-    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.cut();
     return job.counters().cut_bytes.load();
@@ -370,7 +369,7 @@ void changes() {
   cut_copies(1);
   check_kept();
   for (uint64_t strike = 1; strike <= 4; ++strike) {
-    Job::wait([&] { return !holds_foreign(job) && job.counters().cut_number == job.header().cut.load() >> 1; });
+    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.cut();
     change(0, 3);
@@ -379,9 +378,7 @@ void changes() {
     job.inject("cut", "kill", strike);
     while (job.counters().injected == injected) {  // a cut that comes by itself may find less
       change(0, 4);
-      const uint64_t cuts = job.counters().cuts;
-      job.send({{"type", "cut"}});
-      Job::wait([&] { return job.counters().injected != injected || job.counters().cuts != cuts; });
+      job.cut_unless([&] { return job.counters().injected != injected; });
     }
     Job::wait([&] { return job.counters().resumed != resumed; });
     check_kept();
@@ -426,11 +423,9 @@ void discarded() {
   };
   uint64_t others = 0;  // of the kernels' variables
   const auto cut = [&] {  // of now, and its report
-    const auto all_told = [&] { return job.counters().cut_number == job.header().cut.load() >> 1; };
-    Job::wait([&] { return !holds_foreign(job) && all_told(); });
+    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.cut();
-    Job::wait(all_told);
   };
   const auto cut_preserves = [&](uint64_t chunks) {
     cut();

@@ -82,7 +82,7 @@ class Move {
 
   Json cut_source(Json cut = {{"type", "cut"}}) {
     job_.send(cut);
-    return source_.expect({"cut"});
+    return source_.expect({"cut", "cut_stands"});
   }
   Json round(bool cut = true) {
     if (cut) last_cut_ = cut_source().at("number");
@@ -188,6 +188,7 @@ class Move {
       if (received.bytes == 0) break;
       const Json message =
           Json::parse(reinterpret_cast<char*>(buffer.data()), reinterpret_cast<char*>(buffer.data()) + received.bytes);
+      job_.count(message);
       if (std::getenv("HARNESS_TRACE")) std::fprintf(stderr, "target: %s\n", message.dump().c_str());
       if (message.at("type") == "log") std::fprintf(stderr, "target: %s\n", message.at("text").get<std::string>().c_str());
       if (message.at("type") == "memory") {
@@ -243,22 +244,6 @@ inline uint64_t own_shadow(Job& job) {
   });
   return bytes;
 }
-
-// What a job's server says from now on.
-class Listening {
- public:
-  explicit Listening(Job& job) : job_(job) {
-    job_.on_message([this](const Json& message) { heard_.note(message); });
-  }
-  ~Listening() { job_.on_message({}); }
-  Listening(const Listening&) = delete;
-  // How many bytes its next cut copies.
-  uint64_t next_cut() { return heard_.expect({"cut"}).at("copied_bytes"); }
-
- private:
-  Job& job_;
-  Heard heard_;
-};
 
 // Instead of a kill: the job goes to the other of two devices. True if it could.
 inline bool move_away(Job& job) {

@@ -57,6 +57,12 @@ class Program {
     CHECK(weights == weights_);
   }
   uint64_t steps() const { return steps_; }
+  // It has done what it has begun, and nothing follows until it may go on: there is nothing that a cut would be due for.
+  void stand_still() {
+    still_ = true;
+    Job::wait([&] { return stands_.load(); });
+  }
+  void go_on() { still_ = false; }
   // Until it has done so many more.
   void let_run(uint64_t steps = 3) {
     const uint64_t until = steps_ + steps;
@@ -67,6 +73,8 @@ class Program {
   void run() {
     uint64_t scratch = 0;
     for (uint64_t step = 0; !ending_; ++step) {
+      for (; still_; ::usleep(1000)) stands_ = true;
+      stands_ = false;
       for (uint64_t i = 0; i < 4; ++i) {
         job_.launch(kernel_, stream_, address_, 3 + i, kWords);
         mix(x_, 3 + i);
@@ -98,7 +106,7 @@ class Program {
   uint64_t kernel_ = 0, address_ = 0, constant_ = 0, stream_ = 0, event_ = 0;
   std::vector<uint64_t> x_;
   std::vector<uint8_t> weights_;
-  std::atomic<bool> ending_{false};
+  std::atomic<bool> ending_{false}, still_{false}, stands_{false};
   std::atomic<uint64_t> steps_{0};
   std::thread thread_;
 };

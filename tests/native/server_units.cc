@@ -654,7 +654,8 @@ void watchdog() {
   };
   wait_looks(30);  // progress
   CHECK(bites == 0);
-  pending = moves = false;
+  pending = false;  // first: what is under way and does not move is what it bites for
+  moves = false;
   wait_looks(30);  // nothing to do
   CHECK(bites == 0);
   pending = true;
