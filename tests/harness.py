@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests import forked
-from xmigd.demo.node import Node, Program
+from xmigd.demo.node import Node, Program, status
 from xmigd.native import DESCRIPTOR_STORE
 
 ROOT = Path(__file__).parent.parent
@@ -145,11 +145,30 @@ def stop(pid: int) -> None:
     def stands() -> bool:
         with contextlib.suppress(OSError):  # a thread has ended meanwhile
             stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-            return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+            # One that has ended, whose parent may stand still, too, does nothing any more either.
+            return {stat.rpartition(")")[2].split()[0] for stat in stats} <= {"T", "Z", "X"}
         return False
 
     os.kill(pid, signal.SIGSTOP)
     wait_until(stands, f"{pid} is stopped")
+
+
+def found_again(node: Node) -> None:
+    """This daemon has every program of an earlier one. What it says of one before is from the database: it runs, and
+    cannot be moved yet."""
+    wait_until(lambda: status(node.settings.api_socket, "/readyz") == 200, "it has found every program again")
+
+
+def struck(program: Program, count: int = 1) -> None:
+    """So many of the faults that were armed have struck. What waits for one may have been kept from getting there."""
+    info = program.info()
+    assert info is not None
+    said = ("an armed fault strikes", f"process={info['id'][:12]}")
+
+    def lines() -> list[str]:
+        return [line for line in program.node.log.read_text().splitlines() if all(each in line for each in said)]
+
+    wait_until(lambda: len(lines()) >= count, f"{count} of its faults strike")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
@@ -174,7 +193,7 @@ def held(node: Node) -> Held:
     assert node.process is not None
     servers = server_pids(node)
     links = [link for pid in (node.process.pid, *servers) for link in open_fds(pid)]
-    own = descriptors(node.process.pid, node.settings.database)
+    own = descriptors(node.process.pid, Path(node.environment["XMIG_DATABASE"]))
     memory = [
         link for link in links if "memfd:" in link and "xmig-index" not in link
     ]  # the daemon's account of it stays
@@ -182,10 +201,17 @@ def held(node: Node) -> Held:
 
 
 def held_at_rest(node: Node) -> Held:
-    """Count it when nobody asks the daemon anything: on a busy machine it sees later than the next line of a test that
-    the connection of the last request has been closed."""
+    """Count it when no program lives, and nobody asks the daemon anything: on a busy machine it sees later than the
+    next line of a test that the connection of the last request has been closed, or that a server has gone."""
     path = node.settings.api_socket
     wait_until(lambda: all(state == LISTENS for _, state in unix_sockets(path)), f"no connection to {path}")
+    assert node.process is not None
+    daemon = node.process.pid
+
+    def nobody_lives() -> bool:  # of each server the daemon has a pidfd, and the pipe into which it prints
+        return not [link for link in open_fds(daemon) if "pidfd" in link or link.startswith("pipe:")]
+
+    wait_until(nobody_lives, "the daemon has seen every server's end")
     return held(node)
 
 
@@ -225,9 +251,10 @@ def descriptor_stores(runtime_dir: Path) -> list[int]:
 
 
 def descriptors(daemon: int, database: Path) -> list[str]:
-    """What a daemon has open, but for its database: the readers are a pool (xmigd/database/engine.py), which opens one
-    more when more threads read at once than ever before, and keeps it."""
-    return [name for name in open_fds(daemon) if not name.startswith(str(database.resolve()))]
+    """What a daemon has open, but for its database, and for what it has a look at. The database's readers are a pool
+    (xmigd/database/engine.py), which opens one more when more threads read at once than ever before, and keeps it."""
+    others = (str(database.resolve()), "/proc/", "/sys/")
+    return [name for name in open_fds(daemon) if not name.startswith(others)]
 
 
 def open_fds(pid: int) -> list[str]:

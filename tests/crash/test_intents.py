@@ -191,8 +191,15 @@ class Scene:
             time.sleep(0.02)
 
     def forget_a_cut(self) -> None:
-        until(lambda: len(self.kept_after_work()) >= 2, "more cuts than are to be kept")
-        self.start_daemon()
+        # It may come to it by itself: it tidies every ten seconds.
+        until(lambda: not self.node.is_alive or len(self.kept_after_work()) >= 2, "more cuts than are to be kept")
+        with contextlib.suppress(ProcessLookupError):
+            harness.stop(self.node.daemon_pid)
+        if len(self.kept()) >= 2:
+            self.start_daemon()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.node.daemon_pid, signal.SIGCONT)
 
     def kept_after_work(self) -> list[tuple[str, int, str]]:
         self.work()

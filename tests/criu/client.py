@@ -1,4 +1,7 @@
-"""A CUDA program for the dump tests: `client.py OUTPUT STEPS PAUSE`. Real work on the device, and a line per step."""
+"""A CUDA program for the dump tests: `client.py OUTPUT STEPS PAUSE`. Real work on the device, and a line per step.
+
+What a test does to it comes before its end, however late: after two thirds of the steps it repeats what it reads, and
+nothing else, until there is a file beside OUTPUT, `.go` instead of its suffix."""
 
 import ctypes
 import os
@@ -6,6 +9,7 @@ import struct
 import sys
 import time
 from ctypes import byref, c_uint64, c_void_p
+from pathlib import Path
 
 CUDA = ctypes.CDLL("libcuda.so.1")
 N = 1 << 16
@@ -21,7 +25,15 @@ def launch(kernel: c_void_p, *arguments: object) -> None:
     call("cuLaunchKernel", kernel, N // 256, 1, 1, 256, 1, 1, 0, None, pointers, None)
 
 
+def read() -> list[str]:
+    """The first and the last of the results."""
+    call("cuMemcpyDtoHAsync_v2", host, y.value, 4 * N, None)
+    call("cuStreamSynchronize", None)
+    return [struct.unpack("<f", ctypes.string_at((host.value or 0) + at, 4))[0].hex() for at in (0, 4 * N - 4)]
+
+
 output, steps, pause = open(sys.argv[1], "w"), int(sys.argv[2]), float(sys.argv[3])  # noqa: SIM115
+go = Path(sys.argv[1]).with_suffix(".go")
 context, module, fill, saxpy, host = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
 x, y = c_uint64(), c_uint64()
 call("cuInit", 0)
@@ -37,8 +49,10 @@ launch(fill, y, ctypes.c_float(0), c_uint64(N))
 for step in range(steps):
     launch(fill, x, ctypes.c_float(1 + step % 7), c_uint64(N))
     launch(saxpy, ctypes.c_float(0.5 / (1 + step)), x, y, c_uint64(N))
-    call("cuMemcpyDtoHAsync_v2", host, y.value, 4 * N, None)
-    call("cuStreamSynchronize", None)
-    first, last = (struct.unpack("<f", ctypes.string_at((host.value or 0) + at, 4))[0].hex() for at in (0, 4 * N - 4))
-    print(step, first, last, file=output, flush=True)
+    results = read()
+    print(step, *results, file=output, flush=True)
     time.sleep(pause)
+    while step == steps * 2 // 3 and not go.exists():
+        if (again := read()) != results:
+            raise SystemExit(f"memory that nobody writes was {results}, and is {again}")
+        time.sleep(0.005)

@@ -35,7 +35,8 @@ def test_suspended_and_resumed_here_and_elsewhere(
     daemon: Node, start: Starter, undisturbed: Callable[..., str], to: str
 ) -> None:
     expected = undisturbed("training", 12000, 8)
-    program = start("training", 12000, 8)
+    harness.wait_until(lambda: not harness.server_pids(daemon), "the undisturbed one's servers have gone")
+    program = start("training", 12000, 8, 11000)
     harness.go(program)
     folder = daemon.folder / "suspended" / info(program)["id"]
     for device in ("cpu:1", "cpu:1", "cpu:0"):
@@ -49,6 +50,7 @@ def test_suspended_and_resumed_here_and_elsewhere(
         resumed(program, device)
         assert (program.until("running")["device"], info(program)["location"]) == (device, "device")
     assert harness.output(program) == expected
+    program.until("ended")
     harness.wait_until(lambda: harness.held(daemon).memfds == 0, "nothing is left")
     assert not folder.exists()
 
@@ -88,7 +90,7 @@ def test_a_server_dies_while_it_suspends_or_resumes(
 ) -> None:
     """It is running or suspended, and goes on from either."""
     expected = undisturbed("training", 12000, 8)
-    program = start("training", 12000, 8)
+    program = start("training", 12000, 8, 11000)
     harness.go(program)
     for _ in range(3):
         source = program.until("running")["server_pid"]
@@ -96,17 +98,27 @@ def test_a_server_dies_while_it_suspends_or_resumes(
         operation = daemon.client.post(f"{path}:suspend", {"to": "host"})
         kill(source)
         ended(daemon, operation)
-        harness.wait_until(lambda: info(program)["state"] in ("running", "suspended"), "it runs, or is suspended")
-        if info(program)["state"] == "running":
+        if state_without(program, [source]) == "running":
             suspended(program)
         operation = daemon.client.post(f"{path}:resume", {"device": "cpu:1"})
-        for pid in harness.server_pids(daemon):
+        victims = harness.server_pids(daemon)
+        for pid in victims:
             kill(pid)
         ended(daemon, operation)
-        harness.wait_until(lambda: info(program)["state"] in ("running", "suspended"), "it runs, or is suspended")
-        if info(program)["state"] == "suspended":
+        if state_without(program, victims) == "suspended":
             resumed(program, "cpu:1")
     assert harness.output(program) == expected
+
+
+def state_without(program: Program, killed: list[int]) -> str:
+    """Whether it runs or is suspended, once the daemon has noticed that these have gone."""
+
+    def settled() -> bool:
+        now = info(program)
+        return now["state"] in ("running", "suspended") and now["server_pid"] not in killed
+
+    harness.wait_until(settled, "it runs, or is suspended")
+    return str(info(program)["state"])
 
 
 def test_a_program_that_is_suspended_ends_when_it_is_killed(daemon: Node, start: Starter) -> None:

@@ -29,6 +29,7 @@ def test_jobs_go_on_and_are_found_again(daemon: Node, start: Starter) -> None:
     daemon.kill()
     answers.append(harness.steps(program, PARTS[1]))
     daemon.start()
+    harness.found_again(daemon)
     assert program.until("running")["server_pid"] == server, "the same server"
     answers.append(harness.steps(program, PARTS[2]))
     harness.wait_until(lambda: (program.info() or {})["standby"] == "warm", "a standby of the new daemon's")
@@ -51,6 +52,7 @@ def test_restarted_in_order(daemon: Node, start: Starter) -> None:
         daemon.stop()
         daemon.start()
     assert answers == expected
+    harness.found_again(daemon)
     program.until("running")
     harness.output(program)
 
@@ -65,7 +67,7 @@ def test_server_dies_while_no_daemon_is_there(daemon: Node, start: Starter) -> N
     daemon.kill()
     os.kill(server, signal.SIGKILL)
     harness.ask(program, PARTS[1])
-    assert harness.stands_still(program)
+    harness.wait_until(lambda: harness.stands_still(program), "the program waits for a daemon")
     daemon.start()
     answers.append(harness.answer(program))
     answers += [harness.steps(program, part) for part in PARTS[2:]]

@@ -64,6 +64,7 @@ def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> 
     program = start("training", STEPS)
     program.inject("hang", point="kernel", sequence=1000)
     harness.go(program)
+    harness.struck(program)
     harness.wait_until(lambda: harness.stands_still(program), "the program waits for the kernel")
     assert program.process.poll() is None
     harness.kill_server(program)

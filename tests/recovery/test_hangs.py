@@ -8,7 +8,7 @@ from tests import harness
 from tests.recovery.conftest import Starter
 
 STEPS = 400
-PATIENCE = 1.0
+PATIENCE = 3.0  # on a busy machine work that is done in a moment takes a second
 
 
 def test_a_hang_that_struck_once(start: Starter, undisturbed: Callable[..., str]) -> None:
@@ -48,6 +48,7 @@ def test_never(start: Starter) -> None:
     program = start("training", STEPS, hang_timeout=0)
     program.inject("hang", point="kernel", sequence=1000)
     harness.go(program)
+    harness.struck(program)
     harness.wait_until(lambda: harness.stands_still(program), "the program waits for the kernel")
     assert program.faults() == []
     harness.kill_server(program)

@@ -142,6 +142,7 @@ def test_what_has_changed_since_and_nobody_has_is_not_used(node: ManagedNode, ke
 
 def test_ready_watchdog_reload_and_stop(node: ManagedNode, tmp_path: Path) -> None:
     node.stop()
+    node.hear()  # what the daemon said last
     node.watchdog_us = 300_000
     configuration = tmp_path / "xmigd.toml"
     configuration.write_text("")
@@ -162,4 +163,5 @@ def test_ready_watchdog_reload_and_stop(node: ManagedNode, tmp_path: Path) -> No
     os.kill(node.process.pid, signal.SIGHUP)
     harness.wait_until(lambda: "the settings are not taken over" in node.log.read_text(), "a mistake is said")
     node.stop()
+    node.hear()
     assert any(said.startswith("STOPPING=1") for said in node.said)

@@ -25,14 +25,14 @@ def test_killed_program_leaves_nothing(daemon: Node, start: Starter) -> None:
         program.process.send_signal(signal.SIGKILL)
         program.process.communicate()
         program.until("ended")
-    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}", 15)
+    harness.wait_until(lambda: harness.held(daemon) == before, f"as before: {before}")
 
 
 def test_stopped_job(daemon: Node, start: Starter) -> None:
     program = start("training", 100_000)
     harness.go(program)
     daemon.client.delete(f"/v1/jobs/{program.job}")
-    program.process.communicate(timeout=30)
+    program.process.communicate(timeout=60)
     assert program.process.returncode == -signal.SIGTERM
     program.until("ended")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import sqlite3
 import subprocess
@@ -162,7 +161,7 @@ def test_what_was_spoiled_is_rejected(running: tuple[Node, Program]) -> None:
 
 
 def test_the_budget_bounds_what_is_kept(native_dir: Path, kernels: Path) -> None:
-    with node_with(native_dir, store_budget=0.001) as node:
+    with node_with(native_dir, store_budget=0.0001) as node:
         program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
         harness.go(program)
 
@@ -193,8 +192,8 @@ def test_a_store_that_cannot_be_written_is_no_jobs_business(native_dir: Path, ke
         harness.wait_until(lambda: bool(harness.steps(program, 100)) and len(segments(program)) >= 3, "cuts")
         assert kept(program) == []
         harness.output(program)
-        lines = [json.loads(line) if line.startswith("{") else line for line in node.log.read_text().splitlines()]
-        assert any("are left on the disk of" in str(line) for line in lines)
+        # The store has a thread of its own, and no hurry.
+        harness.wait_until(lambda: "are left on the disk of" in node.log.read_text(), "why is said")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from xmigd import failpoints, log
@@ -201,31 +202,50 @@ class Keeper:
             raise OSError(28, f"less than {self._settings.store_free_mib} MiB are left on the disk of {folder}")
 
     def _keep(self, request: Request, seen: Seen) -> None:
-        journal_fd, cut0, cut1 = request.fds
-        # The journal first: it is what is written over soonest.
-        start, journal = self._keep_journal(Journal(journal_fd.fileno(), self._layout), request, seen)
-        cut = read_cut((cut0.fileno(), cut1.fileno()), request.cut.number)
-        if cut.position != request.cut.position:
-            raise Unreadable("its file says another position than its report")
-        parts = [_part("cut", "", self.objects.put([cut.content]))]
-        if journal is not None:
-            parts.append(_part("journal", "", journal))
-        images, missing = self._keep_images(request, cut, seen)
-        failpoints.hit("store.objects")
-        manifest = Manifest(
-            process=request.process, job=request.job, number=cut.number, position=cut.position, sequence=cut.sequence,
-            journal_from=start if journal is not None else None, missing_images=missing, at=time.time(),
-            parts=(*parts, *images),
-        )  # fmt: skip
-        digest = self.manifests.write(manifest)
+        parts: list[Part] = []
+        try:
+            manifest = self._keep_parts(request, seen, parts)
+            digest = self.manifests.write(manifest)
+        except (Unreadable, OSError):
+            self._take_back(parts)
+            raise
         failpoints.hit("store.manifest")
         try:
             self._write("kept_cuts.add", lambda session: catalogue.add(session, manifest, digest))
         except Unavailable:
             self.manifests.remove(manifest.process, manifest.number)
+            self._take_back(parts)
             raise
-        while seen.positions and seen.positions[0] < cut.position:
+        while seen.positions and seen.positions[0] < manifest.position:
             seen.positions.pop(0)
+
+    def _keep_parts(self, request: Request, seen: Seen, parts: list[Part]) -> Manifest:
+        """What the manifest is to name. Each of `parts` is in the store, also when the next one cannot be kept."""
+        journal_fd, cut0, cut1 = request.fds
+        # The journal first: it is what is written over soonest.
+        start, journal = self._keep_journal(Journal(journal_fd.fileno(), self._layout), request, seen)
+        if journal is not None:
+            parts.append(_part("journal", "", journal))
+        cut = read_cut((cut0.fileno(), cut1.fileno()), request.cut.number)
+        if cut.position != request.cut.position:
+            raise Unreadable("its file says another position than its report")
+        parts.insert(0, _part("cut", "", self.objects.put([cut.content])))
+        missing = self._keep_images(request, cut, seen, parts)
+        failpoints.hit("store.objects")
+        return Manifest(
+            process=request.process, job=request.job, number=cut.number, position=cut.position, sequence=cut.sequence,
+            journal_from=start if journal is not None else None, missing_images=missing, at=time.time(),
+            parts=tuple(parts),
+        )  # fmt: skip
+
+    def _take_back(self, parts: list[Part]) -> None:
+        """No record names them, unless another snapshot has the same. On a busy machine many a one is given up: what
+        was there of it does not wait for the next sweep."""
+        with contextlib.suppress(SQLAlchemyError), Session(self._readers) as session:
+            _, needed = catalogue.known(session)
+            for part in parts:
+                if part.hash not in needed:
+                    self.objects.remove(part.hash)
 
     def _keep_journal(self, journal: Journal, request: Request, seen: Seen) -> tuple[int, Stored | None]:
         """From the last kept cut on, or from the first one since that is still there."""
@@ -245,9 +265,9 @@ class Keeper:
                     raise
         return end, None
 
-    def _keep_images(self, request: Request, cut: CutFile, seen: Seen) -> tuple[list[Part], int]:
+    def _keep_images(self, request: Request, cut: CutFile, seen: Seen, parts: list[Part]) -> int:
+        """Returns how many are missing."""
         wanted = dict(cut.images)
-        parts: list[Part] = []
         known: dict[bytes, tuple[int, Part]] = {}
         for message, fd in request.images:
             number, offset, size = _image(message)
@@ -267,7 +287,7 @@ class Keeper:
                 known[message] = (received, part)
                 parts.append(part)
         seen.images = known
-        return parts, len(wanted)
+        return len(wanted)
 
     def _keep_image(self, fd: Fd, number: int, offset: int, size: int) -> Part | None:
         def pieces() -> Iterator[bytes]:

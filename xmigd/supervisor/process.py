@@ -467,6 +467,7 @@ class Process:
             case m.ProgramError():
                 self.tell(e.ProgramError(t=t, server=number, sequence=message.sequence, error=message.error))
             case m.Injected():
+                self._log.info("an armed fault strikes", server=number, injection=message.id)
                 self.tell(e.InjectionStrikes(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))

@@ -52,11 +52,11 @@ else:
         began = time.monotonic()
         launch(mix, 1, 1, area, rounds, 1, stream=stream)
         RUNTIME.cudaStreamSynchronize(stream)
-        if time.monotonic() - began > seconds / 20:
+        if time.monotonic() - began > seconds / 40:
             break
         rounds *= 2
     write(area, bytes(8 * N))
-    for step in range(8):
+    for step in range(20):
         launch(mix, 1, 1, area, step + 3, 1, stream=stream)
         launch(mix, 1, 1, word, rounds, 1, stream=stream)
         RUNTIME.cudaStreamSynchronize(stream)

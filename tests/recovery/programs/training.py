@@ -1,6 +1,9 @@
 """A loop like training: launches, copies, an event, now and then a result on the host, and one line at the end.
 
-training.py STEPS [MIB]
+training.py STEPS [MIB [HOLD]]
+
+MIB 0 is what it has without one. Before step HOLD it waits for a line on standard input, or that input's end: what a
+test does to it comes before it is over, however late that is.
 """
 
 import sys
@@ -9,7 +12,8 @@ import zlib
 from calls import RUNTIME, byref, c_void_p, kernel, launch, malloc, pattern, read, say, write
 
 steps = int(sys.argv[1])
-N = (int(sys.argv[2]) << 20) // 8 if len(sys.argv) > 2 else 50_000
+mebibytes, hold = (int(sys.argv[i]) if len(sys.argv) > i else none for i, none in ((2, 0), (3, steps)))
+N = (mebibytes << 20) // 8 or 50_000
 fill, mix = kernel("fill"), kernel("mix")
 weights, batch, scratch = malloc(8 * N), malloc(4096), c_void_p()
 stream, event, taken = c_void_p(), c_void_p(), c_void_p()
@@ -19,6 +23,8 @@ RUNTIME.cudaEventCreateWithFlags(byref(taken), 2)
 launch(fill, 16, 128, weights, 1, N)
 digest = 0
 for step in range(steps):
+    if step == hold:
+        sys.stdin.readline()
     RUNTIME.cudaStreamWaitEvent(0, taken, 0)
     write(batch, pattern(4096, step % 64))
     RUNTIME.cudaMallocAsync(byref(scratch), 65536, stream)
