@@ -62,7 +62,7 @@ def test_the_daemon_dies_at_any_moment(native_dir: Path, kernels: Path) -> None:
                     node.start()
         finally:
             go_on.set()
-            worker.join(60)
+            worker.join(120)
         assert answers[:PIECES] == expected
         info = program.until("running")
         assert info["server_pid"] == server, "the same server all the time"

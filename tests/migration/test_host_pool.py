@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,8 +65,13 @@ def test_a_suspension_takes_it_and_it_is_made_again(daemon: Node, kernels: Path)
     harness.ask(program, 50)
     assert ready(daemon) == SIZE - PIECE
     assert pieces(daemon) == before  # one of them is the process's
+    keeper = info(program)["server_pid"]
+    harness.stop(keeper)
     daemon.kill()
     daemon.start()
+    for _ in range(50):  # nobody knows yet how much the process has
+        assert ready(daemon) == 0
+    os.kill(keeper, signal.SIGCONT)
     harness.wait_until(lambda: bool(info(program)["held_bytes"]), "it is found again")
     harness.wait_until(lambda: ready(daemon) == SIZE - PIECE, "the rest is made again")
     (taken,) = pieces(daemon) & before

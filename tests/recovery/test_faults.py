@@ -34,9 +34,10 @@ def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str
 def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
     steps = 40 * STEPS  # long enough for a cut
     expected = undisturbed("training", steps, 16)
-    program = start("training", steps, 16)
+    program = start("training", steps, 16, steps - 100)  # at the latest it rests there, and has a cut taken
     program.inject(kind, point="cut", sequence=chunk)
     harness.go(program)
+    harness.wait_until(lambda: [r["outcome"] for r in program.recoveries()] == ["resumed"], "it is recovered")
     assert harness.output(program) == expected
     program.until("ended")
     assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]

@@ -356,7 +356,10 @@ class Supervisor:
         )  # fmt: skip
 
     def _suspended_bytes(self) -> int | None:
-        """Host memory that suspended processes have; None while that changes."""
+        """Host memory that suspended processes have; None while that changes, or is not known: what their keepers hold
+        they have yet to tell this daemon."""
+        if any(live.state == "suspended" for live in self._expectations.rows):
+            return None
         moves = [process.machine.move for process in self.processes.values()]
         if any(move is not None and move.kind == "suspend" for move in moves):
             return None
