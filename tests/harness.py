@@ -109,7 +109,7 @@ def go(program: Program) -> None:
     program.process.stdin.flush()
 
 
-def output(program: Program, timeout: float = 120) -> str:
+def output(program: Program, timeout: float = 300) -> str:
     """What it printed. Fails with what it said when it did not end well."""
     try:
         out, err = program.process.communicate(timeout=timeout)

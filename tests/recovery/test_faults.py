@@ -32,9 +32,8 @@ def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("chunk", [0, 1, 5])
 def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
-    steps = 40 * STEPS  # long enough for a cut
-    expected = undisturbed("training", steps, 16)
-    program = start("training", steps, 16, steps - 100)  # at the latest it rests there, and has a cut taken
+    expected = undisturbed("training", STEPS, 16)
+    program = start("training", STEPS, 16, STEPS - 100)  # at the latest there it rests, and a snapshot is taken
     program.inject(kind, point="cut", sequence=chunk)
     harness.go(program)
     harness.wait_until(lambda: [r["outcome"] for r in program.recoveries()] == ["resumed"], "it is recovered")
