@@ -26,6 +26,7 @@ CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 1, 217
 MOVES = 200
 EPOCHS = 12
 ROOM = 4096  # bytes: the smallest pipe that there is
+STEPS = 3000
 ROUNDS = 6  # of one that is disturbed each time
 PARTS = (200, 300, 50, 400)
 
@@ -134,9 +135,9 @@ def test_a_training_moves_while_it_runs(daemon: Node, native_dir: Path) -> None:
 def test_a_server_is_killed_at_any_moment_of_a_move(
     daemon: Node, start: Starter, undisturbed: Callable[..., str], victim: str
 ) -> None:
-    expected = undisturbed("training", 6000, 8)
+    expected = undisturbed("training", STEPS, 8)
     chance = random.Random(5)
-    program = start("training", 6000, 8, 5500)
+    program = start("training", STEPS, 8, STEPS - 100)
     harness.go(program)
     for _ in range(ROUNDS):
         before, source, operation = begin_at_last(program)

@@ -19,6 +19,7 @@ from tests.recovery.conftest import Starter
 from xmigd.demo.node import Node, Program
 from xmigd.host_memory import available_memory
 
+STEPS = 3000
 PARTS = (200, 300, 50, 400)
 
 
@@ -34,9 +35,9 @@ def check_free(daemon: Node, program: Program, where: str) -> None:
 def test_suspended_and_resumed_here_and_elsewhere(
     daemon: Node, start: Starter, undisturbed: Callable[..., str], to: str
 ) -> None:
-    expected = undisturbed("training", 12000, 8)
+    expected = undisturbed("training", STEPS, 8)
     harness.wait_until(lambda: not harness.server_pids(daemon), "the undisturbed one's servers have gone")
-    program = start("training", 12000, 8, 11000)
+    program = start("training", STEPS, 8, STEPS - 100)
     harness.go(program)
     folder = daemon.folder / "suspended" / info(program)["id"]
     for device in ("cpu:1", "cpu:1", "cpu:0"):
@@ -89,8 +90,8 @@ def test_a_server_dies_while_it_suspends_or_resumes(
     daemon: Node, start: Starter, undisturbed: Callable[..., str]
 ) -> None:
     """It is running or suspended, and goes on from either."""
-    expected = undisturbed("training", 12000, 8)
-    program = start("training", 12000, 8, 11000)
+    expected = undisturbed("training", STEPS, 8)
+    program = start("training", STEPS, 8, STEPS - 100)
     harness.go(program)
     for _ in range(3):
         source = program.until("running")["server_pid"]

@@ -39,9 +39,9 @@ def has_standby(program: Program) -> bool:
 
 
 def test_random_moments(start: Starter, undisturbed: Callable[..., str]) -> None:
-    expected = undisturbed("training", 10 * STEPS)
+    expected = undisturbed("training", 4 * STEPS)
     chance = random.Random(11)
-    program = start("training", 10 * STEPS, 0, 9 * STEPS)
+    program = start("training", 4 * STEPS, 0, 4 * STEPS - 100)
     harness.go(program)
     for _ in range(KILLS):
         # Mostly while it works, sometimes while it recovers: on a busy machine it would get nowhere.
@@ -60,7 +60,7 @@ def test_many_kills_leak_nothing(daemon: Node, start: Starter, undisturbed: Call
     harness.output(first)
     harness.wait_until(lambda: harness.held(daemon).memfds == 0, "everything of the first programs is gone")
     before = harness.held_at_rest(daemon)
-    program = start("training", 4 * STEPS, 0, 3 * STEPS)
+    program = start("training", 4 * STEPS, 0, 4 * STEPS - 100)
     harness.go(program)
     for count in range(1, 31):
         assert harness.kill_server(program)
@@ -91,11 +91,11 @@ def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str
 def test_killed_at_every_redo(start: Starter, undisturbed: Callable[..., str]) -> None:
     """Whatever kills each server as it begins to redo: the daemon does not spin, but says that it waits."""
     deaths = 7
-    expected = undisturbed("training", 10 * STEPS)
-    program = start("training", 10 * STEPS)
+    expected = undisturbed("training", STEPS)
+    program = start("training", STEPS)
     for _ in range(deaths):
         program.inject("kill", point="redo", sequence=1)
-    for sequence in (5000, 10_000, 15_000):  # several: right after a snapshot there is nothing to redo
+    for sequence in (4000, 8000, 12_000):  # several: right after a snapshot there is nothing to redo
         program.inject("kill", sequence=sequence)
     harness.go(program)
     began = time.monotonic()
