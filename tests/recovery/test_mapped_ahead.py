@@ -26,7 +26,8 @@ def programs(memory: set[tuple[str, ...]]) -> int:
 
 def settled(node: Node, program: Program) -> set[tuple[str, ...]]:
     """What its server has mapped, once its standby has the same."""
-    server = (program.info() or {})["server_pid"]
+    server = program.until("running")["server_pid"]
+    harness.wait_until(lambda: len(harness.server_pids(node)) == 2, "a server that was killed is gone")
     (standby,) = set(harness.server_pids(node)) - {server}
     harness.wait_until(lambda: mapped(standby) == mapped(server), "the standby has mapped what the server has")
     return mapped(server)
@@ -54,4 +55,5 @@ def test_a_standby_maps_what_its_process_has(start: Starter, daemon: Node) -> No
     for count in (1, 12, 2):
         assert harness.steps(program, count) == native[count]
     assert second not in (None, first)
+    program.until("running")  # it has its answers before the daemon has heard that the recovery is over
     assert [(r["outcome"], r["exact"], r["standby"]) for r in program.recoveries()] == [("resumed", True, "warm")] * 2
