@@ -117,25 +117,27 @@ void Graph::remove(Node& node) {
   std::erase_if(nodes, [&](const auto& one) { return one.get() == &node; });
 }
 
+Node& Graph::add_like(const Node& node, bool named) {
+  Node& twin = add(node.type, {});
+  twin.origin = node.handle ? node.handle : node.origin;
+  twin.operations = node.operations;
+  twin.event = node.event;
+  twin.allocation = node.allocation;
+  twin.enabled = node.enabled;
+  twin.copy = node.copy;
+  twin.memory_operations = node.memory_operations;
+  if (node.child) twin.child = node.child->clone(named);
+  twin.condition = node.condition;
+  twin.choice = node.choice;
+  for (const auto& body : node.bodies) twin.bodies.push_back(body->clone(named));
+  twin.for_each_inside([&](Graph& inside) { inside.within = this; });
+  return twin;
+}
+
 std::unique_ptr<Graph> Graph::clone(bool named) const {
   auto copy = std::make_unique<Graph>(named);
   std::unordered_map<const Node*, Node*> twins;
-  for (const auto& node : nodes) {
-    Node& twin = copy->add(node->type, {});
-    twin.origin = node->handle ? node->handle : node->origin;
-    twin.operations = node->operations;
-    twin.event = node->event;
-    twin.allocation = node->allocation;
-    twin.enabled = node->enabled;
-    twin.copy = node->copy;
-    twin.memory_operations = node->memory_operations;
-    if (node->child) twin.child = node->child->clone(named);
-    twin.condition = node->condition;
-    twin.choice = node->choice;
-    for (const auto& body : node->bodies) twin.bodies.push_back(body->clone(named));
-    twin.for_each_inside([&](Graph& inside) { inside.within = copy.get(); });
-    twins.emplace(node.get(), &twin);
-  }
+  for (const auto& node : nodes) twins.emplace(node.get(), &copy->add_like(*node, named));
   for (const auto& node : nodes) {
     for (const Dependency& d : node->dependencies) twins.at(node.get())->dependencies.push_back({twins.at(d.on), d.edge});
   }

@@ -97,6 +97,8 @@ struct Graph {
   Graph(const Graph&) = delete;
 
   Node& add(CUgraphNodeType type, std::vector<Dependency> dependencies);
+  // One like this, which knows its origin, and waits for nothing yet.
+  Node& add_like(const Node& node, bool named);
   void remove(Node& node);
   // A copy whose nodes know their origins; `named`: the program gets to see it.
   std::unique_ptr<Graph> clone(bool named) const;

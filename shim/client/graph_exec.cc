@@ -9,8 +9,9 @@
 #include "client/graph.h"
 #include "client/graph_conditions.h"
 #include "client/graph_order.h"
+#include "client/graph_parts.h"
+#include "client/graph_play.h"
 #include "client/graph_work.h"
-#include "client/image.h"
 #include "client/message.h"
 #include "client/process.h"
 #include "client/ring_writer.h"
@@ -25,9 +26,10 @@ using journal::Kind;
 struct Exec {
   uint64_t handle = 0;
   cuuint64_t flags = 0;
-  const Context* context = nullptr;
+  Context* context = nullptr;
   std::unique_ptr<Graph> graph;
-  bool played = false;
+  bool played = false;           // record by record,
+  std::unique_ptr<Parts> parts;  // or in parts, if it has conditional nodes
   bool on_server = false;
   bool stale = false;
   std::shared_ptr<void> only;  // that a conditional graph knows of it
@@ -45,89 +47,30 @@ Exec* find_exec(CUgraphExec handle) {
   return found == execs().end() ? nullptr : found->second.get();
 }
 
-// Work that the program takes part in: copies from and to its page-locked memory, its functions, its events. What the
-// journal keeps of such records is what makes them repeatable, so a graph that has any is not launched as one: its
-// records are appended one by one, in an order that its edges allow.
-bool has_program_in_it(const Graph& graph) {
-  for (const auto& node : graph.nodes) {
-    bool inside = node->event != nullptr;
-    node->for_each_inside([&](const Graph& graph) { inside = inside || has_program_in_it(graph); });
-    if (inside) return true;
-    for (const Operation& operation : node->operations) {
-      switch (operation.op) {
-        case Op::xmHostFunc:
-        case Op::xmCopyFromPinned:
-        case Op::xmCopyToPinned:
-        case Op::cuStreamWriteValue32_v2:
-        case Op::cuStreamWriteValue64_v2:
-        case Op::cuStreamWaitValue32_v2:
-        case Op::cuStreamWaitValue64_v2: return true;
-        default: break;
-      }
-    }
-  }
-  return false;
-}
-
-CUresult play(const Operation& operation, CUstream stream) {
-  if (operation.op == Op::xmHostFunc) {
-    const auto args = operation.as<Args_xmHostFunc>();
-    return client::cuLaunchHostFunc(stream, reinterpret_cast<CUhostFn>(args.function),
-                                    reinterpret_cast<void*>(args.user_data));
-  }
-  std::vector<std::byte> arguments = operation.arguments;
-  const auto number = reinterpret_cast<uint64_t>(stream);
-  std::memcpy(arguments.data() + kOpInfo[static_cast<uint16_t>(operation.op)].stream_at, &number, sizeof(number));
-  const Slice payload{operation.payload.data(), operation.payload.size()};
-  return append(operation.op, arguments.data(), arguments.size(), std::span(&payload, 1));
-}
-
-CUresult play(const Graph& graph, CUstream stream) {
-  for (const Node* const node : graph.in_order()) {
-    CUresult result = CUDA_SUCCESS;
-    if (node->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) result = client::cuStreamWaitEvent(stream, node->event, 0);
-    if (node->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) result = client::cuEventRecordWithFlags(node->event, stream, 0);
-    if (node->child) result = play(*node->child, stream);
-    for (size_t i = 0; i < node->operations.size() && node->enabled && result == CUDA_SUCCESS; ++i) {
-      result = play(node->operations[i], stream);
-    }
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
-}
-
 // Brings the server up to date with the graph as it is now.
 CUresult send(Exec& exec) {
-  std::vector<std::byte> image;
-  if (!serialise(*exec.graph, image)) return CUDA_ERROR_INVALID_VALUE;
   const bool conditional = exec.graph->conditional();
   if (conditional) {
     if (const CUresult error = check_conditions(*exec.graph); error != CUDA_SUCCESS) return error;
   }
-  exec.played = has_program_in_it(*exec.graph);
-  if (exec.played && conditional) {
-    say("a graph with conditional nodes cannot have host functions, events, memory operations or copies of page-locked "
-        "memory beside them under xMIG: put these behind or before its launch");
-    return CUDA_ERROR_NOT_SUPPORTED;
+  const bool played = has_program_in_it(*exec.graph);
+  std::unique_ptr<Parts> parts;
+  CUresult result = CUDA_SUCCESS;
+  if (played && conditional) {
+    const WithContext own(*exec.context);
+    result = Parts::make(*exec.graph, exec.flags, parts);
+  } else if (played) {
+    std::vector<std::byte> image;
+    result = serialise(*exec.graph, image) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;  // without a circle
+  } else {
+    result = send_graph(*exec.graph, exec.handle, exec.flags, exec.on_server);
+    exec.on_server |= result == CUDA_SUCCESS;
   }
-  if (exec.played) {
-    exec.stale = false;
-    return CUDA_SUCCESS;
-  }
-  uint64_t number = 0;
-  bool as_file = false;
-  if (const CUresult error = send_image(image, &number, &as_file); error != CUDA_SUCCESS) return error;
-  const Args_xmGraph args{.exec = exec.handle,
-                          .image = number,
-                          .flags = exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
-                          .update = exec.on_server,
-                          .reserved = 0};
-  const CUresult result = call(Op::xmGraph, &args, sizeof(args), nullptr, 0);
-  if (result == CUDA_SUCCESS) {
-    exec.on_server = true;
-    exec.stale = false;
-  }
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  exec.played = played;
+  exec.parts = std::move(parts);
+  exec.stale = false;
+  return CUDA_SUCCESS;
 }
 
 CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
@@ -164,6 +107,13 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, cuuint64_t flags) {
   return CUDA_SUCCESS;
 }
 
+// An executable graph's kernel stays in its context, whatever function it gets.
+bool other_context(CUgraphNodeType type, const std::vector<Operation>& before, const std::vector<Operation>& after) {
+  const Context* const old = context_of_kernel(type, before);
+  const Context* const next = context_of_kernel(type, after);
+  return old && next && old != next;
+}
+
 // Is `next` the same but for what its nodes do? Then its nodes get the names of the old ones.
 CUgraphExecUpdateResult compare(const Graph& old, const Graph& next, const Node*& culprit) {
   if (old.nodes.size() != next.nodes.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -182,6 +132,9 @@ CUgraphExecUpdateResult compare(const Graph& old, const Graph& next, const Node*
       if (old_places.at(before.dependencies[d].on) != places.at(after.dependencies[d].on)) {
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
       }
+    }
+    if (other_context(after.type, before.operations, after.operations)) {
+      return CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
     }
     if (before.choice != after.choice || before.bodies.size() != after.bodies.size()) {
       return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
@@ -218,6 +171,7 @@ CUresult change(CUgraphExec handle, CUgraphNode of, CUgraphNodeType type, Make&&
   if (!node || node->type != type) return CUDA_ERROR_INVALID_VALUE;
   Work work;
   if (const CUresult error = make(work); error != CUDA_SUCCESS) return error;
+  if (other_context(node->type, node->operations, work.operations)) return CUDA_ERROR_INVALID_VALUE;
   if (work.child) {  // has the same nodes, and they keep the names that the program knows them by
     const Node* culprit = nullptr;
     if (compare(*node->child, *work.child, culprit) != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
@@ -244,7 +198,9 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
   if (!upload) {
     if (const CUresult error = exec->order.before(stream); error != CUDA_SUCCESS) return error;
   }
-  if (exec->played) return upload ? CUDA_SUCCESS : play(*exec->graph, stream);
+  if (exec->played && upload) return CUDA_SUCCESS;
+  if (exec->parts) return exec->parts->launch(stream);
+  if (exec->played) return play(*exec->graph, stream);
   const Args_xmGraphLaunch args{
       .exec = exec->handle, .stream = reinterpret_cast<uint64_t>(stream), .upload = upload, .reserved = 0};
   return append(Op::xmGraphLaunch, &args, sizeof(args));
@@ -421,6 +377,7 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hN
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  if (is_fixed(nodeParams->type)) return CUDA_ERROR_NOT_SUPPORTED;
   return change(hGraphExec, hNode, nodeParams->type, [&](Work& work) { return make_work(*nodeParams, nullptr, work); });
 }
 

@@ -241,29 +241,15 @@ CUresult cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, cons
 
 CUresult cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                                 size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS* nodeParams) {
-  if (!nodeParams || nodeParams->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE || !nodeParams->bytesize) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return add(phGraphNode, hGraph, dependencies, nullptr, numDependencies, [&](Work& work) {
-    CUresult error = CUDA_SUCCESS;
-    work.memory = allocate_graph_memory(nodeParams->bytesize, nodeParams->poolProps.location.id, error);
-    if (!work.memory) return error;
-    work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-    nodeParams->dptr = work.memory->address;
-    work.allocation = *nodeParams;
-    work.allocation.accessDescs = nullptr;
-    work.allocation.accessDescCount = 0;
-    return CUDA_SUCCESS;
-  });
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return add(phGraphNode, hGraph, dependencies, nullptr, numDependencies,
+             [&](Work& work) { return make_allocation_work(*nodeParams, work); });
 }
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                                size_t numDependencies, CUdeviceptr dptr) {
-  return add(phGraphNode, hGraph, dependencies, nullptr, numDependencies, [&](Work& work) {
-    work.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
-    work.allocation.dptr = dptr;
-    return is_graph_memory(dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  });
+  return add(phGraphNode, hGraph, dependencies, nullptr, numDependencies,
+             [&](Work& work) { return make_free_work(dptr, work); });
 }
 
 CUresult cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
@@ -429,6 +415,7 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr* dptr_out) {
 
 CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   if (!nodeParams || nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
+  if (is_fixed(nodeParams->type)) return CUDA_ERROR_NOT_SUPPORTED;
   return with_node(hNode, nodeParams->type, [&](Node& node) {
     Work work;
     const CUresult error = make_work(*nodeParams, node.graph, work);

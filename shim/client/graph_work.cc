@@ -9,6 +9,7 @@
 #include "client/memory_map.h"
 #include "client/message.h"
 #include "client/modules.h"
+#include "client/process.h"
 #include "local.h"
 #include "records.h"
 
@@ -40,23 +41,30 @@ const Operation* only(const Node& node, CUgraphNodeType type) {
 // --- kernels ----------------------------------------------------------------------------------------------------
 
 CUresult make_kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& params, Work& work) {
-  const Inside inside(params.func ? nullptr : params.ctx);
+  const CUfunction function = params.func ? params.func : reinterpret_cast<CUfunction>(params.kern);
+  const Context* const own = context_of(function);
+  const Inside inside(own ? own->handle() : params.func ? nullptr : params.ctx);
   if (!inside) return CUDA_ERROR_INVALID_CONTEXT;
   work.type = CU_GRAPH_NODE_TYPE_KERNEL;
   const Collect collect(work.operations);
-  const CUfunction function = params.func ? params.func : reinterpret_cast<CUfunction>(params.kern);
   return client::cuLaunchKernel(function, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX,
                                 params.blockDimY, params.blockDimZ, params.sharedMemBytes, nullptr,
                                 params.kernelParams, params.extra);
+}
+
+Context* context_of_kernel(CUgraphNodeType type, const std::vector<Operation>& operations) {
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || operations.empty()) return nullptr;
+  return context_of(reinterpret_cast<CUfunction>(operations.front().as<Args_xmLaunch>().function));
 }
 
 CUresult read_kernel(Node& node, CUDA_KERNEL_NODE_PARAMS_v2& params) {
   const Operation* const launch = only(node, CU_GRAPH_NODE_TYPE_KERNEL);
   if (!launch) return CUDA_ERROR_INVALID_VALUE;
   const auto args = launch->as<Args_xmLaunch>();
-  const Current now = current(this_thread());
-  if (now.error != CUDA_SUCCESS) return now.error;
-  const FunctionHere here = find_function(reinterpret_cast<CUfunction>(args.function), *now.context);
+  const auto function = reinterpret_cast<CUfunction>(args.function);
+  Context* const own = context_of(function);
+  if (!own) return CUDA_ERROR_INVALID_HANDLE;
+  const FunctionHere here = find_function(function, *own);
   if (!here.function) return here.error;
   const std::byte* const parameters = launch->payload.data() + args.attributes * sizeof(CUlaunchAttribute);
   node.parameter_pointers.clear();
@@ -64,7 +72,7 @@ CUresult read_kernel(Node& node, CUDA_KERNEL_NODE_PARAMS_v2& params) {
     node.parameter_pointers.push_back(const_cast<std::byte*>(parameters + parameter.offset));
   }
   params = {};
-  params.func = reinterpret_cast<CUfunction>(args.function);
+  params.func = function;
   params.gridDimX = args.grid_x;
   params.gridDimY = args.grid_y;
   params.gridDimZ = args.grid_z;
@@ -224,6 +232,27 @@ CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work) {
   return CUDA_SUCCESS;
 }
 
+CUresult make_allocation_work(CUDA_MEM_ALLOC_NODE_PARAMS& params, Work& work) {
+  const CUmemLocation& where = params.poolProps.location;
+  if (where.type != CU_MEM_LOCATION_TYPE_DEVICE || !description(where.id) || !params.bytesize) return CUDA_ERROR_INVALID_VALUE;
+  CUresult error = CUDA_SUCCESS;
+  work.memory = allocate_graph_memory(params.bytesize, where.id, error);
+  if (!work.memory) return error;
+  work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  params.dptr = work.memory->address;
+  work.allocation = params;
+  work.allocation.accessDescs = nullptr;
+  work.allocation.accessDescCount = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult make_free_work(CUdeviceptr address, Work& work) {
+  if (!is_graph_memory(address)) return CUDA_ERROR_INVALID_VALUE;
+  work.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  work.allocation.dptr = address;
+  return CUDA_SUCCESS;
+}
+
 CUresult make_child_work(CUgraph child, bool named, Work& work) {
   const Graph* const graph = find_graph(child);
   if (!graph || (named && graph->moved)) return CUDA_ERROR_INVALID_VALUE;
@@ -270,6 +299,14 @@ CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work) {
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return make_memory_operation_work({params.memOp.ctx, params.memOp.count, params.memOp.paramArray,
                                          params.memOp.flags}, work);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      CUDA_MEM_ALLOC_NODE_PARAMS_v2& asked = params.alloc;
+      CUDA_MEM_ALLOC_NODE_PARAMS_v1 same{asked.poolProps, asked.accessDescs, asked.accessDescCount, asked.bytesize, 0};
+      const CUresult result = make_allocation_work(same, work);
+      if (result == CUDA_SUCCESS) asked.dptr = same.dptr;
+      return result;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return make_free_work(params.free.dptr, work);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:
       return into ? make_conditional_work(params.conditional, *into, work) : CUDA_ERROR_INVALID_VALUE;
     case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:

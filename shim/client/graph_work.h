@@ -21,18 +21,28 @@ struct Work {
   CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
   std::shared_ptr<GraphMemory> memory;
 };
+// A function's context is where it runs, a kernel's the one that is named, or the calling thread's.
 CUresult make_kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& params, Work& work);
+// In which context does this node's kernel run? nullptr: it has none, or its module is gone.
+Context* context_of_kernel(CUgraphNodeType type, const std::vector<Operation>& operations);
 CUresult make_copy_work(const CUDA_MEMCPY3D& params, CUcontext context, Work& work);
 CUresult make_set_work(const CUDA_MEMSET_NODE_PARAMS& params, CUcontext context, Work& work);
 CUresult make_host_work(const CUDA_HOST_NODE_PARAMS& params, Work& work);
 CUresult make_event_work(CUgraphNodeType type, CUevent event, Work& work);
 CUresult make_memory_operation_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& params, Work& work);
+CUresult make_allocation_work(CUDA_MEM_ALLOC_NODE_PARAMS& params, Work& work);
+CUresult make_free_work(CUdeviceptr address, Work& work);
 CUresult make_conditional_work(const CUDA_CONDITIONAL_NODE_PARAMS& params, const Graph& into, Work& work);
 CUresult make_child_work(CUgraph child, bool named, Work& work);
 // The graph itself becomes the node's: its nodes keep their handles.
 CUresult move_child_work(CUgraph child, const Graph& into, Work& work);
 // `into`: the graph that the node is in, nullptr for a node of an executable graph.
 CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work);
+
+// Nodes that stay what they were made as: CUDA does not change allocations.
+constexpr bool is_fixed(CUgraphNodeType type) {
+  return type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+}
 
 // Puts it into a node of the same type.
 void set_work(Node& node, Work&& work);

@@ -215,14 +215,26 @@ Module* find_module(uint64_t handle) {
   return slot ? slot->module.load(std::memory_order_acquire) : nullptr;
 }
 
+namespace {
+
+Module* module_of(uint64_t function) {
+  return find_module(journal::make_handle(Kind::kModule, journal::handle_index(function) >> kKernelBits));
+}
+
+}  // namespace
+
+Context* context_of(CUfunction handle) {
+  const auto value = reinterpret_cast<uint64_t>(handle);
+  const Module* const module = journal::handle_is(value, Kind::kFunction) ? module_of(value) : nullptr;
+  return module ? module->context : nullptr;
+}
+
 FunctionHere find_function(CUfunction handle, Context& context) {
   const auto value = reinterpret_cast<uint64_t>(handle);
   if (!journal::handle_is(value, Kind::kFunction)) return kernel_function(value, context);
-  const uint32_t index = journal::handle_index(value);
-  Module* const module = find_module(journal::make_handle(Kind::kModule, index >> kKernelBits));
-  const uint32_t number = index & (kMaxKernels - 1);
+  Module* const module = module_of(value);
   if (!module || module->context != &context) return {nullptr, CUDA_ERROR_INVALID_HANDLE};
-  return function_of(*module, number);
+  return function_of(*module, journal::handle_index(value) & (kMaxKernels - 1));
 }
 
 namespace {

@@ -81,6 +81,8 @@ struct FunctionHere {
   CUresult error = CUDA_SUCCESS;
 };
 FunctionHere find_function(CUfunction handle, Context& context);
+// The context that a CUfunction belongs to; nullptr for a CUkernel, which belongs to none, and for what is neither.
+Context* context_of(CUfunction handle);
 // A module's kernel by its number, described.
 FunctionHere function_of(Module& module, uint32_t number);
 

@@ -10,7 +10,7 @@ from tests import harness
 from xmigd.demo.node import Node
 
 PROGRAMS = sorted(p.stem for p in harness.CONFORMANCE.glob("*.py") if p.stem not in ("calls", "nodes"))
-OF_TWO_DEVICES = ("graph_ground", "second_device", "two_devices")
+OF_TWO_DEVICES = ("graph_ground", "node_contexts", "second_device", "two_devices")
 # Records at which the server is killed. Programs have from a few dozen records to some thousands.
 KILLS = (2, 5, 11, 23, 60, 130, 280, 600, 1300, 3000)
 

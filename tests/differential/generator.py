@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.differential.model import HOST_KINDS, Invalid, Model
-from tests.differential.program import Op, Program
+from tests.differential.program import Op, Program, touched
 
 # What may be left out, by name, where a device or a driver does not have it.
 FEATURES = frozenset({
-    "async", "batch", "boxes", "contexts", "enable", "graphs", "graphs-across", "host-functions", "launch-order",
-    "peer", "peer-boxes", "pools", "values", "vmm",
+    "async", "batch", "boxes", "conditional", "contexts", "enable", "graphs", "graphs-across", "host-functions",
+    "launch-order", "peer", "peer-boxes", "pools", "values", "vmm",
 })  # fmt: skip
 LARGE = 1 << 20
 MAX_TRIES = 12
@@ -529,6 +529,8 @@ class Generator:
             node = {"op": "empty", "ctx": ctx}
         elif self.chance.random() < 0.12:
             node = self._child(op, ctx) or node
+        elif "conditional" in self.features and not captured and self.chance.random() < 0.15:
+            node = self._choice(ctx) or node
         if node is None:
             return
         number = len(nodes)
@@ -558,11 +560,32 @@ class Generator:
     def _child(self, op: Op, ctx: int) -> Op | None:
         if op["how"] == "captured":
             return None  # the driver launches no executable graph in a stream that is captured
-        graphs = {name: graph for name, graph in self.model.graphs.items() if graph.ctx == ctx}
+        graphs = {
+            name: graph for name, graph in self.model.graphs.items()
+            if graph.ctx == ctx and not any(node["op"] == "choice" for node in graph.nodes)
+        }  # fmt: skip
         if not graphs:
             return None
         name = self.chance.choice(sorted(graphs))
         return {"op": "child", "graph": name, "nodes": list(graphs[name].nodes), "ctx": ctx}
+
+    def _choice(self, ctx: int, deep: int = 0) -> Op:
+        """A conditional node. What is in its bodies is done one after the other."""
+        kind, count = self.chance.choice((("if", 1), ("if", 2), ("switch", 2), ("switch", 3)))
+        bodies: list[list[Op]] = []
+        for _ in range(count):
+            bodies.append([])
+            for _ in range(self.chance.randint(0, 3)):
+                if deep < 2 and self.chance.random() < 0.15:
+                    bodies[-1].append(self._choice(ctx, deep + 1))
+                elif (work := self.work(ctx, "built")) is not None and self._fits_body(work):
+                    bodies[-1].append(work)
+        return {"op": "choice", "kind": kind, "value": self.chance.randint(0, count), "bodies": bodies, "ctx": ctx}
+
+    def _fits_body(self, work: Op) -> bool:
+        regions = [region for regions in touched(work) for region in regions]
+        memory = [self.model.memory[region.name] for region in regions]
+        return work["op"] != "host" and all(m.on_host or m.ctx == work["ctx"] for m in memory)
 
     def _some_launch(self) -> None:
         if not self.model.execs:
@@ -600,6 +623,9 @@ class Generator:
     def _varied(self, node: Op) -> Op:
         """The same, with other values and, where that is as valid, in other places."""
         made = dict(node)
+        if made["op"] == "choice":
+            made["value"] = self.chance.randint(0, len(made["bodies"]))
+            made["bodies"] = [[self._varied(inner) for inner in body] for body in made["bodies"]]
         if "salt" in made:
             made["salt"] = self.chance.randrange(256)
         if made["op"] == "set":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.differential.program import VARIABLE_BYTES, WORK, Op, Program, Region, side
+from tests.differential.program import VARIABLE_BYTES, WORK, Op, Program, Region, side, taken
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Words = np.ndarray[Any, np.dtype[np.uint32]]
@@ -65,6 +65,8 @@ class Interpreter:
                 continue
             if node["op"] == "child":
                 self._nodes(node["nodes"], set())
+            elif node["op"] == "choice":
+                self._nodes(taken(node), set())
             else:
                 self._work(node)
 

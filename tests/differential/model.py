@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.differential.program import BLOCKING, VARIABLE_BYTES, WORK, Op, Program, Region, touched
+from tests.differential.program import BLOCKING, VARIABLE_BYTES, WORK, Op, Program, Region, taken, touched
 
 Clock = dict[str, int]
 HOST = "host"
@@ -100,6 +100,10 @@ class Executable:
     shape: tuple[Any, ...]
     off: set[int] = field(default_factory=set)
     last: Clock = field(default_factory=dict)
+
+    @property
+    def conditional(self) -> bool:
+        return any(node["op"] == "choice" for node in self.nodes)
 
 
 class Model:
@@ -372,15 +376,21 @@ class Model:
                     writes += w
         return reads, writes
 
-    def works(self, node: Op) -> Iterator[Op]:
-        """What a node does: a graph in it all that its own nodes do."""
+    def works(self, node: Op, *, every: bool = False) -> Iterator[Op]:
+        """What a node does: a graph in it all that its own nodes do. ``every``: also what a conditional node leaves."""
         if node["op"] == "child":
             for inner in node["nodes"]:
-                yield from self.works(inner)
+                yield from self.works(inner, every=every)
+        elif node["op"] == "choice":
+            for body in node["bodies"] if every else [taken(node)]:
+                for inner in body:
+                    yield from self.works(inner, every=every)
         elif node["op"] != "empty":
             yield node
 
     def _check_launch(self, run: Executable) -> None:
+        if run.conditional:
+            self._all_there(run)
         written: dict[str, bytearray] = {}
         for number, node in enumerate(run.nodes):
             if number in run.off:
@@ -504,7 +514,8 @@ class Model:
         for node in op["nodes"]:
             if node["op"] == "child":
                 self._check_child(op, node)
-            for work in self.works(node):
+            self._check_choice(op, node)
+            for work in self.works(node, every=True):
                 self._there(work)
                 for region in (*touched(work)[0], *touched(work)[1]):
                     if self.memory[region.name].kind in NOT_IN_GRAPHS:
@@ -521,6 +532,22 @@ class Model:
             same = graph is not None and graph.nodes == node["nodes"]
         if not same:
             raise Invalid("there is no such graph to be put into another")
+
+    def _check_choice(self, op: Op, node: Op) -> None:
+        """What is in the bodies of a conditional node stays on its device, and is done by that alone."""
+        if node["op"] == "child" and any(inner["op"] == "choice" for inner in node["nodes"]):
+            raise Invalid("a graph with conditional nodes is not copied")
+        if node["op"] != "choice":
+            return
+        if op["how"] != "built":
+            raise Invalid("conditional nodes are added to graphs that are built")
+        for work in self.works(node, every=True):
+            self._there(work)
+            memory = [self.memory[region.name] for regions in touched(work) for region in regions]
+            if work["op"] not in ("kernel", "set", "copy") or work["ctx"] != node["ctx"]:
+                raise Invalid("nothing for a body")
+            if any(m.ctx != node["ctx"] and not m.on_host for m in memory):
+                raise Invalid("another device's memory in a body")
 
     def ordered(self, nodes: list[Op], before: list[set[int]]) -> None:
         """Are all nodes of a graph that touch the same ordered? Raises Invalid."""
@@ -556,8 +583,10 @@ class Model:
     def _check_instantiate(self, op: Op) -> None:
         self._new(op["name"], self.execs)
         for node in self.graphs[op["graph"]].nodes:
-            for work in self.works(node):
+            for work in self.works(node, every=True):
                 self._there(work)
+            if node["op"] == "choice" and any(run.graph == op["graph"] for run in self.execs.values()):
+                raise Invalid("a graph with conditional nodes is executable once")
 
     def _there(self, work: Op) -> None:
         for region in (*touched(work)[0], *touched(work)[1]):
@@ -576,7 +605,7 @@ class Model:
     def _all_there(self, run: Executable) -> None:
         """Is all the memory still there that the graph knows of?"""
         for node in run.nodes:
-            for work in self.works(node):
+            for work in self.works(node, every=True):
                 self._there(work)
 
     def _do_upload(self, op: Op) -> None:
@@ -587,7 +616,7 @@ class Model:
         if shape(graph) != run.shape:
             raise Invalid("the graph has another shape")
         for node in graph.nodes:
-            for work in self.works(node):
+            for work in self.works(node, every=True):
                 self._there(work)
 
     def _do_update(self, op: Op) -> None:
@@ -682,6 +711,8 @@ def node_shape(node: Op) -> tuple[Any, ...]:
         return kind, node["ctx"], tuple(node["extent"][1:]), node["extent"][1] > 1 and tuple(node["extent"])
     if kind == "child":
         return kind, tuple(node_shape(inner) for inner in node["nodes"])
+    if kind == "choice":
+        return kind, node["ctx"], node["kind"], tuple(tuple(map(node_shape, body)) for body in node["bodies"])
     return kind, node.get("ctx")
 
 

@@ -6,6 +6,7 @@ module in it. Contexts are numbers; ``ctx`` is the one that is current as the ca
 made are ``0`` (the null stream), ``1`` (legacy) and ``2`` (per thread) of the current context.
 
 *Work* is what runs in a stream or as a node of a graph: ``kernel``, ``set``, ``copy``, ``host``, ``value``, ``child``.
+A ``choice`` is a conditional node: its bodies are lists of nodes, and ``value``, its handle's default, decides.
 """
 
 from __future__ import annotations
@@ -72,6 +73,13 @@ class Region(NamedTuple):
         for z in range(self.depth):
             for y in range(self.height):
                 yield self.start + z * self.slice_pitch + y * self.pitch
+
+
+def taken(choice: Op) -> list[Op]:
+    """The nodes of the body that a conditional node runs: of an *if*, the second one is the *else*."""
+    value, bodies = choice["value"], choice["bodies"]
+    number = value if choice["kind"] == "switch" else 0 if value else 1
+    return list(bodies[number]) if number < len(bodies) else []
 
 
 def side(copy: Op, which: str, part: int | None = None) -> Region:

@@ -637,9 +637,27 @@ class Runner:
             nodes.append(made.value or 0)
         return graph.value or 0, nodes
 
+    def _choice(self, node: Op, before: list[int]) -> None:
+        """A conditional node whose handle nobody sets, and its bodies, each a chain."""
+        handle, ctx = c_uint64(), self.contexts[node["ctx"]].handle
+        self.cuda("cuGraphConditionalHandleCreate", addressof(handle), before[1], ctx, node["value"], 1)
+        params = (c_uint64 * 32)(13)  # CUgraphNodeParams, CU_GRAPH_NODE_TYPE_CONDITIONAL
+        params[2], params[5] = handle.value, ctx
+        params[3] = {"if": 0, "switch": 2}[node["kind"]] | len(node["bodies"]) << 32
+        self.cuda("cuGraphAddNode_v2", *before[:3], 0, before[3], addressof(params))
+        graphs = (c_uint64 * len(node["bodies"])).from_address(params[4])
+        for graph, body in zip(graphs, node["bodies"], strict=True):
+            last = c_void_p()
+            for number, inner in enumerate(body):
+                made = c_void_p()
+                self._add(inner, [addressof(made), graph, addressof(last) if number else 0, min(number, 1)])
+                last = made
+
     def _add(self, node: Op, before: list[int]) -> None:
         kind = node["op"]
-        if kind == "empty":
+        if kind == "choice":
+            self._choice(node, before)
+        elif kind == "empty":
             self.cuda("cuGraphAddEmptyNode", *before)
         elif kind == "child":
             self.cuda("cuGraphAddChildGraphNode", *before, self.graphs[node["graph"]][0])

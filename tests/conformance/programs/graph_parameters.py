@@ -326,6 +326,66 @@ for step in range(6):
     say("updated", step, result.value, read(x, BYTES))
 say("another shape", DRIVER.code("cuGraphExecUpdate", run_of, new_graph(), byref(culprit), byref(result)), result.value)
 
+# Every type of node through the functions that know them all: added, set in the graph, set in what is executable.
+graph, last = new_graph(), c_void_p()
+
+
+def add_any(params: NodeParams) -> c_void_p:
+    global last
+    made = c_void_p()
+    waits = (c_void_p * 1)(last)
+    DRIVER.cuGraphAddNode_v2(byref(made), graph, waits, None, int(bool(last)), byref(params))
+    last = made
+    return made
+
+
+memory = generic(nodes.ALLOCATE, allocation=nodes.AllocationParams(1, 0, 1, 0, size=BYTES))
+add_any(memory)
+own = memory.of.allocation.address
+say("allocated", own % 256)
+event_in, event_out = event(), event()
+
+
+def every_kind(value: int) -> list[NodeParams]:
+    return [
+        generic(nodes.KERNEL, kernel=kernel_params(fill, own, value, N)),
+        generic(nodes.MEMCPY, copy=nodes.CopyNodeParams(0, 0, context, Copy(device(own), device(y), BYTES, 1, 1))),
+        generic(nodes.MEMSET, memset=MemsetParams(y, 0, value, 4, 5, 1, context)),
+        generic(nodes.HOST, host=HostParams(ctypes.cast(one, c_void_p), 1000 + value)),
+        generic(nodes.CHILD, child=nodes.ChildParams(pair(value)[0], 0)),
+        generic(nodes.EMPTY),
+        generic(nodes.WAIT, event=event_in),
+        generic(nodes.RECORD, event=event_out),
+        generic(nodes.BATCH, batch=batch(value)),
+    ]
+
+
+every = [add_any(params) for params in every_kind(1)]
+freed = generic(nodes.FREE, address=own)
+add_any(freed)
+RUNTIME.cudaEventRecord(event_in, other)
+run_of = executable(graph)
+run(run_of)
+say("every kind", read(x, BYTES), read(y, BYTES), read(z, 16), calls[-1])
+for step in range(2, 8):
+    for where_it_is, params in zip(every, every_kind(step), strict=True):
+        if params.type == nodes.EMPTY:
+            continue
+        if step % 2:
+            DRIVER.cuGraphExecNodeSetParams(run_of, where_it_is, byref(params))
+        else:
+            DRIVER.cuGraphNodeSetParams(where_it_is, byref(params))
+    if step % 2 == 0:
+        DRIVER.cuGraphExecDestroy(run_of)
+        run_of = executable(graph)
+    run(run_of)
+    RUNTIME.cudaEventSynchronize(event_out)
+    say("every kind", step, read(x, BYTES), read(y, BYTES), read(z, 16), calls[-1])
+    expect(calls[-1] == 1000 + step, "the host function's argument")
+for fixed in (memory, freed):  # an allocation stays what it is
+    expect_error(DRIVER, 801, "cuGraphExecNodeSetParams", run_of, every[0], byref(fixed))
+    expect_error(DRIVER, 801, "cuGraphNodeSetParams", every[0], byref(fixed))
+
 # What belongs to other interfaces says so.
 semaphores = generic(nodes.SIGNAL_SEMAPHORE)
 expect_error(DRIVER, 801, "cuGraphAddNode_v2", byref(node), graph, None, None, 0, byref(semaphores))

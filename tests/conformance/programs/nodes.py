@@ -9,7 +9,7 @@ from typing import Any
 from calls import DRIVER, Dim3, pack
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD = range(8)
-SIGNAL_SEMAPHORE, BATCH, CONDITIONAL = 8, 12, 13
+SIGNAL_SEMAPHORE, ALLOCATE, FREE, BATCH, CONDITIONAL = 8, 10, 11, 12, 13
 IF, WHILE, SWITCH = range(3)
 MOVE = 1  # a child graph's ownership
 ASSIGN_DEFAULT = 1
@@ -115,6 +115,22 @@ class ConditionalParams(ctypes.Structure):
     )
 
 
+class AllocationParams(ctypes.Structure):
+    """CUDA_MEM_ALLOC_NODE_PARAMS."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", c_int),
+        ("device", c_int),
+        ("rest", ctypes.c_uint64 * 9),
+        ("access", c_void_p),
+        ("count", c_size_t),
+        ("size", c_size_t),
+        ("address", ctypes.c_uint64),
+    )
+
+
 class CopyNodeParams(ctypes.Structure):
     """CUDA_MEMCPY_NODE_PARAMS."""
 
@@ -134,6 +150,8 @@ class AnyParams(ctypes.Union):
         ("event", c_void_p),
         ("batch", BatchParams),
         ("conditional", ConditionalParams),
+        ("allocation", AllocationParams),
+        ("address", ctypes.c_uint64),  # of what is freed
     )
 
 
