@@ -368,13 +368,13 @@ run_of = executable(graph)
 run(run_of)
 say("every kind", read(x, BYTES), read(y, BYTES), read(z, 16), calls[-1])
 for step in range(2, 8):
-    for where_it_is, params in zip(every, every_kind(step), strict=True):
-        if params.type == nodes.EMPTY:
+    for where_it_is, anything in zip(every, every_kind(step), strict=True):
+        if anything.type == nodes.EMPTY:
             continue
         if step % 2:
-            DRIVER.cuGraphExecNodeSetParams(run_of, where_it_is, byref(params))
+            DRIVER.cuGraphExecNodeSetParams(run_of, where_it_is, byref(anything))
         else:
-            DRIVER.cuGraphNodeSetParams(where_it_is, byref(params))
+            DRIVER.cuGraphNodeSetParams(where_it_is, byref(anything))
     if step % 2 == 0:
         DRIVER.cuGraphExecDestroy(run_of)
         run_of = executable(graph)

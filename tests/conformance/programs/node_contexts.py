@@ -130,8 +130,8 @@ for owner in range(2):
 # What has no function: where it is done its memory says.
 graph, copy, memset = new_graph(), c_void_p(), c_void_p()
 RUNTIME.cudaSetDevice(0)
-params = Copy(Side(type=DEVICE, device=z), Side(type=DEVICE, device=w), BYTES, 1, 1)
-DRIVER.cuGraphAddMemcpyNode(byref(copy), graph, None, 0, byref(params), contexts[1])
+there = Copy(Side(type=DEVICE, device=z), Side(type=DEVICE, device=w), BYTES, 1, 1)
+DRIVER.cuGraphAddMemcpyNode(byref(copy), graph, None, 0, byref(there), contexts[1])
 DRIVER.cuGraphAddMemsetNode(byref(memset), graph, byref(copy), 1, byref(MemsetParams(z, 0, 1, 4, N, 1)), contexts[1])
 run_of = executable(graph)
 for step in range(6):
