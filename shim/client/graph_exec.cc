@@ -11,6 +11,7 @@
 #include "client/graph_order.h"
 #include "client/graph_parts.h"
 #include "client/graph_play.h"
+#include "client/graph_stand_ins.h"
 #include "client/graph_work.h"
 #include "client/message.h"
 #include "client/process.h"
@@ -210,6 +211,7 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
 
 void graphs_context_reset(const Context& context) {
   const std::lock_guard lock(graphs_mutex());
+  StandIns::context_reset(context);
   std::erase_if(execs(), [&](const auto& entry) {
     if (entry.second->context != &context) return false;
     free_handle(entry.first);

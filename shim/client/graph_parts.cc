@@ -294,7 +294,8 @@ Parts::~Parts() {
   }
 }
 
-CUresult Parts::launch(CUstream stream) const {
+CUresult Parts::launch(CUstream stream) {
+  StandIns::give_back();
   for (const Part& part : parts_) {
     CUresult result = CUDA_SUCCESS;
     if (part.played) {

@@ -30,7 +30,7 @@ class Parts {
   static CUresult make(const Graph& graph, cuuint64_t flags, std::unique_ptr<Parts>& made);
   ~Parts();
   Parts(const Parts&) = delete;
-  CUresult launch(CUstream stream) const;
+  CUresult launch(CUstream stream);
 
  private:
   struct Part {

@@ -5,12 +5,16 @@
 #include <utility>
 
 #include "client/capture.h"
+#include "client/context.h"
 #include "client/copy.h"
 #include "client/graph_play.h"
 #include "client/memory.h"
 #include "client/memory_backing.h"
 #include "client/memory_map.h"
+#include "client/pinned.h"
 #include "client/pool.h"
+#include "client/streams.h"
+#include "client/thread.h"
 #include "local.h"
 #include "records.h"
 
@@ -43,37 +47,59 @@ constexpr uint64_t kAlignment = 256;  // copies are as fast as between the progr
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// To be given back: that waits for the device, which nothing may do while something is captured. A context takes its memory
-// with it, and somebody else may have the address by then: so each has the number that is never used twice.
-std::vector<Allocation>& leftovers() {
-  static auto& all = *new std::vector<Allocation>;
+}  // namespace
+
+struct StandIns::Leftover {
+  std::vector<Allocation> memory;
+  std::vector<Use> uses;
+};
+
+std::vector<StandIns::Leftover>& StandIns::leftovers() {
+  static auto& all = *new std::vector<Leftover>;
   return all;
 }
 
-void leave(uint64_t address) {
-  if (auto allocation = memory_map().find(address)) leftovers().push_back(std::move(*allocation));
+uint64_t& StandIns::resets_of(const Context& context) {
+  static auto& all = *new std::map<const Context*, uint64_t>;
+  return all[&context];
 }
 
-void give_back() {
-  if (diverting()) return;
-  for (const Allocation& one : std::exchange(leftovers(), {})) {
-    const auto now = memory_map().find(one.address);
-    if (!now || now->id != one.id) continue;
-    if (one.on_device()) {
-      free_global(one.address);
-    } else {
-      client::cuMemFreeHost(reinterpret_cast<void*>(one.address));
+void StandIns::context_reset(const Context& context) { ++resets_of(context); }
+
+bool StandIns::Use::over() const {
+  return resets != resets_of(*context) || client::cuEventQuery(event) != CUDA_ERROR_NOT_READY;
+}
+
+void StandIns::Use::forget() const {
+  if (resets == resets_of(*context)) client::cuEventDestroy_v2(event);
+}
+
+void StandIns::give_back() {
+  if (diverting()) return;  // to ask for an event may end a capture
+  std::erase_if(leftovers(), [](const Leftover& one) {
+    if (!std::all_of(one.uses.begin(), one.uses.end(), [](const Use& use) { return use.over(); })) return false;
+    for (const Use& use : one.uses) use.forget();
+    for (const Allocation& allocation : one.memory) {
+      const auto now = memory_map().find(allocation.address);
+      if (!now || now->id != allocation.id) continue;
+      if (allocation.on_device()) {
+        free_idle_global(allocation.address);
+      } else {
+        free_idle_pinned(allocation.address);
+      }
     }
-  }
+    return true;
+  });
 }
-
-}  // namespace
 
 StandIns::~StandIns() {
-  for (const auto& [ordinal, memory] : memory_) {
-    if (memory.address) leave(memory.address);
-  }
-  if (copies_) leave(reinterpret_cast<uint64_t>(copies_));
+  Leftover left{.memory = {}, .uses = std::move(uses_)};
+  const auto leave = [&](uint64_t address) {
+    if (auto allocation = address ? memory_map().find(address) : std::nullopt) left.memory.push_back(std::move(*allocation));
+  };
+  for (const auto& [ordinal, memory] : memory_) leave(memory.address);
+  leave(reinterpret_cast<uint64_t>(copies_));
+  if (!left.memory.empty() || !left.uses.empty()) leftovers().push_back(std::move(left));
   give_back();
 }
 
@@ -229,22 +255,39 @@ CUresult StandIns::take_back(const std::vector<Written>& written) {
   return CUDA_SUCCESS;
 }
 
-CUresult StandIns::before(CUstream stream) const {
+CUresult StandIns::before(CUstream stream) {
   for (const Operation& operation : before_) {
     if (const CUresult result = play(operation, stream); result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
 }
 
-CUresult StandIns::after(CUstream stream) const {
+CUresult StandIns::after(CUstream stream) {
   for (const Operation& operation : after_) {
     if (const CUresult result = play(operation, stream); result != CUDA_SUCCESS) return result;
   }
-  if (!returned_) return CUDA_SUCCESS;
+  if (memory_.empty()) return CUDA_SUCCESS;
+  if (!returned_) return note_use(stream);
   auto with = std::make_unique<std::shared_ptr<const Returned>>(returned_);
   const CUresult result = client::cuLaunchHostFunc(stream, &Returned::look, with.get());
-  if (result == CUDA_SUCCESS) with.release();
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  with.release();
+  return note_use(stream);
+}
+
+CUresult StandIns::note_use(CUstream stream) {
+  const Stream* const known = find_stream(stream);
+  Context& context = known ? *known->context : *this_thread().context;
+  const WithContext own(context);
+  std::erase_if(uses_, [&](const Use& use) { return use.resets != resets_of(*use.context); });
+  auto use = std::find_if(uses_.begin(), uses_.end(), [&](const Use& one) { return one.context == &context; });
+  if (use == uses_.end()) {
+    CUevent event = nullptr;
+    const CUresult result = client::cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return result;
+    use = uses_.insert(uses_.end(), {&context, resets_of(context), event});
+  }
+  return client::cuEventRecordWithFlags(use->event, stream, CU_EVENT_RECORD_DEFAULT);
 }
 
 }  // namespace xmig::client

@@ -34,10 +34,29 @@ class StandIns {
   // When all are known: takes memory, and makes them copies within the device.
   CUresult settle();
 
-  CUresult before(CUstream stream) const;
-  CUresult after(CUstream stream) const;
+  CUresult before(CUstream stream);
+  CUresult after(CUstream stream);
+
+  // Memory whose last launch is over is given back; nothing waits for it, since programs change graphs while they run.
+  static void give_back();
+  static void context_reset(const Context& context);
 
  private:
+  // The last launch in a context's streams: an event of that context's.
+  struct Use {
+    Context* context;
+    uint64_t resets;  // of the context, so far: with the next one the event is gone
+    CUevent event;
+    bool over() const;
+    void forget() const;
+  };
+  // What was left, until it can be given back. An allocation has a number that is never used twice: a context takes its memory
+  // with it, and somebody else may have the address by then.
+  struct Leftover;
+  static std::vector<Leftover>& leftovers();
+  static uint64_t& resets_of(const Context& context);
+  CUresult note_use(CUstream stream);
+
   struct Rows {
     uint64_t address, pitch, width, height;
     uint64_t end() const { return address + (height - 1) * pitch + width; }
@@ -79,6 +98,7 @@ class StandIns {
   std::vector<Operation> before_, after_;
   std::shared_ptr<const Returned> returned_;  // null: all that is written is sure to be
   void* copies_ = nullptr;                    // page-locked: what `returned_` is about
+  std::vector<Use> uses_;
 };
 
 }  // namespace xmig::client

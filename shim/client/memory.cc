@@ -116,6 +116,11 @@ CUresult free_global(uint64_t address) {
   return release_unused(std::move(*allocation));
 }
 
+CUresult free_idle_global(uint64_t address) {
+  auto allocation = memory_map().remove(address, MemoryKind::kGlobal);
+  return allocation ? release_unused(std::move(*allocation)) : CUDA_ERROR_INVALID_VALUE;
+}
+
 // What is backed and free here is free to the program; what the server reports leaves it out. Either answer may be unwanted.
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   size_t not_given_out = 0, all = 0;

@@ -13,6 +13,8 @@ namespace xmig::client {
 CUresult allocate_global(uint64_t bytes, uint64_t* address);
 // Gives it back; call after the module's cuModuleUnload was appended. Waits for the context, as cuMemFree does.
 CUresult free_global(uint64_t address);
+// The same, without waiting, for memory that nothing which was appended needs any more.
+CUresult free_idle_global(uint64_t address);
 
 // Call on the thread that waited, right after its cuStreamSynchronize (or a cuStreamQuery that found the stream done)
 // returned success and before it appends anything else: the sequence number of that record is what counts.

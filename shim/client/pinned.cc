@@ -90,6 +90,15 @@ void give_pinned(const FreeRange& block) {
   space().free.add({block.address, block.bytes, {}});
 }
 
+CUresult free_idle_pinned(uint64_t address) {
+  const auto allocation = memory_map().remove(address, MemoryKind::kPinned);
+  if (!allocation) return CUDA_ERROR_INVALID_VALUE;  // freed by another thread meanwhile
+  const Args_xmUnpin unpin{.address = allocation->block.address};
+  const CUresult result = append(Op::xmUnpin, &unpin, sizeof(unpin));
+  give_pinned(allocation->block);
+  return result;
+}
+
 CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
   if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
   if (!pp || !bytesize || (Flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
@@ -130,12 +139,7 @@ CUresult cuMemFreeHost(void* p) {
   const auto known = memory_map().find(address);
   if (!known || known->address != address || !is_pinned(*known)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = synchronize_users(known->context); result != CUDA_SUCCESS) return result;
-  const auto allocation = memory_map().remove(address, MemoryKind::kPinned);
-  if (!allocation) return CUDA_ERROR_INVALID_VALUE;  // freed by another thread while this one waited
-  const Args_xmUnpin unpin{.address = allocation->block.address};
-  const CUresult result = append(Op::xmUnpin, &unpin, sizeof(unpin));
-  give_pinned(allocation->block);
-  return result;
+  return free_idle_pinned(address);
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {

@@ -2,6 +2,7 @@
 bodies, host functions, events, and waits and writes of words."""
 
 import ctypes
+import threading
 from ctypes import byref, c_uint, c_void_p
 
 import nodes
@@ -374,6 +375,34 @@ for value in range(3, 12):
     else:
         DRIVER.cuGraphExecUpdate_v2(run_of, counted(value, one), info)
 DRIVER.cuGraphExecDestroy(run_of)
+
+# A graph is changed, launched again and destroyed while a launch of it waits for the program: nothing waits for that.
+goes_on = threading.Event()
+
+
+def hold_up(_: int | None) -> None:
+    goes_on.wait()
+
+
+holding_up = HostFunction(hold_up)
+for step in range(8):
+    graph = new_graph()
+    only = condition(graph, 1, ASSIGN_DEFAULT)
+    node, (yes,) = add_conditional(graph, [add_host(graph, [], holding_up, 0)], only, IF)
+    moved = add_copy(yes, [], one, x)
+    held_up = executable(graph)
+    put(x, *range(step + 1, step + 1 + N))
+    for place in (one, two):
+        ctypes.memset(place, 0, BYTES)
+    goes_on.clear()
+    DRIVER.cuGraphLaunch(held_up, where)
+    DRIVER.cuGraphExecMemcpyNodeSetParams(held_up, moved, byref(of_copy(two, x)), context)
+    DRIVER.cuGraphLaunch(held_up, where)
+    DRIVER.cuGraphExecDestroy(held_up)
+    expect(held(one) == 0, "the launch waits")
+    goes_on.set()
+    RUNTIME.cudaStreamSynchronize(where)
+    expect(bytes_of(one) == bytes_of(two) == read(x, BYTES), "both launches were made")
 
 # In a graph inside, which is given away; with more beside it.
 child = new_graph()
