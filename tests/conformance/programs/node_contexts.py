@@ -137,6 +137,7 @@ run_of = executable(graph)
 for step in range(6):
     RUNTIME.cudaSetDevice(step % 2)
     write(z, bytes([step]) * BYTES)
+    RUNTIME.cudaDeviceSynchronize()  # the graph's stream does not wait for the one of the copy
     DRIVER.cuGraphExecMemsetNodeSetParams(run_of, memset, byref(MemsetParams(z, 0, step, 4, N, 1)), contexts[1])
     back = Copy(Side(type=DEVICE, device=z, x=8), Side(type=DEVICE, device=w), BYTES - 8, 1, 1)
     DRIVER.cuGraphExecMemcpyNodeSetParams(run_of, copy, byref(back), contexts[1])
