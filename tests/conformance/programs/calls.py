@@ -11,6 +11,7 @@ import importlib
 import os
 import random
 import zlib
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "expect",
     "expect_error",
     "image",
+    "in_one_go",
     "kernel",
     "launch",
     "malloc",
@@ -98,6 +100,13 @@ def stop_here() -> None:
     """Where a test stops the program every few lines (start.py), it stops here, too, each time."""
     if "XMIG_TEST_STOP_EVERY" in os.environ:
         importlib.import_module("start").stop()
+
+
+def in_one_go(*calls: Callable[[], object]) -> None:
+    """Call them one after the other. A test that stops the program every few lines does not stop it between them: while
+    the device waits for the program, the program is not moved."""
+    for call in calls:
+        call()
 
 
 def say(*words: object) -> None:

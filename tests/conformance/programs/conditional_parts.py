@@ -2,6 +2,7 @@
 bodies, host functions, events, and waits and writes of words."""
 
 import ctypes
+import functools
 import threading
 from ctypes import byref, c_uint, c_void_p
 
@@ -12,6 +13,7 @@ from calls import (
     event,
     expect,
     expect_error,
+    in_one_go,
     kernel,
     launch,
     malloc,
@@ -193,9 +195,11 @@ for step in range(12):
     put(what, step % 4 == 3)
     hold(flag, 0)
     hold(three, 77)
-    DRIVER.cuGraphLaunch(not_now, where)
-    hold(three, step)
-    hold(flag, 1)
+    in_one_go(
+        functools.partial(DRIVER.cuGraphLaunch, not_now, where),
+        functools.partial(hold, three, step),
+        functools.partial(hold, flag, 1),
+    )
     RUNTIME.cudaStreamSynchronize(where)
     if step % 4 != 3:
         expect(held(three) == step, "it is as the program has left it")
@@ -284,8 +288,10 @@ with_words = executable(graph)
 for step in range(8):
     put(z, 0)
     put(x, step)
-    DRIVER.cuGraphLaunch(with_words, where)
-    DRIVER.cuStreamWriteValue64_v2(other, c_void_p(z), 1, 0)
+    in_one_go(
+        functools.partial(DRIVER.cuGraphLaunch, with_words, where),
+        functools.partial(DRIVER.cuStreamWriteValue64_v2, other, c_void_p(z), 1, 0),
+    )
     RUNTIME.cudaStreamSynchronize(where)
     say("words", step, read(x, 8))
 
@@ -395,12 +401,15 @@ for step in range(8):
     for place in (one, two):
         ctypes.memset(place, 0, BYTES)
     goes_on.clear()
-    DRIVER.cuGraphLaunch(held_up, where)
-    DRIVER.cuGraphExecMemcpyNodeSetParams(held_up, moved, byref(of_copy(two, x)), context)
-    DRIVER.cuGraphLaunch(held_up, where)
-    DRIVER.cuGraphExecDestroy(held_up)
-    expect(held(one) == 0, "the launch waits")
-    goes_on.set()
+    elsewhere = of_copy(two, x)
+    in_one_go(
+        functools.partial(DRIVER.cuGraphLaunch, held_up, where),
+        functools.partial(DRIVER.cuGraphExecMemcpyNodeSetParams, held_up, moved, byref(elsewhere), context),
+        functools.partial(DRIVER.cuGraphLaunch, held_up, where),
+        functools.partial(DRIVER.cuGraphExecDestroy, held_up),
+        lambda: expect(held(one) == 0, "the launch waits"),
+        goes_on.set,
+    )
     RUNTIME.cudaStreamSynchronize(where)
     expect(bytes_of(one) == bytes_of(two) == read(x, BYTES), "both launches were made")
 
