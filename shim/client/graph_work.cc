@@ -19,17 +19,20 @@ namespace {
 // The calling thread's context for a moment, if one is named. False: it is none, or dead.
 class Inside {
  public:
-  explicit Inside(CUcontext handle) {
+  explicit Inside(CUcontext handle) : thread_(this_thread()), before_(thread_.context) {
     if (!handle) return;
     Context* const context = find_context(handle);
     usable_ = context && context->alive.load();
-    if (usable_) with_.emplace(*context);
+    if (usable_) thread_.context = context;
   }
+  ~Inside() { thread_.context = before_; }
+  Inside(const Inside&) = delete;
   explicit operator bool() const { return usable_; }
 
  private:
+  Thread& thread_;
+  Context* const before_;
   bool usable_ = true;
-  std::optional<WithContext> with_;
 };
 
 const Operation* only(const Node& node, CUgraphNodeType type) {
