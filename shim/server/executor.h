@@ -71,7 +71,8 @@ class Executor final : public Witness {
   // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never. `stall_bound`: seconds
   // that a recovery is to keep the program waiting at most; `cut_budget`: the share of time that may be spent for that.
   Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Preload& preload, Physical& physical, Job& job, double cut_budget, double hang_timeout = 0, double stall_bound = 0.2);
+           Preload& preload, Physical& physical, Job& job, double cut_budget, double hang_timeout = 0,
+           double stall_bound = 0.2);
   ~Executor() override;
 
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.

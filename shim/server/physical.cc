@@ -249,14 +249,10 @@ CUresult Physical::map_again(const Hosted& memory) {
 
 void Physical::map_ahead(Hosted memory, uint32_t devices) {
   const auto ordinal = static_cast<uint32_t>(memory.ordinal);
-  if (memory.plain() || ordinal >= devices || !in_place(memory.kind, ordinal, memory.address, memory.bytes)) return;
-  const auto overlaps = [&](const auto& entry) {
-    const Hosted& other = entry.second;
-    return memory.address < other.address + other.bytes && other.address < memory.address + memory.bytes;
-  };
-  if (ahead_.contains(memory.id) || std::any_of(ahead_.begin(), ahead_.end(), overlaps)) return;
-  if (reserve(devices) != CUDA_SUCCESS || map_again(memory) != CUDA_SUCCESS) return;
-  ahead_.emplace(memory.id, std::move(memory));
+  if (memory.place() != Place::kDevice || ahead_.contains(memory.id)) return;
+  if (ordinal >= devices || !in_place(memory.kind, ordinal, memory.address, memory.bytes)) return;
+  // Where something is mapped already the driver maps nothing else.
+  if (reserve(devices) == CUDA_SUCCESS && map_again(memory) == CUDA_SUCCESS) ahead_.emplace(memory.id, std::move(memory));
 }
 
 void Physical::drop_ahead(uint64_t id) {

@@ -89,8 +89,8 @@ class Physical {
   // Map what an earlier server made, unless it is mapped already.
   CUresult adopt(const Hosted& memory);
 
-  // Map it before there is a job. Its device's context is current. What cannot be mapped now is mapped, or fails, when it
-  // is adopted.
+  // Map it before there is a job, if it is a device's: host memory would be page-locked by two processes. Its device's context
+  // is current. What cannot be mapped now is mapped, or fails, when it is adopted.
   void map_ahead(Hosted memory, uint32_t devices);
   void drop_ahead(uint64_t id);
   // The job is here, with this memory: what else has been mapped goes. Before anything is adopted.
