@@ -32,6 +32,7 @@
 #include "server/cut_file.h"
 #include "server/cut_policy.h"
 #include "server/daemon.h"
+#include "server/entry.h"
 #include "server/faults.h"
 #include "server/hosting.h"
 #include "server/images.h"
@@ -78,7 +79,8 @@ class Executor final : public Witness {
   // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
   // False, and `why`: the job cannot be served.
   bool start_fresh(std::string& why);
-  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+  // A recovery does all that writes only what is this server's, then waits for its `entry`, if that is not open yet.
+  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry,
                std::string& why);
   // The target of a move (move.cc), in this order, all on one thread. False, and `trouble`: it cannot be; the job is as it
   // was. `first_id`: of the memory that is made here.
@@ -284,6 +286,7 @@ class Executor final : public Witness {
   void trim_shadow(bool whole = false);
 
   // redo.cc
+  bool enter(Entry& entry, uint64_t began, std::string& why);
   bool adopt(std::vector<Hosted> given, std::string& why);
   CUresult adopt_one(Hosted memory, std::string& why);
   CUresult add_twin(uint32_t module, uint64_t address, std::string name);

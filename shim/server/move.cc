@@ -219,7 +219,8 @@ bool Executor::take(uint64_t cut, Trouble& trouble) {
     return false;
   }
   std::string why;
-  if (recover({}, std::nullopt, std::nullopt, why)) return true;
+  Entry entered(Entry::State::kOpen);
+  if (recover({}, std::nullopt, std::nullopt, entered, why)) return true;
   trouble = trouble_.code.empty() ? Trouble{"failed", why} : trouble_;
   return false;
 }
@@ -252,7 +253,8 @@ void Executor::make_buffers() {
 // A suspended job goes on here.
 bool Executor::resume_suspended(std::vector<Hosted> given, Trouble& trouble) {
   std::string why;
-  if (recover(std::move(given), std::nullopt, std::nullopt, why)) return true;
+  Entry entered(Entry::State::kOpen);
+  if (recover(std::move(given), std::nullopt, std::nullopt, entered, why)) return true;
   trouble = trouble_.code.empty() ? Trouble{"failed", why} : trouble_;
   job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kSuspended));
   return false;

@@ -56,7 +56,7 @@ bool changes_objects(Op op) {
 }  // namespace
 
 bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
-                       std::string& why) {
+                       Entry& entry, std::string& why) {
   const uint64_t began = now_ns();
   journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load();
@@ -70,9 +70,8 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     why = trouble_.text;
     return false;
   }
-  header.state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
-  generation_ = header.generation.load();
-  describe_peers();
+  const bool ahead = !entry.is_open();
+  if (!ahead && !enter(entry, began, why)) return false;
 
   CutContent content;
   if (const uint64_t cut = header.cut.load(); cut != 0) {
@@ -106,7 +105,9 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
     why = "physical memory of the last cut is missing";
     return false;
   }
-  daemon_.phase("mapped");
+  // What the lost server's device work may still write is a snapshot's: variables are among that, and objects read them.
+  if (ahead && cutting != 0 && !enter(entry, began, why)) return false;
+  if (entry.is_open()) daemon_.phase("mapped");
   const uint64_t mapped = now_ns();
 
   position_ = cut_position_ = content.position;
@@ -118,7 +119,12 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   if (!take_over_chunks(content, why) || !keep_copies(content.position, tail, why)) return false;
   if (!restore_objects(content, why)) return false;
-  const uint64_t made = now_ns();
+  uint64_t made = now_ns();
+  if (ahead && cutting == 0) {
+    if (!enter(entry, began, why)) return false;
+    daemon_.phase("mapped");
+    made = now_ns();
+  }
   if (comes_without_memory_) {
     if (!fill(why)) return false;
   } else if (!memory_is_state) {
@@ -126,7 +132,7 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   }
   if (!restore_variables(why)) return false;
   daemon_.phase("restored");
-  if (const uint64_t now = now_ns(); now - mapped > kLongRestore) {
+  if (const uint64_t now = now_ns(); !ahead && now - mapped > kLongRestore) {
     log_(Level::kInfo, "after " + in_ms(mapped - began) + " to map memory, restoring took " + in_ms(made - mapped) + " for " +
                            std::to_string(content.objects.size()) + " objects and " + in_ms(now - made) + " for memory");
   }
@@ -155,6 +161,20 @@ bool Executor::recover(std::vector<Hosted> given, std::optional<Delivery> delive
   redo_until_ = std::max(executed, position_);
   policy_.start_redo(now_ns());
   stall_.start_replay(header.stall, stall_bound_, now_ns(), redo_until_ > position_);
+  return true;
+}
+
+// From here on this server writes what is shared.
+bool Executor::enter(Entry& entry, uint64_t began, std::string& why) {
+  if (!entry.is_open()) log_(Level::kInfo, "prepared a recovery in " + in_ms(now_ns() - began));
+  if (!entry.wait()) {
+    why = "the server ends before the one before it";
+    return false;
+  }
+  journal::JournalHeader& header = job_.header();
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
+  generation_ = header.generation.load();
+  describe_peers();
   return true;
 }
 

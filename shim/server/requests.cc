@@ -172,6 +172,8 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
       }
     }
   }
+  if (fields.has("ahead")) fields.boolean("ahead", assign.ahead);
+  if (assign.ahead && assign.mode != AssignMode::kRecover) fields.fail("only a recovery is prepared ahead");
   if (fields.has("error")) fields.integer("error", assign.error);
   if (fields.has("text")) fields.string("text", assign.text, 4096);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
@@ -264,6 +266,8 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
     if (fields.finished()) request = std::move(stop);
   } else if (type == "go") {
     if (fields.finished()) request = Go{};
+  } else if (type == "enter") {
+    if (fields.finished()) request = Enter{};
   } else if (type == "cut") {
     TakeCut cut;
     if (fields.has("host")) fields.boolean("host", cut.host.emplace());

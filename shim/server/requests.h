@@ -45,6 +45,7 @@ struct Assign {
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
   std::vector<device::Injection> injections;
+  bool ahead = false;  // kRecover: the server before it has not ended yet. Nothing is entered until Enter comes
   int error = 0;  // kLost
   std::string text;
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
@@ -58,6 +59,8 @@ struct MemoryDrop {
   uint64_t id = 0;
 };
 struct Go {};
+// The server before this one has ended: the job is this one's.
+struct Enter {};
 struct Inject {
   device::Injection injection;
 };
@@ -111,7 +114,7 @@ struct Stop {
   std::string reason;
 };
 
-using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Inject, TakeCut, Round, Handover, Take, Room,
+using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeCut, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
                              Backlog, Stop>;
 

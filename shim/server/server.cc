@@ -55,6 +55,7 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       physical_(device_->driver(), daemon_, log_) {}
 
 Server::~Server() {
+  entry_.give_up();
   if (executor_) executor_->stop();
   if (thread_.joinable()) thread_.join();
 }
@@ -110,8 +111,8 @@ std::optional<int> Server::listen() {
   }
   daemon_.detach();
   socket_ = -1;
-  // A standby is of no use without its daemon, nor is a job whose memory did not come complete.
-  return begun_ ? std::nullopt : std::optional(0);
+  // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
+  return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
 }
 
 std::optional<int> Server::reconnect() {
@@ -142,7 +143,6 @@ std::optional<int> Server::operator()(Assign& request) {
     log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + why);
     return kLostExit;
   }
-  journal::JournalHeader& header = job_->header();
   if (assignment_->mode == AssignMode::kLost) {
     log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
     mark_lost(*job_, assignment_->error != 0 ? assignment_->error : CUDA_ERROR_UNKNOWN);
@@ -158,14 +158,22 @@ std::optional<int> Server::operator()(Assign& request) {
     begin_move();
     return std::nullopt;
   }
-  header.daemon_pid.store(peer_pid(socket_));
-  enter_job();
+  if (assignment_->ahead) return std::nullopt;
+  enter();
   if (assignment_->mode == AssignMode::kResume) {
     make_executor();
     executor_->prepare_resumption();
   }
   if (assignment_->mode == AssignMode::kFresh) begin();
   return std::nullopt;
+}
+
+bool Server::waits_to_enter() const { return assignment_ && assignment_->ahead && !entry_.is_open(); }
+
+void Server::enter() {
+  job_->header().daemon_pid.store(peer_pid(socket_));
+  enter_job();
+  entry_.open();
 }
 
 // From now on the journal says that the job is this server's.
@@ -199,7 +207,10 @@ void Server::begin() {
 // The executor's thread.
 void Server::serve(std::vector<Hosted> given) {
   std::string why;
-  if (!start(std::move(given), why)) lose(why);
+  if (!start(std::move(given), why)) {
+    if (!entry_.is_open()) give_back(why);
+    lose(why);
+  }
   serving_ = true;
   if (!executor_->run(why)) lose(why);
 }
@@ -219,13 +230,20 @@ bool Server::start(std::vector<Hosted> given, std::string& why) {
       daemon_.hang_up();
       ::_exit(kLostExit);
     }
-    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, why);
+    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, entry_, why);
   }
 }
 
 void Server::lose(const std::string& why) {
   mark_lost(*job_, CUDA_ERROR_UNKNOWN);
   daemon_.garbage(job_->header().executed.load(), why);
+  daemon_.hang_up();
+  ::_exit(kLostExit);
+}
+
+// What was not entered is as it was: the next server tries, when the one before this one has given its device back.
+void Server::give_back(const std::string& why) {
+  log_(Level::kWarning, "the recovery could not be prepared: " + why);
   daemon_.hang_up();
   ::_exit(kLostExit);
 }
@@ -279,6 +297,11 @@ std::optional<int> Server::operator()(Go&) {
   const bool waits_for_it =
       assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
   if (waits_for_it && !begun_) begin();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Enter&) {
+  if (waits_to_enter()) enter();
   return std::nullopt;
 }
 

@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "server/contexts.h"
 #include "server/daemon.h"
+#include "server/entry.h"
 #include "server/executor.h"
 #include "server/faults.h"
 #include "server/injector.h"
@@ -43,6 +44,7 @@ class Server {
   std::optional<int> operator()(MemoryAdd& request);
   std::optional<int> operator()(MemoryDrop& request);
   std::optional<int> operator()(Go& request);
+  std::optional<int> operator()(Enter& request);
   std::optional<int> operator()(Inject& request);
   std::optional<int> operator()(TakeCut& request);
   std::optional<int> operator()(Round& request);
@@ -64,12 +66,15 @@ class Server {
   void map_ahead(Hosted memory);
   void load_further();
   bool watch_client();
+  bool waits_to_enter() const;
+  void enter();
   void enter_job();
   void make_executor();
   void begin();
   void serve(std::vector<Hosted> given);
   bool start(std::vector<Hosted> given, std::string& why);
   [[noreturn]] void lose(const std::string& why);
+  [[noreturn]] void give_back(const std::string& why);
 
   // server_moves.cc: the target of a move does these one after the other, on the executor's thread.
   using Step = std::variant<MemoryAdd, MemoryDrop, Round, Take>;
@@ -92,6 +97,7 @@ class Server {
   ipc::UniqueFd client_;  // pidfd
   std::optional<Assign> assignment_;
   std::optional<Job> job_;
+  Entry entry_;
   std::vector<Hosted> given_;
   std::vector<ipc::UniqueFd> room_;  // for the next suspension
   std::unique_ptr<Executor> executor_;

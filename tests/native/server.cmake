@@ -49,7 +49,7 @@ xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo 
                  host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
                  pauses idle_uses_no_cpu cuts_of_two_devices)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
-                 copies_more_than_the_journal memory_is_full mapped_ahead zeros changes
+                 copies_more_than_the_journal memory_is_full mapped_ahead prepares_ahead prepares_in_vain zeros changes
                  discarded discarded_wrongly)
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
                  preloaded limits

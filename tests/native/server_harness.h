@@ -46,6 +46,9 @@ struct Setup {
   std::string kernels;  // path of the kernels' shared object
   bool preload = false;  // who takes a lost server's place has mapped its memory and loaded its modules beforehand
   bool mistaken = false;  // and was told of other memory under the same numbers, and of some that is no more
+  // Of a recovery that is prepared ahead, when the server has done so and before it may enter; with its control socket.
+  std::function<void(int)> prepared;
+  bool withhold = false;  // the next one gets no device memory
 };
 inline Setup setup;
 inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
@@ -157,7 +160,19 @@ class Job {
     if (server_ > 0) ::kill(server_, SIGKILL);
   }
   pid_t server() const { return server_; }
+  pid_t lost_server() const { return lost_server_; }
   uint64_t sequence() const { return sequence_; }
+  // For `setup.prepared`, while nothing runs.
+  void overwrite_device_memory(int value) {
+    for (const auto& [id, held] : memory_) {
+      if (held.fields["kind"] != "device") continue;
+      const size_t bytes = held.fields["bytes"];
+      void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, held.fd.get(), 0);
+      CHECK(at != MAP_FAILED);
+      std::memset(at, value, bytes);
+      ::munmap(at, bytes);
+    }
+  }
   size_t held() {
     const std::lock_guard lock(mutex_);
     return memory_.size();
@@ -541,23 +556,42 @@ class Job {
     Json injections = Json::array();  // a server that dies has not struck with all of its own
     for (const auto& [id, injection] : unstruck_) injections.push_back(injection);
     const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
-    send_locked({{"type", "assign"},
+    // Half of them prepare before they may enter, as standbys do, and half after the one before has ended.
+    const bool ahead = !fresh && !resuming_ && (setup.prepared || counters_.recoveries % 2 == 0);
+    Json assign = {{"type", "assign"},
                  {"job", "test"},
                  {"mode", fresh ? "fresh" : resuming_ ? "resume" : "recover"},
                  {"client_pid", ::getpid()},
                  {"cut_budget", options_.cut_budget},
                  {"deliver", deliver},
                  {"careful", careful_},
-                 {"injections", injections}},
-                fds);
+                 {"injections", injections}};
+    if (ahead) assign["ahead"] = true;
+    send_locked(assign, fds);
     if (fresh) return;
     if (!resuming_) ++counters_.recoveries;
+    const bool withhold = std::exchange(setup.withhold, false);
     for (const auto& [id, held] : memory_) {
       Json message = held.fields;
       const int one = held.fd.get();
-      send_locked(message, std::span(&one, 1));
+      if (!withhold || held.fields["kind"] != "device") send_locked(message, std::span(&one, 1));
     }
     send_locked({{"type", "go"}}, {});
+    if (!ahead) return;
+    if (setup.prepared && wait_until_prepared(control_.get())) setup.prepared(control_.get());
+    send_locked({{"type", "enter"}}, {});
+  }
+
+  // False: it has ended instead.
+  static bool wait_until_prepared(int control) {
+    std::vector<std::byte> buffer(64 << 10);
+    while (true) {
+      const ipc::Received received = ipc::receive_message(control, buffer, 5);
+      if (received.bytes == 0) return false;
+      const auto* const text = reinterpret_cast<const char*>(buffer.data());
+      const Json message = Json::parse(text, text + received.bytes);
+      if (message.at("type") == "log" && message.at("text").get<std::string>().starts_with("prepared")) return true;
+    }
   }
 
   // As the device makes it: it maps nothing else.
@@ -646,6 +680,7 @@ class Job {
         const std::lock_guard lock(mutex_);
         if (detached_ || control_.get() != control) continue;  // it was the connection that ended, and there may be another
         pid = server_;
+        lost_server_ = pid;
         server_ = -1;
       }
       ::waitpid(pid, &status, 0);
@@ -754,7 +789,7 @@ class Job {
   ipc::UniqueFd control_, retired_;
   std::mutex telling_mutex_;  // before mutex_
   std::function<void(const Json&)> on_message_;
-  std::atomic<pid_t> server_{-1};
+  std::atomic<pid_t> server_{-1}, lost_server_{-1};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
   std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no cut has come since
   bool started_ = false;

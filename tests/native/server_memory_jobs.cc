@@ -221,14 +221,16 @@ void memory_is_full() {
   job.cut();
   // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
   Reply_cuMemGetInfo_v2 memory{};
-  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+  const auto half_is_free = [&] {
+    CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
+    return memory.free == 128 << 20;
+  };
+  Job::wait(half_is_free);  // some devices say so only when everybody who holds it has let go
   CHECK(job.held_bytes("shadow") == 128 << 20);
-  CHECK(memory.free == 128 << 20);
   CHECK(job.grow(base + (1ull << 30), 96 << 20) == CUDA_SUCCESS);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_ERROR_OUT_OF_MEMORY);
   job.append(Op::xmShrink, Args_xmShrink{base + (1ull << 30), 96 << 20});
-  CHECK(job.call(Op::cuMemGetInfo_v2, Args_cuMemGetInfo_v2{}, &memory, sizeof(memory)) == CUDA_SUCCESS);
-  CHECK(memory.free == 128 << 20);
+  Job::wait(half_is_free);
   CHECK(job.grow(base + (2ull << 30), 64 << 20) == CUDA_SUCCESS);
   job.kill_server();
   std::vector<uint8_t> got(1 << 20);
@@ -275,6 +277,62 @@ void mapped_ahead() {
       }
     }
     check_resumed(job);
+  }
+}
+
+// A server that prepares while the one before it ends writes nothing: neither into the journal, nor into memory, where what
+// the lost one had its device do may still write. What it has written there when it ends is put right.
+void prepares_ahead() {
+  Job job;
+  const auto kernels = job.load_kernels();
+  const uint64_t mix_kernel = kernels.kernels.at("mix"), address = job.memory(kWords * 8), stream = job.make_stream();
+  auto expected = numbers(7);
+  job.write(address, expected.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  std::atomic<uint32_t> prepared{0};
+  setup.prepared = [&](int) {
+    const journal::JournalHeader& header = job.header();
+    CHECK(header.server_pid.load() == static_cast<uint32_t>(job.lost_server()));
+    CHECK(header.generation.load() == ++prepared);
+    job.overwrite_device_memory(0xa5);
+  };
+  std::vector<uint64_t> got(kWords);
+  for (int step = 0; step < 8; ++step) {
+    if (step % 3 == 1) job.cut();
+    job.launch(mix_kernel, stream, address, 3, kWords);
+    mix(expected, 3);
+    if (step % 2 == 0) CHECK(job.synchronize(stream) == CUDA_SUCCESS);
+    job.kill_server();
+    CHECK(job.read(address, got.data(), kWords * 8, stream) == CUDA_SUCCESS);
+    CHECK(got == expected);
+  }
+  CHECK(prepared == 8);
+  setup.prepared = nullptr;
+  check_resumed(job);
+}
+
+// Its daemon ends before it may enter, or it lacks something: the job is as it was, and the next server has it.
+void prepares_in_vain() {
+  Job job;
+  const uint64_t address = job.memory(kWords * 8);
+  const auto expected = numbers(3);
+  job.write(address, expected.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  job.cut();  // else there is nothing that it could lack
+  std::vector<uint64_t> got(kWords);
+  for (const bool withheld : {false, true, false, true}) {
+    std::atomic<int> seen{0};
+    setup.withhold = withheld;
+    setup.prepared = [&](int control) {
+      if (seen++ == 0 && !withheld) ::shutdown(control, SHUT_RDWR);
+    };
+    const uint64_t before = job.counters().recoveries;
+    job.kill_server();
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
+    CHECK(got == expected);
+    CHECK(seen == (withheld ? 1 : 2));
+    CHECK(job.counters().recoveries == before + 2 && job.counters().garbage == 0);
+    setup.prepared = nullptr;
   }
 }
 
@@ -481,7 +539,8 @@ void discarded_wrongly() {
 const Tests kTests = {
     {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
-    {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"mapped_ahead", mapped_ahead}, {"zeros", zeros},
+    {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"mapped_ahead", mapped_ahead}, {"prepares_ahead", prepares_ahead},
+    {"prepares_in_vain", prepares_in_vain}, {"zeros", zeros},
     {"changes", changes}, {"discarded", discarded}, {"discarded_wrongly", discarded_wrongly},
 };
 

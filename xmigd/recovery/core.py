@@ -10,9 +10,10 @@ from xmigd.migration.machine import Move, MoveLimits
 from xmigd.recovery import events as e
 
 State = Literal["starting", "running", "recovering", "suspended", "losing", "lost", "draining", "ended"]
+# preparing: a standby, from the moment in which the server of its process begins to end.
 # copying: the target of a move, before it has the process; a keeper, before it has everything.
 # stopped: the source, once it has handed over.
-ServerState = Literal["spawning", "warm", "copying", "assigned", "stopped", "keeping", "dying"]
+ServerState = Literal["spawning", "warm", "preparing", "copying", "assigned", "stopped", "keeping", "dying"]
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     "starting": frozenset({"running", "recovering", "suspended", "ended"}),  # at once: found by a new daemon

@@ -152,6 +152,12 @@ class Misbehaved(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending(ServerEvent):
+    """None of the server's code will run any more, and everything that it sent was delivered. Its exit follows, once it
+    has given its device back; until then what it had the device do may still write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited(ServerEvent):
     """The server's pidfd became readable. Everything it had sent before was delivered before this."""
 
@@ -275,6 +281,24 @@ class Assign(Instruction):
     injections: tuple[Injection, ...] = ()
     error: int = 0
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Instruction):
+    """Have a server prepare to recover the process, with every memory handle, as long as the lost one ends: whatever
+    writes nothing that others have. `Enter` follows."""
+
+    server: int
+    deliver: Deliver | None = None
+    careful: Careful | None = None
+    injections: tuple[Injection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Instruction):
+    """The lost server has ended: give the process to the one that has prepared."""
+
+    server: int
 
 
 @dataclass(frozen=True, slots=True)

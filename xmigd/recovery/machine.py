@@ -15,7 +15,8 @@ Servers are numbered per process, from 0, and never used twice. Two exist as a r
 is about to get it, and `standby`, warm or warming. While the process moves there is a third, the target of `move`;
 while it is suspended there is only its `keeper`, which holds descriptors for a daemon that may come later. A server
 that was told to die is `dying` until its exit is seen; the process is never given to another before that, since both
-would write the same memory. The one exception is a source that stands still because it has handed over.
+would write the same memory. The one exception is a source that stands still because it has handed over. An exit takes
+long where a device is to be given back: meanwhile the standby is `preparing`, which writes nothing.
 
 Whose fault?
 ------------
@@ -80,6 +81,7 @@ class Machine(MovingCore):
         self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
+        self._prepared: set[int] = set()  # injections that a server which prepares knows of
         self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
 
     # --- the entry ---------------------------------------------------------------------------------------------
@@ -145,6 +147,8 @@ class Machine(MovingCore):
                 pass  # its exit follows; whether that was right is decided by whether the program has exited
             case e.Misbehaved():
                 self._misbehaved(event)
+            case e.Ending():
+                self._ending(event)
             case e.Exited():
                 self._exited(event)
         return self._out
@@ -265,6 +269,7 @@ class Machine(MovingCore):
         """The active server is warm: give it the process."""
         assert self.active is not None
         number = self.active
+        prepared = self.servers[number] == "preparing"
         self.servers[number] = "assigned"
         injections = tuple(self.armed.values())
         if self.state == "losing":
@@ -277,9 +282,11 @@ class Machine(MovingCore):
             return
         assert self.recovery is not None
         deliver = self._delivered
-        window = self._window
-        careful = None if window is None else e.Careful(window.after, window.until)
-        self._out.append(e.Assign(number, "recover", deliver=deliver, careful=careful, injections=injections))
+        if prepared:
+            self._out += [e.Arm(number, one) for one in injections if one.id not in self._prepared]
+            self._out.append(e.Enter(number))
+        else:
+            self._out.append(e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections))
         self._redo_from = self._cut[0]
         self.recovery.standby_ready = self._t
         self.recovery.cut = self._cut[0]
@@ -289,13 +296,33 @@ class Machine(MovingCore):
         self._timer("phase", self.limits.phase_timeout + self.limits.hang_timeout)
         self._save_recovery()
 
+    @property
+    def _careful(self) -> e.Careful | None:
+        return None if self._window is None else e.Careful(self._window.after, self._window.until)
+
+    def _ending(self, event: e.Ending) -> None:
+        """The active server will be recovered from: the standby does what it can in the meantime. Whether it is given
+        the process is decided when the exit is seen, which says how it ended."""
+        if event.server != self.active or self.servers[event.server] not in ("assigned", "dying"):
+            return
+        recoverable = self.state in ("running", "recovering") and self.move is None and self.unrecoverable is None
+        if not recoverable or self._lost_in_a_row >= AT_ONCE:
+            return
+        if self.standby is not None and self.servers[self.standby] == "warm":
+            self.servers[self.standby] = "preparing"
+            self._prepared = set(self.armed)
+            injections = tuple(self.armed.values())
+            self._out.append(e.Prepare(self.standby, self._delivered, self._careful, injections))
+
     def _replace(self) -> None:
         """The active server is gone and another must take its place."""
         self.active = None
+        if self.state != "recovering" and self.standby is not None and self.servers[self.standby] == "preparing":
+            self._drop_standby()  # it can do nothing else any more
         if self.standby is not None:
             number, self.standby = self.standby, None
             self.active = number
-            warm = self.servers[number] == "warm"
+            warm = self.servers[number] in ("warm", "preparing")
             if self.recovery is not None:
                 self.recovery.standby = "warm" if warm else "warming"
             if warm:

@@ -315,8 +315,9 @@ def pack_memory(message: MemoryAdd) -> bytes:
 
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
-    first_id: int = 1,
+    first_id: int = 1, ahead: bool = False,
 ) -> bytes:  # fmt: skip
+    """`ahead`: of a recovery, which is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": snapshot_cost,
@@ -325,6 +326,8 @@ def pack_assign(
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
     }  # fmt: skip
+    if ahead:
+        fields["ahead"] = True
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":

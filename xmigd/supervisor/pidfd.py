@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import signal
+from pathlib import Path
 
 from xmigd.supervisor.fds import Fd
 
@@ -27,6 +28,17 @@ def is_exiting(pid: int) -> bool:
     except OSError:
         return True
     return bool(int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_EXITING)
+
+
+def runs_no_more(pid: int) -> bool:
+    """Likewise, of each of its threads: none of its own code runs any more. What the kernel still does at its end, as
+    giving a device back, may take long."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has gone
+            content = stat.read_bytes()
+            if not int(content[content.rindex(b")") + 2 :].split()[6]) & PF_EXITING:
+                return False
+    return True
 
 
 def send_signal(pidfd: Fd, number: int) -> None:

@@ -103,6 +103,7 @@ class Process:
             message=self._server_said,
             misbehaved=self._server_misbehaved,
             exited=self._server_exited,
+            ending=self._server_ending,
             printed=self._server_printed,
         )
 
@@ -383,6 +384,10 @@ class Process:
             self._log.info("server prints", server=server.number, server_pid=server.pid, text=line)
             self._note(f"printed: {line}", source="server")
 
+    def _server_ending(self, server: Server) -> None:
+        if self._pidfd is not None and not pidfds.has_exited(self._pidfd):
+            self.tell(e.Ending(t=now(), server=server.number))
+
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
         if server.number == self.machine.active:
@@ -495,6 +500,10 @@ class Process:
         match instruction:
             case e.Assign():
                 self._assign(instruction)
+            case e.Prepare():
+                self._prepare(instruction)
+            case e.Enter():
+                self._enter(instruction)
             case e.Kill():
                 self._log.info("killing a server", server=instruction.server, why=instruction.why)
                 if (server := self.servers.get(instruction.server)) is not None:
@@ -557,25 +566,47 @@ class Process:
             return
         if instruction.mode == "fresh":
             self._close_handles()  # of a server that was lost before the program was let in
-        if instruction.mode != "lost":
-            self.generation += 1  # as the server counts, in the journal
-        packed = m.pack_assign(
-            instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
-            snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
-        )  # fmt: skip
+            self.keep_all(self.fd_store.next_change(self.memory))
         if instruction.mode == "lost":
             self.fd_store.forget(self.row.id)
-        elif instruction.mode == "fresh":
-            self.keep_all(self.fd_store.next_change(self.memory))
         else:
-            self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory))
-        if instruction.mode != "lost":
-            self.follow_backlog(server)
-        server.send(packed, self.memory.all)
+            self._becomes_its(server, self.memory, recount=instruction.mode != "fresh")
+        self._give(server, self.memory, instruction)
+        self._note_server(server)
+
+    def _prepare(self, instruction: e.Prepare) -> None:
+        server = self.servers.get(instruction.server)
+        if server is not None and self.memory is not None:
+            one = instruction
+            recovery = e.Assign(one.server, "recover", one.deliver, one.careful, one.injections)
+            self._give(server, self.memory, recovery, ahead=True)
+
+    def _enter(self, instruction: e.Enter) -> None:
+        server = self.servers.get(instruction.server)
+        if server is not None and self.memory is not None:
+            self._becomes_its(server, self.memory)
+            server.send(m.pack("enter"))
+            self._note_server(server)
+
+    def _becomes_its(self, server: Server, memory: JobMemory, *, recount: bool = True) -> None:
+        if recount:
+            self.fd_store.recount(self.row.id, self.fd_store.next_change(memory))
+        self.generation += 1  # as the server counts, in the journal
+        self.follow_backlog(server)
+
+    def _give(self, server: Server, memory: JobMemory, instruction: e.Assign, *, ahead: bool = False) -> None:
+        """All that it needs. `ahead`: it may prepare, and no more."""
+        packed = m.pack_assign(
+            instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
+            snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout, ahead=ahead,
+        )  # fmt: skip
+        server.send(packed, memory.all)
         if instruction.mode == "recover":
             for handle in self.handles.values():
                 server.send(handle.message, (handle.fd,))
             server.send(m.pack("go"))
+
+    def _note_server(self, server: Server) -> None:
         # Written while the server works. It is no condition for going on: what a later daemon needs to find the
         # process again is what the server itself announces, the record only tells it which servers to wait for.
         self.records.server_assigned(self.row.id, server.pid, server.start_time, self.generation)

@@ -31,6 +31,7 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN
 
 
 CLOSE_GRACE = 0.5  # seconds in which a server that closes its connection has begun to exit
+LOOK_AGAIN = 0.001  # seconds: whether it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,17 @@ class ServerHooks:
         message: Callable[[Server, ServerMessage, list[Fd], bool], None],
         misbehaved: Callable[[Server, str], None],
         exited: Callable[[Server, Ending, int], None],
+        ending: Callable[[Server], None] = lambda _: None,
         printed: Callable[[Server, str, int], None] = lambda _, __, ___: None,
     ) -> None:
-        """`printed`: a line of its standard output or error, printable; or how many lines were too many."""
+        """`printed`: a line of its standard output or error, printable; or how many lines were too many. `ending`: none
+        of its code runs any more, and its exit follows."""
         self.started = started
         self.failed = failed
         self.message = message
         self.misbehaved = misbehaved
         self.exited = exited
+        self.ending = ending
         self.printed = printed
 
 
@@ -277,23 +281,22 @@ class Server:
             self._hooks.misbehaved(self, reason)
             return
         self._ended_at = time.monotonic_ns()
-        if pidfds.is_exiting(self.pid):
-            self._await_exit()
-        else:
-            self._loop.call_later(CLOSE_GRACE, self._still_there, reason)
+        self._look_whether_it_ends(reason)
 
-    def _still_there(self, reason: str) -> None:
+    def _look_whether_it_ends(self, reason: str) -> None:
+        """With a GPU to give back that takes long, and only its end says why it has ended."""
         if self._pidfd is None:
             return
         if pidfds.is_exiting(self.pid):
-            self._await_exit()
-        else:
+            self.kill()  # for one of which some threads live
+            if pidfds.runs_no_more(self.pid):
+                self._hooks.ending(self)
+                return
+        elif time.monotonic_ns() - self._ended_at > CLOSE_GRACE * 1e9:
             self._ended_at = 0
             self._hooks.misbehaved(self, reason)
-
-    def _await_exit(self) -> None:
-        """It is on its way out. With a GPU to give back that takes long, and only its end says why it has ended."""
-        self.kill()  # for one of which some threads live
+            return
+        self._loop.call_later(LOOK_AGAIN, self._look_whether_it_ends, reason)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
