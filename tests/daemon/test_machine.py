@@ -35,6 +35,72 @@ def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
     assert 2 in world.alive  # the next standby
 
 
+def test_a_standby_prepares_while_the_lost_server_ends() -> None:
+    world = World()
+    world.run()
+    told = world.tell(e.Ending, server=0)
+    assert told == [e.Prepare(1)]
+    assert (world.machine.state, world.holder) == ("running", 0)
+    world.exit(0, killed=True)
+    assert world.holder == 1
+    assert world.assigns[-1] == e.Assign(1, "recover")
+    world.redo()
+    record = world.recoveries[1]
+    assert (record.outcome, record.standby, record.attempts) == ("resumed", "warm", 1)
+    assert world.tell(e.Ending, server=1) == []  # its standby is not there yet
+    world.exit(1)
+    assert world.assigns[-1].server == 1
+
+
+def test_a_standby_that_prepares_is_told_of_the_fault() -> None:
+    world = World()
+    world.run()
+    armed = e.Injection(3, "record", "kill", 9, 719)
+    world.tell(e.InjectRequested, injection=armed)
+    world.tell(e.Faulted, server=0, sequence=0, op="x", error=700, text="", at=world.t, after=4, until=8)
+    assert world.tell(e.Ending, server=0) == [e.Prepare(1, None, e.Careful(4, 8), (armed,))]
+    late = e.Injection(4, "record", "kill", 10, 719)
+    world.tell(e.InjectRequested, injection=late)
+    world.exit(0)
+    assert (world.others[-1], world.holder) == (e.Arm(1, late), 1)
+
+
+def test_what_was_prepared_in_vain_goes() -> None:
+    world = World()
+    world.run()
+    world.tell(e.GarbageFound, server=0, position=0, text="")
+    assert world.tell(e.Ending, server=0) == []  # nothing to recover
+    world = World()
+    world.run()
+    world.tell(e.Ending, server=0)
+    world.tell(e.HandleMissed, reason="no descriptors")
+    world.exit(0)
+    assert e.Kill(1, "its process needs no standby any more") in world.others
+    assert (world.machine.state, world.machine.active) == ("losing", 2)
+
+
+def test_a_program_that_exits_while_a_standby_prepares() -> None:
+    world = World()
+    world.run()
+    world.tell(e.Ending, server=0)
+    world.tell(e.ClientExited)
+    world.exit(0)
+    assert world.machine.state == "ended"
+    assert world.holder is None
+
+
+def test_a_standby_that_dies_while_it_prepares() -> None:
+    world = World()
+    world.run()
+    world.tell(e.Ending, server=0)
+    world.exit(1)
+    world.exit(0, killed=True)
+    server = world.next_server()
+    world.tell(e.Hello, server=server)
+    assert world.assigns[-1] == e.Assign(server, "recover")
+    world.redo()
+
+
 def test_a_recovery_keeps_what_was_expected_at_its_first_fault() -> None:
     world = World()
     world.run()
@@ -507,6 +573,10 @@ class AnyOrder(AtAnyTime):
             self.world.tell(e.ProgramError, server=server, sequence=1, error=700)
         else:
             self.world.tell(e.SaidBye, server=server, reason="")
+
+    @rule(data=st.data())
+    def ends(self, data: Any) -> None:
+        self.world.tell(e.Ending, server=self.server(data))
 
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), clean=st.booleans(), killed=st.booleans())

@@ -21,6 +21,7 @@ class World:
         self.alive: set[int] = set()
         self.holder: int | None = None  # the living server that has the process
         self.assigns: list[e.Assign] = []
+        self.prepared: dict[int, e.Prepare] = {}  # by server; it must not be given anything else
         self.timers: dict[str, float] = {}
         self.faults: list[e.FaultRecord] = []
         self.recoveries: dict[int, e.RecoveryRecord] = {}
@@ -42,10 +43,18 @@ class World:
                 self.alive.add(server)
             case e.Assign(server):
                 assert server in self.alive
-                assert self.holder is None, "two servers would write the same memory"
-                assert not self.released
-                self.holder = server
+                assert server not in self.prepared
+                self.give(server)
                 self.assigns.append(instruction)
+            case e.Prepare(server):
+                assert server in self.alive
+                assert server not in self.prepared
+                self.prepared[server] = instruction
+            case e.Enter(server):
+                assert server in self.alive
+                told = self.prepared[server]
+                self.give(server)
+                self.assigns.append(e.Assign(server, "recover", told.deliver, told.careful, told.injections))
             case e.SetTimer(name, seconds):
                 self.timers[name] = seconds
             case e.ClearTimer(name):
@@ -61,6 +70,11 @@ class World:
                 self.others.append(instruction)
             case _:
                 self.others.append(instruction)
+
+    def give(self, server: int) -> None:
+        assert self.holder is None, "two servers would write the same memory"
+        assert not self.released
+        self.holder = server
 
     def exit(self, server: int, clean: bool = False, killed: bool = False, expected: int | None = None) -> None:
         self.alive.discard(server)

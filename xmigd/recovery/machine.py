@@ -81,7 +81,7 @@ class Machine(MovingCore):
         self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
         self._best = (0, -1)  # cut number, records of the redo that got furthest
         self._lost_tries = 0
-        self._prepared: set[int] = set()  # injections that a server which prepares knows of
+        self._prepared: e.Prepare | None = None  # what the standby that prepares was told
         self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
 
     # --- the entry ---------------------------------------------------------------------------------------------
@@ -283,7 +283,8 @@ class Machine(MovingCore):
         assert self.recovery is not None
         deliver = self._delivered
         if prepared:
-            self._out += [e.Arm(number, one) for one in injections if one.id not in self._prepared]
+            assert self._prepared is not None
+            self._out += [e.Arm(number, one) for one in injections if one not in self._prepared.injections]
             self._out.append(e.Enter(number))
         else:
             self._out.append(e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections))
@@ -310,15 +311,23 @@ class Machine(MovingCore):
             return
         if self.standby is not None and self.servers[self.standby] == "warm":
             self.servers[self.standby] = "preparing"
-            self._prepared = set(self.armed)
             injections = tuple(self.armed.values())
-            self._out.append(e.Prepare(self.standby, self._delivered, self._careful, injections))
+            self._prepared = e.Prepare(self.standby, self._delivered, self._careful, injections)
+            self._out.append(self._prepared)
+
+    def _drop_what_was_prepared_in_vain(self) -> None:
+        """It can do nothing else any more."""
+        if self.standby is None or self.servers[self.standby] != "preparing":
+            return
+        told = self._prepared
+        assert told is not None
+        if self.state != "recovering" or (told.deliver, told.careful) != (self._delivered, self._careful):
+            self._drop_standby()
 
     def _replace(self) -> None:
         """The active server is gone and another must take its place."""
         self.active = None
-        if self.state != "recovering" and self.standby is not None and self.servers[self.standby] == "preparing":
-            self._drop_standby()  # it can do nothing else any more
+        self._drop_what_was_prepared_in_vain()
         if self.standby is not None:
             number, self.standby = self.standby, None
             self.active = number
