@@ -3,6 +3,7 @@ and prints the path of the newest libcudart that this Python has. Without an arg
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ def call(result: tuple[Any, ...]) -> Any:
 
 
 def architecture() -> str:
-    from cuda.bindings import driver  # noqa: PLC0415 - of a machine with a driver
+    from cuda.bindings import driver
 
     call(driver.cuInit(0))
     device = call(driver.cuDeviceGet(0))
@@ -28,7 +29,7 @@ def architecture() -> str:
 
 
 def compiled(target: str) -> bytes:
-    from cuda.bindings import nvrtc  # noqa: PLC0415
+    from cuda.bindings import nvrtc
 
     program = call(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
     options = [f"--gpu-architecture={target}".encode()]
@@ -43,9 +44,9 @@ def compiled(target: str) -> bytes:
 
 
 def libcudart() -> Path:
-    import nvidia  # noqa: PLC0415
-
-    found = [file for folder in nvidia.__path__ for file in Path(folder).rglob("libcudart.so.*")]
+    package = importlib.util.find_spec("nvidia")
+    folders = (package and package.submodule_search_locations) or []
+    found = [file for folder in folders for file in Path(folder).rglob("libcudart.so.*")]
     if not found:
         raise SystemExit("this Python has no libcudart (package nvidia-cuda-runtime)")
     return max(found, key=lambda file: file.name)

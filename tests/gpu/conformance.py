@@ -1,7 +1,7 @@
 """The conformance programs natively, under xMIG, and under xMIG with kills: they print the same lines, all of them.
 
-The programs leave out what no native run can be asked, and say so where they do (`left_out`, tests/conformance/programs/
-calls.py); lines that cannot be the same stand in LEFT_OUT. Both are in the row."""
+The programs leave out what no native run can be asked, and say so there (`left_out`); lines that cannot be the same
+stand in LEFT_OUT. Both are in the row."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Place:
 
     def under(self, program: str, kills: Iterable[int]) -> Ran:
         device = f"{self.kind}:0,1" if program in OF_TWO_DEVICES else f"{self.kind}:{self.bench.gpu}"
-        command = [self.bench.python, FOLDER / "start.py", FOLDER / "programs" / f"{program}.py"]
+        command: list[str | Path] = [self.bench.python, FOLDER / "start.py", FOLDER / "programs" / f"{program}.py"]
         running = self.node.program(
             command, name=program, device=device, environment=self.variables, stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -179,7 +179,7 @@ def multicast() -> bool:
 
 def rdma() -> bool:
     """Only what the driver has given tokens for can be registered with another device."""
-    told = c_uint()
+    told = c_uint64()
     return works("cuPointerGetAttribute", byref(told), 15, area) and told.value != 0
 
 

@@ -5,7 +5,7 @@ Once in a stream of the graph's own device, once in one of another device, which
 
 from ctypes import byref, c_uint64, c_void_p
 
-from calls import DRIVER, RUNTIME, expect, kernel, pattern, read, say, stop_here, stream, write
+from calls import DRIVER, RUNTIME, expect, kernel, left_out, pattern, read, say, stop_here, stream, write
 from nodes import MemsetParams, current_context, executable, kernel_params, new_graph
 
 N = 256
