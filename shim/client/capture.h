@@ -61,8 +61,8 @@ CUresult refuse_captured(const CapturedPlace& place);
 std::optional<CUresult> capture_allocation(CUstream stream, size_t bytes, int ordinal, CUdeviceptr* address);
 std::optional<CUresult> capture_free(CUstream stream, CUdeviceptr address);
 
-// A graph cannot be launched in a stream that is being captured, and ends the capture (measured on an H200, driver 580);
-// nothing: the stream is none.
+// The driver launches no graph in a stream that is being captured (measured, 580): a mistake that ends its capture.
+// Nothing: the stream is none.
 std::optional<CUresult> refuse_graph_launch(CUstream stream);
 
 // The stream is about to be destroyed.

@@ -97,7 +97,7 @@ class Place:
 
     def natively(self, program: str) -> Ran:
         gpu = "0,1" if program in OF_TWO_DEVICES else str(self.bench.gpu)
-        seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
+        seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu, "PYTHONFAULTHANDLER": "1"}
         command = [self.bench.python, str(FOLDER / "programs" / f"{program}.py")]
         process = subprocess.Popen(
             command, env=os.environ | seen | self.variables, text=True, stdin=subprocess.DEVNULL,
@@ -166,7 +166,8 @@ def differences(program: str, runs: dict[str, Ran]) -> list[str]:
     (first, expected), *others = runs.items()
     for way, ran in runs.items():
         if ran.end != "0":
-            found.append(f"{way}: ended with {ran.end} after {len(ran.out)} lines: {ran.tail()}")
+            last = ran.out[-1][:60] if ran.out else ""
+            found.append(f"{way}: ended with {ran.end} after {len(ran.out)} lines, {last!r}: {ran.tail()}")
     found += [f"{first}: {line}" for line in expected.out if line.startswith("not as expected")]
     for way, ran in others:
         pairs = list(zip_longest(expected.lines(program), ran.lines(program)))
@@ -186,6 +187,8 @@ def measure(bench: Bench) -> Iterator[Row]:
     two = bench.rehearsal or gpus() > 1
     programs = [name for name in PROGRAMS if two or name not in OF_TWO_DEVICES]
     programs = [name for name in programs if name in REHEARSED] if bench.rehearsal else programs
+    # The longest first: those that say most.
+    programs.sort(key=lambda name: (FOLDER / "programs" / f"{name}.py").stat().st_size, reverse=True)
     settings: dict[str, object] = {"devices": f"{kind}:0,{kind}:1" if two else f"{kind}:{bench.gpu}"}
     if bench.rehearsal:
         settings["device_memory"] = 1 << 30
@@ -228,7 +231,8 @@ def rows(done: list[Compared], programs: list[str], seconds: float) -> Iterator[
         conditions=tidy(said),
     )  # fmt: skip
     apart = [f"{name}: {why}" for name, (_, why) in LEFT_OUT.items()]
-    apart += [f"{one.program}: {', '.join(one.left_out)}" for one in done if one.left_out]
+    ordered = sorted(done, key=lambda one: one.program)
+    apart += [f"{one.program}: {', '.join(one.left_out)}" for one in ordered if one.left_out]
     missing = sorted(set(PROGRAMS) - {one.program for one in done})
     said = [f"in {seconds:.0f} s"]
     said += [f"not run: {', '.join(missing)}"] if missing else []

@@ -13,6 +13,7 @@ import ctypes
 import importlib
 import os
 import random
+import sys
 import zlib
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
@@ -97,7 +98,10 @@ def expect(condition: bool, what: str) -> None:
         return
     if not COMPARED:
         raise SystemExit(f"not as expected: {what}")
-    say("not as expected:", what)
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"] in (__name__, "nodes"):
+        frame = frame.f_back
+    say(f"not as expected in line {frame.f_lineno}: {what}")
 
 
 def left_out(why: str) -> bool:
