@@ -26,7 +26,7 @@ from xmigd.measurements import Row
 
 # In a rehearsal, of one device and of two; nothing is asked natively there.
 REHEARSED = ("captures", "device_queries", "graphs", "libraries", "pools", "second_device")
-PATIENCE = 60.0  # seconds, for each run of a program
+PATIENCE = 45.0  # seconds, for each run of a program
 SHOWN = 12  # differences, in the row; all of them are in the logs
 
 # Lines that are not the same, by program: what they look like, and why.
