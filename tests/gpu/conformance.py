@@ -161,24 +161,33 @@ def with_recoveries(ran: Ran, program: Program) -> Ran:
 
 
 def differences(program: str, runs: dict[str, Ran]) -> list[str]:
-    """Each way against the first one, and the first one against what the program itself expects."""
+    """Each way against the first one, and the first one against what the program itself expects. A native run that has
+    not come to its end is compared as far as it goes, and the others with each other."""
     found = []
-    (first, expected), *others = runs.items()
     for way, ran in runs.items():
         if ran.end != "0":
             last = ran.out[-1][:60] if ran.out else ""
             found.append(f"{way}: ended with {ran.end} after {len(ran.out)} lines, {last!r}: {ran.tail()}")
+    (first, expected), *others = runs.items()
     found += [f"{first}: {line}" for line in expected.out if line.startswith("not as expected")]
+    if expected.end != "0" and len(others) > 1:
+        (next_way, whole), *others = others
+        found += unequal(program, (first, expected), (next_way, whole), len(expected.lines(program)))
+        first, expected = next_way, whole
     for way, ran in others:
-        pairs = list(zip_longest(expected.lines(program), ran.lines(program)))
-        unequal = [(number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1]]
-        if unequal:
-            number, (one, other) = unequal[0]
-            found.append(
-                f"{way}: {len(unequal)} of {len(pairs)} lines, the first is {number}: {str(one)[:90]!r} {first}, here "
-                f"{str(other)[:90]!r}"
-            )
+        found += unequal(program, (first, expected), (way, ran))
     return found
+
+
+def unequal(program: str, one: tuple[str, Ran], other: tuple[str, Ran], most: int | None = None) -> list[str]:
+    """How many lines of two runs are not the same, and which is the first; ``most``: lines that are looked at."""
+    pairs = list(zip_longest(one[1].lines(program), other[1].lines(program)))[:most]
+    numbers = [number for number, pair in enumerate(pairs) if pair[0] != pair[1]]
+    if not numbers:
+        return []
+    line, there = (repr(str(text)[:90]) for text in pairs[numbers[0]])
+    which = f"{len(numbers)} of {len(pairs)} lines, the first is {numbers[0] + 1}"
+    return [f"{other[0]}: {which}: {line} {one[0]}, here {there}"]
 
 
 def measure(bench: Bench) -> Iterator[Row]:

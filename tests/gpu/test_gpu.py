@@ -285,6 +285,10 @@ def test_what_conformance_programs_print_is_compared() -> None:
     crashed = conformance.Ran("-11", ["one"], "what it\nsaid")
     found = conformance.differences("any", {"natively": crashed, "under xMIG": same})
     assert found[0] == "natively: ended with -11 after 1 lines, 'one': what it said"
+    ways = {"natively": crashed, "under xMIG": same, "with kills": other}
+    assert conformance.differences("any", ways)[1:] == [
+        "with kills: 2 of 3 lines, the first is 2: 'two' under xMIG, here '2'"
+    ]
     refused = conformance.Ran("0", ["attribute 89 1", "attribute 10 32"], "")
     denied = conformance.Ran("0", ["attribute 89 0", "attribute 10 32"], "")
     both = {"natively": refused, "under xMIG": denied}
