@@ -19,26 +19,20 @@ from typing import Any
 import pytest
 
 from tests import forked
+from tests.conformance import shared
 from xmigd.demo.node import Node, Program, status
 from xmigd.native import DESCRIPTOR_STORE
 
 ROOT = Path(__file__).parent.parent
 CONFORMANCE = ROOT / "tests" / "conformance" / "programs"
-COMPILER = os.environ.get("CC", "cc")
+COMPILER = shared.COMPILER
 # CI is root. As anybody else one cannot become another user, nor give files to one.
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for several users")
 
 
 def compile_kernels(folder: Path) -> Path:
     """The image of tests/conformance/kernels.c."""
-    image = folder / "kernels.so"
-    source = ROOT / "tests" / "conformance" / "kernels.c"
-    subprocess.run(
-        [COMPILER, "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'shim' / 'include'}", source,
-         "-o", image],
-        check=True,
-    )  # fmt: skip
-    return image
+    return shared.compile_kernels(folder)
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ git rev-parse --short=12 HEAD >"$kit/commit"
 [ -z "$(git status --porcelain -uno)" ] || sed -i 's/$/+changes/' "$kit/commit"
 
 cp -r xmigd migrations "$kit"
-cp -r tests/bench tests/differential tests/gpu "$kit/tests"
+cp -r tests/bench tests/conformance tests/differential tests/gpu "$kit/tests"
 : >"$kit/tests/__init__.py"  # or another package of this name, installed there, comes first
 find "$kit" -name __pycache__ -prune -exec rm -rf {} +
 strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,xmig-server,xmig-descriptor-store,xmig-nvml-probe}

@@ -7,7 +7,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "client/graph_conditions.h"
 #include "client/message.h"
 #include "client/process.h"
 #include "client/streams.h"
@@ -384,19 +383,14 @@ std::optional<CUresult> capture_free(CUstream stream, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-std::optional<CUresult> capture_graph_launch(CUstream stream, const Graph& graph) {
+std::optional<CUresult> refuse_graph_launch(CUstream stream) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   if (!capture) return std::nullopt;
   if (!capture->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (graph.conditional()) {
-    capture->valid = false;
-    return refuse_copy();
-  }
-  Node& node = continue_branch(*capture, stream, CU_GRAPH_NODE_TYPE_GRAPH);
-  node.child = graph.clone(true);
-  node.child->within = capture->graph;
-  return CUDA_SUCCESS;
+  capture->valid = false;
+  say("a graph cannot be launched in a stream that is being captured, as natively: use a child node");
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 void capture_stream_destroyed(CUstream stream) {

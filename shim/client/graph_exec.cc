@@ -191,7 +191,7 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
   Exec* const exec = find_exec(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (diverting() && !upload) {
-    if (const auto captured = capture_graph_launch(stream, *exec->graph)) return *captured;
+    if (const auto refused = refuse_graph_launch(stream)) return *refused;
   }
   if (exec->stale) {
     if (const CUresult error = send(*exec); error != CUDA_SUCCESS) return error;

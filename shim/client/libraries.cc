@@ -220,9 +220,10 @@ CUresult cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, C
   if (!kernels || numKernels == 0) return CUDA_ERROR_INVALID_VALUE;
   Module* module = nullptr;
   if (const CUresult error = module_here(lib, &module); error != CUDA_SUCCESS) return error;
-  const auto count = static_cast<uint32_t>(std::min<size_t>(numKernels, module->functions.size()));
-  for (uint32_t i = 0; i < count; ++i) {
-    kernels[i] = reinterpret_cast<CUkernel>(make_kernel(reinterpret_cast<uint64_t>(lib), i));
+  // Measured: the driver has them in the opposite order of the module's functions.
+  const auto all = static_cast<uint32_t>(module->functions.size());
+  for (uint32_t i = 0; i < std::min(numKernels, all); ++i) {
+    kernels[i] = reinterpret_cast<CUkernel>(make_kernel(reinterpret_cast<uint64_t>(lib), all - 1 - i));
   }
   return CUDA_SUCCESS;
 }

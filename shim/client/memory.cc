@@ -63,7 +63,7 @@ CUresult allocate(const std::shared_ptr<Pool>& pool, MemoryKind kind, uint64_t b
                           .flags = 0,
                           .reserved = 0};
   if (const CUresult result = append(Op::xmAlloc, &args, sizeof(args)); result != CUDA_SUCCESS) {
-    pool->heap.free(block);
+    pool->heap.free(block, bytes);
     return result;
   }
   const uint64_t context = current_context();
@@ -88,7 +88,7 @@ CUresult release(Allocation allocation, CUstream stream, uint64_t stream_key) {
   }
   FreeRange block = allocation.block;
   if (stream_key) block.freed = {stream_key, stream_home(stream).context, last_sequence()};
-  allocation.pool->heap.free(block);
+  allocation.pool->heap.free(block, allocation.bytes);
   pools_may_shrink = true;
   return CUDA_SUCCESS;
 }
@@ -200,7 +200,7 @@ void memory_context_reset(uint64_t context) {
   progress().context_reached(context, last_sequence());
   pools_may_shrink = true;
   for (const Allocation& allocation : memory_map().remove_context(context)) {
-    if (allocation.pool) allocation.pool->heap.free(allocation.block);
+    if (allocation.pool) allocation.pool->heap.free(allocation.block, allocation.bytes);
     if (allocation.kind == MemoryKind::kPinned) give_pinned(allocation.block);
   }
   forget_context(context);

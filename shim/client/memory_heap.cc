@@ -59,7 +59,7 @@ CUresult Heap::allocate(uint64_t bytes, uint64_t stream_key, FreeRange* block) {
         taken = take(wanted, stream_key, block);
       }
       if (taken) {
-        count(wanted);
+        count(bytes);
         return CUDA_SUCCESS;
       }
       full = limit_ && use_.reserved + fresh > limit_;
@@ -70,7 +70,7 @@ CUresult Heap::allocate(uint64_t bytes, uint64_t stream_key, FreeRange* block) {
       const std::lock_guard guard(lock_);
       if (fresh > wanted) small_.add({address + wanted, fresh - wanted, {}});
       *block = {address, wanted, {}};
-      count(wanted);
+      count(bytes);
       use_.reserved += fresh;
       use_.reserved_high = std::max(use_.reserved_high, use_.reserved);
       return CUDA_SUCCESS;
@@ -80,10 +80,10 @@ CUresult Heap::allocate(uint64_t bytes, uint64_t stream_key, FreeRange* block) {
   }
 }
 
-void Heap::free(const FreeRange& block) {
+void Heap::free(const FreeRange& block, uint64_t bytes) {
   const std::lock_guard guard(lock_);
   (block.bytes <= kLargestSmall ? small_ : large_).add(block);
-  use_.used -= block.bytes;
+  use_.used -= bytes;
 }
 
 bool Heap::release(uint64_t keep) {

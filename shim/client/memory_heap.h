@@ -19,7 +19,7 @@ inline constexpr uint64_t kLargestSmall = 1ull << 20;
 constexpr uint64_t round_to_units(uint64_t bytes) { return (bytes + kUnit - 1) & ~(kUnit - 1); }
 
 struct HeapUse {
-  uint64_t used = 0, used_high = 0;
+  uint64_t used = 0, used_high = 0;  // as asked for, not rounded: so the driver counts, too
   uint64_t reserved = 0, reserved_high = 0;
 };
 
@@ -31,7 +31,8 @@ class Heap {
   // A block for work in the order of `stream_key` (0: for any work). Waits for the server only if there is no free
   // memory that this work may use, and for the device only if there is no memory at all.
   CUresult allocate(uint64_t bytes, uint64_t stream_key, FreeRange* block);
-  void free(const FreeRange& block);
+  // `bytes`: as it was allocated.
+  void free(const FreeRange& block, uint64_t bytes);
 
   // Give free granules back to the Backing until at most `keep` bytes are reserved. True: more could follow when
   // something has been waited for.

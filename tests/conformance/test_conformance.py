@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.conformance.shared import KILLS, OF_TWO_DEVICES, PROGRAMS
 from xmigd.demo.node import Node
-
-PROGRAMS = sorted(p.stem for p in harness.CONFORMANCE.glob("*.py") if p.stem not in ("calls", "nodes"))
-OF_TWO_DEVICES = ("graph_ground", "node_contexts", "second_device", "two_devices")
-# Records at which the server is killed. Programs have from a few dozen records to some thousands.
-KILLS = (2, 5, 11, 23, 60, 130, 280, 600, 1300, 3000)
 
 
 @pytest.mark.parametrize("runtime", ["12", "13"])

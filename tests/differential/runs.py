@@ -134,12 +134,12 @@ def differs(program: Program, answer: str | list[int], expected: Sequence[int] |
     wanted = interpret(program) if expected is None else list(expected)
     if answer == wanted:
         return None
-    number = next(
-        (i for i, (a, b) in enumerate(zip(answer, wanted, strict=False)) if a != b), min(len(answer), len(wanted))
-    )
+    unequal = [i for i, (one, other) in enumerate(zip(answer, wanted, strict=True)) if one != other]
     reads = [(i, op) for i, op in enumerate(program.ops) if op["op"] in ("read", "check")]
-    at, op = reads[number]
-    return Difference(program, f"call {at}, {json.dumps(op)}, read something else")
+    at, op = reads[unequal[0]]
+    which = f"call {at}, {json.dumps(op)}, read something else"
+    found = f"CRC {answer[unequal[0]]:08x}, not {wanted[unequal[0]]:08x}"
+    return Difference(program, f"{which}: {found}; {len(unequal)} of {len(reads)} reads differ")
 
 
 class Runs:

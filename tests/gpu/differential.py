@@ -20,8 +20,10 @@ SECONDS = 200.0  # on each side
 MOST = 50  # differences, before it gives up
 # What some programs that have it fail in natively, and tell nothing then: a second context on a device and nodes that
 # are left out of an executable graph (launch failures); launches of one such graph in several streams that only the
-# driver would order (it does not always). And conditional nodes, which no GPU has been asked for in this way yet.
-LEFT_OUT = frozenset({"conditional", "contexts", "enable", "launch-order"})
+# driver would order (it does not always). Of 4,000 with conditional nodes one (seed 3098 on two H200s) has once read
+# something else natively, though all of its order is promised: a graph in the legacy stream with a copy in a body,
+# then a batch of copies of what that writes, in a stream that waits for the legacy one. Under xMIG none of 6,000 has.
+LEFT_OUT = frozenset({"contexts", "enable", "launch-order"})
 
 
 def measure(bench: Bench) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.gpu import moves, speeds, stalls, steps
+from tests.gpu import conformance, moves, speeds, stalls, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
@@ -253,6 +254,46 @@ def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
         assert rows[f"{name}: differences"].value == 0
     assert "8 kills, 4 illegal addresses, 3 suspensions" in rows["counters: differences"].conditions
     assert "8 recoveries, 0 not exact" in rows["kills-training: differences"].conditions
+
+
+def test_conformance_on_cpu_devices(tmp_path: Path, native_dir: Path) -> None:
+    """The part as it is, with a Python that has no framework: only the native side is missing."""
+    done = run("--rehearse", "--only", "conformance", "--python", sys.executable, "--out", tmp_path, "--work", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row.name: row for row in measurements.read(tmp_path / "gpu.json").rows}
+    assert rows["conformance: differences"].value == 0, rows
+    assert re.search(r": [1-9]\d+ recoveries, 0 not exact", rows["conformance: differences"].conditions)
+    assert rows["conformance: programs"].value == len(conformance.REHEARSED)
+    said = rows["conformance: programs"].conditions
+    assert "not run: attributes, " in said
+    assert "captures: the driver captures copies of pageable memory" in said
+    assert "device_queries: attributes that promise" in said
+
+
+def test_what_conformance_programs_print_is_compared() -> None:
+    native = conformance.Ran("0", ["one", "left out: this", "two"], "")
+    same = conformance.Ran("0", ["one", "two"], "")
+    assert conformance.differences("any", {"natively": native, "under xMIG": same}) == []
+    other = conformance.Ran("0", ["one", "left out: this", "2", "three"], "")
+    assert conformance.differences("any", {"natively": native, "under xMIG": other}) == [
+        "under xMIG: 2 of 3 lines, the first is 2: 'two' natively, here '2'"
+    ]
+    wrong = conformance.Ran("0", ["not as expected: one"], "")
+    assert conformance.differences("any", {"natively": wrong, "under xMIG": wrong}) == [
+        "natively: not as expected: one"
+    ]
+    crashed = conformance.Ran("-11", ["one"], "what it\nsaid")
+    found = conformance.differences("any", {"natively": crashed, "under xMIG": same})
+    assert found[0] == "natively: ended with -11 after 1 lines, 'one': what it said"
+    ways = {"natively": crashed, "under xMIG": same, "with kills": other}
+    assert conformance.differences("any", ways)[1:] == [
+        "with kills: 2 of 3 lines, the first is 2: 'two' under xMIG, here '2'"
+    ]
+    refused = conformance.Ran("0", ["attribute 89 1", "attribute 10 32"], "")
+    denied = conformance.Ran("0", ["attribute 89 0", "attribute 10 32"], "")
+    both = {"natively": refused, "under xMIG": denied}
+    assert conformance.differences("device_queries", both) == []
+    assert len(conformance.differences("attributes", both)) == 1
 
 
 def test_a_part_that_fails_is_a_row(tmp_path: Path, native_dir: Path) -> None:

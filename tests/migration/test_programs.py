@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.conformance.shared import OF_TWO_DEVICES, PROGRAMS
 from tests.conformance.start import STOP
-from tests.conformance.test_conformance import OF_TWO_DEVICES, PROGRAMS
 from tests.migration.moves import moved, resumed, suspended
 from xmigd.demo.node import Node
 

@@ -2,6 +2,9 @@
 
 A program here is an ordinary CUDA program. It checks what it can with ``expect`` and prints what has to be the same
 in every run with ``say``; nothing in it knows of xMIG.
+
+With XMIG_TEST_COMPARED its output is compared with a native run's (tests/gpu/conformance.py): it goes on after what is
+not as expected, so that one run tells of all of it, and leaves out what no native run can be asked (``left_out``).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import ctypes
 import importlib
 import os
 import random
+import sys
 import zlib
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
@@ -30,10 +34,12 @@ __all__ = [
     "event",
     "expect",
     "expect_error",
+    "function_of",
     "image",
     "in_one_go",
     "kernel",
     "launch",
+    "left_out",
     "malloc",
     "pack",
     "pattern",
@@ -44,6 +50,7 @@ __all__ = [
 ]
 
 H2H, H2D, D2H, D2D, DEFAULT = range(5)  # cudaMemcpyKind
+COMPARED = "XMIG_TEST_COMPARED" in os.environ
 
 
 class CudaError(Exception):
@@ -73,7 +80,9 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> None:
             code = self.code(name, *arguments)
-            if code:
+            if code and COMPARED:
+                expect(False, f"{name} returned {code}")
+            elif code:
                 raise CudaError(name, code)
 
         return call
@@ -85,15 +94,29 @@ DRIVER = Library("libcuda.so.1")
 
 def expect(condition: bool, what: str) -> None:
     """Stop the program when something is not as it has to be."""
-    if not condition:
+    if condition:
+        return
+    if not COMPARED:
         raise SystemExit(f"not as expected: {what}")
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"] in (__name__, "nodes"):
+        frame = frame.f_back
+    say(f"not as expected in line {frame.f_lineno}: {what}")
+
+
+def left_out(why: str) -> bool:
+    """Is what follows left out, since the output is compared with a native run's? ``why``: what a native run crashes
+    with, what CUDA leaves undefined, or what xMIG refuses or allows where the driver does not."""
+    if COMPARED:
+        say("left out:", why)
+    return COMPARED
 
 
 def expect_error(library: Library, code: int, name: str, *arguments: Any) -> None:
     """A call that has to fail with this code."""
     got = library.code(name, *arguments)
     expect(got == code, f"{name} returned {got}, not {code}")
-    say(name, "returns", code)
+    say(name, "returns", got)
 
 
 def stop_here() -> None:
@@ -145,7 +168,7 @@ class Dim3(ctypes.Structure):
 
 
 def image() -> bytes:
-    """The kernels of these programs (kernels.c), as a module image."""
+    """The kernels of these programs (kernels.c, kernels.cu), as a module image."""
     with open(os.environ["KERNELS"], "rb") as file:
         return file.read()
 
@@ -159,6 +182,13 @@ def kernel(name: str) -> int:
         RUNTIME.cudaLibraryLoadData(byref(_library), c_char_p(image()), None, None, 0, None, None, 0)
     found = c_void_p()
     RUNTIME.cudaLibraryGetKernel(byref(found), _library, c_char_p(name.encode()))
+    return found.value or 0
+
+
+def function_of(kernel: int) -> int:
+    """A kernel's function in the current context: what a graph's node takes, which has no room for a kernel there."""
+    found = c_void_p()
+    DRIVER.cuKernelGetFunction(byref(found), kernel)
     return found.value or 0
 
 

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import byref, c_uint, c_void_p
 
 import nodes
-from calls import DRIVER, RUNTIME, expect, expect_error, kernel, launch, malloc, read, say, stream, write
+from calls import DRIVER, RUNTIME, expect, expect_error, kernel, launch, left_out, malloc, read, say, stream, write
 from nodes import ASSIGN_DEFAULT, IF, SWITCH, WHILE, add_conditional, add_kernel, condition, executable, new_graph
 
 N = 500
@@ -196,8 +196,9 @@ unused = (ctypes.c_uint64 * 4)()
 DRIVER.code("cuGraphInstantiateWithParams", byref(got), empty, unused)
 say("unused handle", unused[3] & 0xFFFFFFFF)
 node, (inside,) = add_conditional(empty, [], own, IF)
-expect_error(DRIVER, 1, "cuGraphDestroy", inside)
-expect_error(DRIVER, 1, "cuGraphInstantiateWithFlags", byref(got), inside, 0)
+if not left_out("what the driver says of a body that is used as a graph of its own is undefined"):
+    expect_error(DRIVER, 1, "cuGraphDestroy", inside)
+    expect_error(DRIVER, 1, "cuGraphInstantiateWithFlags", byref(got), inside, 0)
 host = nodes.HostParams(ctypes.cast(nodes.HostFunction(lambda data: None), c_void_p), None)
 DRIVER.cuGraphAddHostNode(byref(got), inside, None, 0, byref(host))
 expect_error(DRIVER, 801, "cuGraphInstantiateWithFlags", byref(got), empty, 0)  # a host function in a body

@@ -17,8 +17,10 @@ from calls import (
     c_void_p,
     event,
     expect,
+    function_of,
     kernel,
     launch,
+    left_out,
     malloc,
     pack,
     pattern,
@@ -121,7 +123,11 @@ inner_run = executable(inner)
 
 
 def twice() -> None:
-    DRIVER.cuGraphLaunch(inner_run, first)
+    """The graph as a node, and then the same again."""
+    state, number, into, node = c_int(), ctypes.c_uint64(), c_void_p(), c_void_p()
+    DRIVER.cuStreamGetCaptureInfo_v2(first, byref(state), byref(number), byref(into), None, None)
+    DRIVER.cuGraphAddChildGraphNode(byref(node), into, None, 0, inner)
+    DRIVER.cuStreamUpdateCaptureDependencies(first, byref(node), 1, 1)
     step_body()
 
 
@@ -160,9 +166,11 @@ class MemsetParams(ctypes.Structure):
     )
 
 
-def params(function: int, *arguments: object) -> KernelParams:
+def params(kernel: int, *arguments: object) -> KernelParams:
     packed = pack(*arguments)
-    made = KernelParams(function, Dim3(4, 1, 1), Dim3(32, 1, 1), 0, ctypes.addressof(packed), None, None, None)
+    made = KernelParams(
+        function_of(kernel), Dim3(4, 1, 1), Dim3(32, 1, 1), 0, ctypes.addressof(packed), None, None, None
+    )
     made.packed = packed
     return made
 
@@ -176,7 +184,7 @@ def by_hand(value: int) -> tuple[c_void_p, list[c_void_p]]:
     DRIVER.cuGraphCreate(byref(made), 0)
     a, b, c = c_void_p(), c_void_p(), c_void_p()
     DRIVER.cuGraphAddKernelNode_v2(byref(a), made, None, 0, byref(params(fill, x, value, N)))
-    DRIVER.cuGraphAddMemsetNode(byref(b), made, byref(a), 1, byref(MemsetParams(x, 0, value, 4, 16, 1)), context)
+    DRIVER.cuGraphAddMemsetNode(byref(b), made, byref(a), 1, byref(MemsetParams(x, 0, value, 4, 32, 1)), context)
     DRIVER.cuGraphAddKernelNode_v2(byref(c), made, byref(b), 1, byref(params(mix, x, 3, N)))
     return made, [a, b, c]
 
@@ -274,4 +282,5 @@ RUNTIME.cudaStreamSynchronize(first)
 say("memory", read(y, 8 * N))
 DRIVER.cuGraphExecDestroy(run)
 DRIVER.cuGraphDestroy(graph)
-expect(DRIVER.code("cuGraphLaunch", run, first) != 0, "a destroyed graph cannot be launched")
+if not left_out("what the driver does with a destroyed graph is undefined"):
+    expect(DRIVER.code("cuGraphLaunch", run, first) != 0, "a destroyed graph cannot be launched")

@@ -15,6 +15,7 @@ from calls import (
     expect_error,
     kernel,
     launch,
+    left_out,
     malloc,
     pack,
     read,
@@ -126,13 +127,14 @@ expect(numbers == [1000 + b * 64 + 63 - t for b in range(4) for t in range(64)],
 launch(kernel("nothing"), 1, 1)
 
 # Packed parameters of another size than the kernel takes.
-packed = Packed(*values, out)
-size = c_uint64(sizeof(packed) - 8)
-extra = (c_void_p * 5)(1, addressof(packed), 2, addressof(size), 0)
-expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
-size = c_uint64(sizeof(packed))
-extra = (c_void_p * 5)(1, None, 2, addressof(size), 0)
-expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
+if not left_out("packed parameters of the wrong size, or none, are undefined"):
+    packed = Packed(*values, out)
+    size = c_uint64(sizeof(packed) - 8)
+    extra = (c_void_p * 5)(1, addressof(packed), 2, addressof(size), 0)
+    expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
+    size = c_uint64(sizeof(packed))
+    extra = (c_void_p * 5)(1, None, 2, addressof(size), 0)
+    expect_error(DRIVER, 1, "cuLaunchKernel", every, 1, 1, 1, 1, 1, 1, 0, 0, 0, extra)
 
 # What cannot be launched, says so at the call, and nothing else is harmed.
 one, row = Dim3(1, 1, 1), Dim3(65, 1, 1)
@@ -144,8 +146,9 @@ expect_error(RUNTIME, shape, "cudaLaunchKernel", places, one, Dim3(2000, 1, 1), 
 expect_error(RUNTIME, shape, "cudaLaunchKernel", places, Dim3(0, 1, 1), one, pack(area), 0, 0)
 expect_error(RUNTIME, 1, "cudaLaunchKernel", reverse, one, one, pack(data), 1 << 30, 0)
 expect_error(DRIVER, 1, "cuLaunchKernel", places, 1, 1, 1, 1, 0, 1, 0, 0, pack(area), 0)
-expect_error(DRIVER, 400, "cuLaunchKernel", 99, 1, 1, 1, 1, 1, 1, 0, 0, pack(area), 0)
-expect_error(DRIVER, 400, "cuLaunchKernel", places, 1, 1, 1, 1, 1, 1, 0, 4711, pack(area), 0)
+if not left_out("the driver crashes at a handle that is none"):
+    expect_error(DRIVER, 400, "cuLaunchKernel", 99, 1, 1, 1, 1, 1, 1, 0, 0, pack(area), 0)
+    expect_error(DRIVER, 400, "cuLaunchKernel", places, 1, 1, 1, 1, 1, 1, 0, 4711, pack(area), 0)
 RUNTIME.code("cudaGetLastError")
 RUNTIME.cudaDeviceSynchronize()
 say(read(data, 2048))

@@ -12,6 +12,7 @@ from calls import (
     expect,
     expect_error,
     image,
+    left_out,
     malloc,
     pack,
     read,
@@ -66,6 +67,7 @@ DRIVER.cuLibraryLoadData(byref(library), c_char_p(code), 0, 0, 0, 0, 0, 0)
 DRIVER.cuLibraryGetKernelCount(byref(count), library)
 kernels = (c_void_p * count.value)()
 DRIVER.cuLibraryEnumerateKernels(kernels, count.value, library)
+names = []
 for handle in kernels:
     name, offset, length = c_char_p(), c_size_t(), c_size_t()
     DRIVER.cuKernelGetName(byref(name), c_void_p(handle))
@@ -75,7 +77,17 @@ for handle in kernels:
     threads, shared = c_int(), c_int()
     DRIVER.cuKernelGetAttribute(byref(threads), 0, c_void_p(handle), 0)
     DRIVER.cuKernelGetAttribute(byref(shared), 1, c_void_p(handle), 0)
-    say(name.value, parameters, threads.value, shared.value)
+    say((name.value or b"").decode(), parameters, threads.value, shared.value)
+    names.append(name.value)
+functions = (c_void_p * count.value)()
+DRIVER.cuModuleEnumerateFunctions(functions, count.value, module)
+of_module = []
+for handle in functions:
+    DRIVER.cuFuncGetName(byref(name), c_void_p(handle))
+    of_module.append(name.value)
+say("in the module", *((found or b"").decode() for found in of_module))
+if not left_out("in which order a driver has them is not said anywhere"):
+    expect(names == of_module[::-1], "as measured: a library has its kernels in the opposite order of a module")
 DRIVER.cuLibraryGetKernel(byref(kernel), library, c_char_p(COUNT))
 DRIVER.cuKernelGetFunction(byref(function), kernel)
 expect([counted(function), counted(kernel)] == [6, 7], "a kernel and its function, in a library of its own")

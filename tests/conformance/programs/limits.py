@@ -1,6 +1,6 @@
 """Limits of a context: what is set is what is read, and a reset takes it back."""
 
-from calls import DRIVER, RUNTIME, byref, c_size_t, c_void_p, expect, expect_error, say
+from calls import DRIVER, RUNTIME, byref, c_size_t, c_void_p, expect, expect_error, left_out, say
 
 STACK, PRINTF, HEAP, DEPTH = range(4)
 NONE = 99
@@ -23,11 +23,13 @@ expect(limit(STACK) >= 5000, "at least what is set")
 say(limit(STACK))
 
 expect_error(DRIVER, 1, "cuCtxSetLimit", STACK, 1 << 30)
-expect_error(DRIVER, 2, "cuCtxSetLimit", HEAP, 1 << 50)
+if not left_out("the driver takes a heap that is larger than the device, and fails at the next launch"):
+    expect_error(DRIVER, 2, "cuCtxSetLimit", HEAP, 1 << 50)
 expect_error(DRIVER, 215, "cuCtxSetLimit", NONE, 1)
 expect_error(DRIVER, 215, "cuCtxGetLimit", byref(c_size_t()), NONE)
 expect_error(DRIVER, 215, "cuCtxSetLimit", DEPTH, 2)
-expect_error(DRIVER, 1, "cuCtxGetLimit", None, STACK)
+if not left_out("the driver may crash at a null pointer"):
+    expect_error(DRIVER, 1, "cuCtxGetLimit", None, STACK)
 say(limit(STACK), limit(PRINTF), limit(HEAP))
 
 RUNTIME.cudaDeviceReset()

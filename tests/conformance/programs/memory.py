@@ -2,7 +2,20 @@
 
 import random
 
-from calls import RUNTIME, byref, c_size_t, c_void_p, expect, expect_error, malloc, pattern, read, say, write
+from calls import (
+    RUNTIME,
+    byref,
+    c_size_t,
+    c_void_p,
+    expect,
+    expect_error,
+    left_out,
+    malloc,
+    pattern,
+    read,
+    say,
+    write,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -32,10 +45,13 @@ for step in range(160):
         expect(all(pointer + size <= p or p + s <= pointer for p, (s, _) in live.items()), "overlap")
         write(pointer, pattern(size, step))
         live[pointer] = (size, step)
-say("live", len(live), "at", *sorted(live))
+say("live", len(live))
+if not left_out("addresses are the driver's own"):
+    say("at", *sorted(live))
 
 big = malloc(64 * MIB)
-expect(free_and_total()[0] <= first_free - 64 * MIB, "64 MiB less free memory")
+if not left_out("what is free on a GPU depends on everybody there"):
+    expect(free_and_total()[0] <= first_free - 64 * MIB, "64 MiB less free memory")
 RUNTIME.cudaFree(big)
 for pointer, (size, seed) in live.items():
     expect(read(pointer, size) == pattern(size, seed), "content at the end")

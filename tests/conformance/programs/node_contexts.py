@@ -6,7 +6,7 @@ from ctypes import byref, c_int, c_uint64, c_void_p
 
 import nodes
 from calls import DRIVER, RUNTIME, c_char_p, expect, expect_error, image, kernel, malloc, read, say, stream, write
-from nodes import DEVICE, Copy, KernelParams, MemsetParams, NodeParams, Side, executable, kernel_params, new_graph
+from nodes import DEVICE, Copy, KernelParams, MemsetParams, NodeParams, Side, executable, function_params, new_graph
 
 N = 200
 BYTES = 8 * N
@@ -36,7 +36,7 @@ def first_of(area: int) -> int:
 
 def of_kernel(context: c_void_p | None, *arguments: int) -> KernelParams:
     """The parameters of a kernel that belongs to no context."""
-    made = kernel_params(0, *arguments)
+    made = function_params(0, *arguments)
     made.kernel, made.context = fill, context
     return made
 
@@ -60,11 +60,11 @@ for owner in range(2):
     x, _ = areas[owner]
     RUNTIME.cudaSetDevice(other)
     graph = new_graph()
-    node = add(graph, kernel_params(functions[owner], x, 1, N))
+    node = add(graph, function_params(functions[owner], x, 1, N))
     run_of = executable(graph)
     for step in range(12):
         RUNTIME.cudaSetDevice(step % 2)
-        params = kernel_params(functions[owner], x, 100 * owner + step, N)
+        params = function_params(functions[owner], x, 100 * owner + step, N)
         if step % 3 == 2:
             DRIVER.cuGraphExecNodeSetParams(run_of, node, byref(generic(params)))
         elif step % 3 == 1:
@@ -76,20 +76,20 @@ for owner in range(2):
         expect(first_of(x) == 100 * owner + step, f"{first_of(x)} on {owner} in step {step}")
         say("function", owner, step, read(x, BYTES))
     RUNTIME.cudaSetDevice(other)
-    DRIVER.cuGraphKernelNodeSetParams_v2(node, byref(kernel_params(functions[owner], x, 4000, N)))
+    DRIVER.cuGraphKernelNodeSetParams_v2(node, byref(function_params(functions[owner], x, 4000, N)))
     got = KernelParams()
     DRIVER.cuGraphKernelNodeGetParams_v2(node, byref(got))
     pointers = (c_void_p * 3).from_address(got.parameters)
     expect(got.function == functions[owner], "its own function")
     say("asked for", ctypes.c_uint64.from_address(pointers[1] or 0).value)
-    DRIVER.cuGraphNodeSetParams(node, byref(generic(kernel_params(functions[owner], x, 5000, N))))
+    DRIVER.cuGraphNodeSetParams(node, byref(generic(function_params(functions[owner], x, 5000, N))))
     DRIVER.cuGraphExecDestroy(run_of)
     run_of = executable(graph)
     run(run_of)
     say("set in the graph", first_of(x))
     # The other context's function is none for it, whoever is current.
     y, _ = areas[other]
-    stranger = kernel_params(functions[other], y, 1, N)
+    stranger = function_params(functions[other], y, 1, N)
     expect_error(DRIVER, 1, "cuGraphExecKernelNodeSetParams_v2", run_of, node, byref(stranger))
     another = new_graph()
     add(another, stranger)

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
-from calls import DRIVER, Dim3, pack
+from calls import DRIVER, Dim3, function_of, pack
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD = range(8)
 SIGNAL_SEMAPHORE, ALLOCATE, FREE, BATCH, CONDITIONAL = 8, 10, 11, 12, 13
@@ -182,19 +182,24 @@ def executable(graph: c_void_p) -> c_void_p:
     return made
 
 
-def kernel_params(function: int, *arguments: Any) -> KernelParams:
-    """A launch of one block of 32 threads. It keeps its arguments alive."""
+def kernel_params(kernel: int, *arguments: Any) -> KernelParams:
+    """A launch of a kernel's function in the current context: one block of 32 threads."""
+    return function_params(function_of(kernel), *arguments)
+
+
+def function_params(function: int, *arguments: Any) -> KernelParams:
+    """The same, of a function. It keeps its arguments alive."""
     packed = pack(*arguments)
     made = KernelParams(function, Dim3(1, 1, 1), Dim3(32, 1, 1), 0, ctypes.addressof(packed), None, None, None)
     made.packed = packed
     return made
 
 
-def add_kernel(graph: c_void_p, after: list[c_void_p], function: int, *arguments: Any) -> c_void_p:
+def add_kernel(graph: c_void_p, after: list[c_void_p], kernel: int, *arguments: Any) -> c_void_p:
     """A kernel node."""
     node = c_void_p()
     waits = (c_void_p * len(after))(*after)
-    DRIVER.cuGraphAddKernelNode_v2(byref(node), graph, waits, len(after), byref(kernel_params(function, *arguments)))
+    DRIVER.cuGraphAddKernelNode_v2(byref(node), graph, waits, len(after), byref(kernel_params(kernel, *arguments)))
     return node
 
 

@@ -11,6 +11,7 @@ from calls import (
     expect_error,
     kernel,
     launch,
+    left_out,
     malloc,
     read,
     say,
@@ -73,8 +74,9 @@ expect(answer in (0, 600), "query of the per-thread stream")
 one, two = c_void_p(), c_void_p()
 RUNTIME.cudaStreamCreate(byref(one))
 RUNTIME.cudaStreamDestroy(one)
-expect_error(DRIVER, 400, "cuStreamSynchronize", one)
-expect_error(DRIVER, 400, "cuStreamQuery", 12345678)
+if not left_out("the driver crashes at a handle that is none; with a destroyed stream it does anything"):
+    expect_error(DRIVER, 400, "cuStreamSynchronize", one)
+    expect_error(DRIVER, 400, "cuStreamQuery", 12345678)
 expect(RUNTIME.code("cudaStreamSynchronize", blocking) == 0, "the others go on")
 identifier, same = c_void_p(), c_void_p()
 RUNTIME.cudaStreamGetId(blocking, byref(identifier))

@@ -18,6 +18,7 @@ from calls import (
     expect_error,
     kernel,
     launch,
+    left_out,
     malloc,
     pattern,
     read,
@@ -223,8 +224,11 @@ expect_error(DRIVER, 1, "cuMemcpyBatchAsync_v2", bad, bad, sizes, 0, byref(attri
 pinned = c_void_p()
 RUNTIME.cudaHostAlloc(byref(pinned), N, 1)
 host = pinned.value or 0
+reached = left_out("the driver fills the other device's memory only where it is reached")
 for current in range(2):
     use(current)
+    if reached:
+        DRIVER.cuCtxEnablePeerAccess(contexts[1 - current], 0)
     other = areas[1 - current]
     for where in (0, 2, streams[current]):
         RUNTIME.cudaMemcpyAsync(other, c_char_p(pattern(N, current)), N, DEFAULT, where)
@@ -239,6 +243,8 @@ for current in range(2):
         RUNTIME.cudaStreamSynchronize(where)
         say("host", current, back.raw, string_at(host, N))
         expect(back.raw == string_at(host, N) == read(areas[current], N), "the same everywhere")
+    if reached:
+        DRIVER.cuCtxDisablePeerAccess(contexts[1 - current])
 
 # --- waiting for each other ---------------------------------------------------------------------------------------
 done = []
