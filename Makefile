@@ -19,7 +19,7 @@ export PYTHON
 # What is imported again and again is compiled once, also where somebody asked Python to leave no files.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
-.PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test pytest fuzz sanitize build venv dist \
+.PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test fetch pytest fuzz sanitize build venv dist \
   built-packages packages clean
 
 setup := packaging/setup
@@ -32,7 +32,7 @@ demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
 
 # pytest comes last: its closing line says how many tests ran.
-test: lint native-test sanitize fuzz built-packages pytest
+test: fetch lint native-test sanitize fuzz built-packages pytest
 
 check: lint native-test
 	$(python) -m pytest $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
@@ -69,6 +69,10 @@ lint: venv
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
+
+# What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
+fetch: venv
+	@$(setup)/frameworks.sh </dev/null >/dev/null 2>&1 &
 
 native-test: build
 	$(setup)/native_tests.sh native

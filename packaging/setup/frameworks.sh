@@ -11,6 +11,8 @@ python="${PYTHON:-python3}"
 wanted="$("$python" -V) $PWD $(cat "$lock" "$0" | sha256sum)"
 why=.cache/frameworks
 mkdir -p .cache
+exec 9>.cache/frameworks.lock
+flock 9  # another one may be at it
 [ "$(cat "$venv/stamp" 2>/dev/null)" != "$wanted" ] || { rm -f "$why"; exit 0; }
 
 fail() {

@@ -4,6 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kUnderThreadSanitizer = true;  // everything takes ten times as long
+#else
+inline constexpr bool kUnderThreadSanitizer = false;
+#endif
+
 #define CHECK(condition)                                                                  \
   do {                                                                                    \
     if (!(condition)) {                                                                   \

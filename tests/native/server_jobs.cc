@@ -34,7 +34,7 @@ void kills() {
       Job::wait([&] { return job.server() > 0; });
     }
   });
-  while (job.counters().recoveries <= 5) train(job, 3000, [&](int) { ++steps; });
+  while (job.counters().recoveries <= 5) train(job, kUnderThreadSanitizer ? 1000 : 3000, [&](int) { ++steps; });
   done = true;
   killer.join();
   check_resumed(job);
