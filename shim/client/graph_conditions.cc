@@ -88,7 +88,7 @@ CUresult check_conditions(const Graph& graph) {
   }
   if (!bodies_are_fine(graph, false)) {
     say("the body of a conditional node can have kernels, copies, memsets, child graphs, conditional and empty nodes only");
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }

@@ -175,7 +175,9 @@ CUresult change(CUgraphExec handle, CUgraphNode of, CUgraphNodeType type, Make&&
   if (other_context(node->type, node->operations, work.operations)) return CUDA_ERROR_INVALID_VALUE;
   if (work.child) {  // has the same nodes, and they keep the names that the program knows them by
     const Node* culprit = nullptr;
-    if (compare(*node->child, *work.child, culprit) != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    if (compare(*node->child, *work.child, culprit) != CU_GRAPH_EXEC_UPDATE_SUCCESS) {
+      return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    }
     take_names(*node->child, *work.child);
   }
   set_work(*node, std::move(work));

@@ -118,7 +118,10 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunc
   const int fixed = found.function->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES].load();
   const int share =
       attribute(ordinal, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR) / numBlocks - reserved - fixed;
-  const int most = attribute(ordinal, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) - fixed;
+  // Natively no more than the function may have, which without being asked for is what every device has.
+  const int allowed = found.function->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES].load();
+  const int most =
+      std::min(allowed, attribute(ordinal, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) - fixed);
   *dynamicSmemSize = static_cast<size_t>(std::max(0, std::min(share, most)));
   return CUDA_SUCCESS;
 }

@@ -28,6 +28,7 @@ class Limits {
   }
 
   CUresult set(CUlimit limit, size_t value) {
+    if (limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
     if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
     switch (limit) {
       case CU_LIMIT_STACK_SIZE:

@@ -27,6 +27,8 @@ from xmigd.measurements import Row
 # In a rehearsal, of one device and of two; nothing is asked natively there.
 REHEARSED = ("captures", "device_queries", "graphs", "libraries", "pools", "second_device")
 PATIENCE = 45.0  # seconds, for each run of a program
+PATIENCE_WITH_KILLS = 150.0  # most of the servers have to be started
+FILLS = "out_of_memory"  # takes what the device has: nobody else's program begins meanwhile
 SHOWN = 12  # differences, in the row; all of them are in the logs
 
 # Lines that are not the same, by program: what they look like, and why.
@@ -117,7 +119,7 @@ class Place:
         except (XmigError, TimeoutError, BrokenPipeError) as error:
             running.process.kill()
             return replace(ended(running.process), end=f"no start: {error}")
-        return with_recoveries(ended(running.process), running)
+        return with_recoveries(ended(running.process, PATIENCE_WITH_KILLS if kills else PATIENCE), running)
 
 
 def begin(running: Program, kills: Iterable[int]) -> None:
@@ -138,15 +140,15 @@ def begin(running: Program, kills: Iterable[int]) -> None:
     process.stdin.flush()
 
 
-def ended(process: subprocess.Popen[str]) -> Ran:
+def ended(process: subprocess.Popen[str], patience: float = PATIENCE) -> Ran:
     """Its end, or the end of our patience. What it has printed until then is kept."""
     end = ""
     try:
-        out, said = process.communicate(timeout=PATIENCE)
+        out, said = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
         out, said = process.communicate()
-        end = f"took more than {PATIENCE:.0f} s"
+        end = f"took more than {patience:.0f} s"
     return Ran(end or str(process.returncode), out.splitlines(), said)
 
 
@@ -206,7 +208,9 @@ def measure(bench: Bench) -> Iterator[Row]:
         variables = needed(bench, Path(folder))
         place = Place(bench, node, kind, not bench.rehearsal, variables)
         with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2)) as pool:
-            done = [c for c in pool.map(lambda name: in_time(place, name), programs) if c is not None]
+            others = [name for name in programs if name != FILLS]
+            done = [c for c in pool.map(lambda name: in_time(place, name), others) if c is not None]
+        done += [c for name in programs if name == FILLS and (c := in_time(place, name)) is not None]
     yield from rows(done, programs, time.monotonic() - began)
 
 

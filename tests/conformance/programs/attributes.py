@@ -349,6 +349,8 @@ UNPROMISED = {
     101: "without it managed memory migrates: no result depends on it",
 }
 OF_OTHERS = {
+    128: "no handles of a fabric without the service that runs it",
+    129: "no unified function in an image that has none",
     114: "no semaphore without another interface to make one",
     132: "a multicast object is the whole machine's",
     135: "no context for a graphics interface without one",
