@@ -75,7 +75,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
   const Pair pair = pair_with(peerContext);
   if (pair.error != CUDA_SUCCESS) return pair.error;
   if (Flags) return CUDA_ERROR_INVALID_VALUE;
-  if (pair.context == pair.peer) return CUDA_ERROR_INVALID_DEVICE;
+  if (pair.context == pair.peer) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   Enabled& all = enabled();
   const std::lock_guard guard(all.lock);
   const std::pair key(pair.context->index, pair.peer->index);

@@ -21,7 +21,7 @@ class Limits {
   }
 
   CUresult get(size_t* value, CUlimit limit) const {
-    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    if (!value || limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
     if (!known(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
     *value = values_[limit];
     return CUDA_SUCCESS;

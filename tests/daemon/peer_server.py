@@ -46,6 +46,7 @@ class Peer:
         self.generation = 0
         self.cuts = 0
         self.mode = ""
+        self.entered = True  # if it was told to prepare only: has it been told to enter?
         self.next_id = 1
         self.took = False
         self.off_device = False  # its shadow
@@ -133,6 +134,7 @@ class Peer:
                 if message["mode"] == "lost":
                     leave(0)
                 self.mode, self.next_id = message["mode"], message.get("first_id", 1)
+                self.entered = not message.get("ahead", False)
                 if message["mode"] == "fresh":
                     self.generation = 1
                     for number in (1, 2, 3):
@@ -150,7 +152,11 @@ class Peer:
                 if message.get("foreign") and self.mode == "move":
                     self.look(self.behave("foreign"))
                 self.memory[message["id"]] = ({k: v for k, v in message.items() if k != "type"}, fds[0])
-            case "go":
+            case "go" if not self.entered:
+                pass
+            case "go" | "enter":
+                assert self.entered == (message["type"] == "go")
+                self.entered = True
                 self.behave("go")
                 kinds = sorted(fields["kind"] for fields, _ in self.memory.values())
                 if self.mode == "resume":
@@ -276,7 +282,7 @@ class Peer:
         self.behave(type)
 
     def reconnect(self) -> None:
-        if self.mode == "move" and not self.took:
+        if (self.mode == "move" and not self.took) or not self.entered:
             leave(0)  # it has not been told to take
         while self.job is not None:
             if self.client is not None and select.select([self.client], [], [], 0)[0]:

@@ -346,7 +346,8 @@ for step in range(6):
     say("updated", step, result.value, read(x, BYTES))
 alone = new_graph()
 add_kernel(alone, [], fill, x, 1, N)
-say("another shape", DRIVER.code("cuGraphExecUpdate", run_of, alone, byref(culprit), byref(result)), result.value)
+say("another shape", DRIVER.code("cuGraphExecUpdate", run_of, alone, byref(culprit), byref(result)))
+expect(result.value in (2, 6), f"another topology, or something that is not supported: {result.value}")
 
 # Every type of node through the functions that know them all: added, set in the graph, set in what is executable.
 graph, last = new_graph(), c_void_p()
