@@ -22,6 +22,7 @@ from xmigd.demo.node import Node, Program
 REASONS = {
     r"/dev/null": "standard input: nothing",
     r"pipe:\[\d+\]": "what it prints, read by the daemon",
+    # On a GPU the driver opens one more, @cuda-uvmfd-<namespace>-<pid>, as in every process that uses it.
     r"socket:\[\d+\]": "its connection to the daemon; its backlog, once it has a job",
     r"anon_inode:\[pidfd\]": "its program, whose end it waits for",
     r"/memfd:xmig-journal \(deleted\)": "the job's journal",
