@@ -13,7 +13,8 @@ from tests.conformance.start import STOP
 from tests.migration.moves import moved, resumed, suspended
 from xmigd.demo.node import Node
 
-EVERY = 6  # lines
+EVERY = 6  # lines, at least
+MOST = 36  # moves and suspensions of a program, about
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_program(daemon: Node, kernels: Path, name: str) -> None:
     path = harness.CONFORMANCE / f"{name}.py"
     here, there = ("cpu:0,1", "cpu:1,0") if name in OF_TWO_DEVICES else ("cpu:0", "cpu:1")
     undisturbed = harness.run(daemon, path, kernels=kernels, device=here)
-    stopping = {"XMIG_TEST_STOP_EVERY": str(EVERY)}
+    stopping = {"XMIG_TEST_STOP_EVERY": str(max(EVERY, len(path.read_text().splitlines()) // MOST))}
     program = harness.start(daemon, path, kernels=kernels, device=here, environment=stopping)
     said, count = "", 0
     harness.go(program)
