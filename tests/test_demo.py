@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import ROOT
 from xmigd.demo import main, moving
 from xmigd.demo.node import Node, Program
 
@@ -47,3 +48,12 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
     assert code == 0, said
     assert "through 8 recoveries" in said
     assert "across a live migration" in said
+    # What README shows of it has the same columns.
+    shown = (ROOT / "README.md").read_text().partition("<!-- demo -->")[2].partition("<!-- /demo -->")[0]
+    heads = [
+        line.rstrip()
+        for line in said.splitlines()
+        if line.split()[:2] in (["expected", "detected"], ["strike", "stall"])
+    ]
+    assert len(heads) == 2
+    assert all(head in shown for head in heads), heads

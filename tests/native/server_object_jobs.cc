@@ -241,7 +241,7 @@ void limits() {
   CHECK(limit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 << 20) == 64 << 20);
   CHECK(limit(CU_LIMIT_STACK_SIZE, 1 << 20) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
   CHECK(limit(CU_LIMIT_PRINTF_FIFO_SIZE, 1ull << 50) == ~uint64_t{CUDA_ERROR_OUT_OF_MEMORY});
-  CHECK(limit(CU_LIMIT_MAX) == ~uint64_t{CUDA_ERROR_UNSUPPORTED_LIMIT});
+  CHECK(limit(CU_LIMIT_MAX) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
   for (const bool cut : {false, true}) {
     if (cut) job.cut();
     job.kill_server();
