@@ -48,7 +48,6 @@ struct Setup {
   bool mistaken = false;  // and was told of other memory under the same numbers, and of some that is no more
   // Of a recovery that is prepared ahead, when the server has done so and before it may enter; with its control socket.
   std::function<void(int)> prepared;
-  bool withhold = false;  // the next one gets no device memory
 };
 inline Setup setup;
 inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
@@ -161,6 +160,7 @@ class Job {
   }
   pid_t server() const { return server_; }
   pid_t lost_server() const { return lost_server_; }
+  void withhold_memory() { withhold_ = true; }  // from the next server
   uint64_t sequence() const { return sequence_; }
   // For `setup.prepared`, while nothing runs.
   void overwrite_device_memory(int value) {
@@ -570,7 +570,7 @@ class Job {
     send_locked(assign, fds);
     if (fresh) return;
     if (!resuming_) ++counters_.recoveries;
-    const bool withhold = std::exchange(setup.withhold, false);
+    const bool withhold = withhold_.exchange(false);
     for (const auto& [id, held] : memory_) {
       Json message = held.fields;
       const int one = held.fd.get();
@@ -790,6 +790,7 @@ class Job {
   std::mutex telling_mutex_;  // before mutex_
   std::function<void(const Json&)> on_message_;
   std::atomic<pid_t> server_{-1}, lost_server_{-1};
+  std::atomic<bool> withhold_{false};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
   std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no cut has come since
   bool started_ = false;

@@ -314,6 +314,12 @@ void prepares_ahead() {
 
 // Its daemon ends before it may enter, or it lacks something: the job is as it was, and the next server has it.
 void prepares_in_vain() {
+  std::atomic<int> seen{0};
+  std::atomic<bool> hang_up{false};
+  setup.prepared = [&](int control) {
+    ++seen;
+    if (hang_up.exchange(false)) ::shutdown(control, SHUT_RDWR);
+  };
   Job job;
   const uint64_t address = job.memory(kWords * 8);
   const auto expected = numbers(3);
@@ -322,18 +328,15 @@ void prepares_in_vain() {
   job.cut();  // else there is nothing that it could lack
   std::vector<uint64_t> got(kWords);
   for (const bool withheld : {false, true, false, true}) {
-    std::atomic<int> seen{0};
-    setup.withhold = withheld;
-    setup.prepared = [&](int control) {
-      if (seen++ == 0 && !withheld) ::shutdown(control, SHUT_RDWR);
-    };
+    seen = 0;
+    if (withheld) job.withhold_memory();
+    hang_up = !withheld;
     const uint64_t before = job.counters().recoveries;
     job.kill_server();
     CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
     CHECK(got == expected);
     CHECK(seen == (withheld ? 1 : 2));
     CHECK(job.counters().recoveries == before + 2 && job.counters().garbage == 0);
-    setup.prepared = nullptr;
   }
 }
 
