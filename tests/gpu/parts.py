@@ -67,7 +67,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
-    Part("conformance", "conformance", 75, conformance.measure),
+    Part("conformance", "conformance", 90, conformance.measure, topic="conformance"),
     Part("differential", "devices", 240, differential.measure, topic="differential"),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
