@@ -47,6 +47,12 @@ def measure(bench: Bench) -> Iterator[Row]:
             if key in figures:  # the null device has no kernel with a large parameter
                 name = f"{key.removesuffix('_ns').replace('_', ' ')}, {side}"
                 yield Row(name=name, value=figures[key], unit="ns", better="lower", conditions=said)
+    if "native" in sides:
+        rested = {side: figures["from_idle_ns"] for side, figures in sides.items()}
+        yield Row(
+            name="launch and wait, from idle", value=round(rested["xMIG"] / rested["native"], 2), unit="× native", target=2,
+            better="lower", conditions=f"{CALLS['from_idle_ns']}; natively {rested['native'] / 1e3:.0f} µs",
+        )  # fmt: skip
 
 
 def typical(runs: list[dict[str, float]]) -> dict[str, float]:
