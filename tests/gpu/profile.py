@@ -50,8 +50,8 @@ def measure(bench: Bench) -> Iterator[Row]:
     if "native" in sides:
         rested = {side: figures["from_idle_ns"] for side, figures in sides.items()}
         yield Row(
-            name="launch and wait, from idle", value=round(rested["xMIG"] / rested["native"], 2), unit="× native", target=2,
-            better="lower", conditions=f"{CALLS['from_idle_ns']}; natively {rested['native'] / 1e3:.0f} µs",
+            name="launch and wait, from idle", value=round(rested["xMIG"] / rested["native"], 2), unit="× native",
+            target=2, better="lower", conditions=f"{CALLS['from_idle_ns']}; natively {rested['native'] / 1e3:.0f} µs",
         )  # fmt: skip
 
 
