@@ -574,10 +574,6 @@ class AnyOrder(AtAnyTime):
         else:
             self.world.tell(e.SaidBye, server=server, reason="")
 
-    @rule(data=st.data())
-    def ends(self, data: Any) -> None:
-        self.world.tell(e.Ending, server=self.server(data))
-
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), clean=st.booleans(), killed=st.booleans())
     def die(self, data: Any, clean: bool, killed: bool) -> None:

@@ -139,6 +139,10 @@ class AtAnyTime(RuleBasedStateMachine):
     def hello(self, data: Any) -> None:
         self.world.tell(e.Hello, server=self.server(data))
 
+    @rule(data=st.data())
+    def ends(self, data: Any) -> None:
+        self.world.tell(e.Ending, server=self.server(data))
+
     @precondition(lambda self: self.unborn())
     @rule(data=st.data())
     def spawn_fails(self, data: Any) -> None:
