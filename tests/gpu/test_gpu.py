@@ -260,7 +260,7 @@ def test_conformance_on_cpu_devices(tmp_path: Path, native_dir: Path) -> None:
     """The part as it is, with a Python that has no framework: only the native side is missing."""
     done = run("--rehearse", "--only", "conformance", "--python", sys.executable, "--out", tmp_path, "--work", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row.name: row for row in measurements.read(tmp_path / "gpu.json").rows}
+    rows = {row.name: row for row in measurements.read(tmp_path / "conformance.json").rows}
     assert rows["conformance: differences"].value == 0, rows
     assert re.search(r": [1-9]\d+ recoveries, 0 not exact", rows["conformance: differences"].conditions)
     assert rows["conformance: programs"].value == len(conformance.REHEARSED)
