@@ -27,6 +27,11 @@ def is_exiting(pid: int) -> bool:
             stat = file.read()
     except OSError:
         return True
+    return _exits(stat)
+
+
+def _exits(stat: bytes) -> bool:
+    """Of a task, by its stat."""
     return bool(int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_EXITING)
 
 
@@ -35,8 +40,7 @@ def runs_no_more(pid: int) -> bool:
     giving a device back, may take long."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has gone
-            content = stat.read_bytes()
-            if not int(content[content.rindex(b")") + 2 :].split()[6]) & PF_EXITING:
+            if not _exits(stat.read_bytes()):
                 return False
     return True
 
