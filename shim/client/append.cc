@@ -1,10 +1,12 @@
 #include "client/append.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "client/capture.h"
 #include "client/ring_writer.h"
@@ -22,6 +24,9 @@ using journal::RecordHeader;
 std::chrono::microseconds longest_spin() {
   return std::chrono::microseconds(journal::processors_to_spare() ? 50'000 : 100);
 }
+// To a server that this thread has woken on its own processor: so long, and what it loses if something else runs first. In ns.
+constexpr uint64_t kGiveWay = 50'000;
+constexpr uint64_t kLate = 200'000;
 constexpr std::chrono::seconds kLook{1};  // how often a waiting thread looks whether the other side lives
 
 // The server takes records of these without a context; they name what they are about themselves.
@@ -46,8 +51,52 @@ constexpr bool needs_context(Op op) {
   }
 }
 
+uint64_t now_ns() {
+  timespec t{};
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// As in journal::ThreadSlot.
+uint32_t processor() { return static_cast<uint32_t>(::sched_getcpu() + 1); }
+
+// Has the server run since?
+bool heard(const journal::JournalHeader& header, uint32_t rung) {
+  return static_cast<int32_t>(header.heard.load(std::memory_order_seq_cst) - rung) >= 0;
+}
+
+void wake_usher(journal::JournalHeader& header) {
+  header.caller.store(processor(), std::memory_order_relaxed);
+  header.usher.fetch_add(1, std::memory_order_seq_cst);
+  journal::futex_wake(header.usher, 1);
+}
+
+// And it was no good that the server slept where it did.
+void call_usher(journal::JournalHeader& header) {
+  header.late.fetch_add(1, std::memory_order_relaxed);
+  wake_usher(header);
+}
+
+// This thread has rung for a server that can run on this processor only, and waits now: the server has the processor. It may be
+// that the kernel does not let it, because this thread is of a class that goes before it, or that something else gets the
+// processor first. The server is told, and sleeps anywhere for a while.
+void give_way(Thread& thread) {
+  journal::JournalHeader& header = *process.header;
+  const uint32_t rung = std::exchange(thread.rung, 0);
+  if (heard(header, rung)) return;
+  const uint64_t began = now_ns();
+  journal::futex_wake(header.doorbell, 1);
+  while (!heard(header, rung) && now_ns() < began + kGiveWay) ::sched_yield();
+  if (!heard(header, rung)) return call_usher(header);
+  const uint64_t came = header.heard_at.load(std::memory_order_relaxed);
+  const uint64_t went = header.gave_way_at.load(std::memory_order_relaxed);
+  const bool late = came > began + kLate || (went > began && now_ns() > went + kLate);
+  if (late) header.late.fetch_add(1, std::memory_order_relaxed);
+}
+
 // Wait until the server has answered the record, or cannot any more.
-CUresult wait_for_reply(uint64_t position) {
+CUresult wait_for_reply(Thread& thread, uint64_t position) {
+  if (thread.rung != 0) [[unlikely]] give_way(thread);
   auto* const head = reinterpret_cast<RecordHeader*>(process.ring + position % process.ring_bytes);
   const auto replied = [head] {
     return (head->state.load(std::memory_order_acquire) & 0xff) == journal::kReplied;
@@ -80,7 +129,9 @@ void publish_waiting(Thread& thread) {
   for (uint32_t i = 0; i < thread.unanswered_count && oldest == journal::kNotWaiting; ++i) {
     if (!thread.unanswered[i].collected) oldest = thread.unanswered[i].position;
   }
-  process.header->threads[thread.slot].waiting.store(oldest, std::memory_order_release);
+  journal::ThreadSlot& slot = process.header->threads[thread.slot];
+  slot.processor.store(processor(), std::memory_order_relaxed);
+  slot.waiting.store(oldest, std::memory_order_release);
 }
 
 // The ring is full and this thread holds it up with replies it has not taken: take them now, for finish() to find.
@@ -88,7 +139,7 @@ CUresult collect_unanswered(Thread& thread) {
   for (uint32_t i = 0; i < thread.unanswered_count; ++i) {
     Unanswered& entry = thread.unanswered[i];
     if (entry.collected) continue;
-    if (const CUresult error = wait_for_reply(entry.position); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = wait_for_reply(thread, entry.position); error != CUDA_SUCCESS) return error;
     entry.reply = std::make_unique<std::byte[]>(entry.capacity);
     take_reply(entry, entry.reply.get(), entry.capacity);
     entry.collected = true;
@@ -156,11 +207,25 @@ void note_waiting(Thread& thread, uint64_t position, const Shape& shape) {
   publish_waiting(thread);
 }
 
-void ring_doorbell(journal::JournalHeader& header) {
+void ring_doorbell(journal::JournalHeader& header, Thread& thread, bool waited) {
   // Once for each sleep: until the server runs again, further records have nobody to wake.
-  header.server_sleeping.store(0, std::memory_order_seq_cst);
-  header.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  journal::futex_wake(header.doorbell, 1);
+  const uint32_t asleep = header.server_sleeping.exchange(journal::kAwake, std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.fetch_add(1, std::memory_order_seq_cst) + 1;
+  const uint32_t here = processor();
+  header.threads[thread.slot].processor.store(here, std::memory_order_relaxed);
+  if (asleep < journal::kAsleepOn) {
+    header.rung_at.store(now_ns(), std::memory_order_relaxed);
+    return journal::futex_wake(header.doorbell, 1);
+  }
+  if (asleep - journal::kAsleepOn + 1 != here) return call_usher(header);
+  thread.rung = rung;
+  // It would take this thread's place, which a thread that waits has no use for. One that goes on may wait soon, and wakes the
+  // server then; if it does not, the usher brings the server to another processor.
+  if (waited) {
+    journal::futex_wake(header.doorbell, 1);
+  } else {
+    wake_usher(header);
+  }
 }
 
 // Where it fails, pages are mapped as they are written. Once round the ring, all of them are.
@@ -183,7 +248,8 @@ CUresult wait_for_room(Thread& thread, uint32_t size) {
     const uint64_t used = header.tail.load(std::memory_order_relaxed) - header.trimmed.load(std::memory_order_acquire);
     if (used + size <= process.ring_bytes) break;
     // The server may sleep with everything executed: it is to see that somebody waits for a cut.
-    ring_doorbell(header);
+    ring_doorbell(header, thread, true);
+    if (thread.rung != 0) give_way(thread);
     journal::futex_wait(header.trimmed_futex, seen, kLook);
     if (error = check_peers(); error != CUDA_SUCCESS) break;
   }
@@ -238,7 +304,7 @@ CUresult finish(Pending& pending, void* reply, size_t reply_bytes, size_t* used)
     entry.bytes = std::min(entry.bytes, reply_bytes);
     if (entry.bytes) std::memcpy(reply, entry.reply.get(), entry.bytes);
   } else {
-    error = wait_for_reply(entry.position);
+    error = wait_for_reply(thread, entry.position);
     if (error == CUDA_SUCCESS) take_reply(entry, reply, reply_bytes);
   }
   const CUresult result = error == CUDA_SUCCESS ? entry.result : error;

@@ -54,7 +54,8 @@ struct Written {
 CUresult wait_for_room(Thread& thread, uint32_t size);
 // The thread's slot of a record that will be waited for: written before the tail moves past it.
 void note_waiting(Thread& thread, uint64_t position, const Shape& shape);
-void ring_doorbell(journal::JournalHeader& header);
+// `waited`: the thread waits for the server now.
+void ring_doorbell(journal::JournalHeader& header, Thread& thread, bool waited);
 // Under the lock: have the pages of the next records, which end at `end`, mapped by one call instead of a fault for each.
 void map_ahead(uint64_t end);
 
@@ -104,7 +105,7 @@ Written write_record(Thread& thread, const Context* context, const Shape& shape,
   // other did.
   header.tail.store(writer.tail, std::memory_order_seq_cst);
   writer.lock.unlock();
-  if (header.server_sleeping.load(std::memory_order_seq_cst)) [[unlikely]] ring_doorbell(header);
+  if (header.server_sleeping.load(std::memory_order_seq_cst)) [[unlikely]] ring_doorbell(header, thread, shape.waited);
   return written;
 }
 

@@ -90,12 +90,21 @@ enum class ServerState : uint32_t {
   kSuspended = 4,   // no server has it, on purpose: calls wait until one gets it again
 };
 
+// JournalHeader::server_sleeping.
+enum Sleeping : uint32_t {
+  kAwake = 0,
+  kAsleep = 1,
+  kAsleepOn = 2,  // + the number of the processor
+};
+
 // Per client thread. `waiting` is the position of the synchronous record whose reply the thread has not read yet, or
-// kNotWaiting: the server does not trim past the oldest of them.
+// kNotWaiting: the server does not trim past the oldest of them. `processor` is the one that the thread ran on when it last
+// rang or waited, + 1; 0: not known. The server may sleep there.
 inline constexpr uint64_t kNotWaiting = ~0ull;
 struct alignas(64) ThreadSlot {
   std::atomic<uint64_t> waiting;
   uint32_t tid;  // the client's, 0 = free
+  std::atomic<uint32_t> processor;
 };
 
 // The expected stall, for whoever shows it and for the job's next server (server/stall.h). Written by the server. In ns;
@@ -147,7 +156,17 @@ struct JournalHeader {
   // The server sleeps on `doorbell` after setting `server_sleeping`; the client, after moving `tail`, reads
   // server_sleeping (sequentially consistent) and, if set, clears it, increments doorbell and wakes.
   alignas(64) std::atomic<uint32_t> doorbell;
-  std::atomic<uint32_t> server_sleeping;
+  std::atomic<uint32_t> server_sleeping;  // Sleeping; from kAsleepOn on: it can run on one processor only
+  // Written by the server when it runs again: `doorbell` as it was then. A client that has rung on the server's processor and
+  // waits gives way until it is there. Where that does not come, where the client goes on, or runs on another processor, it wakes
+  // a thread of the server that sleeps on `usher`, somewhere else, and which moves the server.
+  std::atomic<uint32_t> heard;
+  std::atomic<uint32_t> usher;
+  std::atomic<uint32_t> late;         // by the client: how often that was no way to save time
+  std::atomic<uint32_t> caller;       // by the client that wakes `usher`: as ThreadSlot::processor
+  std::atomic<uint64_t> heard_at;     // CLOCK_MONOTONIC, in ns
+  std::atomic<uint64_t> gave_way_at;  // when the server, on the client's processor, had done what there was
+  std::atomic<uint64_t> rung_at;      // by the client: when it last woke a server that slept anywhere
 
   alignas(64) std::atomic<uint32_t> state;  // ServerState, futex word
   std::atomic<uint32_t> server_pid;         // 0 = none

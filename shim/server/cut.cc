@@ -46,6 +46,7 @@ void Executor::consider_cut(bool idle) {
   if (!stop_) {
     stop_ = wants_cut(idle, now);
     if (!stop_) return;
+    if (placement_.bound()) placement_.leave();
   }
   if (device_idle()) {
     const Stop stop = *std::exchange(stop_, std::nullopt);
@@ -236,6 +237,7 @@ bool Executor::copy(const Moves& sorted, std::string& why, While when) {
 }
 
 bool Executor::take_cut(const char* reason, uint64_t stopped) {
+  if (placement_.bound()) placement_.leave();
   if (external_waits()) return false;
   drain();
   publish_executed();

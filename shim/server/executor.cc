@@ -31,6 +31,13 @@ constexpr uint64_t kQuietAfterMove = 500'000'000;  // two servers have ended by 
 constexpr uint64_t kLookEvery = 10'000'000;    // at a device that works, while nobody waits for it
 constexpr uint32_t kBatchesToLook = 1024;      // and while there is much to do
 constexpr uint64_t kFirstRestLook = 20'000;    // after a record; then after twice as long each time
+// After that long without a record the program rests, and a sleep that may be as long as the other is settled for
+// (placement.h): a program that is not at rest never meets the executor on its processor.
+constexpr uint64_t kRest = 2'000'000, kWorthSettling = 5'000'000;
+// Beside the program's thread, which the executor keeps from running. What is waited for is executed there, once: whoever
+// goes on within a nap, or waits longer, is left.
+constexpr uint64_t kLongestWaitBeside = 50'000;
+constexpr uint64_t kNap = 100'000;
 
 template <typename Args>
 uint64_t stream_of(const Args& args) {
@@ -47,6 +54,12 @@ bool destroys(Op op) {
 }
 
 bool is_kernel(Op op) { return op == Op::xmLaunch || op == Op::xmFirstLaunch || op == Op::xmGraphLaunch; }
+
+// What a program calls again and again. It makes no thread, in the driver neither, that would be bound with the executor's.
+bool makes_no_thread(Op op) {
+  return op == Op::xmLaunch || op == Op::cuStreamSynchronize || op == Op::cuCtxSynchronize ||
+         op == Op::cuEventSynchronize || op == Op::cuEventRecordWithFlags || op == Op::cuStreamQuery;
+}
 
 Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
 
@@ -117,6 +130,7 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 
 // The device is left as it was found. No function of the program may be outstanding.
 Executor::~Executor() {
+  placement_.close();
   watchdog_.reset();
   relocation_.reset();
   arrival_.reset();
@@ -181,6 +195,7 @@ bool Executor::start_fresh(std::string& why) {
 void Executor::request(uint32_t what) {
   requests_.fetch_or(what, std::memory_order_seq_cst);
   journal::JournalHeader& header = job_.header();
+  placement_.release();
   header.doorbell.fetch_add(1, std::memory_order_seq_cst);
   journal::futex_wake(header.doorbell);
 }
@@ -202,6 +217,12 @@ bool Executor::run(std::string& why) {
     bool worked = !stop_ && execute_batch();
     if (broken_) break;
     worked |= waits_.poll();
+    if (placement_.bound() && gives_way()) [[unlikely]] {
+      nap();
+      idle_since = 0;
+      spin = kShortestSpin;  // it has waited there already
+      continue;
+    }
     worked |= check_finished_redo();
     trim();
     trim_shadow();
@@ -238,6 +259,42 @@ void Executor::watch_tail() {
   for (int i = 0; i < kTailLooks && header.tail.load(std::memory_order_relaxed) == position_; ++i) journal::cpu_relax();
 }
 
+// It runs. How often it has been rung for.
+uint32_t Executor::hear(journal::JournalHeader& header) {
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  heard_at_ = now_ns();
+  if (rung != heard_) header.heard_at.store(heard_at_, std::memory_order_relaxed);
+  heard_ = rung;
+  header.heard.store(rung, std::memory_order_seq_cst);
+  return rung;
+}
+
+// Beside the program's thread, which cannot run meanwhile. Is this thread to sleep at once, whatever else it would look at
+// between two batches? Who waits for the device gives way as well.
+bool Executor::gives_way() {
+  const bool waits = waits_.watching() || waits_.at_barrier();
+  if (stop_ || cut_now_ || requests_.load(std::memory_order_relaxed) != 0 ||
+      (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
+    placement_.leave();
+  }
+  return placement_.bound() && !waits;
+}
+
+// As sleep(), for the moment in which the program's next record would come. Nothing else is looked at before.
+void Executor::nap() {
+  journal::JournalHeader& header = job_.header();
+  header.gave_way_at.store(now_ns(), std::memory_order_relaxed);
+  header.server_sleeping.store(placement_.where(), std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
+  if (nothing && requests_.load(std::memory_order_seq_cst) == 0) {
+    journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(kNap));
+  }
+  header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
+  placement_.woke(hear(header) != rung || !nothing);
+  if (placement_.bound()) placement_.leave();
+}
+
 void Executor::wait_paused() {
   waits_.finish_all();
   progress_.idle(sequence_);
@@ -271,6 +328,7 @@ bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
     const uint64_t tail = old.tail.load();
     contexts_.use(0);
     unregister_shared();
+    placement_.close();
     if (!job_.rebind(std::move(*rebind), why)) return false;
     register_shared();
     if (job_.header().magic != journal::kMagic || job_.header().tail.load() < tail) {
@@ -331,6 +389,7 @@ bool Executor::execute_batch() {
     if (!load_next(tail)) return true;
     if (waits_.unarmed()) waits_.arm();
     execute_one();
+    caller_ = record_.header().thread;
     if (cut_now_) break;
   }
   publish_executed();
@@ -363,6 +422,7 @@ void Executor::execute_one() {
 
 // What is put into the stream before the record, or beside its work, faults later, like a program's own.
 void Executor::execute_struck() {
+  if (placement_.bound()) placement_.leave();
   const uint64_t sequence = record_.sequence();
   contexts_.use(last_ordinal_);
   working_.add(last_stream_, last_ordinal_);
@@ -413,6 +473,7 @@ void Executor::execute() {
   if (careful) [[unlikely]] alone_ = settle();
   executing_.store(sequence, std::memory_order_relaxed);
   used_stream_.reset();
+  if (placement_.bound() && !makes_no_thread(op_of(record_))) [[unlikely]] placement_.leave();
   contexts_.use(ordinal);
   device_.set_sequence(sequence);
   const uint64_t began = redoing_ ? now_ns() : 0;
@@ -552,6 +613,7 @@ void Executor::publish_executed() {
 }
 
 void Executor::sleep() {
+  if (waits_.watching()) placement_.free();  // they are handed to threads
   waits_.hand_over();
   journal::JournalHeader& header = job_.header();
   uint64_t limit = kLongestSleep;
@@ -568,14 +630,30 @@ void Executor::sleep() {
   if (!patient) limit = kPatience;
   const bool held_up = stop_ || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
-  header.server_sleeping.store(1, std::memory_order_seq_cst);
+  const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
+  const bool unfinished = progress_.unfinished();
+  const bool worth_it = patient && !held_up && settle_at_ == 0 && limit >= kWorthSettling && !unfinished;
+  if (worth_it && resting_) {
+    placement_.settle(header, callers);
+  } else {
+    placement_.free();
+    if (worth_it) limit = kRest;
+    // It will look at the device again and again, while the program computes.
+    if (unfinished && limit > 2 * kFirstRestLook && placement_.at(callers)) placement_.leave();
+    header.server_sleeping.store(journal::kAsleep, std::memory_order_seq_cst);
+  }
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
   const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == position_;
   if (nothing && requests_.load(std::memory_order_seq_cst) == requests) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }
-  header.server_sleeping.store(0, std::memory_order_seq_cst);
-  stall_.slept(now_ns());
+  header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
+  const bool called = hear(header) != rung;
+  placement_.woke(called);
+  if (called && worth_it && resting_ && !placement_.bound()) placement_.took(header.rung_at.load(std::memory_order_relaxed), heard_at_);
+  resting_ = worth_it && nothing && !called;
+  if (!unfinished) looked_at_ = heard_at_;  // it had nothing to do, and nobody waits until the device is asked about what it had
+  stall_.slept(heard_at_);
 }
 
 void Executor::garbage(std::string text) {

@@ -43,6 +43,7 @@
 #include "server/live_set.h"
 #include "server/objects.h"
 #include "server/placed_variables.h"
+#include "server/placement.h"
 #include "server/preload.h"
 #include "server/progress.h"
 #include "server/record.h"
@@ -241,6 +242,9 @@ class Executor final : public Witness {
   void sleep();
   void garbage(std::string text);
   void watch_tail();
+  uint32_t hear(journal::JournalHeader& header);
+  bool gives_way();
+  void nap();
   void wait_paused();
   void park(const std::function<void()>& tell);
   void register_shared();
@@ -471,6 +475,10 @@ class Executor final : public Witness {
   uint64_t rest_look_at_ = 0;  // when it is asked whether it has come to rest; 0: not while there are records
   uint64_t rest_after_ = 0;    // ns, between two such looks
   uint32_t batches_ = 0;
+  uint32_t caller_ = 0;     // slot of the thread that the last record came from
+  uint64_t heard_at_ = 0;  // when it last began to run
+  uint32_t heard_ = 0;  // JournalHeader::doorbell, then
+  bool resting_ = false;   // its last sleep was over by itself
   uint64_t published_ = 0;  // what `executed` says
   uint64_t record_position_ = 0;
   std::array<Failure, journal::kMaxDevices> failures_{};
@@ -541,6 +549,7 @@ class Executor final : public Witness {
   std::mutex callback_mutex_;
   const double hang_timeout_;
   std::optional<Watchdog> watchdog_;
+  Placement placement_;
 
   std::atomic<uint32_t> requests_{0};
   std::mutex pause_mutex_;

@@ -19,4 +19,5 @@ endfunction()
 xmig_client_jobs(client_jobs handshake refusals many_threads thread_slots full_ring full_ring_and_unanswered sticky_error
                  host_functions posted_twice forks lost everybody_gone)
 xmig_client_jobs(client_launches launch_record first_launches launch_parameters launch_errors launch_cost journal_pages)
+xmig_client_jobs(client_wakeups says_where_it_runs server_elsewhere server_that_does_not_come server_anywhere)
 xmig_client_jobs(client_objects events contexts modules kept_variables unpublished integrity_slot storage tensor_maps)

@@ -44,6 +44,7 @@ struct Control {
   std::atomic<bool> hold_answers{false};  // synchronous records stay unanswered
   std::atomic<bool> hold_events{false};   // events do not complete
   std::atomic<bool> post_twice{false};    // host functions
+  std::atomic<int> asleep_on{-1};         // it says that it sleeps on this processor, and never that it has heard the bell
   std::atomic<int> refuse{0};             // a handshake: this status
   std::atomic<int> refuse_reattach{0};
   std::atomic<uint32_t> fault{0};         // of ordinal 0, from the next record on
@@ -153,7 +154,8 @@ class JobServer {
 
   void rest(journal::JournalHeader& header, uint64_t tail) {
     answer_held();
-    header.server_sleeping.store(1, std::memory_order_seq_cst);
+    const int on = control_.asleep_on.load();
+    header.server_sleeping.store(on < 0 ? journal::kAsleep : journal::kAsleepOn + static_cast<uint32_t>(on));
     const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
     if (header.tail.load(std::memory_order_seq_cst) == tail && header.trimmed_waiters.load() == 0) {
       journal::futex_wait(header.doorbell, rung, std::chrono::milliseconds(1));

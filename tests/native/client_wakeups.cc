@@ -1,0 +1,110 @@
+// The client against a daemon and a server that belong to the test: how it wakes a server that sleeps.
+#include <sched.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "client_jobs.h"
+
+namespace {
+
+using namespace harness;
+
+// Those that this process may use.
+std::vector<int> processors() {
+  cpu_set_t set;
+  CHECK(::sched_getaffinity(0, sizeof(set), &set) == 0);
+  std::vector<int> list;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) list.push_back(i);
+  }
+  return list;
+}
+
+void run_on(int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  CHECK(::sched_setaffinity(0, sizeof(set), &set) == 0);
+}
+
+// A thread's slot has the processor that it last waited on.
+void says_where_it_runs() {
+  Fixture test;
+  test.start();
+  for (const int processor : processors()) {
+    run_on(processor);
+    CU(cuCtxSynchronize());
+    bool said = false;
+    for (const auto& slot : process.header->threads) said |= slot.tid != 0 && slot.processor.load() == processor + 1u;
+    CHECK(said);
+  }
+}
+
+// A server that can run on another processor only: the usher is woken, which can run, and the server is told that it sleeps in
+// the wrong place.
+void server_elsewhere() {
+  Fixture test;
+  test.start();
+  const CUfunction function = test.kernel();
+  Arguments arguments;
+  const int here = processors().front();
+  run_on(here);
+  auto& header = *process.header;
+  for (const bool waits : {true, false}) {
+    test.control.asleep_on = here + 1;
+    const uint32_t usher = header.usher.load(), late = header.late.load();
+    eventually([&] {
+      CU(waits ? cuCtxSynchronize() : launch(function, arguments));
+      return header.usher.load() != usher && header.late.load() != late;
+    });
+    test.control.asleep_on = -1;
+    CU(cuCtxSynchronize());
+  }
+  CHECK(test.control.bad == 0);
+}
+
+// One on this thread's processor, which does not run although the thread gives way: a call that waits does not wait for that,
+// and one that does not wait has the usher woken at once.
+void server_that_does_not_come() {
+  Fixture test;
+  test.start();
+  const CUfunction function = test.kernel();
+  Arguments arguments;
+  const int here = processors().front();
+  run_on(here);
+  auto& header = *process.header;
+  for (const bool waits : {true, false}) {
+    test.control.asleep_on = here;
+    const uint32_t usher = header.usher.load(), late = header.late.load();
+    eventually([&] {
+      CU(waits ? cuCtxSynchronize() : launch(function, arguments));
+      return header.usher.load() != usher && (!waits || header.late.load() != late);
+    });
+    test.control.asleep_on = -1;
+    CU(cuCtxSynchronize());
+  }
+  CHECK(test.control.bad == 0);
+}
+
+// One that sleeps anywhere, as all did before: nobody else is woken.
+void server_anywhere() {
+  Fixture test;
+  test.start();
+  for (int i = 0; i < 200; ++i) {
+    eventually([&] { return process.header->server_sleeping.load() != journal::kAwake; });
+    CU(cuCtxSynchronize());
+  }
+  CHECK(process.header->usher.load() == 0 && process.header->late.load() == 0);
+}
+
+const Tests kTests = {
+    {"says_where_it_runs", says_where_it_runs},
+    {"server_elsewhere", server_elsewhere},
+    {"server_that_does_not_come", server_that_does_not_come},
+    {"server_anywhere", server_anywhere},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_test(argc, argv, kTests); }
