@@ -16,7 +16,7 @@ from tests.differential.program import Op, Program, touched
 # What may be left out, by name, where a device or a driver does not have it.
 FEATURES = frozenset({
     "async", "batch", "boxes", "conditional", "contexts", "enable", "graphs", "graphs-across", "host-functions",
-    "launch-order", "peer", "peer-boxes", "pools", "values", "vmm",
+    "launch-order", "legacy-order", "peer", "peer-boxes", "pools", "values", "vmm",
 })  # fmt: skip
 LARGE = 1 << 20
 MAX_TRIES = 12
@@ -33,8 +33,10 @@ class Generator:
         contexts = [(device, True) for device in range(devices)]
         if "contexts" in features and self.chance.random() < 0.2:
             contexts.append((self.chance.randrange(devices), False))
-        self.model = Model(contexts, "launch-order" in features)
-        self.result = Program(seed, contexts, launch_order=self.model.launch_order)
+        self.model = Model(contexts, "launch-order" in features, "legacy-order" in features)
+        self.result = Program(
+            seed, contexts, launch_order=self.model.launch_order, legacy_order=self.model.legacy_order
+        )
         self._counts: dict[str, int] = {}
         self._left = 2 * LARGE  # bytes of large memory that may yet be allocated
 

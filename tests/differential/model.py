@@ -19,6 +19,7 @@ from tests.differential.program import BLOCKING, VARIABLE_BYTES, WORK, Op, Progr
 
 Clock = dict[str, int]
 HOST = "host"
+ASKED = "!"  # before a line's name in a clock: without what only the legacy stream orders
 HOST_KINDS = ("pinned", "registered", "pageable")
 NOT_IN_GRAPHS = ("pageable", "registered")  # the second natively can be; under xMIG it is copied by the client
 CHANGING = frozenset({"mix", "scatter", "reverse", "split", "bytes", "count"})  # kernels that read what they write
@@ -109,11 +110,14 @@ class Executable:
 class Model:
     """The state of a program between two calls, as far as validity goes."""
 
-    def __init__(self, contexts: list[tuple[int, bool]], launch_order: bool = True) -> None:
+    def __init__(self, contexts: list[tuple[int, bool]], launch_order: bool = True, legacy_order: bool = True) -> None:
         """``launch_order``: every launch of an executable graph comes after the one before it, in whatever streams, as
-        CUDA's documentation says. On H100s some programs that rely on it read something else, natively, too."""
+        CUDA's documentation says. On H100s some programs that rely on it read something else, natively, too.
+        ``legacy_order``: what the legacy stream orders is enough for a copy of page-locked memory, too, as CUDA's
+        documentation says. Natively such a copy has now and then taken what was there before (docs/decisions/0037)."""
         self.contexts = contexts
         self.launch_order = launch_order
+        self.legacy_order = legacy_order
         self.host: Clock = {}
         self.memory: dict[str, Memory] = {
             f"c{ctx}": Memory("variable", ctx, VARIABLE_BYTES, bytearray(VARIABLE_BYTES))
@@ -157,16 +161,16 @@ class Model:
         clock = self._own_clock(line)
         if stream.legacy:
             for other in self.streams.values():
-                if other.ctx == stream.ctx and other.blocking:
-                    _join(clock, other.clock)
+                if other is not stream and other.ctx == stream.ctx and other.blocking:
+                    _join(clock, _unasked(other.clock))
         elif stream.blocking:
-            _join(clock, self.streams[f"L{stream.ctx}"].clock)
+            _join(clock, _unasked(self.streams[f"L{stream.ctx}"].clock))
         return clock
 
     def _submit(self, line: str, clock: Clock) -> int:
         stream = self.streams[line]
         stream.ticks += 1
-        clock[line] = stream.ticks
+        clock[line] = clock[ASKED + line] = stream.ticks
         stream.clock = clock
         return stream.ticks
 
@@ -196,14 +200,22 @@ class Model:
         found = set()
         for region, write in [*((r, False) for r in reads), *((w, True) for w in writes)]:
             for access in self.memory[region.name].accesses:
-                if (
-                    (write or access.write)
-                    and access.start < region.end
-                    and region.start < access.end
-                    and clock.get(access.line, 0) < access.tick
-                ):
+                if not (write or access.write) or access.start >= region.end or region.start >= access.end:
+                    continue
+                early = not write and self._early(op, access, region, clock)
+                if early or clock.get(access.line, 0) < access.tick:
                     found.add(access.line)
         return found
+
+    def _early(self, op: Op, write: Access, region: Region, clock: Clock) -> bool:
+        """Might a copy take page-locked memory as it was before, though the legacy stream orders it?"""
+        return (
+            not self.legacy_order
+            and op["op"] == "copy"
+            and self.memory[region.name].kind in ("pinned", "registered")
+            and write.line[0] not in ("X", HOST[0])
+            and max(self.host.get(write.line, 0), clock.get(ASKED + write.line, 0)) < write.tick
+        )
 
     def apply(self, op: Op) -> None:
         """Make the call. Raises Invalid, and nothing has changed."""
@@ -726,6 +738,10 @@ def _clash(one: Touched, other: Touched) -> bool:
     )
 
 
+def _unasked(clock: Clock) -> Clock:
+    return {line: tick for line, tick in clock.items() if not line.startswith(ASKED)}
+
+
 def _join(clock: Clock, other: Clock) -> None:
     for line, tick in other.items():
         if clock.get(line, 0) < tick:
@@ -734,7 +750,7 @@ def _join(clock: Clock, other: Clock) -> None:
 
 def valid(program: Program, ops: Iterable[Op]) -> list[Op]:
     """Those of the calls that are valid in that program, each after the valid ones before it."""
-    model = Model(program.contexts, program.launch_order)
+    model = Model(program.contexts, program.launch_order, program.legacy_order)
     kept = []
     for op in ops:
         try:

@@ -28,12 +28,14 @@ BLOCKING = frozenset({
 
 @dataclass
 class Program:
-    """``contexts``: for each its device, and whether it is the primary one. ``launch_order``: see `Model`."""
+    """``contexts``: for each its device, and whether it is the primary one. ``launch_order`` and
+    ``legacy_order``: see `Model`."""
 
     seed: int
     contexts: list[tuple[int, bool]]
     ops: list[Op] = field(default_factory=list)
     launch_order: bool = True
+    legacy_order: bool = True
 
     def line(self) -> str:
         return json.dumps(self._head() | {"ops": self.ops}, separators=(",", ":"))
@@ -44,13 +46,14 @@ class Program:
         return f'{json.dumps(self._head())[:-1]}, "ops": [\n{ops}\n]}}\n'
 
     def _head(self) -> dict[str, Any]:
-        return {"seed": self.seed, "contexts": self.contexts, "launch_order": self.launch_order}
+        orders = {"launch_order": self.launch_order, "legacy_order": self.legacy_order}
+        return {"seed": self.seed, "contexts": self.contexts} | orders
 
     @classmethod
     def read(cls, text: str) -> Program:
         found = json.loads(text)
         contexts = [(device, primary) for device, primary in found["contexts"]]
-        return cls(found["seed"], contexts, found["ops"], found["launch_order"])
+        return cls(found["seed"], contexts, found["ops"], found["launch_order"], found["legacy_order"])
 
 
 class Region(NamedTuple):

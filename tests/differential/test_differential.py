@@ -14,7 +14,7 @@ from tests.differential.batch import Outcome, run
 from tests.differential.generator import FEATURES, generate
 from tests.differential.interpreter import interpret
 from tests.differential.model import valid
-from tests.differential.program import WORK, Program
+from tests.differential.program import WORK, Op, Program
 from tests.differential.runs import HERE, Place, Process, Runs, compile_kernels
 from tests.differential.shrink import shrink
 from xmigd.errors import XmigError
@@ -94,6 +94,40 @@ def test_what_is_not_ordered_is_not_valid() -> None:
     """Of most programs something has to go when nothing is waited for."""
     programs = [without_order(generate(seed, 1)) for seed in range(30)]
     assert sum(valid(p, p.ops) != p.ops for p in programs) > 25
+
+
+def test_copies_that_the_legacy_stream_orders_can_be_left_out() -> None:
+    """A copy of page-locked memory after what writes that in another stream: ordered by the legacy stream alone, or by
+    what the program asks for."""
+    start: list[Op] = [
+        {"op": "stream", "name": "s0", "ctx": 0, "flags": 0, "priority": 0},
+        {"op": "alloc", "name": "b0", "kind": "mem", "ctx": 0, "size": 64},
+        {"op": "set", "to": ["b0", 0], "bits": 8, "value": 1, "pitch": 0, "width": 64, "height": 1, "ctx": 0,
+         "stream": "s0"},
+        {"op": "alloc", "name": "h0", "kind": "pinned", "ctx": 0, "size": 64, "flags": 0},
+        copy("b0", "h0", "s0"),
+    ]  # fmt: skip
+    event: list[Op] = [
+        {"op": "make_event", "name": "e0", "ctx": 0, "flags": 2},
+        {"op": "record", "event": "e0", "stream": "s0", "ctx": 0},
+        {"op": "wait", "event": "e0", "stream": "0", "ctx": 0},
+    ]
+    early, late = [*start, copy("h0", "b0", "0")], [*start, copy("h0", "b0", "s0")]
+    waited = [*start, {"op": "sync_stream", "stream": "s0", "ctx": 0}, copy("h0", "b0", "0")]
+    for ops, kept in ((early, False), (late, True), ([*start, *event, copy("h0", "b0", "0")], True), (waited, True)):
+        assert valid(Program(1, [(0, True)], ops), ops) == ops
+        assert (valid(Program(1, [(0, True)], ops, legacy_order=False), ops) == ops) == kept
+    for seed in range(20):
+        program = generate(seed, 2, FEATURES - {"legacy-order"})
+        assert not program.legacy_order
+        assert valid(program, program.ops) == program.ops
+        assert not Program.read(program.text()).legacy_order
+
+
+def copy(source: str, to: str, stream: str) -> Op:
+    extent = [64, 1, 1]
+    return {"op": "copy", "via": "cuMemcpyAsync", "from": {"at": [source, 0]}, "to": {"at": [to, 0]}, "extent": extent,
+            "ctx": 0, "stream": stream}  # fmt: skip
 
 
 def test_the_interpreter_sees_every_call() -> None:

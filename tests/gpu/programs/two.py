@@ -173,6 +173,8 @@ def cupy() -> None:
 
 def jax() -> None:
     """JAX: arrays on each device, moved between them, and programs on each."""
+    # XLA takes the kernel of a product that was the quickest when it tried them: another one in another run.
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
     import jax as j
     import jax.numpy as jnp
 
