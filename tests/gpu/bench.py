@@ -312,6 +312,20 @@ class Bench:
         """What the driver and a context take to start in a server."""
         return float(median(self.can(64)["open_ms"] for _ in range(3)) / 1e3)
 
+    def memory_bandwidth(self) -> float:
+        """What the device's memory can do by its clock and its width, GB/s. 0 in a rehearsal."""
+        if self.rehearsal:
+            return 0
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        try:
+            device = nvml.nvmlDeviceGetHandleByIndex(self.gpu)
+            clock = nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_MEM) * 1e6
+            return float(2 * clock * nvml.nvmlDeviceGetMemoryBusWidth(device) / 8 / 1e9)  # two transfers a period
+        finally:
+            nvml.nvmlShutdown()
+
     def device_used(self) -> int:
         """Bytes in use on the device, by whomever."""
         if self.rehearsal:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.gpu.bench import Bench, Running, wait_until
 from tests.gpu.cases import Case
 from xmigd.measurements import Row
 
 TARGET_MB = 600
-LOOKS = 10
+LOOKS = 20
+REST = 0.5  # seconds between two looks, which have to agree
 
 
 class Weighing:
@@ -22,7 +25,7 @@ class Weighing:
         self.native = self._bench.device_used() - self._before
 
     def weigh_xmig(self, running: Running) -> None:
-        """With its standby, and while no cut changes its shadow."""
+        """With its standby, when cuts have stopped changing its shadow, and what they gave back has gone."""
         program = running.program
         assert program is not None
 
@@ -31,10 +34,12 @@ class Weighing:
 
         wait_until(lambda: (program.info() or {}).get("standby") == "warm", "a warm standby")
         for _ in range(LOOKS):
+            before = self.shadow, self.xmig
             self.shadow = shadow()
             self.xmig = self._bench.device_used() - self._before - self.native
-            if shadow() == self.shadow:
+            if (self.shadow, self.xmig) == before:
                 return
+            time.sleep(REST)
 
     def row(self, case: Case) -> Row:
         return Row(
