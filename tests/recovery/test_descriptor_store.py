@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,34 @@ def test_several_programs_and_their_standbys(daemon: Node, start: Starter, expec
     for program in programs:
         assert harness.steps(program, PARTS[1]) == expected[1]
         harness.output(program)
+
+
+def test_a_server_of_which_there_is_no_record(daemon: Node, start: Starter, expected: list[str]) -> None:
+    """The daemon died before its record was written. It takes longer to announce itself than the daemon waits for those
+    that nobody knows; its process is its own all the same, and recovered if it ends."""
+    program = start("stepwise")
+    harness.go(program)
+    answers = [harness.steps(program, PARTS[0])]
+    for part, dies in zip(PARTS[1:], (False, True), strict=True):
+        server = program.until("running")["server_pid"]
+        daemon.kill()
+        with contextlib.closing(sqlite3.connect(daemon.folder / "xmig.db")) as database, database:
+            changed = database.execute("update processes set server_pid = null, server_start_time = null")
+            assert changed.rowcount > 0
+        harness.stop(server)
+        daemon.start()
+        harness.wait_until(
+            lambda: "still waiting for a server" in daemon.log.read_text(), "the daemon's patience with others is over"
+        )
+        daemon.log.write_text("")
+        os.kill(server, signal.SIGKILL if dies else signal.SIGCONT)
+        answers.append(harness.steps(program, part))
+        harness.wait_until(lambda: (program.info() or {}).get("server_pid") is not None, "the daemon has its server")
+        assert (program.until("running")["server_pid"] == server) == (not dies)
+    assert answers == expected
+    harness.output(program)
+    program.until("ended")
+    assert [(r["outcome"], r["exact"]) for r in program.recoveries()] == [("resumed", True)]
 
 
 def test_the_store_dies_and_another_one_has_everything(daemon: Node, start: Starter, expected: list[str]) -> None:

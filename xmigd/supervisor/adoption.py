@@ -38,7 +38,7 @@ ENDED_ALONE = "its server ended while no daemon was there"
 @dataclass(slots=True)
 class Expected:
     live: LiveProcess
-    pidfd: Fd | None = None  # of the server that the database names, while it lives
+    pidfd: Fd | None = None  # of the server that the database names, or else the journal, while it lives
     rival: Fd | None = None  # of the target to which the process was moving, while it lives
     waiting: list[Callable[[bool, str], None]] = field(default_factory=list)  # programs that ask about themselves
 
@@ -51,14 +51,18 @@ class Expectations:
         live: list[LiveProcess],
         grace: float,
         *,
+        holder: Callable[[LiveProcess], int],
         rescue: Callable[[LiveProcess, str], str],
         lost: Callable[[LiveProcess, str], None],
         rival_gone: Callable[[str], None],
         settled: Callable[[], None],
     ) -> None:
-        """`rescue` goes on without the server, or returns why that cannot be; `settled`: nobody's fate is open."""
+        """`holder`: the pid of the server that lives and has the process, though the database does not name it; 0: none
+        is known. `rescue` goes on without the server, or returns why that cannot be; `settled`: nobody's fate is open.
+        """
         self._loop = asyncio.get_running_loop()
         self._rival_gone = rival_gone
+        self._holder = holder
         self._rescue = rescue
         self._lost = lost
         self._settled = settled
@@ -134,13 +138,15 @@ class Expectations:
         self._watch_rival(expected)
         pid = live.server_pid or 0
         if not pidfds.same_process(pid, live.server_start_time or 0):
-            # A newer server, that the database does not know, may still come: until the grace is over. Unless the
-            # process's own journal, if that was kept, says that there is none.
-            self._loop.call_soon(self._rescue_early, live.row.id)
-            return
+            pid = self._holder(live)  # a newer server, of which there is no record
         with contextlib.suppress(OSError):
-            expected.pidfd = Fd(os.pidfd_open(pid))
-            self._loop.add_reader(expected.pidfd.fileno(), self._server_gone, live.row.id)
+            if pid != 0:
+                expected.pidfd = Fd(os.pidfd_open(pid))
+                self._loop.add_reader(expected.pidfd.fileno(), self._server_gone, live.row.id)
+        if expected.pidfd is None:
+            # One that nobody knows may still come: until the grace is over. Unless the process's own journal, if that
+            # was kept, says that there is none.
+            self._loop.call_soon(self._rescue_early, live.row.id)
 
     def _rescue_early(self, process: str) -> None:
         expected = self._open.get(process)
@@ -179,7 +185,7 @@ class Expectations:
             if expected.pidfd is None and expected.rival is None:
                 self.settle(name, alive=False, why=ENDED_ALONE)
             else:
-                logger.warning("still waiting for a server", process=name[:12], server_pid=expected.live.server_pid)
+                logger.warning("still waiting for a server", process=name[:12])
 
 
 def _find(processes: dict[str, LiveProcess], job: str, pid: int) -> str | None:

@@ -22,7 +22,9 @@ from xmigd.supervisor.fds import Fd
 from xmigd.supervisor.outbox import Outbox
 
 SOCKET = "descriptors.sock"
-PATIENCE = 5.0  # seconds that the store may take with each of the descriptors that it gives back
+# Seconds that the store may take with each of the descriptors that it gives back. On a loaded machine it may get no
+# processor for some; another one in its place would have nothing.
+PATIENCE = 30.0
 RENEW_AFTER = 1.0  # seconds after which one that was lost is replaced
 BACKLOG = 4
 

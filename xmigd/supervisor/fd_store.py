@@ -15,6 +15,7 @@ backlog (backlog.py), which the store keeps, too. If something came or went that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -204,6 +205,24 @@ class FdStore:
         kept = self._processes.get(process)
         journal = None if kept is None else self._passed.get(kept.memory.get("journal", ""))
         return None if journal is None else self._word(journal, self._layout.server_pid_at, 4)
+
+    def is_open_in(self, process: str, pid: int) -> bool:
+        """Has that process the journal? A pid may have been given to another one since. If nobody may look, it has."""
+        kept = self._processes.get(process)
+        journal = None if kept is None else self._passed.get(kept.memory.get("journal", ""))
+        if journal is None:
+            return False
+        wanted = os.fstat(journal.fileno())
+        try:
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(entry.stat(), wanted):
+                        return True
+        except PermissionError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
 
     def left(self, process: str) -> Left | str:
         """What its server had, if the store has all of it; otherwise why it has not. Its server must be dead."""

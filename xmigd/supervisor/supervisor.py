@@ -104,6 +104,7 @@ class Supervisor:
         self._expectations = Expectations(
             live,
             settings.adoption_grace,
+            holder=self._holder,
             rescue=self._rescue,
             lost=self._lost_meanwhile,
             rival_gone=lambda process: self._adopter.rival_gone(process),
@@ -457,15 +458,24 @@ class Supervisor:
         # Last: what the descriptor store passed is closed with it, and has just been compared with what the server has.
         self._expectations.settle(process.row.id, alive=True, why="")
 
+    def _holder(self, live: LiveProcess) -> int:
+        """The server that has the process by the journal that was kept; 0: none, or not known. The database may not
+        name it: the daemon died before it was recorded."""
+        row = live.row
+        server = self._fd_store.server_of(row.id) or 0
+        if live.state == "suspended" or live.migration is not None:
+            return 0
+        known = pidfds.owner(server) == row.uid and pidfds.program(server) == SERVER
+        return server if known and self._fd_store.is_open_in(row.id, server) else 0
+
     def _rescue(self, live: LiveProcess, why: str) -> str:
         """Recover a process whose server is gone from what the descriptor store kept. Returns why not."""
         row = live.row
-        server = self._fd_store.server_of(row.id)
-        if server is None:
+        if self._fd_store.server_of(row.id) is None:
             return "nobody kept its memory"
         if live.state == "suspended" or live.migration is not None:
             return "it was suspended or moving then"
-        if pidfds.owner(server) == row.uid and pidfds.program(server) == SERVER:
+        if server := self._holder(live):
             return f"a server that is not known (pid {server}) has it"
         if not pidfds.same_process(row.pid, row.start_time):
             return "its program has ended"
