@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <utility>
 
 #include "journal/futex.h"
 
