@@ -10,6 +10,7 @@
 
 #include "client/capture.h"
 #include "client/ring_writer.h"
+#include "journal/clock.h"
 #include "journal/futex.h"
 
 namespace xmig::client {
@@ -18,6 +19,7 @@ constinit RingWriter writer;
 
 namespace {
 
+using journal::now_ns;
 using journal::RecordHeader;
 
 // The program's thread would spin in the genuine driver, too.
@@ -49,12 +51,6 @@ constexpr bool needs_context(Op op) {
     default:
       return true;
   }
-}
-
-uint64_t now_ns() {
-  timespec t{};
-  ::clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
 // As in journal::ThreadSlot.

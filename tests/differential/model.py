@@ -213,7 +213,8 @@ class Model:
             not self.legacy_order
             and op["op"] == "copy"
             and self.memory[region.name].kind in ("pinned", "registered")
-            and write.line[0] not in ("X", HOST[0])
+            and write.line != HOST
+            and write.line not in self.across
             and max(self.host.get(write.line, 0), clock.get(ASKED + write.line, 0)) < write.tick
         )
 

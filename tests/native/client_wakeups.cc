@@ -1,32 +1,12 @@
 // The client against a daemon and a server that belong to the test: how it wakes a server that sleeps.
-#include <sched.h>
-
 #include <cstdio>
-#include <vector>
 
 #include "client_jobs.h"
+#include "processors.h"
 
 namespace {
 
 using namespace harness;
-
-// Those that this process may use.
-std::vector<int> processors() {
-  cpu_set_t set;
-  CHECK(::sched_getaffinity(0, sizeof(set), &set) == 0);
-  std::vector<int> list;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) list.push_back(i);
-  }
-  return list;
-}
-
-void run_on(int processor) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(processor, &set);
-  CHECK(::sched_setaffinity(0, sizeof(set), &set) == 0);
-}
 
 // A thread's slot has the processor that it last waited on.
 void says_where_it_runs() {
@@ -41,9 +21,10 @@ void says_where_it_runs() {
   }
 }
 
-// A server that can run on another processor only: the usher is woken, which can run, and the server is told that it sleeps in
-// the wrong place.
-void server_elsewhere() {
+// A server that says that it sleeps on the processor `away` from this thread's, and never comes: whether a call waits or not, the
+// usher is woken, which can run; and the server is told that it sleeps in the wrong place, which a call that does not wait need not
+// do (`silent_without_waiting`).
+void does_not_come(int away, bool silent_without_waiting) {
   Fixture test;
   test.start();
   const CUfunction function = test.kernel();
@@ -52,11 +33,11 @@ void server_elsewhere() {
   run_on(here);
   auto& header = *process.header;
   for (const bool waits : {true, false}) {
-    test.control.asleep_on = here + 1;
+    test.control.asleep_on = here + away;
     const uint32_t usher = header.usher.load(), late = header.late.load();
     eventually([&] {
       CU(waits ? cuCtxSynchronize() : launch(function, arguments));
-      return header.usher.load() != usher && header.late.load() != late;
+      return header.usher.load() != usher && (header.late.load() != late || (!waits && silent_without_waiting));
     });
     test.control.asleep_on = -1;
     CU(cuCtxSynchronize());
@@ -64,28 +45,12 @@ void server_elsewhere() {
   CHECK(test.control.bad == 0);
 }
 
-// One on this thread's processor, which does not run although the thread gives way: a call that waits does not wait for that,
-// and one that does not wait has the usher woken at once.
-void server_that_does_not_come() {
-  Fixture test;
-  test.start();
-  const CUfunction function = test.kernel();
-  Arguments arguments;
-  const int here = processors().front();
-  run_on(here);
-  auto& header = *process.header;
-  for (const bool waits : {true, false}) {
-    test.control.asleep_on = here;
-    const uint32_t usher = header.usher.load(), late = header.late.load();
-    eventually([&] {
-      CU(waits ? cuCtxSynchronize() : launch(function, arguments));
-      return header.usher.load() != usher && (!waits || header.late.load() != late);
-    });
-    test.control.asleep_on = -1;
-    CU(cuCtxSynchronize());
-  }
-  CHECK(test.control.bad == 0);
-}
+// It can run on another processor only.
+void server_elsewhere() { does_not_come(1, false); }
+
+// It does not run although the thread gives way: a call that waits does not wait for that, and one that does not wait has the
+// usher woken at once.
+void server_that_does_not_come() { does_not_come(0, true); }
 
 // One that sleeps anywhere, as all did before: nobody else is woken.
 void server_anywhere() {

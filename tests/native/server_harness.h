@@ -30,12 +30,12 @@
 #include "check.h"
 #include "ipc/fd.h"
 #include "ipc/seqpacket.h"
+#include "journal/clock.h"
 #include "journal/futex.h"
 #include "journal/mapping.h"
 #include "journal/module_info.h"
 #include "journal/ring.h"
 #include "ops.h"
-#include "server/clock.h"
 
 namespace harness {
 
@@ -383,7 +383,7 @@ class Job {
   int64_t wake_up = 0;
 
   void ring_doorbell() {
-    if (wake_up != 0) header().rung_at.store(xmig::server::now_ns() - static_cast<uint64_t>(wake_up));
+    if (wake_up != 0) header().rung_at.store(journal::now_ns() - static_cast<uint64_t>(wake_up));
     header().doorbell.fetch_add(1);
     journal::futex_wake(header().doorbell);
   }

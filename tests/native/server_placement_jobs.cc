@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "processors.h"
 #include "server_jobs.h"
 
 namespace {
@@ -16,32 +17,7 @@ namespace {
 using namespace harness;
 using namespace std::chrono_literals;
 
-cpu_set_t mask_of(pid_t thread) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CHECK(::sched_getaffinity(thread, sizeof(set), &set) == 0);
-  return set;
-}
 bool same(const cpu_set_t& a, const cpu_set_t& b) { return CPU_EQUAL(&a, &b); }
-cpu_set_t only(int processor) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(processor, &set);
-  return set;
-}
-void run_on(int processor) {
-  const cpu_set_t set = only(processor);
-  CHECK(::sched_setaffinity(0, sizeof(set), &set) == 0);
-}
-
-std::vector<int> processors() {
-  const cpu_set_t set = mask_of(0);
-  std::vector<int> list;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) list.push_back(i);
-  }
-  return list;
-}
 
 // The server's thread of this name; 0: there is none.
 pid_t thread_of(pid_t server, const std::string& name) {
