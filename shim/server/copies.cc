@@ -233,8 +233,8 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
   Plane from{args.source, args.pitch, args.width, args.height};
   if (!from.measure() || !live(from.address, from.extent)) return CUDA_ERROR_INVALID_VALUE;
   const bool inline_reply = args.staging == ~0ull;
-  const uint64_t space = inline_reply ? record.reply_space().size()
-                                      : journal::kStagingBytes - std::min(args.staging, journal::kStagingBytes);
+  if (!inline_reply && args.staging > journal::kStagingBytes) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t space = inline_reply ? record.reply_space().size() : journal::kStagingBytes - args.staging;
   if (from.bytes > std::min<uint64_t>(space, kScratchBytes)) return CUDA_ERROR_INVALID_VALUE;
 
   auto wait = std::make_unique<Wait>();
