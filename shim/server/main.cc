@@ -13,8 +13,8 @@
 
 #include "journal/layout.h"
 #include "server/clock.h"
+#include "server/control/server.h"
 #include "server/measure.h"
-#include "server/server.h"
 
 namespace {
 

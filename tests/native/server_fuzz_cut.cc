@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/cut_file.h"
+#include "server/snapshot/cut_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/requests.h"
+#include "server/channel/requests.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "device/device.h"
-#include "server/executor.h"
+#include "server/executor/executor.h"
 
 namespace {
 

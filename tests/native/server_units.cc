@@ -8,19 +8,19 @@
 #include <thread>
 
 #include "check.h"
-#include "server/cut_file.h"
-#include "server/cut_policy.h"
-#include "server/intake.h"
-#include "server/live_set.h"
+#include "server/channel/requests.h"
+#include "server/executor/progress.h"
+#include "server/executor/record.h"
+#include "server/executor/working.h"
+#include "server/faults/watchdog.h"
+#include "server/memory/intake.h"
+#include "server/memory/live_set.h"
+#include "server/migration/pace.h"
+#include "server/objects/variable_directory.h"
 #include "server/options.h"
-#include "server/pace.h"
-#include "server/progress.h"
-#include "server/record.h"
-#include "server/requests.h"
-#include "server/stall.h"
-#include "server/variable_directory.h"
-#include "server/watchdog.h"
-#include "server/working.h"
+#include "server/snapshot/cut_file.h"
+#include "server/snapshot/cut_policy.h"
+#include "server/snapshot/stall.h"
 
 namespace {
 
