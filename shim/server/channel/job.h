@@ -1,9 +1,9 @@
 // A job's shared memory, as the server sees it.
 #pragma once
 
-#include <optional>
 #include <string>
 
+#include "common/result.h"
 #include "journal/mapping.h"
 #include "journal/ring.h"
 #include "server/channel/requests.h"
@@ -12,10 +12,10 @@ namespace xmig::server {
 
 class Job {
  public:
-  // Map what the daemon gave. Nothing, and `why`, if it cannot be what it should be.
-  static std::optional<Job> map(std::string name, int client_pid, JobFds fds, std::string& why);
+  // Map what the daemon gave.
+  static Result<Job> map(std::string name, int client_pid, JobFds fds);
   // The program was restored from a dump: other files with the same content, at the same addresses where it matters.
-  bool rebind(Rebind request, std::string& why);
+  Result<> rebind(Rebind request);
 
   const std::string& name() const { return name_; }
   int client_pid() const { return client_pid_; }
@@ -32,7 +32,7 @@ class Job {
   }
 
  private:
-  bool map_shared(std::string& why);
+  Result<> map_shared();
 
   std::string name_;
   int client_pid_ = 0;

@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 // one that nobody asked for.
 class Fields {
  public:
-  Fields(const Json& object, std::string& why) : object_(object), why_(why) {
+  explicit Fields(const Json& object) : object_(object) {
     if (!object.is_object()) fail("not an object");
   }
 
@@ -94,10 +94,12 @@ class Fields {
     if (good_ && seen_ != object_.size()) fail("fields that this message does not have");
     return good_;
   }
+  // What made it bad.
+  const std::string& why() const { return why_; }
 
  private:
   const Json& object_;
-  std::string& why_;
+  std::string why_;
   size_t seen_ = 0;
   bool good_ = true;
 };
@@ -119,15 +121,16 @@ void read_injection(Fields& fields, device::Injection& injection) {
 }
 
 // Injections arrive as a message of their own, or in a list inside `assign`, where they may carry the same "type".
-bool read_listed_injection(const Json& object, device::Injection& injection, std::string& why) {
-  Fields fields(object, why);
+Result<> read_listed_injection(const Json& object, device::Injection& injection) {
+  Fields fields(object);
   std::string type;
   if (fields.has("type")) fields.string("type", type, 16);
   read_injection(fields, injection);
-  return fields.finished();
+  if (!fields.finished()) return Error{fields.why()};
+  return {};
 }
 
-std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds, std::string& why) {
+std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
   Assign assign;
   fields.string("job", assign.job, 63);
   fields.choice(
@@ -147,19 +150,25 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (fields.has("deliver")) {
     const Json* object = fields.find("deliver");
     Delivery delivery{};
-    Fields inner(*object, why);
+    Fields inner(*object);
     inner.unsigned_number("sequence", delivery.sequence);
     inner.integer("error", delivery.error);
-    if (!inner.finished()) return std::nullopt;
+    if (!inner.finished()) {
+      fields.fail(inner.why());
+      return std::nullopt;
+    }
     assign.deliver = delivery;
   }
   if (fields.has("careful")) {
     const Json* object = fields.find("careful");
     Careful careful{};
-    Fields inner(*object, why);
+    Fields inner(*object);
     inner.unsigned_number("after", careful.after);
     inner.unsigned_number("until", careful.until);
-    if (!inner.finished()) return std::nullopt;
+    if (!inner.finished()) {
+      fields.fail(inner.why());
+      return std::nullopt;
+    }
     assign.careful = careful;
   }
   if (fields.has("injections")) {
@@ -168,7 +177,10 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
       fields.fail("injections is no list, or too long");
     } else {
       for (const Json& object : *list) {
-        if (!read_listed_injection(object, assign.injections.emplace_back(), why)) return std::nullopt;
+        if (const Result<> read = read_listed_injection(object, assign.injections.emplace_back()); !read) {
+          fields.fail(read.why());
+          return std::nullopt;
+        }
       }
     }
   }
@@ -238,20 +250,16 @@ std::optional<Request> read_prepare_suspend(Fields& fields, std::vector<ipc::Uni
 
 }  // namespace
 
-std::optional<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds,
-                                     std::string& why) {
+Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds) {
   const char* const text = reinterpret_cast<const char*>(message.data());
   const Json object = Json::parse(text, text + message.size(), nullptr, false);
-  if (object.is_discarded()) {
-    why = "not JSON";
-    return std::nullopt;
-  }
-  Fields fields(object, why);
+  if (object.is_discarded()) return Error{"not JSON"};
+  Fields fields(object);
   std::string type;
   fields.string("type", type, 16);
   std::optional<Request> request;
   if (type == "assign") {
-    request = read_assign(fields, fds, why);
+    request = read_assign(fields, fds);
   } else if (type == "memory") {
     request = read_memory(fields, fds);
   } else if (type == "rebind") {
@@ -312,12 +320,9 @@ std::optional<Request> parse_request(std::span<const std::byte> message, std::ve
   } else {
     fields.fail("unknown type '" + type + "'");
   }
-  if (request && !fds.empty()) {
-    why = "descriptors that this message does not have";
-    return std::nullopt;
-  }
-  if (!request && !type.empty()) why = type + ": " + why;
-  return request;
+  if (request && !fds.empty()) return Error{"descriptors that this message does not have"};
+  if (!request) return Error{type.empty() ? fields.why() : type + ": " + fields.why()};
+  return std::move(*request);
 }
 
 }  // namespace xmig::server

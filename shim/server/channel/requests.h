@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/result.h"
 #include "device/device.h"
 #include "ipc/fd.h"
 #include "server/memory/hosted.h"
@@ -121,8 +122,7 @@ using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, T
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`
 
-// Nothing, and `why`, if the message does not fit its schema.
-std::optional<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds,
-                                     std::string& why);
+// The message has to fit its schema.
+Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds);
 
 }  // namespace xmig::server

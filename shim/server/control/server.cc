@@ -105,8 +105,9 @@ std::optional<int> Server::listen() {
   std::string why = "the daemon has closed the connection";
   if (received.error == EINTR || received.error == EAGAIN) return std::nullopt;
   if (received.error == 0 && received.bytes != 0) {
-    auto request = parse_request(std::span(buffer).first(received.bytes), std::move(received.fds), why);
+    Result<Request> request = parse_request(std::span(buffer).first(received.bytes), std::move(received.fds));
     if (request) return handle(std::move(*request));
+    why = request.why();
     log_(Level::kError, "a message of the daemon makes no sense, the connection ends: " + why);
   }
   daemon_.detach();
@@ -137,12 +138,12 @@ std::optional<int> Server::operator()(Assign& request) {
     return kLostExit;
   }
   assignment_ = std::move(request);
-  std::string why;
-  job_ = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds), why);
-  if (!job_) {
-    log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + why);
+  Result<Job> job = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds));
+  if (!job) {
+    log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + job.why());
     return kLostExit;
   }
+  job_ = std::move(*job);
   if (assignment_->mode == AssignMode::kLost) {
     log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
     mark_lost(*job_, assignment_->error != 0 ? assignment_->error : CUDA_ERROR_UNKNOWN);
@@ -162,7 +163,7 @@ std::optional<int> Server::operator()(Assign& request) {
   enter();
   if (assignment_->mode == AssignMode::kResume) {
     make_executor();
-    executor_->prepare_resumption();
+    executor_->incoming().prepare_resumption();
   }
   if (assignment_->mode == AssignMode::kFresh) begin();
   return std::nullopt;
@@ -194,8 +195,9 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  executor_ = std::make_unique<Executor>(*device_, contexts_, daemon_, log_, faults_, injector_, preload_, physical_,
-                                         *job_, assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound);
+  const Services services{*device_, device_->driver(), contexts_, daemon_, log_, faults_, injector_, *job_};
+  const Limits limits{assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound};
+  executor_ = std::make_unique<Executor>(services, preload_, physical_, limits);
 }
 
 void Server::begin() {
@@ -206,31 +208,30 @@ void Server::begin() {
 
 // The executor's thread.
 void Server::serve(std::vector<Hosted> given) {
-  std::string why;
-  if (!start(std::move(given), why)) {
-    if (!entry_.is_open()) give_back(why);
-    lose(why);
+  if (const Result<> started = start(std::move(given)); !started) {
+    if (!entry_.is_open()) give_back(started.why());
+    lose(started.why());
   }
   serving_ = true;
-  if (!executor_->run(why)) lose(why);
+  if (const Result<> ended = executor_->run(); !ended) lose(ended.why());
 }
 
-bool Server::start(std::vector<Hosted> given, std::string& why) {
+Result<> Server::start(std::vector<Hosted> given) {
   switch (assignment_->mode) {
     case AssignMode::kFresh:
-      if (!executor_->start_fresh(why)) return false;
+      if (Result<> started = executor_->start_fresh(); !started) return started;
       daemon_.ready(job_->header().generation.load());
-      return true;
+      return {};
     case AssignMode::kResume: {
-      Trouble trouble;
-      if (executor_->resume_suspended(std::move(given), trouble)) return true;
+      Result<> resumed = executor_->resume_suspended(std::move(given));
+      if (resumed) return resumed;
       // Nothing has changed: the process is where it was.
       job_->header().server_pid.store(0);
-      daemon_.resume_failed(trouble.code, trouble.text);
+      daemon_.resume_failed(resumed.error().code, resumed.why());
       daemon_.hang_up();
       ::_exit(kLostExit);
     }
-    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, entry_, why);
+    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, entry_);
   }
 }
 
@@ -253,9 +254,8 @@ std::optional<int> Server::operator()(LoadAhead& request) {
   if (assignment_) return std::nullopt;
   std::optional<CutContent> newest;
   for (const ipc::UniqueFd& fd : request.cut) {
-    std::string why;
-    auto content = read_cut_file(fd.get(), why);
-    if (content && (!newest || content->number > newest->number)) newest = std::move(content);
+    Result<CutContent> content = read_cut_file(fd.get());
+    if (content && (!newest || content->number > newest->number)) newest = std::move(*content);
   }
   if (newest) preload_.want(*newest);
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
@@ -313,7 +313,7 @@ std::optional<int> Server::operator()(Inject& request) {
 std::optional<int> Server::operator()(TakeCut& request) {
   if (!begun_) return std::nullopt;
   if (request.host && serving_) {
-    executor_->keep_on_host(*request.host);
+    executor_->departure().keep_on_host(*request.host);
   } else {
     executor_->ask_for_cut();
   }
@@ -332,9 +332,9 @@ std::optional<int> Server::operator()(Rebind& request) { return resume(std::move
 std::optional<int> Server::operator()(Continue&) { return resume(std::nullopt); }
 
 std::optional<int> Server::resume(std::optional<Rebind> rebind) {
-  std::string why = "there is no job";
-  if (!begun_ || !executor_->resume(std::move(rebind), why)) {
-    log_(Level::kError, "cannot continue: " + why);
+  const Result<> resumed = begun_ ? executor_->resume(std::move(rebind)) : Error{"there is no job"};
+  if (!resumed) {
+    log_(Level::kError, "cannot continue: " + resumed.why());
     return std::nullopt;
   }
   pausing_ = false;

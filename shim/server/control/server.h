@@ -72,7 +72,7 @@ class Server {
   void make_executor();
   void begin();
   void serve(std::vector<Hosted> given);
-  bool start(std::vector<Hosted> given, std::string& why);
+  Result<> start(std::vector<Hosted> given);
   [[noreturn]] void lose(const std::string& why);
   [[noreturn]] void give_back(const std::string& why);
 
@@ -80,7 +80,7 @@ class Server {
   using Step = std::variant<MemoryAdd, MemoryDrop, Round, Take>;
   void begin_move();
   void move();
-  bool make_step(Step& step, Trouble& trouble);
+  Result<> make_step(Step& step);
   std::optional<int> add_step(Step step);
 
   const Options options_;

@@ -35,39 +35,36 @@ std::optional<int> Server::add_step(Step step) {
 
 // The executor's thread.
 void Server::move() {
-  Trouble trouble;
-  bool good = executor_->begin_move(assignment_->first_id, trouble);
+  Result<> made = executor_->incoming().begin_move(assignment_->first_id);
   bool taken = false;
-  while (good && !taken) {
+  while (made && !taken) {
     std::unique_lock lock(steps_mutex_);
     steps_changed_.wait(lock, [&] { return !steps_.empty(); });
     Step step = std::move(steps_.front());
     steps_.pop_front();
     lock.unlock();
     taken = std::holds_alternative<Take>(step);
-    good = make_step(step, trouble);
+    made = make_step(step);
   }
-  if (!good) {
-    daemon_.move_failed(trouble.code, trouble.text);
+  if (!made) {
+    daemon_.move_failed(made.error().code, made.why());
     daemon_.hang_up();
     ::_exit(kFailedExit);
   }
   serving_ = true;
-  std::string why;
-  if (!executor_->run(why)) lose(why);
+  if (const Result<> ended = executor_->run(); !ended) lose(ended.why());
 }
 
-bool Server::make_step(Step& step, Trouble& trouble) {
-  if (auto* const add = std::get_if<MemoryAdd>(&step)) return executor_->import(std::move(add->memory), trouble);
-  if (const auto* const round = std::get_if<Round>(&step)) {
-    return executor_->round(round->number, round->cut, trouble);
-  }
+Result<> Server::make_step(Step& step) {
+  Incoming& incoming = executor_->incoming();
+  if (auto* const add = std::get_if<MemoryAdd>(&step)) return incoming.import(std::move(add->memory));
+  if (const auto* const round = std::get_if<Round>(&step)) return incoming.round(round->number, round->cut);
   if (const auto* const take = std::get_if<Take>(&step)) {
     enter_job();
-    return executor_->take(take->cut, trouble);
+    return executor_->take(take->cut);
   }
-  executor_->forget(std::get<MemoryDrop>(step).id);
-  return true;
+  incoming.forget(std::get<MemoryDrop>(step).id);
+  return {};
 }
 
 std::optional<int> Server::operator()(MemoryDrop& request) {
@@ -98,7 +95,7 @@ std::optional<int> Server::operator()(Room& request) {
 std::optional<int> Server::operator()(PrepareSuspend& request) {
   request.room = std::exchange(room_, {});
   if (serving_) {
-    executor_->prepare_suspend(std::move(request));
+    executor_->departure().prepare_suspend(std::move(request));
   } else {
     daemon_.suspend_failed("the job has not begun, or is being recovered");
   }
@@ -115,7 +112,7 @@ std::optional<int> Server::operator()(Suspend&) {
 }
 
 std::optional<int> Server::operator()(AbortSuspend&) {
-  if (serving_) executor_->abort_suspend();
+  if (serving_) executor_->departure().abort_suspend();
   return std::nullopt;
 }
 

@@ -11,6 +11,7 @@
 
 #include "journal/futex.h"
 #include "server/clock.h"
+#include "server/handlers/peers.h"
 
 namespace xmig::server {
 namespace {
@@ -88,40 +89,41 @@ bool Executor::keeps_books(Op op) {
   }
 }
 
-Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults,
-                   Injector& injector, Preload& preload, Physical& physical, Job& job, double cut_budget,
-                   double hang_timeout, double stall_bound)
-    : device_(device),
-      driver_(device.driver()),
-      contexts_(contexts),
-      daemon_(daemon),
-      log_(log),
-      faults_(faults),
-      injector_(injector),
+Executor::Executor(const Services& services, Preload& preload, Physical& physical, const Limits& limits)
+    : services_(services),
+      device_(services.device),
+      driver_(services.driver),
+      contexts_(services.contexts),
+      daemon_(services.daemon),
+      log_(services.log),
+      faults_(services.faults),
+      injector_(services.injector),
+      job_(services.job),
       preload_(preload),
-      job_(job),
-      physical_(physical),
-      hosting_(physical_),
-      shadow_(physical_),
-      copy_log_(shadow_),
+      memory_(physical),
+      granules_(device_, contexts_, faults_, memory_.shadow),
       intake_(driver_),
-      images_(physical_),
       linker_(driver_),
-      thread_streams_(size_t{journal::kMaxThreads} * contexts.count()),
+      thread_streams_(size_t{journal::kMaxThreads} * contexts_.count()),
       scratch_(driver_),
-      bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
-      placed_(device, contexts, log),
-      waits_(driver_, replies_, faults, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }),
-      progress_(driver_, device.mark_every()),
-      stall_bound_(static_cast<uint64_t>(stall_bound * 1e9)),
-      policy_(stall_bound_, cut_budget),
-      stall_(device.recovery_ns()),
-      hang_timeout_(hang_timeout) {
+      placed_(device_, contexts_, log_),
+      waits_(driver_, replies_, faults_, [this](uint32_t ordinal) { contexts_.use(ordinal); }),
+      progress_(driver_, device_.mark_every()),
+      hang_timeout_(limits.hang_timeout),
+      interrupts_(job_, placement_),
+      staging_(memory_),
+      snapshots_(services_, memory_, granules_, objects_, staging_),
+      schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.cut_budget, device_.recovery_ns()),
+      relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
+      departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
+      adoption_(services_, memory_),
+      incoming_(services_, memory_, granules_, adoption_, preload_),
+      recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     size_t bytes = 0;
     if (driver_.cuDeviceTotalMem_v2(&bytes, static_cast<CUdevice>(ordinal)) == CUDA_SUCCESS) {
-      copy_log_.set_device(ordinal, bytes);
+      memory_.copy_log.set_device(ordinal, bytes);
     }
   }
   contexts_.use(0);
@@ -132,8 +134,8 @@ Executor::Executor(device::Device& device, Contexts& contexts, Daemon& daemon, L
 Executor::~Executor() {
   placement_.close();
   watchdog_.reset();
-  relocation_.reset();
-  arrival_.reset();
+  relocation_.end(false);
+  incoming_.give_up();
   drain();
   objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { destroy(graph); });
   objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
@@ -160,16 +162,12 @@ void Executor::run_to_tail() {
   }
 }
 
-bool Executor::start_fresh(std::string& why) {
-  if (const CUresult result = physical_.reserve(contexts_.count()); result != CUDA_SUCCESS) {
-    why = "the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")";
-    return false;
+Result<> Executor::start_fresh() {
+  if (const CUresult result = memory_.physical.reserve(contexts_.count()); result != CUDA_SUCCESS) {
+    return Error{"the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")"};
   }
   journal::JournalHeader& header = job_.header();
-  if (header.tail.load() != 0) {
-    why = "the journal of a fresh job is not empty";
-    return false;
-  }
+  if (header.tail.load() != 0) return Error{"the journal of a fresh job is not empty"};
   generation_ = header.generation.load();
   header.magic = journal::kMagic;
   header.version = journal::kLayoutVersion;
@@ -182,25 +180,30 @@ bool Executor::start_fresh(std::string& why) {
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     header.devices[ordinal] = device_.describe(static_cast<int>(ordinal));
   }
-  describe_peers();
+  describe_peers(services_);
   for (journal::ThreadSlot& slot : header.threads) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
   }
-  policy_.start(now_ns());
-  stall_.start(header.stall, stall_bound_, now_ns());
+  schedule_.start(header.stall, now_ns());
   header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
-  return true;
+  return {};
 }
 
-void Executor::request(uint32_t what) {
-  requests_.fetch_or(what, std::memory_order_seq_cst);
-  journal::JournalHeader& header = job_.header();
-  placement_.release();
-  header.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  journal::futex_wake(header.doorbell);
+Result<> Executor::take(uint64_t cut) {
+  const uint64_t last = job_.header().cut.load() >> 1;
+  if (last != cut) {
+    return Error{"the journal's last cut is " + std::to_string(last) + " and not " + std::to_string(cut), "bad_cut"};
+  }
+  return recovery_.arrive({});
 }
 
-bool Executor::run(std::string& why) {
+Result<> Executor::resume_suspended(std::vector<Hosted> given) {
+  Result<> resumed = recovery_.arrive(std::move(given));
+  if (!resumed) job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kSuspended));
+  return resumed;
+}
+
+Result<> Executor::run() {
   ::pthread_setname_np(::pthread_self(), "executor");
   if (hang_timeout_ > 0) {
     const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(hang_timeout_ * 1e9));
@@ -213,8 +216,8 @@ bool Executor::run(std::string& why) {
   uint32_t looks = 0;
   check_finished_redo();  // who takes a job over tells so before it executes anything
   while (!broken_) {
-    if (requests_.load(std::memory_order_relaxed) & kStop) return true;
-    bool worked = !stop_ && execute_batch();
+    if (interrupts_.pending() & Interrupts::kStop) return {};
+    bool worked = !schedule_.stopping() && execute_batch();
     if (broken_) break;
     worked |= waits_.poll();
     if (placement_.bound() && gives_way()) [[unlikely]] {
@@ -224,8 +227,8 @@ bool Executor::run(std::string& why) {
       continue;
     }
     worked |= check_finished_redo();
-    trim();
-    trim_shadow();
+    snapshots_.trim();
+    snapshots_.trim_shadow();
     consider_cut(!worked);
     if (worked) {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
@@ -237,7 +240,7 @@ bool Executor::run(std::string& why) {
     if (idle_since == 0) idle_since = now;
     look_for_rest(now);
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
-    const bool soon = stop_ || waits_.at_barrier();  // until the device is done, which nobody announces
+    const bool soon = schedule_.stopping() || waits_.at_barrier();  // until the device is done, which nobody announces
     if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
       const bool records_only = !soon && !waits_.watching();
       if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
@@ -248,8 +251,7 @@ bool Executor::run(std::string& why) {
     sleep();
     idle_since = 0;
   }
-  why = *broken_;
-  return false;
+  return Error{*broken_};
 }
 
 // Nothing but the tail, for a microsecond or two. Where the program's thread runs on the same core as this one, a whole turn
@@ -273,7 +275,7 @@ uint32_t Executor::hear(journal::JournalHeader& header) {
 // between two batches? Who waits for the device gives way as well.
 bool Executor::gives_way() {
   const bool waits = waits_.watching() || waits_.at_barrier();
-  if (stop_ || cut_now_ || requests_.load(std::memory_order_relaxed) != 0 ||
+  if (schedule_.stopping() || schedule_.cut_now() || interrupts_.pending() != 0 ||
       (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
     placement_.leave();
   }
@@ -287,7 +289,7 @@ void Executor::nap() {
   header.server_sleeping.store(placement_.where(), std::memory_order_seq_cst);
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
   const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
-  if (nothing && requests_.load(std::memory_order_seq_cst) == 0) {
+  if (nothing && interrupts_.pending(std::memory_order_seq_cst) == 0) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(kNap));
   }
   header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
@@ -295,65 +297,16 @@ void Executor::nap() {
   if (placement_.bound()) placement_.leave();
 }
 
-void Executor::wait_paused() {
-  waits_.finish_all();
-  progress_.idle(sequence_);
-  publish_executed();
-  park([this] { daemon_.paused(position_); });
-  daemon_.continued(position_);
-}
-
-// Execute nothing until resume(). The daemon is told why, and so is one that comes back.
-void Executor::park(const std::function<void()>& tell) {
-  {
-    const std::lock_guard lock(pause_mutex_);
-    paused_ = true;
-    parked_ = tell;
-  }
-  tell();  // not under the lock, which announce() takes while it keeps others from speaking
-  std::unique_lock lock(pause_mutex_);
-  pause_changed_.wait(lock, [&] { return !paused_; });
-  parked_ = nullptr;
-  stall_.rested(now_ns());
-}
-
-bool Executor::resume(std::optional<Rebind> rebind, std::string& why) {
-  const std::lock_guard lock(pause_mutex_);
-  if (!paused_) {
-    why = "the server is not paused";
-    return false;
-  }
-  if (rebind) {
-    journal::JournalHeader& old = job_.header();
-    const uint64_t tail = old.tail.load();
-    contexts_.use(0);
-    unregister_shared();
-    placement_.close();
-    if (!job_.rebind(std::move(*rebind), why)) return false;
-    register_shared();
-    if (job_.header().magic != journal::kMagic || job_.header().tail.load() < tail) {
-      why = "the restored journal is not this job's";
-      return false;
-    }
-    stall_.follow(job_.header().stall);
-    job_.header().client_pid = static_cast<uint32_t>(job_.client_pid());
-    daemon_.count_changes(job_.header().memory_changes);
-  }
-  paused_ = false;
-  pause_changed_.notify_all();
-  return true;
-}
-
 void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
-  const std::lock_guard lock(hosted_mutex_);
+  const std::lock_guard lock(memory_.mutex);
   const auto only_this_thread = daemon_.attach(std::move(socket));
   const JobFds& fds = job_.fds();
   const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.cut[0].get(), fds.cut[1].get()};
   daemon_.announce(job_.name(), device, job_.client_pid(), generation_, all);
   const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
-  hosting_.for_each(add);
-  shadow_.for_each(add);
-  images_.for_each(add);
+  memory_.hosting.for_each(add);
+  memory_.shadow.for_each(add);
+  memory_.images.for_each(add);
   daemon_.announced();
   const std::lock_guard still(pause_mutex_);
   if (parked_) parked_();
@@ -390,7 +343,7 @@ bool Executor::execute_batch() {
     if (waits_.unarmed()) waits_.arm();
     execute_one();
     caller_ = record_.header().thread;
-    if (cut_now_) break;
+    if (schedule_.cut_now()) break;
   }
   publish_executed();
   return true;
@@ -461,28 +414,25 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
 
 void Executor::execute() {
   const uint64_t sequence = record_.sequence();
-  if (redoing_ && position_ < redo_until_) injector_.at_redo(++redone_, sequence);
-  // In a redo, or right behind it: a server that dies may not have said of the record that it has executed it.
-  if (deliver_ && sequence >= deliver_->sequence) [[unlikely]] {
-    const Delivery delivery = *deliver_;
-    deliver_.reset();
-    fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(delivery.error));
+  if (replay_.running() && position_ < replay_.until()) injector_.at_redo(replay_.count(), sequence);
+  if (replay_.delivers_at(sequence)) [[unlikely]] {
+    fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
   }
   const uint32_t ordinal = record_.header().ordinal;
-  const bool careful = careful_ && sequence > careful_->after && sequence <= careful_->until;
+  const bool careful = replay_.careful_at(sequence);
   if (careful) [[unlikely]] alone_ = settle();
   executing_.store(sequence, std::memory_order_relaxed);
   used_stream_.reset();
   if (placement_.bound() && !makes_no_thread(op_of(record_))) [[unlikely]] placement_.leave();
   contexts_.use(ordinal);
   device_.set_sequence(sequence);
-  const uint64_t began = redoing_ ? now_ns() : 0;
+  const uint64_t began = replay_.running() ? now_ns() : 0;
   dispatch();
-  if (redoing_) [[unlikely]] redo_times_.took(op_of(record_), now_ns() - began);
+  if (replay_.running()) [[unlikely]] replay_.took(op_of(record_), now_ns() - began);
   if (used_stream_) {
     std::tie(last_stream_, last_ordinal_) = *used_stream_;
     contexts_.use(last_ordinal_);
-    if (is_kernel(op_of(record_))) kernels_in_[last_ordinal_] = last_stream_;
+    if (is_kernel(op_of(record_))) granules_.follow(last_stream_, last_ordinal_);
     faults_.check(progress_.enqueued(last_stream_, last_ordinal_, sequence));
   }
   if (careful) [[unlikely]] {
@@ -598,7 +548,7 @@ void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error)
   any_failure_ = true;
   // First the cut: a later redo must not start before the fault, which it would meet again after the program has
   // perhaps reset the context already.
-  if (!take_cut("program error")) requests_.fetch_or(kCut);
+  if (!take_cut("program error")) interrupts_.add(Interrupts::kCut);
   journal::JournalHeader& header = job_.header();
   header.context_error_ordinal.store(ordinal);
   header.context_error_sequence.store(sequence);
@@ -618,21 +568,23 @@ void Executor::sleep() {
   journal::JournalHeader& header = job_.header();
   uint64_t limit = kLongestSleep;
   const uint64_t now = now_ns();
-  if (position_ != cut_position_ && !redoing_) {
-    const uint64_t due_at = policy_.due_at(policy_now(now));
+  if (position_ != snapshots_.position() && !replay_.running()) {
+    const uint64_t due_at = schedule_.due_at(now, memory_.live.bytes());
     limit = due_at > now ? std::min(limit, due_at - now) : 1'000'000;
   }
-  if (settle_at_ != 0) limit = settle_at_ > now ? std::min(limit, settle_at_ - now) : 1'000'000;
-  if (trim_shadow_at_ != 0) limit = trim_shadow_at_ > now ? std::min(limit, trim_shadow_at_ - now) : 1'000'000;
-  const uint32_t requests = requests_.load(std::memory_order_seq_cst);
-  const bool patient = header.trimmed_waiters.load() == 0 && !redoing_ && !waits_.watching() && requests == 0;
+  const uint64_t settle_at = relocation_.settle_at();
+  if (settle_at != 0) limit = settle_at > now ? std::min(limit, settle_at - now) : 1'000'000;
+  const uint64_t trim_at = snapshots_.trim_shadow_at();
+  if (trim_at != 0) limit = trim_at > now ? std::min(limit, trim_at - now) : 1'000'000;
+  const uint32_t requests = interrupts_.pending(std::memory_order_seq_cst);
+  const bool patient = header.trimmed_waiters.load() == 0 && !replay_.running() && !waits_.watching() && requests == 0;
   if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
   if (!patient) limit = kPatience;
-  const bool held_up = stop_ || waits_.at_barrier();
+  const bool held_up = schedule_.stopping() || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
   const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
   const bool unfinished = progress_.unfinished();
-  const bool worth_it = patient && !held_up && settle_at_ == 0 && limit >= kWorthSettling && !unfinished;
+  const bool worth_it = patient && !held_up && settle_at == 0 && limit >= kWorthSettling && !unfinished;
   if (worth_it && resting_) {
     placement_.settle(header, callers);
   } else {
@@ -644,7 +596,7 @@ void Executor::sleep() {
   }
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
   const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == position_;
-  if (nothing && requests_.load(std::memory_order_seq_cst) == requests) {
+  if (nothing && interrupts_.pending(std::memory_order_seq_cst) == requests) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }
   header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
@@ -653,7 +605,7 @@ void Executor::sleep() {
   if (called && worth_it && resting_ && !placement_.bound()) placement_.took(header.rung_at.load(std::memory_order_relaxed), heard_at_);
   resting_ = worth_it && nothing && !called;
   if (!unfinished) looked_at_ = heard_at_;  // it had nothing to do, and nobody waits until the device is asked about what it had
-  stall_.slept(heard_at_);
+  schedule_.slept(heard_at_);
 }
 
 void Executor::garbage(std::string text) {
@@ -661,12 +613,12 @@ void Executor::garbage(std::string text) {
 }
 
 bool Executor::check_finished_redo() {
-  if (!redoing_ || position_ < redo_until_ || !replies_.all_met()) return false;
-  redoing_ = false;
+  if (!replay_.running() || position_ < replay_.until() || !replies_.all_met()) return false;
+  replay_.end();
   RedoReport report = replies_.report();
-  report.records = redone_;
+  report.records = replay_.records();
   daemon_.redone(report);
-  if (const std::string text = redo_times_.text(redone_, now_ns()); !text.empty()) log_(Level::kInfo, text);
+  if (const std::string text = replay_.times(now_ns()); !text.empty()) log_(Level::kInfo, text);
   if (report.differing != 0) {
     log_(Level::kWarning, "the redo was not bit-exact: " + std::to_string(report.differing) + " of " +
                               std::to_string(report.compared) + " results differ, first that of record " +
@@ -676,21 +628,24 @@ bool Executor::check_finished_redo() {
   journal::futex_wake(job_.header().state);
   daemon_.phase("resumed");
   preload_.clear();
-  stall_.replayed(now_ns());
-  policy_.start(now_ns());
-  known_.clear();
+  schedule_.replayed(now_ns());
+  const bool came_without_memory = incoming_.end();
   {
-    const std::lock_guard lock(hosted_mutex_);
-    if (!comes_without_memory_ && !shadow_.has_foreign()) return true;
+    const std::lock_guard lock(memory_.mutex);
+    if (!came_without_memory && !memory_.shadow.has_foreign()) return true;
   }
-  // Its shadow goes to this device: not while the program waits, nor while the driver is busy with the servers that it
-  // had, which end, and with the next standby.
-  shadow_returns_ = true;
-  must_settle_ = true;
-  comes_without_memory_ = false;
-  settle_at_ = now_ns() + kQuietAfterMove;
-  policy_.postpone(settle_at_);
+  settle_after_arrival();
   return true;
+}
+
+// Its shadow goes to this device: not while the program waits, nor while the driver is busy with the servers that it
+// had, which end, and with the next standby.
+void Executor::settle_after_arrival() {
+  staging_.wishes.returns = true;
+  staging_.wishes.must_settle = true;
+  const uint64_t at = now_ns() + kQuietAfterMove;
+  relocation_.settle_at(at);
+  schedule_.postpone(at);
 }
 
 // From any thread, for a message about a fault: the ring may change meanwhile, nothing is trusted.

@@ -4,6 +4,11 @@
 //   position_ is the start of the next record; everything before it was executed once, in order.
 //   A record is acted upon only from the private copy in record_; payloads are read in place, as data.
 //   Nothing is answered after a sticky fault (Faults), nothing is answered twice (Record::replied).
+//
+// It reads records and dispatches them to their handlers (handlers/), which are its methods. What else a job needs are parts with
+// state of their own, which it owns and brings together: snapshots_ and schedule_ (snapshot/), recovery_ and replay_ (recovery/),
+// incoming_, relocation_ and departure_ (migration/). They ask of it what execution.h says, and see nothing else of it. Other
+// threads ask for something through interrupts_, and find what they may call in "From other threads" below.
 #pragma once
 
 #include <cuda.h>
@@ -23,96 +28,80 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/result.h"
 #include "device/device.h"
 #include "journal/module_info.h"
-#include "server/channel/daemon.h"
-#include "server/channel/entry.h"
-#include "server/channel/job.h"
-#include "server/channel/requests.h"
-#include "server/contexts.h"
+#include "server/execution.h"
+#include "server/executor/interrupts.h"
 #include "server/executor/placement.h"
 #include "server/executor/progress.h"
 #include "server/executor/record.h"
 #include "server/executor/replies.h"
 #include "server/executor/waits.h"
 #include "server/executor/working.h"
-#include "server/faults/faults.h"
-#include "server/faults/injector.h"
 #include "server/faults/watchdog.h"
-#include "server/memory/bounce.h"
-#include "server/memory/copy_log.h"
-#include "server/memory/hosting.h"
-#include "server/memory/images.h"
+#include "server/memory/granules.h"
 #include "server/memory/intake.h"
-#include "server/memory/live_set.h"
+#include "server/memory/process_memory.h"
 #include "server/memory/scratch.h"
-#include "server/memory/shadow.h"
-#include "server/migration/arrival.h"
+#include "server/migration/departure.h"
+#include "server/migration/incoming.h"
+#include "server/migration/relocation.h"
 #include "server/objects/linker.h"
 #include "server/objects/objects.h"
 #include "server/objects/placed_variables.h"
+#include "server/recovery/adoption.h"
 #include "server/recovery/preload.h"
-#include "server/recovery/redo_times.h"
-#include "server/snapshot/cut_file.h"
-#include "server/snapshot/cut_policy.h"
-#include "server/snapshot/stall.h"
+#include "server/recovery/recovery.h"
+#include "server/recovery/replay.h"
+#include "server/services.h"
+#include "server/snapshot/schedule.h"
+#include "server/snapshot/snapshots.h"
+#include "server/snapshot/staging.h"
 
 namespace xmig::server {
-
-// Why a move or a resumption cannot be, in the words of the protocol.
-struct Trouble {
-  std::string code, text;
-};
 
 class Executor;
 using Handler = CUresult (*)(Executor&, Record&);
 extern const Handler kHandlers[];  // by Op; generated
 
-class Executor final : public Witness {
+struct Limits {
+  double cut_budget;          // the share of time that may be spent on cuts
+  double hang_timeout = 0;    // seconds without progress after which the device's work counts as hung; 0: never
+  double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
+};
+
+class Executor final : public Witness, private Execution {
  public:
-  // `hang_timeout`: seconds without progress after which the device's work counts as hung; 0: never. `stall_bound`: seconds
-  // that a recovery is to keep the program waiting at most; `cut_budget`: the share of time that may be spent for that.
-  Executor(device::Device& device, Contexts& contexts, Daemon& daemon, Log& log, Faults& faults, Injector& injector,
-           Preload& preload, Physical& physical, Job& job, double cut_budget, double hang_timeout = 0,
-           double stall_bound = 0.2);
+  Executor(const Services& services, Preload& preload, Physical& physical, const Limits& limits);
   ~Executor() override;
 
-  // Before run(): a job that starts from nothing, or one that an earlier server had. `given` is what the daemon holds.
-  // False, and `why`: the job cannot be served.
-  bool start_fresh(std::string& why);
-  // A recovery does all that writes only what is this server's, then waits for its `entry`, if that is not open yet.
-  bool recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry,
-               std::string& why);
-  // The target of a move (move.cc), in this order, all on one thread. False, and `trouble`: it cannot be; the job is as it
-  // was. `first_id`: of the memory that is made here.
-  bool begin_move(uint64_t first_id, Trouble& trouble);
-  bool import(Hosted memory, Trouble& trouble);
-  void forget(uint64_t id);
-  bool round(uint64_t number, uint64_t cut, Trouble& trouble);
-  bool take(uint64_t cut, Trouble& trouble);
+  // Before run(), on its thread: a job that starts from nothing, or one that an earlier server had.
+  Result<> start_fresh();
+  Result<> recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry) {
+    return recovery_.follow(std::move(given), deliver, careful, entry);
+  }
+  // The job of a move's source, whose last cut is this one. Before that, and before a resumption: Incoming.
+  Result<> take(uint64_t cut);
+  // A job that no server has, whose memory is all in its shadow.
+  Result<> resume_suspended(std::vector<Hosted> given);
+  Incoming& incoming() { return incoming_; }
 
-  // A job that no server has, whose memory is all in its shadow: first what can be done before that has come, then the rest.
-  void prepare_resumption();
-  bool resume_suspended(std::vector<Hosted> given, Trouble& trouble);
-
-  // Until stop(). False, and `why`, when the ring does not decode or the state is lost.
-  bool run(std::string& why);
+  // Until stop(). The error: the ring does not decode, or the state is lost.
+  Result<> run();
   // Only what the journal holds now, for tests without a thread.
   void run_to_tail();
 
   // From other threads.
-  void stop() { request(kStop); }
-  void ask_for_cut() { request(kCut | kAnswer); }
-  void pause() { request(kPause); }
+  void stop() { interrupts_.request(Interrupts::kStop); }
+  void ask_for_cut() { interrupts_.request(Interrupts::kCut | Interrupts::kAnswer); }
+  void pause() { interrupts_.request(Interrupts::kPause); }
   // Stop at a cut: another server takes the job, unless resume() comes first.
-  void hand_over() { request(kHandover); }
-  // suspend.cc. From now on, is the whole shadow kept in host memory?
-  void keep_on_host(bool host);
-  void prepare_suspend(PrepareSuspend prepare);
-  void suspend() { request(kSuspend); }
-  void abort_suspend();
+  void hand_over() { interrupts_.request(Interrupts::kHandover); }
+  void suspend() { interrupts_.request(Interrupts::kSuspend); }
+  Departure& departure() { return departure_; }
   // Continue, with the job's new files if there are any. The executor is paused.
-  bool resume(std::optional<Rebind> rebind, std::string& why);
+  Result<> resume(std::optional<Rebind> rebind);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
   void announce(ipc::UniqueFd socket, const std::string& device);
 
@@ -128,7 +117,7 @@ class Executor final : public Witness {
   void created(journal::Kind kind, uint64_t handle, CUstream real, const Record& record);
   void created(journal::Kind kind, uint64_t handle, CUevent real, const Record& record);
   void destroyed(journal::Kind kind, uint64_t handle);
-  bool live(uint64_t address, uint64_t bytes) const { return live_.contains(address, bytes); }
+  bool live(uint64_t address, uint64_t bytes) const { return memory_.live.contains(address, bytes); }
   // What the program knows at an address of its own memory may be a variable, which the driver has placed somewhere else.
   CUdeviceptr where_the_device_has(uint64_t address) const {
     return variables_.empty() ? address : variable_at(address);
@@ -199,20 +188,10 @@ class Executor final : public Witness {
   CUresult on_xmGraphDestroy(Record& record);
 
  private:
-  // kAnswer: if there is nothing to cut, the daemon is told so.
-  enum Requests : uint32_t { kStop = 1, kCut = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
   enum class Mode {
     kRun,      // from the ring
     kRestore,  // object records of a cut
     kObjects,  // from the ring, but the device's work is done already: objects only
-  };
-  // Execution has stopped until the device is idle, to take a cut or to pause.
-  struct Stop {
-    const char* reason;
-    uint64_t since;
-    uint64_t deadline;  // then it goes on without, unless the device has come further since
-    Requests request;   // that it is for
-    uint64_t progress = 0;  // of the device, when that was last looked at
   };
   struct HostCall;     // host_functions.cc
   class GraphBuilder;  // graphs.cc
@@ -222,7 +201,6 @@ class Executor final : public Witness {
   // executor.cc
   // Is it executed even while an ordinal answers everything else with the program's own fault?
   static bool keeps_books(Op op);
-  void request(uint32_t what);
   bool execute_batch();
   bool pass_barrier();
   bool load_next(uint64_t tail);
@@ -245,102 +223,51 @@ class Executor final : public Witness {
   uint32_t hear(journal::JournalHeader& header);
   bool gives_way();
   void nap();
-  void wait_paused();
-  void park(const std::function<void()>& tell);
   void register_shared();
   void unregister_shared();
   const std::vector<CUstream>& busy_streams(uint32_t ordinal);
   CUstream thread_stream();
   bool check_finished_redo();
 
-  // cut.cc
+  void settle_after_arrival();
+
+  // stops.cc
   void consider_cut(bool idle);
-  std::optional<Stop> wants_cut(bool idle, uint64_t now);
-  CutPolicy::Now policy_now(uint64_t now) const;
+  std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
+  bool nothing_to_cut(uint32_t asked);
+  void act_upon(const Schedule::Stop& stop);
   bool external_waits();
   bool device_idle();
   void drain();
-  bool take_cut(const char* reason, uint64_t stopped = 0);
-  std::string attempt_cut(CutReport& report, uint64_t& once_ns);
-  std::optional<uint64_t> zeros_hash();
-  bool must_leave(uint64_t slot) const;
-  bool may_return(uint64_t slot) const;
-  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
-                                                          const std::vector<uint64_t>& hashes) const;
-  enum class While { kDrained, kRunning };  // the device, where it has to hash or to copy
-  device::Device::Where where(uint32_t ordinal, While when) const;
-  bool hash_chunks(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes, While when = While::kDrained);
-  // Copies of granules, `to` and `from`, by how they have to be made: plain memory the device cannot reach.
-  struct Moves {
-    std::vector<std::pair<uint64_t, uint64_t>> direct;
-    std::vector<Bounce::Piece> to_plain, from_plain;
-  };
-  void add_move(Moves& moves, uint64_t to, uint64_t from) const;
-  bool copy_chunks(const std::vector<std::pair<uint64_t, uint64_t>>& moves);
-  bool copy(const Moves& moves, std::string& why, While when = While::kDrained);
-  // Chunks of a cut whose content goes to their slots: where each is in the list, and its content's hash in the last cut if that
-  // had the slot, too.
-  struct Changed {
-    size_t chunk;
-    std::optional<uint64_t> before;
-  };
-  std::vector<bool> likely_changed(const std::vector<uint64_t>& granules) const;
-  bool fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed);
-  void trim();
-  void trim_shadow(bool whole = false);
+  void wait_paused();
 
-  // redo.cc
-  bool enter(Entry& entry, uint64_t began, std::string& why);
-  bool adopt(std::vector<Hosted> given, std::string& why);
-  CUresult adopt_one(Hosted memory, std::string& why);
+  // Execution: stops.cc, remake.cc, modules.cc
+  uint64_t position() const override { return position_; }
+  bool replaying() const override { return replay_.running(); }
+  void come_to_rest() override;
+  Result<> take_cut(const char* reason, uint64_t stopped = 0) override;
+  void park(const std::function<void()>& tell) override;
+  void go_on() override;
+  void entered() override;
+  void start_at(const CutContent& content, uint64_t executed) override;
+  Result<> make_objects(const CutContent& content) override;
+  Result<> restore_variables() override;
+  Result<> execute_objects(uint64_t until) override;
+  void begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) override;
+
+  // remake.cc
+  Result<> make_object(std::span<const std::byte> stored);
+  void record_again(const RecordedEvent& recorded);
+
+  // modules.cc
   CUresult add_twin(uint32_t module, uint64_t address, std::string name);
   CUdeviceptr variable_at(uint64_t address) const;
   void to_variable(Variable& variable);
   void from_variable(Variable& variable);
-  bool restore_variables(std::string& why);
-  bool restore_objects(const CutContent& content, std::string& why);
-  bool take_over_chunks(CutContent& content, std::string& why);
-  void discard_what_was_not_kept();
-  void restore_memory(const std::vector<Extent>& fresh);
-  bool keep_copies(uint64_t from, uint64_t until, std::string& why);
-  bool replay_objects(uint64_t until, std::string& why);
+  CUresult unload(uint32_t index);
+  void note_image(uint64_t number, CUresult result);
 
-  // move.cc
-  std::optional<CutContent> read_cut(uint64_t at_least);
-  struct Known {  // of this device's memory, for a job that comes without its own
-    uint64_t address;
-    std::optional<uint64_t> hash;
-  };
-  bool copy_and_hash(const std::vector<std::pair<uint64_t, uint64_t>>& moves, std::vector<uint64_t>& hashes);
-  void hand_over(uint64_t stopped);
-  void go_on();
-  bool make_missing(const CutContent& content, std::string& why);
-  std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
-  void clear(const std::vector<uint64_t>& granules);
-  void make_buffers();
-  void begin_arrival(const CutContent& content);
-  void end_arrival();
-  bool fill(std::string& why);
-
-  // relocation.cc
-  class Relocation;
-  enum class Purpose { kSuspension, kMoveThroughHost, kSettling };
-  void start_relocation(Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room);
-  void end_relocation(bool drop);
-  void drop_staged();
-  void start_settling();
-  void end_settling();
-  std::unique_lock<std::mutex> keep_staging_still();
-  std::optional<uint64_t> staged(uint64_t address, uint64_t hash, bool& changed) const;
-  void consume_staged(const ChunkState& chunk);
-
-  // suspend.cc
-  std::optional<uint64_t> returned(uint32_t ordinal, uint64_t& wanted);
-  Place cut_place() const;
-  void back_to_device();
-  void suspend(uint64_t stopped);
-  void fail_suspend(const std::string& why);
-
+  // copies.cc
   CUresult between(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_peer(const Plane& to, const Plane& from, CUstream stream);
   CUresult to_device(const Plane& to, const Plane& from, CUstream stream);
@@ -377,8 +304,6 @@ class Executor final : public Witness {
   CUresult come_back(uint32_t ordinal, CUstream stream, CUstream aside);
   void drop_asides(CUstream gone);
   void close_asides();
-  void describe_peers();
-  bool keeps_promises(Trouble& trouble) const;
   bool is_shared(uint32_t memory, uint32_t device) const;
   CUresult share(uint32_t memory, uint32_t device, bool on);
   void reset_peers(uint32_t context);
@@ -390,10 +315,6 @@ class Executor final : public Witness {
   void wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming);
   void reset_context(uint32_t context);
 
-  // modules.cc
-  CUresult unload(uint32_t index);
-  void note_image(uint64_t number, CUresult result);
-
   // events.cc
   template <typename Args, typename Call>
   CUresult wait_for_value(Record& record, Call&& call);
@@ -404,7 +325,7 @@ class Executor final : public Witness {
 
   // Work of the device reads or writes page-locked memory by itself.
   void uses_pinned() {
-    cut_now_ = true;
+    schedule_.set_cut_now(true);
     intake_.may_write_all();
   }
 
@@ -423,6 +344,7 @@ class Executor final : public Witness {
   CUresult destroy(const GraphExec& graph);
   CUresult make_graph(std::span<const std::byte> image, uint64_t flags, GraphExec& made, GraphExec* before);
 
+  const Services services_;
   device::Device& device_;
   const DriverTable& driver_;
   Contexts& contexts_;
@@ -430,18 +352,13 @@ class Executor final : public Witness {
   Log& log_;
   Faults& faults_;
   Injector& injector_;
-  Preload& preload_;
   Job& job_;
+  Preload& preload_;
 
-  Physical& physical_;
-  Hosting hosting_;
-  Shadow shadow_;
-  CopyLog copy_log_;
+  ProcessMemory memory_;
+  Granules granules_;
   Intake intake_;
-  Images images_;
   Linker linker_;
-  std::mutex hosted_mutex_;  // over the four above: announce() reads them while the executor works
-  LiveSet live_;
   Objects objects_;
   std::vector<CUstream> thread_streams_;  // [thread slot * ordinals + ordinal]: per-thread default streams
   std::array<CUstream, journal::kMaxDevices> publishers_{};  // see record_event()
@@ -453,7 +370,6 @@ class Executor final : public Witness {
   // Memory (its device's ordinal) that a device reaches although the program did not ask: its graphs' copies.
   std::set<std::pair<uint32_t, uint32_t>> lasting_shares_;
   ScratchPool scratch_;
-  Bounce bounce_;
   Replies replies_{&job_};
   std::map<uint64_t, Variable> variables_;  // by the twin's address
   PlacedVariables placed_;
@@ -470,7 +386,6 @@ class Executor final : public Witness {
   std::optional<std::pair<CUstream, uint32_t>> used_stream_;  // by that record, and of which device it is
   CUstream last_stream_ = nullptr;       // that any record has used
   uint32_t last_ordinal_ = 0;
-  std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
   uint64_t looked_at_ = 0;  // when the device was last asked how it is
   uint64_t rest_look_at_ = 0;  // when it is asked whether it has come to rest; 0: not while there are records
   uint64_t rest_after_ = 0;    // ns, between two such looks
@@ -481,80 +396,39 @@ class Executor final : public Witness {
   bool resting_ = false;   // its last sleep was over by itself
   uint64_t published_ = 0;  // what `executed` says
   uint64_t record_position_ = 0;
-  std::array<Failure, journal::kMaxDevices> failures_{};
+  Failures failures_{};
   bool any_failure_ = false;
   std::optional<std::string> broken_;  // the job is over, and why
 
-  const uint64_t stall_bound_;  // ns
-  CutPolicy policy_;
-  Stall stall_;
-  std::optional<Stop> stop_;
-  std::vector<ChunkState> chunks_;  // of the last committed cut, by address
-  std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the cut before
-  std::optional<uint64_t> zeros_hash_;
-  uint64_t cut_number_ = 0;
-  bool has_cut_ = false;  // this server
-  std::atomic<uint64_t> cuts_decided_{0};  // taken, or found not to be needed or not possible
-  uint64_t cut_position_ = 0;
-  uint64_t trimmed_ = 0;
-  std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed
-  uint64_t blocked_at_ = 0;
-  uint64_t cut_blocked_until_ = 0;  // after one that was not possible
-  uint64_t cut_retry_ = 0;
-  bool cut_now_ = false;        // before another record: the device has read memory that the program may change
-  bool evict_shadow_ = false;   // the program needs the device memory that the shadow takes
-  std::string cut_trouble_;     // the last reason why a cut was not possible: logged once
+  std::string cut_trouble_;  // the last reason why a cut was not possible: logged once
   std::atomic<uint64_t> outside_waits_{0};  // host functions that the program has yet to run
   std::atomic<bool> value_waits_{false};    // a stream waits for a value that a later record may write
 
   uint64_t barrier_since_ = 0;
 
-  // A job that comes without its device memory (a move, a resumption). What is known of this device's memory then:
-  bool comes_without_memory_ = false;
-  std::vector<Known> known_;  // of the last round's chunks, in their order
-  std::future<void> buffers_;  // being made, for what arrives
-  std::unique_ptr<Arrival> arrival_;
-  Trouble trouble_;
-  uint64_t imports_ = 0;  // of another device's memory
-  uint64_t handover_by_ = 0;
-
-  // Where cuts put content; changed between them only.
-  Place place_ = Place::kDevice;
-  std::atomic<Place> wanted_place_{Place::kDevice};
-  std::atomic<bool> shadow_returns_{false};  // what is not on the device may go there with the next cut
-  std::atomic<bool> must_settle_{false};     // a cut that is asked for is taken although nothing was executed
-  uint64_t settle_at_ = 0;                   // ns: then the shadow comes to this device, and a cut follows
-  bool settling_ = false;                    // it is on its way
-  uint64_t trim_shadow_at_ = 0;              // ns: then the next of its empty slabs goes
-  // What is being brought to where it can stay without a server, behind the executor. A cut keeps it still.
-  struct Staged {
-    uint64_t hash = 0, slot = 0;
-  };
-  std::mutex staging_mutex_;
-  std::atomic<bool> cut_wants_staging_{false};
-  std::unordered_map<uint64_t, Staged> staged_;  // by granule; changed under staging_mutex_
-  std::atomic<Place> suspend_to_{Place::kHost};
-  std::mutex relocation_mutex_;
-  std::shared_ptr<Relocation> relocation_;  // guarded by relocation_mutex_
-  std::function<void()> parked_;  // guarded by pause_mutex_: tells the daemon once more why nothing is executed
   uint32_t generation_ = 0;
-
-  bool redoing_ = false;
-  uint64_t redo_until_ = 0;
-  uint64_t redone_ = 0;
-  RedoTimes redo_times_;
-  std::optional<Delivery> deliver_;
-  std::optional<Careful> careful_;
 
   std::mutex callback_mutex_;
   const double hang_timeout_;
   std::optional<Watchdog> watchdog_;
   Placement placement_;
 
-  std::atomic<uint32_t> requests_{0};
+  // The parts. Each is given those before it, and Execution, which this is.
+  Interrupts interrupts_;
+  Staging staging_;
+  Snapshots snapshots_;
+  Schedule schedule_;
+  Relocation relocation_;
+  Departure departure_;
+  Adoption adoption_;
+  Incoming incoming_;
+  Replay replay_;
+  Recovery recovery_;
+
   std::mutex pause_mutex_;
   std::condition_variable pause_changed_;
-  bool paused_ = false;  // guarded by pause_mutex_
+  bool paused_ = false;           // guarded by pause_mutex_
+  std::function<void()> parked_;  // likewise: tells the daemon once more why nothing is executed
 };
 
 }  // namespace xmig::server

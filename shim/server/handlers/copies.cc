@@ -135,12 +135,12 @@ CUresult Executor::between(const Plane& to, const Plane& from, CUstream stream) 
     const uint32_t other = at == source ? target : source;
     // A graph's copies are settled when it is made, and what the driver says of such a node it says only at its launch.
     const bool reaches = (device_.peer(static_cast<int>(at), static_cast<int>(other)) & journal::kPeerReaches) != 0;
-    if (capture_ && reaches && !hosting_.shares(other, at)) {
-      const std::lock_guard lock(hosted_mutex_);
-      if (const CUresult result = hosting_.share(other, at, true); result != CUDA_SUCCESS) return result;
+    if (capture_ && reaches && !memory_.hosting.shares(other, at)) {
+      const std::lock_guard lock(memory_.mutex);
+      if (const CUresult result = memory_.hosting.share(other, at, true); result != CUDA_SUCCESS) return result;
       lasting_shares_.insert({other, at});
     }
-    return hosting_.shares(other, at) ? on_device(to, from, there) : to_peer(to, from, there);
+    return memory_.hosting.shares(other, at) ? on_device(to, from, there) : to_peer(to, from, there);
   });
 }
 
@@ -168,8 +168,8 @@ CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) 
 // Nothing, if not even a cut makes room.
 std::optional<uint64_t> Executor::log_space(uint32_t ordinal, uint64_t bytes) {
   const auto take = [&] {
-    const std::lock_guard lock(hosted_mutex_);
-    return copy_log_.take(ordinal, bytes, position_);
+    const std::lock_guard lock(memory_.mutex);
+    return memory_.copy_log.take(ordinal, bytes, position_);
   };
   std::optional<uint64_t> space = take();
   if (!space && bytes <= journal::kGranule && take_cut("much was copied from page-locked memory")) space = take();
@@ -195,12 +195,12 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
   const bool copied = record.state() == journal::kCopied;
-  if (copied && !copy_log_.holds(record.header().reply_hash, to.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (copied && !memory_.copy_log.holds(record.header().reply_hash, to.bytes)) return CUDA_ERROR_INVALID_VALUE;
   const uint32_t home = home_of(to.address);
   const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(home, to.bytes);
   return on_device_of(home, stream, [&](CUstream there) -> CUresult {
     if (!space) {
-      cut_now_ = true;  // before the program can know that the buffer is its own again
+      schedule_.set_cut_now(true);  // before the program can know that the buffer is its own again
       return to_device_in_turn(to, from, home, there);
     }
     Plane kept{*space, args.width, args.width, args.height};
@@ -305,7 +305,7 @@ struct Executor::PinnedWrite {
 CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstream stream) {
   const uint64_t kept = record.header().reply_hash;
   if (kept == 0) return CUDA_SUCCESS;
-  if (from.bytes > kComparedBytes || !copy_log_.holds(kept, from.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (from.bytes > kComparedBytes || !memory_.copy_log.holds(kept, from.bytes)) return CUDA_ERROR_INVALID_VALUE;
   ScratchPool::Buffer before = scratch_.take(), now = scratch_.take();
   if (!before || !now) return CUDA_ERROR_OUT_OF_MEMORY;
   Plane had{kept, from.width, from.width, from.height};

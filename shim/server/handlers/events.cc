@@ -162,7 +162,7 @@ void Executor::leave_work(CUstream gone) {
   working_.forget(gone);
   drop_asides(gone);
   if (last_stream_ == gone) last_stream_ = nullptr;
-  std::ranges::replace(kernels_in_, gone, nullptr);
+  granules_.forget(gone);
   used_stream_.reset();
   std::optional<CUstream> heir;
   if (driver_.cuStreamQuery(gone) != CUDA_SUCCESS) {

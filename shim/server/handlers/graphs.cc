@@ -208,10 +208,9 @@ class Executor::GraphBuilder {
     }
     Record record;
     record.load_operation(executor_.record_, op, arguments, payload);
-    const bool before = std::exchange(executor_.cut_now_, false);
+    const bool before = executor_.schedule_.set_cut_now(false);
     const CUresult result = kHandlers[head.op](executor_, record);
-    parts_.touches_host |= executor_.cut_now_;
-    executor_.cut_now_ = before;
+    parts_.touches_host |= executor_.schedule_.set_cut_now(before);
     return result;
   }
 
@@ -299,8 +298,8 @@ CUresult Executor::on_xmGraph(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!journal::handle_is(args.exec, journal::Kind::kGraphExec)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.exec);
-  const std::span<const std::byte> image = images_.bytes(args.image);
-  images_.tried(args.image);
+  const std::span<const std::byte> image = memory_.images.bytes(args.image);
+  memory_.images.tried(args.image);
   if (image.empty()) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* slot = args.update ? objects_.graphs.find(index) : objects_.graphs.place(index);
   if (!slot) {
@@ -363,7 +362,7 @@ CUresult Executor::on_xmGraphLaunch(Record& record) {
   if (!graph) return CUDA_ERROR_INVALID_HANDLE;
   if (!graph->real) {
     GraphExec made{.owner = graph->owner};
-    const CUresult result = make_graph(images_.bytes(graph->image), graph->flags, made, nullptr);
+    const CUresult result = make_graph(memory_.images.bytes(graph->image), graph->flags, made, nullptr);
     if (result != CUDA_SUCCESS) return result;
     std::tie(graph->real, graph->graph, graph->touches_host) = std::tuple(made.real, made.graph, made.touches_host);
   }

@@ -15,8 +15,8 @@ constexpr uint64_t kLetGo = 1'000'000'000;
 
 // Of this device's memory. Others may be making some at the same time.
 uint64_t Executor::shadow_bytes(uint32_t ordinal) {
-  const std::lock_guard lock(hosted_mutex_);
-  return shadow_.device_bytes(ordinal);
+  const std::lock_guard lock(memory_.mutex);
+  return memory_.shadow.device_bytes(ordinal);
 }
 
 CUresult Executor::on_xmGrow(Record& record) {
@@ -29,16 +29,16 @@ CUresult Executor::on_xmGrow(Record& record) {
   if (ordinal >= contexts_.count()) return CUDA_ERROR_INVALID_VALUE;
   const auto grow = [&] {
     contexts_.use(ordinal);
-    const std::lock_guard lock(hosted_mutex_);
-    return hosting_.grow(ordinal, args.address, args.bytes);
+    const std::lock_guard lock(memory_.mutex);
+    return memory_.hosting.grow(ordinal, args.address, args.bytes);
   };
   CUresult result = grow();
-  if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || redoing_) return result;
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || replay_.running()) return result;
   // What the program gave back is released by a cut, and what the shadow takes belongs to the program first.
-  end_settling();
-  const uint64_t shadow = shadow_bytes(ordinal), dead = hosting_.dead_bytes(ordinal);
-  evict_shadow_ = shadow != 0;
-  if (hosting_.has_dead() || evict_shadow_) {
+  relocation_.end_settling();
+  const uint64_t shadow = shadow_bytes(ordinal), dead = memory_.hosting.dead_bytes(ordinal);
+  snapshots_.evict(shadow != 0);
+  if (memory_.hosting.has_dead() || shadow != 0) {
     const uint64_t before = free_bytes(ordinal);
     if (take_cut("the device's memory is full")) {
       const uint64_t now = shadow_bytes(ordinal);
@@ -46,7 +46,7 @@ CUresult Executor::on_xmGrow(Record& record) {
       result = grow();
     }
   }
-  evict_shadow_ = false;
+  snapshots_.evict(false);
   return result;
 }
 
@@ -67,38 +67,38 @@ void Executor::wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming)
 CUresult Executor::on_xmShrink(Record& record) {
   Args_xmShrink args;
   if (!record.arguments(args) || !whole_granules(args.address, args.bytes) ||
-      !hosting_.backed(args.address, args.bytes)) {
+      !memory_.hosting.backed(args.address, args.bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (live_.overlaps(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const std::lock_guard lock(hosted_mutex_);
-  hosting_.shrink(args.address, args.bytes);
+  if (memory_.live.overlaps(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(memory_.mutex);
+  memory_.hosting.shrink(args.address, args.bytes);
   return CUDA_SUCCESS;
 }
 
 CUresult Executor::on_xmAlloc(Record& record) {
   Args_xmAlloc args;
-  if (!record.arguments(args) || !hosting_.backed(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const bool added = live_.add({args.address, args.bytes, record.header().context});
+  if (!record.arguments(args) || !memory_.hosting.backed(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const bool added = memory_.live.add({args.address, args.bytes, record.header().context});
   return added ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult Executor::on_xmFree(Record& record) {
   Args_xmFree args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  return live_.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return memory_.live.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult Executor::on_xmDiscard(Record& record) {
   Args_xmDiscard args;
   if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  return live_.discard(args.address, args.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return memory_.live.discard(args.address, args.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult Executor::on_xmReuse(Record& record) {
   Args_xmReuse args;
   if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  live_.reuse(args.address, args.bytes);
+  memory_.live.reuse(args.address, args.bytes);
   return CUDA_SUCCESS;
 }
 
@@ -107,7 +107,7 @@ CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
   // A cut releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
   const uint32_t ordinal = record.header().ordinal;
-  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + hosting_.dead_bytes(ordinal));
+  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }
@@ -223,7 +223,7 @@ void Executor::reset_context(uint32_t context) {
     return true;
   });
   reset_peers(context);
-  live_.remove_context(context);
+  memory_.live.remove_context(context);
 }
 
 }  // namespace xmig::server

@@ -20,8 +20,8 @@ constexpr uint64_t kVariables = 1ull << 61;
 CUresult Executor::on_xmImage(Record& record) {
   Args_xmImage args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  const std::lock_guard lock(hosted_mutex_);
-  note_image(args.image, images_.add_piece(args.image, args.total, args.offset, record.payload()));
+  const std::lock_guard lock(memory_.mutex);
+  note_image(args.image, memory_.images.add_piece(args.image, args.total, args.offset, record.payload()));
   return CUDA_SUCCESS;
 }
 
@@ -36,8 +36,8 @@ CUresult Executor::on_xmImageFile(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const std::span<std::byte> payload = record.payload();
   const std::string path(reinterpret_cast<const char*>(payload.data()), payload.size());
-  const std::lock_guard lock(hosted_mutex_);
-  note_image(args.image, images_.add_file(args.image, args.total, args.offset, path.c_str()));
+  const std::lock_guard lock(memory_.mutex);
+  note_image(args.image, memory_.images.add_file(args.image, args.total, args.offset, path.c_str()));
   return CUDA_SUCCESS;
 }
 
@@ -46,8 +46,8 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!journal::handle_is(args.module, journal::Kind::kModule)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.module);
-  const std::span<const std::byte> image = images_.bytes(args.image);
-  images_.tried(args.image);
+  const std::span<const std::byte> image = memory_.images.bytes(args.image);
+  memory_.images.tried(args.image);
   if (image.empty()) return CUDA_ERROR_INVALID_IMAGE;
   Module* const slot = objects_.modules.place(index);
   if (!slot) {
@@ -58,7 +58,7 @@ CUresult Executor::on_xmModuleLoad(Record& record) {
   mark_work();
   contexts_.use(record.header().ordinal);
   Module module;
-  if (auto loaded = preload_.take(index, record.header().ordinal, *images_.memory(args.image))) {
+  if (auto loaded = preload_.take(index, record.header().ordinal, *memory_.images.memory(args.image))) {
     module = std::move(*loaded);
   } else if (const CUresult result = load_module(device_, log_, image, module); result != CUDA_SUCCESS) {
     return result;
@@ -86,7 +86,7 @@ CUresult Executor::on_xmKernel(Record& record) {
   const std::vector<journal::ParameterInfo> parameters = describe_parameters(driver_, *kernel);
   journal::KernelInfo info{static_cast<uint32_t>(parameters.size()), *kernel->parameter_bytes, {}, 0};
   info.variable_bytes = placed_.bytes_for(journal::handle_index(args.function) >> kKernelBits, *module,
-                                          images_.bytes(module->image));
+                                          memory_.images.bytes(module->image));
   for (uint32_t i = 0; i < journal::kFunctionAttributes; ++i) {
     int value = 0;
     const auto attribute = static_cast<CUfunction_attribute>(i);
@@ -202,7 +202,7 @@ CUresult Executor::on_xmVariables(Record& record) {
     if (has_twins) faults_.check(driver_.cuCtxSynchronize());
     result = graph_stream(module->owner.ordinal, &stream);
     if (result == CUDA_SUCCESS) {
-      result = placed_.create(index, *module, images_.bytes(module->image), args.address, args.bytes, stream);
+      result = placed_.create(index, *module, memory_.images.bytes(module->image), args.address, args.bytes, stream);
     }
   } else {
     result = placed_.adopt(index, *module, args.address, args.bytes);
@@ -210,27 +210,28 @@ CUresult Executor::on_xmVariables(Record& record) {
   if (result != CUDA_SUCCESS) return result;
   module->settings[{kVariables, 0}] = objects_.records.keep(record.sequence(), record.stored());
   if (mode_ != Mode::kObjects) return CUDA_SUCCESS;
-  std::string why;  // memory is as the lost server left it
-  if (!restore_variables(why)) broken_ = why;
+  // Memory is as the lost server left it.
+  if (const Result<> restored = restore_variables(); !restored) broken_ = restored.why();
   return CUDA_SUCCESS;
 }
 
 // A server that has just come has memory again: variables become what that says.
-bool Executor::restore_variables(std::string& why) {
+Result<> Executor::restore_variables() {
   const auto module = [this](uint32_t index) -> const Module& { return *objects_.modules.find(index); };
   const auto streams = [this](uint32_t ordinal) {
     CUstream stream = nullptr;
     faults_.check(graph_stream(ordinal, &stream));
     return stream;
   };
+  std::string why;
   const CUresult result = placed_.restore(module, streams, why);
   faults_.check(result);
-  if (result != CUDA_SUCCESS) return false;
+  if (result != CUDA_SUCCESS) return Error{std::move(why)};
   for (auto& [address, variable] : variables_) to_variable(variable);  // some of them are the same
-  if (!placed_.learn([this](uint32_t ordinal) { return where(ordinal, While::kDrained); })) {
+  if (!placed_.learn([this](uint32_t ordinal) { return granules_.where(ordinal); })) {
     faults_.give_up(sequence_, "the device could not hash the variables of its modules");
   }
-  return true;
+  return {};
 }
 
 CUresult Executor::on_xmModuleInfo(Record& record) {
@@ -251,7 +252,7 @@ CUresult Executor::on_xmLink(Record& record) {
   contexts_.use(record.header().ordinal);
   const std::span<const std::byte> shared = record.payload();
   const std::vector<std::byte> payload(shared.begin(), shared.end());  // the program may change the ring meanwhile
-  const auto image = [this](uint64_t number) { return images_.bytes(number); };
+  const auto image = [this](uint64_t number) { return memory_.images.bytes(number); };
   // The rest of an answer is there already, but for a server that has come in between.
   if (args.offset == 0 || linker_.answered() != args.link) {
     if (const CUresult error = linker_.link(args.link, args.complete != 0, payload, image); error != CUDA_SUCCESS) {
@@ -274,11 +275,11 @@ CUresult Executor::on_xmLinkEnd(Record& record) {
   Args_xmLinkEnd args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const std::span<const std::byte> payload = record.payload();
-  const std::lock_guard lock(hosted_mutex_);
+  const std::lock_guard lock(memory_.mutex);
   for (size_t at = 0; at + sizeof(uint64_t) <= payload.size(); at += sizeof(uint64_t)) {
     uint64_t number = 0;
     std::memcpy(&number, payload.data() + at, sizeof(number));
-    images_.tried(number);
+    memory_.images.tried(number);
   }
   linker_.end(args.link);
   return CUDA_SUCCESS;

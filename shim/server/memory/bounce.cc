@@ -237,7 +237,7 @@ Bounce::~Bounce() {
 
 // The kernel lets no two threads write to one descriptor at once. So neighbours are of different ones, as far as a device has
 // several: the first piece of each, then the second of each.
-bool Bounce::to_plain(std::span<const Piece> pieces, std::string& why) {
+Result<> Bounce::to_plain(std::span<const Piece> pieces) {
   std::map<int, size_t> count;
   std::vector<std::tuple<uint32_t, size_t, Piece>> turns;
   for (const Piece& piece : joined(pieces, false)) turns.emplace_back(piece.ordinal, count[piece.fd]++, piece);
@@ -246,12 +246,12 @@ bool Bounce::to_plain(std::span<const Piece> pieces, std::string& why) {
   });
   Run all{.to_plain = true};
   for (const auto& [ordinal, turn, piece] : turns) all.pieces.push_back(piece);
-  return run(all, why);
+  return run(all);
 }
 
-bool Bounce::to_device(std::span<const Piece> pieces, std::string& why, const Watermark* made) {
+Result<> Bounce::to_device(std::span<const Piece> pieces, const Watermark* made) {
   Run all{.to_plain = false, .pieces = joined(pieces, true), .made = made};
-  return run(all, why);
+  return run(all);
 }
 
 void Bounce::make_ready(uint32_t ordinal, size_t pieces) {
@@ -278,8 +278,8 @@ size_t Bounce::threads_for(size_t pieces) const {
   return std::min({most_threads_, processors, pieces});
 }
 
-bool Bounce::run(Run& run, std::string& why) {
-  if (run.pieces.empty()) return true;
+Result<> Bounce::run(Run& run) {
+  if (run.pieces.empty()) return {};
   std::map<uint32_t, size_t> pieces;
   for (const Piece& piece : run.pieces) ++pieces[piece.ordinal];
   for (const auto& [ordinal, count] : pieces) make_ready(ordinal, count);
@@ -292,8 +292,8 @@ bool Bounce::run(Run& run, std::string& why) {
   }
   work(run);
   for (std::thread& helper : helpers) helper.join();
-  why = run.why;
-  return run.good;
+  if (!run.good) return Error{run.why};
+  return {};
 }
 
 void Bounce::work(Run& run) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "common/result.h"
 #include "driver_table.h"
 #include "journal/layout.h"
 
@@ -63,10 +64,10 @@ class Bounce {
     uint64_t mapped = 0;  // where it is in this process, too
     uint64_t bytes = journal::kGranule;
   };
-  // One granule each. The device is drained. False: the device failed, or there is no memory; `why` says what it was.
-  bool to_plain(std::span<const Piece> pieces, std::string& why);
+  // One granule each. The device is drained.
+  Result<> to_plain(std::span<const Piece> pieces);
   // `made`, if given: there is memory on the device below this address; the pieces come in the order of theirs.
-  bool to_device(std::span<const Piece> pieces, std::string& why, const Watermark* made = nullptr);
+  Result<> to_device(std::span<const Piece> pieces, const Watermark* made = nullptr);
 
   // Makes the buffers for copies of so many pieces from or to a device, as far as they are not there.
   void make_ready(uint32_t ordinal, size_t pieces = kMostThreads);
@@ -84,7 +85,7 @@ class Bounce {
   struct Run;
   size_t threads_for(size_t pieces) const;
   void make_lanes(uint32_t ordinal, size_t count);
-  bool run(Run& run, std::string& why);
+  Result<> run(Run& run);
   void work(Run& run);
   std::unique_ptr<Lane> lane(uint32_t ordinal);
   void give_back(std::unique_ptr<Lane> lane);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,8 +17,7 @@ class Arrival {
   // Begins. `pieces` by their device addresses; none of them has memory yet.
   Arrival(Bounce& bounce, std::vector<Bounce::Piece> pieces)
       : pieces_(std::move(pieces)), thread_([this, &bounce] {
-          std::string why;
-          good_ = bounce.to_device(pieces_, why, &made_);
+          good_ = static_cast<bool>(bounce.to_device(pieces_, &made_));
         }) {}
   // Gives up, if it is not over.
   ~Arrival() {

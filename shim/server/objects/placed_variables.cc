@@ -224,9 +224,9 @@ CUresult PlacedVariables::restore(uint32_t index, Place& place, const Module& mo
   if (longer) {
     if (const CUresult result = read(place.address, directory, stream); result != CUDA_SUCCESS) return result;
   }
-  const auto kept = parse_variables(directory, place.bytes, why);
+  const auto kept = parse_variables(directory, place.bytes);
   if (!kept) {
-    why = "the program has overwritten the memory where they were kept (" + why + ")";
+    why = "the program has overwritten the memory where they were kept (" + kept.why() + ")";
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::vector<device::Move> moves;

@@ -79,25 +79,17 @@ uint64_t variable_directory_bytes(std::span<const std::byte> begin, uint64_t byt
   return sound ? header.directory : 0;
 }
 
-std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::byte> directory, uint64_t bytes,
-                                                         std::string& why) {
+Result<std::vector<KeptVariable>> parse_variables(std::span<const std::byte> directory, uint64_t bytes) {
   const uint64_t length = variable_directory_bytes(directory, bytes);
-  if (length == 0 || length != directory.size()) {
-    why = "it does not begin with what xMIG has written there";
-    return std::nullopt;
-  }
+  if (length == 0 || length != directory.size()) return Error{"it does not begin with what xMIG has written there"};
   DirectoryHeader header;
   Reader reader(directory);
   reader.get(header);
   if (header.checksum != XXH3_64bits(directory.data() + kDirectoryChecksummedFrom, directory.size() - kDirectoryChecksummedFrom)) {
-    why = "its checksum is wrong";
-    return std::nullopt;
+    return Error{"its checksum is wrong"};
   }
   std::vector<DirectoryEntry> entries;
-  if (!reader.get(entries, header.count)) {
-    why = "it says of more variables than it has";
-    return std::nullopt;
-  }
+  if (!reader.get(entries, header.count)) return Error{"it says of more variables than it has"};
   std::vector<KeptVariable> variables;
   variables.reserve(entries.size());
   std::span<const std::byte> names = reader.rest();
@@ -106,17 +98,13 @@ std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::by
     if (entry.name_bytes > names.size() || entry.written > 1 || entry.bytes == 0 ||
         !lies_in(entry.content, entry.bytes, directory.size(), bytes) ||
         (has_first && !lies_in(entry.first, entry.bytes, directory.size(), bytes))) {
-      why = "a variable does not lie in it";
-      return std::nullopt;
+      return Error{"a variable does not lie in it"};
     }
     variables.push_back({std::string(reinterpret_cast<const char*>(names.data()), entry.name_bytes), entry.bytes,
                          entry.content, entry.first, entry.written != 0});
     names = names.subspan(entry.name_bytes);
   }
-  if (!names.empty()) {
-    why = "bytes behind the last name";
-    return std::nullopt;
-  }
+  if (!names.empty()) return Error{"bytes behind the last name"};
   return variables;
 }
 

@@ -9,11 +9,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "common/result.h"
 #include "device/image.h"
 
 namespace xmig::server {
@@ -34,8 +34,7 @@ uint64_t place_variables(std::vector<KeptVariable>& variables);
 std::vector<std::byte> serialise_variables(const std::vector<KeptVariable>& variables, uint64_t bytes);
 // How long the directory is that begins so; 0: it is none. `bytes`: of the place.
 uint64_t variable_directory_bytes(std::span<const std::byte> begin, uint64_t bytes);
-// Nothing, and `why`, if this is not the directory of a place of so many bytes.
-std::optional<std::vector<KeptVariable>> parse_variables(std::span<const std::byte> directory, uint64_t bytes,
-                                                         std::string& why);
+// Of a place of so many bytes.
+Result<std::vector<KeptVariable>> parse_variables(std::span<const std::byte> directory, uint64_t bytes);
 
 }  // namespace xmig::server

@@ -94,11 +94,8 @@ uint64_t serialised_bytes(const CutContent& content) {
   return bytes;
 }
 
-std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::string& why) {
-  const auto bad = [&](const char* text) {
-    why = text;
-    return std::nullopt;
-  };
+Result<CutContent> parse_cut(std::span<const std::byte> bytes) {
+  const auto bad = [](const char* text) { return Error{text}; };
   CutHeader header;
   Reader reader(bytes);
   if (!reader.get(header) || header.magic != kCutMagic) return bad("not a cut");
@@ -148,18 +145,16 @@ bool reserve_cut_file(int fd, uint64_t bytes) {
   return result == 0;
 }
 
-std::optional<CutContent> read_cut_file(int fd, std::string& why) {
+Result<CutContent> read_cut_file(int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxCutBytes) {
-    why = "the cut's file cannot be read, or is too long";
-    return std::nullopt;
+    return Error{"the cut's file cannot be read, or is too long"};
   }
   std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
   if (!ipc::read_all(fd, bytes)) {
-    why = std::string("the cut's file cannot be read: ") + std::strerror(errno);
-    return std::nullopt;
+    return Error{std::string("the cut's file cannot be read: ") + std::strerror(errno)};
   }
-  return parse_cut(bytes, why);
+  return parse_cut(bytes);
 }
 
 }  // namespace xmig::server

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "common/result.h"
 #include "journal/layout.h"
 #include "server/memory/hosting.h"
 #include "server/memory/images.h"
@@ -23,6 +23,7 @@ struct Failure {
   uint32_t reserved = 0;
   uint64_t sequence = 0;
 };
+using Failures = std::array<Failure, journal::kMaxDevices>;  // by ordinal
 
 // A granule with live content, and where the cut keeps that. Zeros are kept nowhere: frameworks allocate most of a
 // device before they use it.
@@ -41,7 +42,7 @@ struct CutContent {
   uint64_t number = 0;
   uint64_t position = 0;
   uint64_t sequence = 0;  // of the last record before the cut
-  std::array<Failure, journal::kMaxDevices> failures{};
+  Failures failures{};
   std::vector<Extent> memory;
   std::vector<LiveRange> live;
   std::vector<ChunkState> chunks;
@@ -53,11 +54,10 @@ struct CutContent {
 
 std::vector<std::byte> serialise(const CutContent& content);
 uint64_t serialised_bytes(const CutContent& content);
-// Nothing, and `why`, if these bytes are not a cut.
-std::optional<CutContent> parse_cut(std::span<const std::byte> bytes, std::string& why);
+Result<CutContent> parse_cut(std::span<const std::byte> bytes);
 
 // Take the pages for `bytes` now: false if there are none (errno).
 bool reserve_cut_file(int fd, uint64_t bytes);
-std::optional<CutContent> read_cut_file(int fd, std::string& why);
+Result<CutContent> read_cut_file(int fd);
 
 }  // namespace xmig::server
