@@ -16,6 +16,7 @@ build)
 #include <span>
 #include <atomic>' || need g++ gcc-c++
   works "" '#include <xxhash.h>' || need libxxhash-dev xxhash-devel
+  works "" '#include <lz4.h>' || need liblz4-dev lz4-devel
   works "" '#include <zstd.h>' || need libzstd-dev libzstd-devel
   works "" '#include <nlohmann/json.hpp>' || need nlohmann-json3-dev json-devel
   python="${PYTHON:-python3}"

@@ -193,7 +193,7 @@ def record_function(e: Entry) -> str:
 
 def records_h(entries: list[Entry]) -> str:
     return (
-        f'{HEADER}#pragma once\n#include "ops.h"\n#include "client/append.h"\n\n'
+        f'{HEADER}#pragma once\n#include "ops.h"\n#include "client/journal/append.h"\n\n'
         "// One function per record that stands for a driver function: append it and, if synchronous, wait.\n"
         "namespace xmig::record {\n\n"
         + "\n".join(record_function(e) for e in entries)
@@ -205,7 +205,7 @@ def stubs_cc(functions: list[Function], entries: dict[str, Entry], protos: dict[
     known = {f.name: f for f in functions}
     out = [
         HEADER,
-        '#include "client/native.h"\n#include "client/unsupported.h"\n#include "local.h"\n'
+        '#include "client/bootstrap/native.h"\n#include "client/bootstrap/unsupported.h"\n#include "local.h"\n'
         '#include "records.h"\n\n'
         '#define XMIG_EXPORT __attribute__((visibility("default")))\n\nnamespace {\n',
         "enum NativeSlot : int {\n" + "".join(f"  slot_{n},\n" for n in protos) + "};\n}  // namespace\n\n"
@@ -262,7 +262,8 @@ def entry_points_cc(points: list[tuple[str, int, bool, str]]) -> str:
         f'  {{"{n}", {v}, {str(t).lower()}, "{s}", reinterpret_cast<void*>(&{s})}},\n' for n, v, t, s in points
     )
     return (
-        f'{HEADER}#include "api/profiler.h"\n#include "client/entry_points.h"\n\nnamespace xmig::client {{\n\n'
+        f'{HEADER}#include "api/profiler.h"\n#include "client/bootstrap/entry_points.h"\n\n'
+        "namespace xmig::client {\n\n"
         f"// Sorted by name, then per-thread, then version.\nconst EntryPoint kEntryPoints[] = {{\n{rows}}};\n"
         f"const int kEntryPointCount = {len(points)};\n\n}}  // namespace xmig::client\n"
     )
@@ -283,7 +284,10 @@ def device_work(e: Entry, call: list[str]) -> str:
 
 
 def dispatch_cc(entries: list[Entry]) -> str:
-    out = [HEADER, '#include "server/executor.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n']
+    out = [
+        HEADER,
+        '#include "server/executor/executor.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n',
+    ]
     for e in entries:
         f = e.function
         if f.server == "custom":

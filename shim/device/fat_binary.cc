@@ -1,4 +1,5 @@
 // Fat binaries: the same code for several architectures, as cubins and as PTX, each compressed or not.
+#include <lz4.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -6,7 +7,6 @@
 #include <optional>
 
 #include "device/image_formats.h"
-#include "device/lz4.h"
 
 namespace xmig::device {
 namespace {
@@ -51,9 +51,14 @@ std::vector<std::byte> content_of(const Entry& entry, Bytes stored) {
   if (!(entry.flags & (kLz4 | kZstd))) return {stored.begin(), stored.end()};
   stored = stored.first(std::min<size_t>(stored.size(), entry.compressed_bytes));
   if (entry.flags & kLz4) {
-    if (entry.content_bytes > kMaxContent || entry.content_bytes / kMaxRatio > stored.size()) return {};
+    if (stored.size() > kMaxContent || entry.content_bytes > kMaxContent) return {};
+    if (entry.content_bytes / kMaxRatio > stored.size()) return {};
     std::vector<std::byte> content(entry.content_bytes);
-    return decompress_lz4(stored, content) ? content : std::vector<std::byte>{};
+    const int got =
+        LZ4_decompress_safe(reinterpret_cast<const char*>(stored.data()), reinterpret_cast<char*>(content.data()),
+                            static_cast<int>(stored.size()), static_cast<int>(content.size()));
+    if (got < 0 || static_cast<size_t>(got) != content.size()) return {};
+    return content;
   }
   const unsigned long long bytes = ZSTD_getFrameContentSize(stored.data(), stored.size());
   if (bytes == ZSTD_CONTENTSIZE_ERROR || bytes == ZSTD_CONTENTSIZE_UNKNOWN || bytes > kMaxContent) return {};

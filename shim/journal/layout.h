@@ -107,7 +107,7 @@ struct alignas(64) ThreadSlot {
   std::atomic<uint32_t> processor;
 };
 
-// The expected stall, for whoever shows it and for the job's next server (server/stall.h). Written by the server. In ns;
+// The expected stall, for whoever shows it and for the job's next server (server/snapshot/stall.h). Written by the server. In ns;
 // moments are of CLOCK_MONOTONIC. A server died at `t` with `constant + (replay + (working ? t - told_at : 0)) * correction /
 // 1000` to come.
 struct alignas(64) StallWords {

@@ -13,8 +13,8 @@
 
 #include "journal/layout.h"
 #include "server/clock.h"
+#include "server/control/server.h"
 #include "server/measure.h"
-#include "server/server.h"
 
 namespace {
 
@@ -61,10 +61,9 @@ int main(int argc, char** argv) {
     }
   }
   const uint64_t started = xmig::server::now_ns();
-  std::string why;
-  auto options = xmig::server::parse_options(argc, argv, why);
+  auto options = xmig::server::parse_options(argc, argv);
   if (!options) {
-    std::fprintf(stderr, "xmig-server: %s\n", why.c_str());
+    std::fprintf(stderr, "xmig-server: %s\n", options.why().c_str());
     return 2;
   }
   make_room_for_descriptors(options->control_fd);

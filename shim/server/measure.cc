@@ -14,10 +14,10 @@
 #include "ipc/fd.h"
 #include "journal/layout.h"
 #include "journal/mapping.h"
-#include "server/bounce.h"
 #include "server/clock.h"
 #include "server/contexts.h"
-#include "server/hosted.h"
+#include "server/memory/bounce.h"
+#include "server/memory/hosted.h"
 #include "server/options.h"
 
 namespace xmig::server {
@@ -136,6 +136,10 @@ int measure(const std::string& name, uint64_t mib) {
   result["copy_and_hash_gb_s"] = speed(half * kGranule, kHashes, [&] { return device->copy_and_hash(moves, hashes, {}); });
 
   std::string why;
+  const auto good = [&why](const Result<>& copied) {
+    if (!copied) why = copied.why();
+    return static_cast<bool>(copied);
+  };
   for (const size_t threads : {8, 16}) {
     Bounce bounce(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
     auto& said = result["threads"][std::to_string(threads)];
@@ -148,11 +152,11 @@ int measure(const std::string& name, uint64_t mib) {
     };
     {
       const HostMemory fresh(bytes, memory, false);
-      take("to_new", 1, [&] { return bounce.to_plain(fresh.pieces(), why); });
+      take("to_new", 1, [&] { return good(bounce.to_plain(fresh.pieces())); });
     }
     const HostMemory kept(bytes, memory, true);
-    take("to_kept", kCopies, [&] { return bounce.to_plain(kept.pieces(), why); });
-    take("from_kept", kCopies, [&] { return bounce.to_device(kept.pieces(), why); });
+    take("to_kept", kCopies, [&] { return good(bounce.to_plain(kept.pieces())); });
+    take("from_kept", kCopies, [&] { return good(bounce.to_device(kept.pieces())); });
     if (!why.empty()) return fail(why);
   }
   std::printf("%s\n", result.dump().c_str());

@@ -39,7 +39,7 @@ std::string Options::device() const {
   return text;
 }
 
-std::optional<Options> parse_options(int argc, char** argv, std::string& why) {
+Result<Options> parse_options(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     std::string_view name = argv[i];
@@ -60,18 +60,14 @@ std::optional<Options> parse_options(int argc, char** argv, std::string& why) {
     } else if (name == "--runtime-dir") {
       options.runtime_dir = value;
     } else {
-      why = "unknown option " + std::string(name) +
-            "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] --control-fd N [--runtime-dir DIR]";
-      return std::nullopt;
+      return Error{
+          "unknown option " + std::string(name) +
+          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] --control-fd N [--runtime-dir DIR]"};
     }
-    if (!good) {
-      why = "option " + std::string(name) + " cannot be '" + std::string(value) + "'";
-      return std::nullopt;
-    }
+    if (!good) return Error{"option " + std::string(name) + " cannot be '" + std::string(value) + "'"};
   }
   if (options.device_kind.empty() || options.control_fd < 0) {
-    why = "--device and --control-fd are needed; this program is started by xmigd, not by hand";
-    return std::nullopt;
+    return Error{"--device and --control-fd are needed; this program is started by xmigd, not by hand"};
   }
   return options;
 }

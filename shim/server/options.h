@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "common/result.h"
 
 namespace xmig::server {
 
@@ -21,7 +22,6 @@ struct Options {
 
 // "cuda:0,1", into the two fields that say so. False when it is none.
 bool parse_device(std::string_view text, Options& options);
-// Nothing, and `why` in one sentence, when the arguments make no sense.
-std::optional<Options> parse_options(int argc, char** argv, std::string& why);
+Result<Options> parse_options(int argc, char** argv);
 
 }  // namespace xmig::server

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/handshake.h"
+#include "client/bootstrap/handshake.h"
 #include "ipc/handshake.h"
 #include "ipc/seqpacket.h"
 #include "journal/layout.h"

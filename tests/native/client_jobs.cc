@@ -5,7 +5,7 @@
 #include <functional>
 #include <set>
 
-#include "client/append.h"
+#include "client/journal/append.h"
 #include "client_jobs.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "client/process.h"
+#include "client/bootstrap/process.h"
 #include "client_harness.h"
 
 namespace harness {

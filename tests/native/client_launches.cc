@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "client/append.h"
-#include "client/process.h"
+#include "client/bootstrap/process.h"
+#include "client/journal/append.h"
 #include "client_jobs.h"
 #include "ipc/fd.h"
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "api/profiler.h"
-#include "client/integrity.h"
+#include "client/compat/integrity.h"
 #include "client_jobs.h"
 
 namespace {

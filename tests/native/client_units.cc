@@ -18,14 +18,14 @@
 #include <thread>
 
 #include "check.h"
-#include "client/compile_cache.h"
-#include "client/context_storage.h"
-#include "client/entry_points.h"
-#include "client/handles.h"
-#include "client/image.h"
-#include "client/integrity.h"
-#include "client/md2.h"
-#include "client/modules.h"
+#include "client/bootstrap/entry_points.h"
+#include "client/compat/compile_cache.h"
+#include "client/compat/context_storage.h"
+#include "client/compat/integrity.h"
+#include "client/compat/md2.h"
+#include "client/journal/handles.h"
+#include "client/modules/image.h"
+#include "client/modules/modules.h"
 #include "journal/module_info.h"
 
 namespace {

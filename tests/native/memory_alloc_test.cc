@@ -5,13 +5,13 @@
 #include <random>
 #include <thread>
 
-#include "client/append.h"
-#include "client/cached_blocks.h"
-#include "client/memory.h"
-#include "client/memory_backing.h"
-#include "client/memory_heap.h"
-#include "client/memory_progress.h"
-#include "client/pool.h"
+#include "client/journal/append.h"
+#include "client/memory/cached_blocks.h"
+#include "client/memory/memory.h"
+#include "client/memory/memory_backing.h"
+#include "client/memory/memory_heap.h"
+#include "client/memory/memory_progress.h"
+#include "client/memory/pool.h"
 #include "local.h"
 #include "memory_fake.h"
 

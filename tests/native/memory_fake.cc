@@ -1,6 +1,6 @@
 #include "memory_fake.h"
 
-#include "client/capture.h"
+#include "client/graph/capture.h"
 
 #include <sys/mman.h>
 
@@ -9,12 +9,12 @@
 #include <cstring>
 #include <mutex>
 
-#include "client/append.h"
-#include "client/callbacks.h"
-#include "client/job_log.h"
-#include "client/memory.h"
-#include "client/memory_progress.h"
-#include "client/starter.h"
+#include "client/bootstrap/job_log.h"
+#include "client/bootstrap/starter.h"
+#include "client/driver/callbacks.h"
+#include "client/journal/append.h"
+#include "client/memory/memory.h"
+#include "client/memory/memory_progress.h"
 #include "local.h"
 
 namespace fake {

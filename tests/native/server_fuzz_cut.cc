@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/cut_file.h"
+#include "server/snapshot/cut_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;
@@ -19,10 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(bytes.data() + 8, &length, sizeof(length));
     std::memcpy(bytes.data() + 16, &checksum, sizeof(checksum));
   }
-  std::string why;
-  const auto content = parse_cut(bytes, why);
+  const auto content = parse_cut(bytes);
   if (!content) {
-    if (why.empty()) std::abort();
+    if (content.why().empty()) std::abort();
     return 0;
   }
   // What was read means the same when it is written again.

@@ -6,15 +6,15 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/requests.h"
+#include "server/channel/requests.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;
   if (size == 0) return 0;
   std::vector<xmig::ipc::UniqueFd> fds;
   for (int i = 0; i < data[0] % 7; ++i) fds.emplace_back(::dup(STDERR_FILENO));
-  std::string why;
   const auto* const text = reinterpret_cast<const std::byte*>(data + 1);
-  if (!parse_request({text, size - 1}, std::move(fds), why) && why.empty()) std::abort();
+  const auto request = parse_request({text, size - 1}, std::move(fds));
+  if (!request && request.why().empty()) std::abort();
   return 0;
 }

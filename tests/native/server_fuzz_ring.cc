@@ -11,7 +11,7 @@
 #include <string>
 
 #include "device/device.h"
-#include "server/executor.h"
+#include "server/executor/executor.h"
 
 namespace {
 
@@ -119,13 +119,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const bool opened = device->driver().cuInit(0) == CUDA_SUCCESS && contexts.open(1) == CUDA_SUCCESS;
   if (!opened) std::abort();
 
-  std::string why;
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};
-  auto job = Job::map("fuzz", ::getpid(), std::move(fds), why);
+  auto job = Job::map("fuzz", ::getpid(), std::move(fds));
   if (!job) std::abort();
   Physical physical(device->driver(), daemon, log);
-  Executor executor(*device, contexts, daemon, log, faults, injector, preload, physical, *job, 1.0);
-  if (!executor.start_fresh(why)) std::abort();
+  const Services services{*device, device->driver(), contexts, daemon, log, faults, injector, *job};
+  Executor executor(services, preload, physical, {.cut_budget = 1.0});
+  if (!executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
   end_before_waits(job->journal());
   executor.run_to_tail();

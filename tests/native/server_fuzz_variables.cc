@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/variable_directory.h"
+#include "server/objects/variable_directory.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;
@@ -23,10 +23,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint64_t checksum = XXH3_64bits(bytes.data() + kHead, size - kHead);
     std::memcpy(bytes.data() + sizeof(uint64_t), &checksum, sizeof(checksum));
   }
-  std::string why;
-  const auto variables = parse_variables(bytes, place, why);
+  const auto variables = parse_variables(bytes, place);
   if (!variables) {
-    if (why.empty()) std::abort();
+    if (variables.why().empty()) std::abort();
     return 0;
   }
   for (const KeptVariable& variable : *variables) {

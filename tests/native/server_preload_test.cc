@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "cpu_behind.h"
-#include "server/preload.h"
+#include "server/recovery/preload.h"
 
 namespace {
 

@@ -8,19 +8,19 @@
 #include <thread>
 
 #include "check.h"
-#include "server/cut_file.h"
-#include "server/cut_policy.h"
-#include "server/intake.h"
-#include "server/live_set.h"
+#include "server/channel/requests.h"
+#include "server/executor/progress.h"
+#include "server/executor/record.h"
+#include "server/executor/working.h"
+#include "server/faults/watchdog.h"
+#include "server/memory/intake.h"
+#include "server/memory/live_set.h"
+#include "server/migration/pace.h"
+#include "server/objects/variable_directory.h"
 #include "server/options.h"
-#include "server/pace.h"
-#include "server/progress.h"
-#include "server/record.h"
-#include "server/requests.h"
-#include "server/stall.h"
-#include "server/variable_directory.h"
-#include "server/watchdog.h"
-#include "server/working.h"
+#include "server/snapshot/cut_file.h"
+#include "server/snapshot/cut_policy.h"
+#include "server/snapshot/stall.h"
 
 namespace {
 
@@ -45,8 +45,7 @@ CutContent example() {
 void cut_file() {
   const CutContent content = example();
   const std::vector<std::byte> bytes = serialise(content);
-  std::string why;
-  const auto read = parse_cut(bytes, why);
+  const auto read = parse_cut(bytes);
   CHECK(read && read->number == 7 && read->position == 4096 && read->sequence == 99);
   CHECK(read->failures[1].error == 719 && read->failures[1].sequence == 42 && read->failures[0].error == 0);
   CHECK(read->memory.size() == 2 && read->memory[1].bytes == 2 << 20);
@@ -54,12 +53,12 @@ void cut_file() {
   CHECK(read->chunks.size() == 2 && read->chunks[0].hash == 0x1234);
   CHECK(read->images.size() == 1 && read->events.size() == 1 && read->events[0].sequence == 98);
   CHECK(read->objects.size() == 5 && std::ranges::equal(read->objects.bytes(), content.objects.bytes()));
-  for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_cut(std::span(bytes).first(length), why));
+  for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_cut(std::span(bytes).first(length)));
   std::mt19937 random(5);
   for (int i = 0; i < 2000; ++i) {
     std::vector<std::byte> damaged = bytes;
     damaged[random() % damaged.size()] ^= static_cast<std::byte>(1u << random() % 8);
-    CHECK(!parse_cut(damaged, why));
+    CHECK(!parse_cut(damaged));
   }
 }
 
@@ -79,18 +78,18 @@ void variable_directory() {
   CHECK(end <= bytes && variables[1].first != 0 && variables[0].first == 0);
   const std::vector<std::byte> good = serialise_variables(variables, bytes);
   CHECK(good.size() <= variables[0].content && variable_directory_bytes(std::span(good).first(64), bytes) == good.size());
-  std::string why;
-  const auto same = parse_variables(good, bytes, why);
+  const auto same = parse_variables(good, bytes);
   CHECK(same && serialise_variables(*same, bytes) == good && (*same)[1].name == "where" && (*same)[0].written);
   for (size_t length = 0; length < good.size(); ++length) {
-    CHECK(!parse_variables(std::span(good).first(length), bytes, why) && !why.empty());
+    const auto short_of = parse_variables(std::span(good).first(length), bytes);
+    CHECK(!short_of && !short_of.why().empty());
   }
   for (size_t i = 0; i < good.size(); ++i) {
     std::vector<std::byte> damaged = good;
     damaged[i] ^= std::byte{1};
-    CHECK(!parse_variables(damaged, bytes, why));
+    CHECK(!parse_variables(damaged, bytes));
   }
-  CHECK(!parse_variables(good, bytes + 1, why) && !parse_variables({}, 0, why));
+  CHECK(!parse_variables(good, bytes + 1) && !parse_variables({}, 0));
   std::vector<KeptVariable> huge = {{"a", ~0ull - 64, 0, 0, false}, {"b", 64, 0, 0, false}};
   CHECK(place_variables(huge) == 0);
   huge = {{std::string(kMaxVariableDirectory, 'x'), 4, 0, 0, false}};
@@ -198,12 +197,11 @@ void stored_records() {
   CHECK(listed({}));
 }
 
-std::optional<Request> parse(std::string_view text, size_t fds = 0) {
+Result<Request> parse(std::string_view text, size_t fds = 0) {
   std::vector<ipc::UniqueFd> given;
   for (size_t i = 0; i < fds; ++i) given.emplace_back(::dup(2));
-  std::string why;
-  auto request = parse_request(std::as_bytes(std::span(text)), std::move(given), why);
-  CHECK(request || !why.empty());
+  auto request = parse_request(std::as_bytes(std::span(text)), std::move(given));
+  CHECK(request || !request.why().empty());
   return request;
 }
 
@@ -666,9 +664,8 @@ void watchdog() {
 void options() {
   const auto parse_all = [](std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "xmig-server");
-    std::string why;
-    auto parsed = parse_options(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()), why);
-    CHECK(parsed || !why.empty());
+    auto parsed = parse_options(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()));
+    CHECK(parsed || !parsed.why().empty());
     return parsed;
   };
   const auto parsed = parse_all({"--device", "cpu:0,1", "--memory=4096", "--control-fd", "3", "--runtime-dir", "/run"});

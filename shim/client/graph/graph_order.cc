@@ -1,0 +1,52 @@
+#include "client/graph/graph_order.h"
+
+#include "client/driver/context.h"
+#include "client/driver/events.h"
+#include "client/driver/streams.h"
+#include "client/journal/thread.h"
+#include "client/memory/memory.h"
+#include "local.h"
+#include "records.h"
+
+namespace xmig::client {
+
+LaunchOrder::~LaunchOrder() {
+  if (valid_event(event_)) client::cuEventDestroy_v2(event_);
+}
+
+CUresult LaunchOrder::before(CUstream stream) {
+  const uint64_t key = memory_stream_key(stream);
+  if (key == key_) return CUDA_SUCCESS;
+  if (key_) {
+    if (const CUresult error = follow(stream); error != CUDA_SUCCESS) return error;
+  }
+  const Stream* const known = find_stream(stream);
+  key_ = key;
+  stream_ = stream;
+  stream_id_ = known ? known->id : 0;
+  context_ = known ? known->context : this_thread().context;
+  return CUDA_SUCCESS;
+}
+
+CUresult LaunchOrder::follow(CUstream stream) {
+  {
+    const WithContext own(*context_);
+    if (current(this_thread()).error != CUDA_SUCCESS) return CUDA_SUCCESS;  // nothing runs there any more
+    const Stream* const last = find_stream(stream_);
+    const bool there = last ? last->id == stream_id_ : special(stream_) && memory_stream_key(stream_) == key_;
+    // A stream that is gone, or another thread's, cannot be named any more.
+    if (!there) return client::cuCtxSynchronize();
+    if (!valid_event(event_) || event_context_ != context_) {
+      if (valid_event(event_)) client::cuEventDestroy_v2(event_);
+      event_ = nullptr;
+      const CUresult error = client::cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
+      if (error != CUDA_SUCCESS) return error;
+      event_context_ = context_;
+    }
+    const CUresult error = record::cuEventRecordWithFlags(event_, stream_, CU_EVENT_RECORD_DEFAULT);
+    if (error != CUDA_SUCCESS) return error;
+  }
+  return record::cuStreamWaitEvent(stream, event_, CU_EVENT_WAIT_DEFAULT);
+}
+
+}  // namespace xmig::client

@@ -1,0 +1,136 @@
+// The server's side of the control socket: what it tells the daemon, from any thread.
+//
+// The daemon may be gone at any time. Then nothing is sent and nothing is lost: who comes back is told everything that
+// still matters by announce().
+//
+// What it was told last is lost if it dies before it reads it, and nobody announces anything if the server dies, too. So
+// changes of memory are also said into the backlog: a socket whose other end is kept where the job's memory is.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ipc/fd.h"
+#include "server/memory/hosted.h"
+
+namespace xmig::server {
+
+struct CutReport {
+  uint64_t number = 0, position = 0, sequence = 0;
+  double ms = 0;         // in which nothing was executed and the device was idle
+  double waited_ms = 0;  // before that, for the device to finish what it had
+  double hash_ms = 0, copy_ms = 0;  // of ms: hashing in place, and copying with hashes
+  uint64_t hashed_bytes = 0;        // in place
+  uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
+  bool off_device = false;  // the whole of its shadow
+  std::string reason;
+};
+
+// Whose work it can have been that a device faulted at: `sequence`, if that is not 0, or else a record after `after` and
+// not after `until`.
+struct Culprit {
+  uint64_t sequence = 0;
+  uint64_t after = 0;
+  uint64_t until = 0;
+};
+
+// What a round of a move has done. Of the bytes that the cut holds, `settled` are here and are right, `differing` are not
+// (yet), `copied` were copied now. `loading_ms`: what code took to load, after the `ms` of the rest.
+struct RoundReport {
+  uint64_t number = 0, cut = 0;
+  uint64_t total_bytes = 0, copied_bytes = 0, settled_bytes = 0, differing_bytes = 0;
+  double ms = 0, loading_ms = 0;
+};
+
+struct RedoReport {
+  uint64_t records = 0, compared = 0, differing = 0;
+  std::optional<uint64_t> first_difference;
+};
+
+// What a standby has loaded ahead, all in all.
+struct PreloadReport {
+  uint64_t modules = 0, kernels = 0;
+  uint64_t device_bytes = 0;  // taken by that, about
+};
+
+// Between two words about what takes long, ns.
+inline constexpr uint64_t kProgressEvery = 200'000'000;
+
+class Daemon {
+ public:
+  // Until the result is gone, only the calling thread is heard.
+  std::unique_lock<std::recursive_mutex> attach(ipc::UniqueFd socket);
+  void detach();
+  bool attached() const;
+  // From now on memory that comes and goes is counted there, heard or not.
+  void count_changes(std::atomic<uint64_t>& changes);
+  // And that it is said there, too. Nobody waits for that: if it is full, what is missing in it is noticed by the count.
+  void keep_backlog(ipc::UniqueFd socket);
+
+  void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
+  void unavailable(int error, std::string_view text);
+  void ready(uint32_t generation);
+  void preloaded(const PreloadReport& report);
+  void memory_add(const Hosted& memory);
+  void memory_again(const Hosted& memory);  // in an announcement: it is nothing new
+  void memory_drop(uint64_t id);
+  void cut(const CutReport& report);
+  void cut_stands(uint64_t number);
+  void fault(const Culprit& culprit, std::string_view op, int error, std::string_view text);
+  void phase(std::string_view name);
+  void redone(const RedoReport& report);
+  void program_error(uint64_t sequence, int error);
+  void injected(uint64_t id);
+  void garbage(uint64_t position, std::string_view text);
+  void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
+                std::span<const int> fds);
+  void announced();
+  void paused(uint64_t position);
+  void continued(uint64_t position);
+  void bye(std::string_view reason);
+  // Nothing more is said: the process ends. To be called before it does, so that the last words arrive.
+  void hang_up();
+
+  void round(const RoundReport& report);
+  void round_progress(uint64_t number, uint64_t copied_bytes);
+  void move_failed(std::string_view code, std::string_view text);
+  void handed_over(uint64_t cut, uint64_t position, uint64_t stopped, uint64_t drained, double cut_ms);
+  void handover_failed(std::string_view text);
+  void suspend_progress(uint64_t done_bytes, uint64_t total_bytes);
+  void prepared(double ms);
+  void suspended(uint64_t cut, uint64_t position, uint64_t bytes, double ms);
+  void suspend_failed(std::string_view text);
+  void resume_failed(std::string_view code, std::string_view text);
+
+ private:
+  friend class Log;
+  void send(const std::string& message, std::span<const int> fds = {});
+  void changed(const std::string& message, std::span<const int> fds);
+
+  mutable std::recursive_mutex mutex_;
+  ipc::UniqueFd socket_;  // guarded by mutex_
+  std::atomic<uint64_t>* changes_ = nullptr;  // guarded by mutex_
+  ipc::UniqueFd backlog_;                     // guarded by mutex_
+  std::map<uint64_t, uint64_t> unheard_;      // guarded by mutex_: bytes of memory that came while there was no daemon
+  uint64_t held_for_nothing_ = 0;             // guarded by mutex_: bytes of it that were given up again
+  bool broken_ = false;   // guarded by mutex_: the daemon does not read; the control thread will notice
+};
+
+enum class Level { kInfo, kWarning, kError };
+// A line for the job's log, and on stderr while nobody else can hear it.
+class Log {
+ public:
+  explicit Log(Daemon& daemon) : daemon_(daemon) {}
+  void operator()(Level level, std::string_view text);
+
+ private:
+  Daemon& daemon_;
+};
+
+}  // namespace xmig::server

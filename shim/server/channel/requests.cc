@@ -1,0 +1,328 @@
+#include "server/channel/requests.h"
+
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+namespace xmig::server {
+namespace {
+
+using Json = nlohmann::json;
+
+// One JSON object, read field by field. The first field that is missing or has the wrong type makes it bad, and so does
+// one that nobody asked for.
+class Fields {
+ public:
+  explicit Fields(const Json& object) : object_(object) {
+    if (!object.is_object()) fail("not an object");
+  }
+
+  template <typename T>
+  void unsigned_number(const char* name, T& value) {
+    const Json* field = find(name);
+    if (!field) return;
+    if (!field->is_number_unsigned() || field->get<uint64_t>() > std::numeric_limits<T>::max()) {
+      return fail(std::string(name) + " is no unsigned number, or too large");
+    }
+    value = static_cast<T>(field->get<uint64_t>());
+  }
+  void integer(const char* name, int& value) {
+    uint32_t number = 0;
+    unsigned_number(name, number);
+    if (number > static_cast<uint32_t>(std::numeric_limits<int>::max())) return fail(std::string(name) + " is too large");
+    value = static_cast<int>(number);
+  }
+  void boolean(const char* name, bool& value) {
+    const Json* field = find(name);
+    if (!field) return;
+    if (!field->is_boolean()) return fail(std::string(name) + " is neither true nor false");
+    value = field->get<bool>();
+  }
+  void real(const char* name, double& value) {
+    const Json* field = find(name);
+    if (!field) return;
+    if (!field->is_number()) return fail(std::string(name) + " is no number");
+    value = field->get<double>();
+  }
+  void string(const char* name, std::string& value, size_t longest) {
+    const Json* field = find(name);
+    if (!field) return;
+    if (!field->is_string() || field->get_ref<const std::string&>().size() > longest) {
+      return fail(std::string(name) + " is no string, or too long");
+    }
+    value = field->get<std::string>();
+  }
+  template <typename E>
+  void choice(const char* name, E& value, std::initializer_list<std::pair<std::string_view, E>> choices) {
+    std::string text;
+    string(name, text, 64);
+    if (!good_) return;
+    for (const auto& [known, meaning] : choices) {
+      if (known == text) {
+        value = meaning;
+        return;
+      }
+    }
+    fail(std::string(name) + " cannot be '" + text + "'");
+  }
+  // Is the field there, and not null?
+  bool has(const char* name) {
+    if (!good_) return false;
+    const auto found = object_.find(name);
+    if (found == object_.end()) return false;
+    if (!found->is_null()) return true;
+    ++seen_;
+    return false;
+  }
+  const Json* find(const char* name) {
+    if (!good_) return nullptr;
+    const auto found = object_.find(name);
+    if (found == object_.end()) {
+      fail(std::string(name) + " is missing");
+      return nullptr;
+    }
+    ++seen_;
+    return &*found;
+  }
+  void fail(std::string why) {
+    if (good_) why_ = std::move(why);
+    good_ = false;
+  }
+  // Good, and nothing was left unread.
+  bool finished() {
+    if (good_ && seen_ != object_.size()) fail("fields that this message does not have");
+    return good_;
+  }
+  // What made it bad.
+  const std::string& why() const { return why_; }
+
+ private:
+  const Json& object_;
+  std::string why_;
+  size_t seen_ = 0;
+  bool good_ = true;
+};
+
+void read_injection(Fields& fields, device::Injection& injection) {
+  using device::InjectKind, device::InjectPoint;
+  fields.unsigned_number("id", injection.id);
+  fields.choice("point", injection.point,
+                {{"record", InjectPoint::kRecord},
+                 {"kernel", InjectPoint::kKernel},
+                 {"copy", InjectPoint::kCopy},
+                 {"cut", InjectPoint::kCut},
+                 {"redo", InjectPoint::kRedo},
+                 {"import", InjectPoint::kImport}});
+  fields.choice("kind", injection.kind,
+                {{"kill", InjectKind::kKill}, {"fault", InjectKind::kFault}, {"hang", InjectKind::kHang}});
+  fields.unsigned_number("sequence", injection.sequence);
+  fields.integer("error", injection.error);
+}
+
+// Injections arrive as a message of their own, or in a list inside `assign`, where they may carry the same "type".
+Result<> read_listed_injection(const Json& object, device::Injection& injection) {
+  Fields fields(object);
+  std::string type;
+  if (fields.has("type")) fields.string("type", type, 16);
+  read_injection(fields, injection);
+  if (!fields.finished()) return Error{fields.why()};
+  return {};
+}
+
+std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  Assign assign;
+  fields.string("job", assign.job, 63);
+  fields.choice(
+      "mode", assign.mode,
+      {{"fresh", AssignMode::kFresh},
+       {"recover", AssignMode::kRecover},
+       {"lost", AssignMode::kLost},
+       {"move", AssignMode::kMove},
+       {"resume", AssignMode::kResume}});
+  fields.integer("client_pid", assign.client_pid);
+  fields.real("cut_budget", assign.cut_budget);
+  if (!(assign.cut_budget > 0 && assign.cut_budget <= 1)) fields.fail("cut_budget is not in (0, 1]");
+  if (fields.has("stall_bound")) fields.real("stall_bound", assign.stall_bound);
+  if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
+  if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
+  if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
+  if (fields.has("deliver")) {
+    const Json* object = fields.find("deliver");
+    Delivery delivery{};
+    Fields inner(*object);
+    inner.unsigned_number("sequence", delivery.sequence);
+    inner.integer("error", delivery.error);
+    if (!inner.finished()) {
+      fields.fail(inner.why());
+      return std::nullopt;
+    }
+    assign.deliver = delivery;
+  }
+  if (fields.has("careful")) {
+    const Json* object = fields.find("careful");
+    Careful careful{};
+    Fields inner(*object);
+    inner.unsigned_number("after", careful.after);
+    inner.unsigned_number("until", careful.until);
+    if (!inner.finished()) {
+      fields.fail(inner.why());
+      return std::nullopt;
+    }
+    assign.careful = careful;
+  }
+  if (fields.has("injections")) {
+    const Json* list = fields.find("injections");
+    if (!list->is_array() || list->size() > 256) {
+      fields.fail("injections is no list, or too long");
+    } else {
+      for (const Json& object : *list) {
+        if (const Result<> read = read_listed_injection(object, assign.injections.emplace_back()); !read) {
+          fields.fail(read.why());
+          return std::nullopt;
+        }
+      }
+    }
+  }
+  if (fields.has("ahead")) fields.boolean("ahead", assign.ahead);
+  if (assign.ahead && assign.mode != AssignMode::kRecover) fields.fail("only a recovery is prepared ahead");
+  if (fields.has("error")) fields.integer("error", assign.error);
+  if (fields.has("text")) fields.string("text", assign.text, 4096);
+  if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
+  if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
+  if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
+  if (!fields.finished()) return std::nullopt;
+  assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}};
+  fds.clear();
+  return assign;
+}
+
+std::optional<Request> read_memory(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  MemoryAdd add;
+  std::string op;
+  fields.string("op", op, 8);
+  if (op == "drop") {
+    MemoryDrop drop;
+    fields.unsigned_number("id", drop.id);
+    return fields.finished() ? std::optional<Request>(drop) : std::nullopt;
+  }
+  fields.unsigned_number("id", add.memory.id);
+  fields.choice(
+      "kind", add.memory.kind,
+      {{"device", HostedKind::kDevice}, {"shadow", HostedKind::kShadow}, {"image", HostedKind::kImage}});
+  fields.integer("ordinal", add.memory.ordinal);
+  fields.unsigned_number("address", add.memory.address);
+  fields.unsigned_number("bytes", add.memory.bytes);
+  if (fields.has("name")) fields.string("name", add.memory.name, 255);
+  if (fields.has("foreign")) fields.boolean("foreign", add.memory.foreign);
+  if (op != "add") fields.fail("op is neither add nor drop");
+  if (add.memory.ordinal >= static_cast<int>(journal::kMaxDevices)) fields.fail("ordinal is too large");
+  if (fds.size() != 1) fields.fail("memory comes with 1 descriptor");
+  if (!fields.finished()) return std::nullopt;
+  add.memory.fd = std::move(fds[0]);
+  fds.clear();
+  return add;
+}
+
+std::optional<Request> read_rebind(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  Rebind rebind;
+  if (fields.has("client_pid")) fields.integer("client_pid", rebind.client_pid);
+  if (fds.size() != 3) fields.fail("rebind comes with 3 descriptors");
+  if (!fields.finished()) return std::nullopt;
+  rebind.journal = std::move(fds[0]);
+  rebind.staging = std::move(fds[1]);
+  rebind.pinned = std::move(fds[2]);
+  fds.clear();
+  return rebind;
+}
+
+std::optional<Request> read_prepare_suspend(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  PrepareSuspend prepare;
+  fields.choice("to", prepare.to, {{"host", SuspendTo::kHost}, {"file", SuspendTo::kFile}});
+  if (fields.has("bytes_hint")) fields.unsigned_number("bytes_hint", prepare.bytes_hint);
+  const bool file = prepare.to == SuspendTo::kFile;
+  if (fds.size() != (file ? 1 : 0)) fields.fail("prepare_suspend comes with 1 descriptor if it is to a file, else none");
+  if (!fields.finished()) return std::nullopt;
+  if (file) prepare.directory = std::move(fds[0]);
+  fds.clear();
+  return prepare;
+}
+
+}  // namespace
+
+Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds) {
+  const char* const text = reinterpret_cast<const char*>(message.data());
+  const Json object = Json::parse(text, text + message.size(), nullptr, false);
+  if (object.is_discarded()) return Error{"not JSON"};
+  Fields fields(object);
+  std::string type;
+  fields.string("type", type, 16);
+  std::optional<Request> request;
+  if (type == "assign") {
+    request = read_assign(fields, fds);
+  } else if (type == "memory") {
+    request = read_memory(fields, fds);
+  } else if (type == "rebind") {
+    request = read_rebind(fields, fds);
+  } else if (type == "inject") {
+    Inject inject;
+    read_injection(fields, inject.injection);
+    if (fields.finished()) request = inject;
+  } else if (type == "stop") {
+    Stop stop;
+    if (fields.has("reason")) fields.string("reason", stop.reason, 4096);
+    if (fields.finished()) request = std::move(stop);
+  } else if (type == "go") {
+    if (fields.finished()) request = Go{};
+  } else if (type == "enter") {
+    if (fields.finished()) request = Enter{};
+  } else if (type == "cut") {
+    TakeCut cut;
+    if (fields.has("host")) fields.boolean("host", cut.host.emplace());
+    if (fields.finished()) request = cut;
+  } else if (type == "round") {
+    Round round;
+    fields.unsigned_number("number", round.number);
+    fields.unsigned_number("cut", round.cut);
+    if (fields.finished()) request = round;
+  } else if (type == "handover") {
+    if (fields.finished()) request = Handover{};
+  } else if (type == "take") {
+    Take take;
+    fields.unsigned_number("cut", take.cut);
+    if (fields.finished()) request = take;
+  } else if (type == "room") {
+    if (fds.empty()) fields.fail("room comes with descriptors");
+    if (fields.finished()) request = Room{std::move(fds)};
+    fds.clear();
+  } else if (type == "prepare_suspend") {
+    request = read_prepare_suspend(fields, fds);
+  } else if (type == "suspend") {
+    if (fields.finished()) request = Suspend{};
+  } else if (type == "preload") {
+    if (fds.size() != 2) fields.fail("preload comes with 2 descriptors");
+    if (fields.finished()) request = LoadAhead{{std::move(fds[0]), std::move(fds[1])}};
+    fds.clear();
+  } else if (type == "abort_suspend") {
+    if (fields.finished()) request = AbortSuspend{};
+  } else if (type == "pause") {
+    if (fields.finished()) request = Pause{};
+  } else if (type == "continue") {
+    if (fields.finished()) request = Continue{};
+  } else if (type == "output") {
+    if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
+    if (fields.finished()) request = Output{std::move(fds[0])};
+    fds.clear();
+  } else if (type == "backlog") {
+    if (fds.size() != 1) fields.fail("backlog comes with 1 descriptor");
+    if (fields.finished()) request = Backlog{std::move(fds[0])};
+    fds.clear();
+  } else {
+    fields.fail("unknown type '" + type + "'");
+  }
+  if (request && !fds.empty()) return Error{"descriptors that this message does not have"};
+  if (!request) return Error{type.empty() ? fields.why() : type + ": " + fields.why()};
+  return std::move(*request);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,128 @@
+// What the daemon may ask of a server: its messages, checked and typed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/result.h"
+#include "device/device.h"
+#include "ipc/fd.h"
+#include "server/memory/hosted.h"
+
+namespace xmig::server {
+
+// kMove: copy another server's memory in rounds, take its job over later. kResume: a suspended one, whose device memory is
+// gone.
+enum class AssignMode { kFresh, kRecover, kLost, kMove, kResume };
+
+// A fault that belongs to the program: redo up to this record, then hand it over.
+struct Delivery {
+  uint64_t sequence;
+  int error;
+};
+
+// The records after `after`, up to `until`: one by one, to find the one whose work faults.
+struct Careful {
+  uint64_t after;
+  uint64_t until;
+};
+
+struct JobFds {
+  ipc::UniqueFd journal, staging, pinned, cut[2];
+};
+
+struct Assign {
+  std::string job;
+  AssignMode mode = AssignMode::kFresh;
+  int client_pid = 0;
+  double cut_budget = 0.01;   // share of time that cuts may cost
+  double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
+  double hang_timeout = 0;  // seconds; 0: never
+  std::optional<Delivery> deliver;
+  std::optional<Careful> careful;
+  std::vector<device::Injection> injections;
+  bool ahead = false;  // kRecover: the server before it has not ended yet. Nothing is entered until Enter comes
+  int error = 0;  // kLost
+  std::string text;
+  uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
+  JobFds fds;
+};
+struct MemoryAdd {
+  Hosted memory;
+};
+// kMove: the source holds it no longer.
+struct MemoryDrop {
+  uint64_t id = 0;
+};
+struct Go {};
+// The server before this one has ended: the job is this one's.
+struct Enter {};
+struct Inject {
+  device::Injection injection;
+};
+struct TakeCut {
+  std::optional<bool> host;  // from now on, is the whole shadow kept in host memory?
+};
+// kMove: copy what this cut holds and is not here yet.
+struct Round {
+  uint64_t number = 0;
+  uint64_t cut = 0;
+};
+// Stop for good, at a cut: another server goes on from there.
+struct Handover {};
+// kMove: that cut of the source is its last one. The job is this server's.
+struct Take {
+  uint64_t cut = 0;
+};
+// Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next.
+struct Room {
+  std::vector<ipc::UniqueFd> slabs;
+};
+enum class SuspendTo { kHost, kFile };
+// Bring the shadow to where it can stay without a server, while the program runs.
+struct PrepareSuspend {
+  SuspendTo to = SuspendTo::kHost;
+  uint64_t bytes_hint = 0;
+  ipc::UniqueFd directory;            // kFile
+  std::vector<ipc::UniqueFd> room;  // kHost: what came before it
+};
+struct Suspend {};
+// To a standby: load what these cuts of the process have that it may get.
+struct LoadAhead {
+  ipc::UniqueFd cut[2];
+};
+struct AbortSuspend {};
+struct Pause {};
+struct Rebind {
+  ipc::UniqueFd journal, staging, pinned;
+  int client_pid = 0;  // 0: as before
+};
+struct Continue {};
+// From now on print there: nobody reads the pipe that the daemon before this one gave.
+struct Output {
+  ipc::UniqueFd pipe;
+};
+// From now on each change of memory is said there, too: the next daemon hears of it, if this one and the server die at once.
+struct Backlog {
+  ipc::UniqueFd socket;
+};
+struct Stop {
+  std::string reason;
+};
+
+using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeCut, Round, Handover, Take, Room,
+                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
+                             Backlog, Stop>;
+
+inline constexpr size_t kMaxMessageBytes = 64 << 10;
+inline constexpr size_t kMaxRequestFds = 250;  // of `room`
+
+// The message has to fit its schema.
+Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds);
+
+}  // namespace xmig::server

@@ -1,0 +1,361 @@
+#include "server/control/server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "ipc/seqpacket.h"
+#include "journal/futex.h"
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr int kReconnectMs = 200;
+constexpr int kLostExit = 1;
+
+uint32_t peer_pid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  const bool known = ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0;
+  return known && credentials.pid > 0 ? static_cast<uint32_t>(credentials.pid) : 0;
+}
+
+}  // namespace
+
+void mark_lost(const Job& job, int error) {
+  journal::JournalHeader& header = job.header();
+  header.context_error.store(static_cast<uint32_t>(error));
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kLost));
+  header.trimmed_futex.fetch_add(1);
+  header.callback_doorbell.fetch_add(1);
+  journal::futex_wake(header.state);
+  journal::futex_wake(header.trimmed_futex);
+  journal::futex_wake(header.callback_doorbell);
+  const uint64_t tail = header.tail.load();
+  for (const journal::ThreadSlot& slot : header.threads) {
+    const uint64_t waiting = slot.waiting.load();
+    if (waiting >= tail || tail - waiting > job.journal().ring_bytes() || waiting % 8 != 0) continue;
+    journal::futex_wake(reinterpret_cast<const journal::RecordHeader*>(job.journal().at(waiting))->state);
+  }
+}
+
+Server::Server(Options options, std::unique_ptr<device::Device> device)
+    : options_(std::move(options)),
+      device_(std::move(device)),
+      contexts_(device_->driver()),
+      faults_(*device_, daemon_),
+      injector_(*device_, daemon_, faults_),
+      preload_(*device_, contexts_, log_),
+      physical_(device_->driver(), daemon_, log_) {}
+
+Server::~Server() {
+  entry_.give_up();
+  if (executor_) executor_->stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+int Server::run(uint64_t started) {
+  const int status = live(started);
+  daemon_.hang_up();
+  return status;
+}
+
+int Server::live(uint64_t started) {
+  socket_ = options_.control_fd;
+  { const auto attached = daemon_.attach(ipc::UniqueFd(options_.control_fd)); }
+  if (const CUresult result = device_->driver().cuInit(0); result != CUDA_SUCCESS) {
+    daemon_.unavailable(result, "the device's driver does not start: CUDA error " + std::to_string(result));
+    return kLostExit;
+  }
+  const auto devices = static_cast<uint32_t>(options_.ordinals.size());
+  if (const CUresult result = contexts_.open(devices); result != CUDA_SUCCESS) {
+    daemon_.unavailable(result, "no context on device " + options_.device() + ": CUDA error " + std::to_string(result));
+    return kLostExit;
+  }
+  daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6, device_->own_bytes());
+  while (true) {
+    const std::optional<int> status = socket_ >= 0 ? listen() : reconnect();
+    if (status) return *status;
+  }
+}
+
+// One round: a message of the daemon, or the end of the program.
+std::optional<int> Server::listen() {
+  pollfd watched[] = {{socket_, POLLIN, 0}, {pausing_ ? -1 : client_.get(), POLLIN, 0}};
+  const bool loading = !assignment_ && preload_.pending();  // between two messages: who has a job does not wait
+  const int ready = ::poll(watched, 2, loading ? 0 : -1);
+  if (ready < 0) return errno == EINTR ? std::nullopt : std::optional(kLostExit);
+  if (ready == 0) {
+    load_further();
+    return std::nullopt;
+  }
+  if (watched[1].revents != 0) {
+    daemon_.bye("the program has exited");
+    return 0;
+  }
+  if (watched[0].revents == 0) return std::nullopt;
+  std::array<std::byte, kMaxMessageBytes> buffer;
+  ipc::Received received = ipc::receive_message(socket_, buffer, kMaxRequestFds);
+  std::string why = "the daemon has closed the connection";
+  if (received.error == EINTR || received.error == EAGAIN) return std::nullopt;
+  if (received.error == 0 && received.bytes != 0) {
+    Result<Request> request = parse_request(std::span(buffer).first(received.bytes), std::move(received.fds));
+    if (request) return handle(std::move(*request));
+    why = request.why();
+    log_(Level::kError, "a message of the daemon makes no sense, the connection ends: " + why);
+  }
+  daemon_.detach();
+  socket_ = -1;
+  // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
+  return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
+}
+
+std::optional<int> Server::reconnect() {
+  pollfd watched{pausing_ ? -1 : client_.get(), POLLIN, 0};
+  if (::poll(&watched, 1, kReconnectMs) > 0) return 0;
+  if (!serving_ || options_.runtime_dir.empty()) return std::nullopt;
+  ipc::UniqueFd socket = ipc::connect_to(options_.runtime_dir + "/control.sock");
+  if (!socket) return std::nullopt;
+  socket_ = socket.get();
+  job_->header().daemon_pid.store(peer_pid(socket_));
+  executor_->announce(std::move(socket), options_.device());
+  return std::nullopt;
+}
+
+std::optional<int> Server::handle(Request request) {
+  return std::visit([this](auto& one) { return (*this)(one); }, request);
+}
+
+std::optional<int> Server::operator()(Assign& request) {
+  if (assignment_) {
+    log_(Level::kError, "the daemon assigns a second job");
+    return kLostExit;
+  }
+  assignment_ = std::move(request);
+  Result<Job> job = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds));
+  if (!job) {
+    log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + job.why());
+    return kLostExit;
+  }
+  job_ = std::move(*job);
+  if (assignment_->mode == AssignMode::kLost) {
+    log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
+    mark_lost(*job_, assignment_->error != 0 ? assignment_->error : CUDA_ERROR_UNKNOWN);
+    return 0;
+  }
+  if (!watch_client()) {
+    daemon_.bye("the program has exited");
+    return 0;
+  }
+  if (assignment_->mode != AssignMode::kRecover) physical_.keep_ahead({});
+  for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
+  if (assignment_->mode == AssignMode::kMove) {
+    begin_move();
+    return std::nullopt;
+  }
+  if (assignment_->ahead) return std::nullopt;
+  enter();
+  if (assignment_->mode == AssignMode::kResume) {
+    make_executor();
+    executor_->incoming().prepare_resumption();
+  }
+  if (assignment_->mode == AssignMode::kFresh) begin();
+  return std::nullopt;
+}
+
+bool Server::waits_to_enter() const { return assignment_ && assignment_->ahead && !entry_.is_open(); }
+
+void Server::enter() {
+  job_->header().daemon_pid.store(peer_pid(socket_));
+  enter_job();
+  entry_.open();
+}
+
+// From now on the journal says that the job is this server's.
+void Server::enter_job() {
+  journal::JournalHeader& header = job_->header();
+  header.server_pid.store(static_cast<uint32_t>(::getpid()));
+  header.generation.fetch_add(1);
+  header.memory_changes.fetch_add(1);
+  daemon_.count_changes(header.memory_changes);
+}
+
+bool Server::watch_client() {
+  client_.reset(static_cast<int>(::syscall(SYS_pidfd_open, job_->client_pid(), 0)));
+  if (!client_) log_(Level::kError, std::string("the program cannot be watched: ") + std::strerror(errno));
+  return static_cast<bool>(client_);
+}
+
+void Server::make_executor() {
+  device_->wake();
+  contexts_.use(0);
+  const Services services{*device_, device_->driver(), contexts_, daemon_, log_, faults_, injector_, *job_};
+  const Limits limits{assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound};
+  executor_ = std::make_unique<Executor>(services, preload_, physical_, limits);
+}
+
+void Server::begin() {
+  begun_ = true;
+  if (!executor_) make_executor();
+  thread_ = std::thread([this, given = std::move(given_)]() mutable { serve(std::move(given)); });
+}
+
+// The executor's thread.
+void Server::serve(std::vector<Hosted> given) {
+  if (const Result<> started = start(std::move(given)); !started) {
+    if (!entry_.is_open()) give_back(started.why());
+    lose(started.why());
+  }
+  serving_ = true;
+  if (const Result<> ended = executor_->run(); !ended) lose(ended.why());
+}
+
+Result<> Server::start(std::vector<Hosted> given) {
+  switch (assignment_->mode) {
+    case AssignMode::kFresh:
+      if (Result<> started = executor_->start_fresh(); !started) return started;
+      daemon_.ready(job_->header().generation.load());
+      return {};
+    case AssignMode::kResume: {
+      Result<> resumed = executor_->resume_suspended(std::move(given));
+      if (resumed) return resumed;
+      // Nothing has changed: the process is where it was.
+      job_->header().server_pid.store(0);
+      daemon_.resume_failed(resumed.error().code, resumed.why());
+      daemon_.hang_up();
+      ::_exit(kLostExit);
+    }
+    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, entry_);
+  }
+}
+
+void Server::lose(const std::string& why) {
+  mark_lost(*job_, CUDA_ERROR_UNKNOWN);
+  daemon_.garbage(job_->header().executed.load(), why);
+  daemon_.hang_up();
+  ::_exit(kLostExit);
+}
+
+// What was not entered is as it was: the next server tries, when the one before this one has given its device back.
+void Server::give_back(const std::string& why) {
+  log_(Level::kWarning, "the recovery could not be prepared: " + why);
+  daemon_.hang_up();
+  ::_exit(kLostExit);
+}
+
+// The cuts are written by the process's server all the time: of the two, one is whole.
+std::optional<int> Server::operator()(LoadAhead& request) {
+  if (assignment_) return std::nullopt;
+  std::optional<CutContent> newest;
+  for (const ipc::UniqueFd& fd : request.cut) {
+    Result<CutContent> content = read_cut_file(fd.get());
+    if (content && (!newest || content->number > newest->number)) newest = std::move(*content);
+  }
+  if (newest) preload_.want(*newest);
+  if (!preload_.pending()) daemon_.preloaded(preload_.report());
+  return std::nullopt;
+}
+
+void Server::load_further() {
+  preload_.step(Preload::kMostOfStandby);
+  if (!preload_.pending()) daemon_.preloaded(preload_.report());
+}
+
+// A standby is told of what its process has.
+void Server::map_ahead(Hosted memory) {
+  if (memory.kind == HostedKind::kImage) {
+    preload_.add(memory);
+  } else if (static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
+    contexts_.use(static_cast<uint32_t>(memory.ordinal));
+    physical_.map_ahead(std::move(memory), contexts_.count());
+  }
+}
+
+std::optional<int> Server::operator()(MemoryAdd& request) {
+  if (!assignment_) {
+    map_ahead(std::move(request.memory));
+    return std::nullopt;
+  }
+  if (assignment_ && assignment_->mode == AssignMode::kMove) return add_step(std::move(request));
+  const bool waits_for_it =
+      assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
+  if (!waits_for_it || begun_) {
+    log_(Level::kError, "the daemon hands over memory that nobody needs");
+    return std::nullopt;
+  }
+  given_.push_back(std::move(request.memory));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Go&) {
+  const bool waits_for_it =
+      assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
+  if (waits_for_it && !begun_) begin();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Enter&) {
+  if (waits_to_enter()) enter();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Inject& request) {
+  injector_.arm(request.injection);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(TakeCut& request) {
+  if (!begun_) return std::nullopt;
+  if (request.host && serving_) {
+    executor_->departure().keep_on_host(*request.host);
+  } else {
+    executor_->ask_for_cut();
+  }
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Pause&) {
+  if (!begun_) return std::nullopt;
+  pausing_ = true;
+  executor_->pause();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Rebind& request) { return resume(std::move(request)); }
+
+std::optional<int> Server::operator()(Continue&) { return resume(std::nullopt); }
+
+std::optional<int> Server::resume(std::optional<Rebind> rebind) {
+  const Result<> resumed = begun_ ? executor_->resume(std::move(rebind)) : Error{"there is no job"};
+  if (!resumed) {
+    log_(Level::kError, "cannot continue: " + resumed.why());
+    return std::nullopt;
+  }
+  pausing_ = false;
+  if (watch_client()) return std::nullopt;
+  daemon_.bye("the program has exited");
+  return 0;
+}
+
+std::optional<int> Server::operator()(Output& request) {
+  for (const int printed : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(request.pipe.get(), printed);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Backlog& request) {
+  daemon_.keep_backlog(std::move(request.socket));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Stop& request) {
+  log_(Level::kInfo, "stopped: " + request.reason);
+  return 0;
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,116 @@
+// The server's life: a warm standby, then one job, until its program ends.
+//
+// This thread listens to the daemon and watches the program; the job itself is the executor's thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/device.h"
+#include "server/channel/daemon.h"
+#include "server/channel/entry.h"
+#include "server/channel/job.h"
+#include "server/channel/requests.h"
+#include "server/contexts.h"
+#include "server/executor/executor.h"
+#include "server/faults/faults.h"
+#include "server/faults/injector.h"
+#include "server/options.h"
+
+namespace xmig::server {
+
+class Server {
+ public:
+  Server(Options options, std::unique_ptr<device::Device> device);
+  ~Server();
+
+  // Until there is nothing more to do: the exit status of the process. `started` is when the process was.
+  int run(uint64_t started);
+
+ private:
+  int live(uint64_t started);
+  // Each returns an exit status when the server is to end.
+  std::optional<int> listen();
+  std::optional<int> reconnect();
+  std::optional<int> handle(Request request);
+  std::optional<int> operator()(Assign& request);
+  std::optional<int> operator()(MemoryAdd& request);
+  std::optional<int> operator()(MemoryDrop& request);
+  std::optional<int> operator()(Go& request);
+  std::optional<int> operator()(Enter& request);
+  std::optional<int> operator()(Inject& request);
+  std::optional<int> operator()(TakeCut& request);
+  std::optional<int> operator()(Round& request);
+  std::optional<int> operator()(Handover& request);
+  std::optional<int> operator()(Take& request);
+  std::optional<int> operator()(Room& request);
+  std::optional<int> operator()(PrepareSuspend& request);
+  std::optional<int> operator()(Suspend& request);
+  std::optional<int> operator()(AbortSuspend& request);
+  std::optional<int> operator()(LoadAhead& request);
+  std::optional<int> operator()(Pause& request);
+  std::optional<int> operator()(Rebind& request);
+  std::optional<int> operator()(Continue& request);
+  std::optional<int> operator()(Output& request);
+  std::optional<int> operator()(Backlog& request);
+  std::optional<int> operator()(Stop& request);
+  std::optional<int> resume(std::optional<Rebind> rebind);
+
+  void map_ahead(Hosted memory);
+  void load_further();
+  bool watch_client();
+  bool waits_to_enter() const;
+  void enter();
+  void enter_job();
+  void make_executor();
+  void begin();
+  void serve(std::vector<Hosted> given);
+  Result<> start(std::vector<Hosted> given);
+  [[noreturn]] void lose(const std::string& why);
+  [[noreturn]] void give_back(const std::string& why);
+
+  // server_moves.cc: the target of a move does these one after the other, on the executor's thread.
+  using Step = std::variant<MemoryAdd, MemoryDrop, Round, Take>;
+  void begin_move();
+  void move();
+  Result<> make_step(Step& step);
+  std::optional<int> add_step(Step step);
+
+  const Options options_;
+  const std::unique_ptr<device::Device> device_;
+  Daemon daemon_;
+  Log log_{daemon_};
+  Contexts contexts_;
+  Faults faults_;
+  Injector injector_;
+  Preload preload_;
+  Physical physical_;
+
+  int socket_ = -1;  // the daemon's; owned by daemon_
+  ipc::UniqueFd client_;  // pidfd
+  std::optional<Assign> assignment_;
+  std::optional<Job> job_;
+  Entry entry_;
+  std::vector<Hosted> given_;
+  std::vector<ipc::UniqueFd> room_;  // for the next suspension
+  std::unique_ptr<Executor> executor_;
+  std::thread thread_;
+  std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be told of it
+  bool begun_ = false;                // the job is this server's
+  std::mutex steps_mutex_;
+  std::condition_variable steps_changed_;
+  std::deque<Step> steps_;  // guarded by steps_mutex_
+  bool pausing_ = false;  // the program may end in order to be restored elsewhere
+};
+
+// The job is over: every waiting thread of the program wakes up and gets `error`.
+void mark_lost(const Job& job, int error);
+
+}  // namespace xmig::server

@@ -1,0 +1,46 @@
+// What recovery and migration may ask of the executor: to stand still, and to make the program's objects again. The executor is
+// one; all calls are on its thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "common/result.h"
+#include "server/channel/requests.h"
+#include "server/snapshot/cut_file.h"
+
+namespace xmig::server {
+
+class Execution {
+ public:
+  virtual ~Execution() = default;
+
+  // The start of the next record. Everything before it was executed.
+  virtual uint64_t position() const = 0;
+  // Does it execute what a lost server had executed already?
+  virtual bool replaying() const = 0;
+
+  // The device finishes what it has; the journal says how far it is.
+  virtual void come_to_rest() = 0;
+  // Of this position. `stopped`: since when execution has waited for the device; 0: it has not.
+  virtual Result<> take_cut(const char* reason, uint64_t stopped = 0) = 0;
+  // Execute nothing until resume(). The daemon is told why, and so is one that comes back.
+  virtual void park(const std::function<void()>& tell) = 0;
+  // Nobody else has the job after all.
+  virtual void go_on() = 0;
+
+  // A recovery. The job is this server's; it begins at a cut, up to which the journal's state is the cut's. `executed`: up to where
+  // the server before it was.
+  virtual void entered() = 0;
+  virtual void start_at(const CutContent& content, uint64_t executed) = 0;
+  // Memory is there, but not yet its content.
+  virtual Result<> make_objects(const CutContent& content) = 0;
+  // Its content is, too: variables that the driver has placed become what it says.
+  virtual Result<> restore_variables() = 0;
+  // Of the records up to this position only what is this process's own: the lost server's device work was done.
+  virtual Result<> execute_objects(uint64_t until) = 0;
+  virtual void begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) = 0;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,758 @@
+#include "server/executor/executor.h"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+#include <tuple>
+
+#include "journal/futex.h"
+#include "server/clock.h"
+#include "server/handlers/peers.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr uint32_t kBatch = 64;                // records between two looks at everything else
+// ns that the executor looks at the tail before it sleeps: long while that pays, short when the last look was in vain.
+constexpr uint64_t kShortestSpin = 2'000;
+constexpr int kTailLooks = 32;
+// After work; the executor has nothing else to do then.
+uint64_t longest_spin() { return journal::processors_to_spare() ? 100'000 : 50'000; }
+// While the device works on what somebody waits for.
+uint64_t longest_watch() { return journal::processors_to_spare() ? 50'000'000 : 50'000; }
+constexpr uint64_t kLongestSleep = 60'000'000'000;
+constexpr uint64_t kStopPatience = 100'000;    // while the device finishes what it has
+constexpr uint64_t kBarrierPatience = 50'000'000;  // where the device may wait for what comes after the barrier
+constexpr uint64_t kPatience = 1'000'000;      // while something is to be looked at again
+constexpr uint64_t kQuietAfterMove = 500'000'000;  // two servers have ended by then, and the next standby is warm
+constexpr uint64_t kLookEvery = 10'000'000;    // at a device that works, while nobody waits for it
+constexpr uint32_t kBatchesToLook = 1024;      // and while there is much to do
+constexpr uint64_t kFirstRestLook = 20'000;    // after a record; then after twice as long each time
+// After that long without a record the program rests, and a sleep that may be as long as the other is settled for
+// (placement.h): a program that is not at rest never meets the executor on its processor.
+constexpr uint64_t kRest = 2'000'000, kWorthSettling = 5'000'000;
+// Beside the program's thread, which the executor keeps from running. What is waited for is executed there, once: whoever
+// goes on within a nap, or waits longer, is left.
+constexpr uint64_t kLongestWaitBeside = 50'000;
+constexpr uint64_t kNap = 100'000;
+
+template <typename Args>
+uint64_t stream_of(const Args& args) {
+  if constexpr (requires { args.stream; }) {
+    return args.stream;
+  } else {
+    return args.hStream;
+  }
+}
+
+bool destroys(Op op) {
+  return op == Op::cuStreamDestroy_v2 || op == Op::cuEventDestroy_v2 || op == Op::cuModuleUnload ||
+         op == Op::xmGraphDestroy || op == Op::xmUnpin;
+}
+
+bool is_kernel(Op op) { return op == Op::xmLaunch || op == Op::xmFirstLaunch || op == Op::xmGraphLaunch; }
+
+// What a program calls again and again. It makes no thread, in the driver neither, that would be bound with the executor's.
+bool makes_no_thread(Op op) {
+  return op == Op::xmLaunch || op == Op::cuStreamSynchronize || op == Op::cuCtxSynchronize ||
+         op == Op::cuEventSynchronize || op == Op::cuEventRecordWithFlags || op == Op::cuStreamQuery;
+}
+
+Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
+
+}  // namespace
+
+bool Executor::keeps_books(Op op) {
+  switch (op) {
+    case Op::xmContextReset:
+    case Op::xmPeer:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse:
+    case Op::xmShrink:
+    case Op::xmUnpin:
+    case Op::xmImage:
+    case Op::xmImageFile:
+    case Op::xmLinkEnd:
+    case Op::cuStreamCreateWithPriority:
+    case Op::cuStreamDestroy_v2:
+    case Op::cuEventCreate:
+    case Op::cuEventDestroy_v2:
+    case Op::xmGraphDestroy:
+    case Op::cuModuleUnload: return true;
+    default: return false;
+  }
+}
+
+Executor::Executor(const Services& services, Preload& preload, Physical& physical, const Limits& limits)
+    : services_(services),
+      device_(services.device),
+      driver_(services.driver),
+      contexts_(services.contexts),
+      daemon_(services.daemon),
+      log_(services.log),
+      faults_(services.faults),
+      injector_(services.injector),
+      job_(services.job),
+      preload_(preload),
+      memory_(physical),
+      granules_(device_, contexts_, faults_, memory_.shadow),
+      intake_(driver_),
+      linker_(driver_),
+      thread_streams_(size_t{journal::kMaxThreads} * contexts_.count()),
+      scratch_(driver_),
+      placed_(device_, contexts_, log_),
+      waits_(driver_, replies_, faults_, [this](uint32_t ordinal) { contexts_.use(ordinal); }),
+      progress_(driver_, device_.mark_every()),
+      hang_timeout_(limits.hang_timeout),
+      interrupts_(job_, placement_),
+      staging_(memory_),
+      snapshots_(services_, memory_, granules_, objects_, staging_),
+      schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.cut_budget, device_.recovery_ns()),
+      relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
+      departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
+      adoption_(services_, memory_),
+      incoming_(services_, memory_, granules_, adoption_, preload_),
+      recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this) {
+  faults_.hear(this);
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    size_t bytes = 0;
+    if (driver_.cuDeviceTotalMem_v2(&bytes, static_cast<CUdevice>(ordinal)) == CUDA_SUCCESS) {
+      memory_.copy_log.set_device(ordinal, bytes);
+    }
+  }
+  contexts_.use(0);
+  register_shared();
+}
+
+// The device is left as it was found. No function of the program may be outstanding.
+Executor::~Executor() {
+  placement_.close();
+  watchdog_.reset();
+  relocation_.end(false);
+  incoming_.give_up();
+  drain();
+  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { destroy(graph); });
+  objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
+  objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
+  objects_.streams.for_each([&](uint32_t, const Stream& stream) { driver_.cuStreamDestroy_v2(stream.real); });
+  for (const CUstream stream : thread_streams_) {
+    if (stream) driver_.cuStreamDestroy_v2(stream);
+  }
+  intake_.close([this](uint32_t ordinal) { contexts_.use(ordinal); });
+  close_asides();
+  for (const auto& ours : {publishers_, graph_streams_}) {
+    for (const CUstream stream : ours) {
+      if (stream) driver_.cuStreamDestroy_v2(stream);
+    }
+  }
+  faults_.hear(nullptr);
+  unregister_shared();
+}
+
+void Executor::run_to_tail() {
+  while (!broken_ && execute_batch()) {
+    waits_.poll();
+    consider_cut(false);
+  }
+}
+
+Result<> Executor::start_fresh() {
+  if (const CUresult result = memory_.physical.reserve(contexts_.count()); result != CUDA_SUCCESS) {
+    return Error{"the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")"};
+  }
+  journal::JournalHeader& header = job_.header();
+  if (header.tail.load() != 0) return Error{"the journal of a fresh job is not empty"};
+  generation_ = header.generation.load();
+  header.magic = journal::kMagic;
+  header.version = journal::kLayoutVersion;
+  header.device_count = contexts_.count();
+  header.ring_bytes = job_.journal().ring_bytes();
+  header.client_pid = static_cast<uint32_t>(job_.client_pid());
+  int version = 0;
+  driver_.cuDriverGetVersion(&version);
+  header.driver_version = static_cast<uint32_t>(version);
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    header.devices[ordinal] = device_.describe(static_cast<int>(ordinal));
+  }
+  describe_peers(services_);
+  for (journal::ThreadSlot& slot : header.threads) {
+    slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
+  }
+  schedule_.start(header.stall, now_ns());
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  return {};
+}
+
+Result<> Executor::take(uint64_t cut) {
+  const uint64_t last = job_.header().cut.load() >> 1;
+  if (last != cut) {
+    return Error{"the journal's last cut is " + std::to_string(last) + " and not " + std::to_string(cut), "bad_cut"};
+  }
+  return recovery_.arrive({});
+}
+
+Result<> Executor::resume_suspended(std::vector<Hosted> given) {
+  Result<> resumed = recovery_.arrive(std::move(given));
+  if (!resumed) job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kSuspended));
+  return resumed;
+}
+
+Result<> Executor::run() {
+  ::pthread_setname_np(::pthread_self(), "executor");
+  if (hang_timeout_ > 0) {
+    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(hang_timeout_ * 1e9));
+    watchdog_.emplace(patience, [this] { return look(); }, [this] { hung(); });
+  }
+  ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns; the usual 50 us would be half of a short sleep
+  uint64_t idle_since = 0;
+  const uint64_t longest = longest_spin(), watch = longest_watch();
+  uint64_t spin = longest;
+  uint32_t looks = 0;
+  check_finished_redo();  // who takes a job over tells so before it executes anything
+  while (!broken_) {
+    if (interrupts_.pending() & Interrupts::kStop) return {};
+    bool worked = !schedule_.stopping() && execute_batch();
+    if (broken_) break;
+    worked |= waits_.poll();
+    if (placement_.bound() && gives_way()) [[unlikely]] {
+      nap();
+      idle_since = 0;
+      spin = kShortestSpin;  // it has waited there already
+      continue;
+    }
+    worked |= check_finished_redo();
+    snapshots_.trim();
+    snapshots_.trim_shadow();
+    consider_cut(!worked);
+    if (worked) {
+      if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
+      if (idle_since != 0) spin = std::min(2 * spin, longest);
+      idle_since = rest_look_at_ = 0;
+      continue;
+    }
+    const uint64_t now = now_ns();
+    if (idle_since == 0) idle_since = now;
+    look_for_rest(now);
+    if (now - looked_at_ >= kLookEvery) look_at_device(now);
+    const bool soon = schedule_.stopping() || waits_.at_barrier();  // until the device is done, which nobody announces
+    if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
+      const bool records_only = !soon && !waits_.watching();
+      if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
+      records_only ? watch_tail() : journal::cpu_relax();
+      continue;
+    }
+    if (!soon) spin = std::max(spin / 4, kShortestSpin);
+    sleep();
+    idle_since = 0;
+  }
+  return Error{*broken_};
+}
+
+// Nothing but the tail, for a microsecond or two. Where the program's thread runs on the same core as this one, a whole turn
+// of the loop each time would slow it down.
+void Executor::watch_tail() {
+  const journal::JournalHeader& header = job_.header();
+  for (int i = 0; i < kTailLooks && header.tail.load(std::memory_order_relaxed) == position_; ++i) journal::cpu_relax();
+}
+
+// It runs. How often it has been rung for.
+uint32_t Executor::hear(journal::JournalHeader& header) {
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  heard_at_ = now_ns();
+  if (rung != heard_) header.heard_at.store(heard_at_, std::memory_order_relaxed);
+  heard_ = rung;
+  header.heard.store(rung, std::memory_order_seq_cst);
+  return rung;
+}
+
+// Beside the program's thread, which cannot run meanwhile. Is this thread to sleep at once, whatever else it would look at
+// between two batches? Who waits for the device gives way as well.
+bool Executor::gives_way() {
+  const bool waits = waits_.watching() || waits_.at_barrier();
+  if (schedule_.stopping() || schedule_.cut_now() || interrupts_.pending() != 0 ||
+      (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
+    placement_.leave();
+  }
+  return placement_.bound() && !waits;
+}
+
+// As sleep(), for the moment in which the program's next record would come. Nothing else is looked at before.
+void Executor::nap() {
+  journal::JournalHeader& header = job_.header();
+  header.gave_way_at.store(now_ns(), std::memory_order_relaxed);
+  header.server_sleeping.store(placement_.where(), std::memory_order_seq_cst);
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
+  if (nothing && interrupts_.pending(std::memory_order_seq_cst) == 0) {
+    journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(kNap));
+  }
+  header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
+  placement_.woke(hear(header) != rung || !nothing);
+  if (placement_.bound()) placement_.leave();
+}
+
+void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
+  const std::lock_guard lock(memory_.mutex);
+  const auto only_this_thread = daemon_.attach(std::move(socket));
+  const JobFds& fds = job_.fds();
+  const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.cut[0].get(), fds.cut[1].get()};
+  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, all);
+  const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
+  memory_.hosting.for_each(add);
+  memory_.shadow.for_each(add);
+  memory_.images.for_each(add);
+  daemon_.announced();
+  const std::lock_guard still(pause_mutex_);
+  if (parked_) parked_();
+}
+
+// A device that reads and writes host memory on its own has to know of it.
+void Executor::register_shared() {
+  const journal::JournalMapping& journal = job_.journal();
+  driver_.cuMemHostRegister_v2(journal.data(), journal.size(), CU_MEMHOSTREGISTER_PORTABLE);
+  driver_.cuMemHostRegister_v2(job_.staging().data(), job_.staging().size(), CU_MEMHOSTREGISTER_PORTABLE);
+  for (const auto& [address, pin] : objects_.pins) {
+    driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), pin.bytes, kPinFlags);
+  }
+}
+
+void Executor::unregister_shared() {
+  driver_.cuMemHostUnregister(job_.journal().data());
+  driver_.cuMemHostUnregister(job_.staging().data());
+  for (const auto& [address, pin] : objects_.pins) driver_.cuMemHostUnregister(reinterpret_cast<void*>(address));
+}
+
+bool Executor::execute_batch() {
+  const journal::JournalHeader& header = job_.header();
+  const uint64_t tail = header.tail.load(std::memory_order_acquire);
+  if (tail == position_) return false;
+  after_the_program(&job_);
+  if (tail < position_ || tail - position_ > job_.journal().ring_bytes()) {
+    garbage("the tail is behind the server, or further ahead than the ring is long");
+    return true;
+  }
+  for (uint32_t i = 0; i < kBatch && position_ != tail; ++i) {
+    if (waits_.at_barrier() && !pass_barrier()) return i != 0;
+    if (!load_next(tail)) return true;
+    if (waits_.unarmed()) waits_.arm();
+    execute_one();
+    caller_ = record_.header().thread;
+    if (schedule_.cut_now()) break;
+  }
+  publish_executed();
+  return true;
+}
+
+bool Executor::pass_barrier() {
+  waits_.poll();
+  if (waits_.at_barrier() && value_waits_) {
+    const uint64_t now = now_ns();
+    if (barrier_since_ == 0) barrier_since_ = now;
+    if (now - barrier_since_ >= kBarrierPatience) waits_.lift_barriers();
+  }
+  if (waits_.at_barrier()) return false;
+  barrier_since_ = 0;
+  return true;
+}
+
+bool Executor::load_next(uint64_t tail) {
+  const char* why = nullptr;
+  if (record_.load(job_.journal().at(position_), tail - position_, sequence_ + 1, contexts_.count(), why)) return true;
+  garbage(why);
+  return false;
+}
+
+void Executor::execute_one() {
+  if (injector_.due(record_.sequence())) [[unlikely]] return execute_struck();
+  execute();
+}
+
+// What is put into the stream before the record, or beside its work, faults later, like a program's own.
+void Executor::execute_struck() {
+  if (placement_.bound()) placement_.leave();
+  const uint64_t sequence = record_.sequence();
+  contexts_.use(last_ordinal_);
+  working_.add(last_stream_, last_ordinal_);
+  injector_.at_record(sequence, {last_stream_, last_ordinal_});
+  contexts_.use(record_.header().ordinal);
+  std::optional<Injector::Beside> beside;
+  if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
+      point != device::InjectPoint::kRecord) {
+    beside = injector_.beside(point, sequence, {stream, stream_ordinal()});
+  }
+  execute();
+  if (beside) injector_.strike(*beside);
+}
+
+// Is the record a kernel or a copy, and in which stream?
+std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
+  using device::InjectPoint;
+  CUstream stream = nullptr;
+  const auto in = [&]<typename Args>(InjectPoint point, Args args) -> std::optional<std::pair<InjectPoint, CUstream>> {
+    if (!record_.arguments(args) || !translate(journal::Kind::kStream, stream_of(args), &stream)) return std::nullopt;
+    return std::pair(point, stream);
+  };
+  switch (op_of(record_)) {
+    case Op::xmLaunch:
+    case Op::xmFirstLaunch: return in(InjectPoint::kKernel, Args_xmLaunch{});
+    case Op::xmGraphLaunch: return in(InjectPoint::kKernel, Args_xmGraphLaunch{});
+    case Op::xmCopyFromHost: return in(InjectPoint::kCopy, Args_xmCopyFromHost{});
+    case Op::xmCopyFromPinned: return in(InjectPoint::kCopy, Args_xmCopyFromPinned{});
+    case Op::xmCopyToHost: return in(InjectPoint::kCopy, Args_xmCopyToHost{});
+    case Op::xmCopyToPinned: return in(InjectPoint::kCopy, Args_xmCopyToPinned{});
+    case Op::xmCopy2D: return in(InjectPoint::kCopy, Args_xmCopy2D{});
+    case Op::cuMemcpyDtoDAsync_v2: return in(InjectPoint::kCopy, Args_cuMemcpyDtoDAsync_v2{});
+    default: return std::nullopt;
+  }
+}
+
+void Executor::execute() {
+  const uint64_t sequence = record_.sequence();
+  if (replay_.running() && position_ < replay_.until()) injector_.at_redo(replay_.count(), sequence);
+  if (replay_.delivers_at(sequence)) [[unlikely]] {
+    fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
+  }
+  const uint32_t ordinal = record_.header().ordinal;
+  const bool careful = replay_.careful_at(sequence);
+  if (careful) [[unlikely]] alone_ = settle();
+  executing_.store(sequence, std::memory_order_relaxed);
+  used_stream_.reset();
+  if (placement_.bound() && !makes_no_thread(op_of(record_))) [[unlikely]] placement_.leave();
+  contexts_.use(ordinal);
+  device_.set_sequence(sequence);
+  const uint64_t began = replay_.running() ? now_ns() : 0;
+  dispatch();
+  if (replay_.running()) [[unlikely]] replay_.took(op_of(record_), now_ns() - began);
+  if (used_stream_) {
+    std::tie(last_stream_, last_ordinal_) = *used_stream_;
+    contexts_.use(last_ordinal_);
+    if (is_kernel(op_of(record_))) granules_.follow(last_stream_, last_ordinal_);
+    faults_.check(progress_.enqueued(last_stream_, last_ordinal_, sequence));
+  }
+  if (careful) [[unlikely]] {
+    settle();
+    alone_ = false;
+  }
+}
+
+// Wait until the device has done all that it has: whatever faults then is the record's before. False if it does not end,
+// because the device itself may wait for what the program does later.
+bool Executor::settle() {
+  const uint64_t since = now_ns();
+  while (!device_idle()) {
+    const uint64_t waited = now_ns() - since;
+    const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+    if (outside && waited >= kBarrierPatience) return false;
+    if (waited < kPatience) {
+      journal::cpu_relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kStopPatience));
+    }
+  }
+  progress_.idle(sequence_);
+  return true;
+}
+
+// A fault of work that nobody waits for is not announced: it has to be asked for.
+void Executor::look_at_device(uint64_t now) {
+  looked_at_ = now;
+  if (!progress_.unfinished()) return;
+  if (device_idle()) {
+    progress_.idle(sequence_);
+  } else {
+    mark_work();
+  }
+}
+
+// Time in which program and device both rest is nothing that a recovery would have to do again: so it has to be known when
+// the device has come to rest, soon after it has.
+void Executor::look_for_rest(uint64_t now) {
+  if (!progress_.unfinished() || waits_.watching()) return;
+  if (rest_look_at_ == 0) {
+    rest_after_ = kFirstRestLook;
+  } else if (now < rest_look_at_) {
+    return;
+  } else {
+    if (device_idle()) progress_.idle(sequence_);
+    rest_after_ = std::min(2 * rest_after_, kLookEvery);
+  }
+  rest_look_at_ = now + rest_after_;
+}
+
+// Behind all work, so that its end can be seen from another thread. Done where time does not matter.
+void Executor::mark_work() {
+  faults_.check(progress_.mark_all([this](uint32_t ordinal) { contexts_.use(ordinal); }));
+}
+
+// For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes.
+Watchdog::Look Executor::look() const {
+  const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+  const bool pending = progress_.unfinished() && progress_.done() != Progress::kAll && !outside;
+  return {pending, progress_.signature()};
+}
+
+void Executor::hung() {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", hang_timeout_);
+  faults_.strike({CUDA_ERROR_LAUNCH_TIMEOUT, 0,
+                  std::string("the device's work has made no progress for ") + seconds + " s: a kernel hangs"});
+}
+
+Culprit Executor::culprit() const {
+  const uint64_t executing = executing_.load(std::memory_order_relaxed);
+  if (alone_) return {executing, 0, 0};
+  return {0, std::min(progress_.done(), executing == 0 ? 0 : executing - 1), executing};
+}
+
+void Executor::dispatch() {
+  const journal::RecordHeader& header = record_.header();
+  const uint32_t size = header.size;
+  record_position_ = position_;
+  const bool failing = any_failure_ && failures_[header.ordinal].error != 0 && !keeps_books(op_of(record_));
+  const CUresult result = failing ? static_cast<CUresult>(failures_[header.ordinal].error)
+                                  : kHandlers[header.op](*this, record_);
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    if (!failing) faults_.check(result);
+    if (broken_) return;
+  }
+  position_ += size;
+  sequence_ = header.sequence;
+  if (record_.synchronous()) {
+    if (record_.deferred()) return;
+    Answer answer = Answer::to(record_);
+    answer.result = result;
+    answer.bytes = record_.reply_bytes();
+    answer.hash = record_.reply_hash();
+    replies_.give(answer);
+    if (result != CUDA_SUCCESS && !failing && !record_.replied()) [[unlikely]] {
+      log_(Level::kInfo, std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+                             ") is answered with CUDA error " + std::to_string(result));
+    }
+  } else if (result != CUDA_SUCCESS && !failing) [[unlikely]] {
+    const std::string what = std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+                             ") failed with CUDA error " + std::to_string(result);
+    log_(Level::kWarning, what);
+    // The call has returned long ago: like any error of asynchronous work, it comes back from every later call.
+    if (!destroys(op_of(record_))) fail_program(header.ordinal, header.sequence, result);
+  }
+}
+
+void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error) {
+  failures_[ordinal] = {static_cast<uint32_t>(error), 0, sequence};
+  any_failure_ = true;
+  // First the cut: a later redo must not start before the fault, which it would meet again after the program has
+  // perhaps reset the context already.
+  if (!take_cut("program error")) interrupts_.add(Interrupts::kCut);
+  journal::JournalHeader& header = job_.header();
+  header.context_error_ordinal.store(ordinal);
+  header.context_error_sequence.store(sequence);
+  header.context_error.store(static_cast<uint32_t>(error), std::memory_order_release);
+  daemon_.program_error(sequence, error);
+}
+
+void Executor::publish_executed() {
+  if (position_ <= published_) return;  // a redo is not there yet
+  published_ = position_;
+  job_.header().executed.store(position_, std::memory_order_release);
+}
+
+void Executor::sleep() {
+  if (waits_.watching()) placement_.free();  // they are handed to threads
+  waits_.hand_over();
+  journal::JournalHeader& header = job_.header();
+  uint64_t limit = kLongestSleep;
+  const uint64_t now = now_ns();
+  if (position_ != snapshots_.position() && !replay_.running()) {
+    const uint64_t due_at = schedule_.due_at(now, memory_.live.bytes());
+    limit = due_at > now ? std::min(limit, due_at - now) : 1'000'000;
+  }
+  const uint64_t settle_at = relocation_.settle_at();
+  if (settle_at != 0) limit = settle_at > now ? std::min(limit, settle_at - now) : 1'000'000;
+  const uint64_t trim_at = snapshots_.trim_shadow_at();
+  if (trim_at != 0) limit = trim_at > now ? std::min(limit, trim_at - now) : 1'000'000;
+  const uint32_t requests = interrupts_.pending(std::memory_order_seq_cst);
+  const bool patient = header.trimmed_waiters.load() == 0 && !replay_.running() && !waits_.watching() && requests == 0;
+  if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
+  if (!patient) limit = kPatience;
+  const bool held_up = schedule_.stopping() || waits_.at_barrier();
+  if (held_up) limit = kStopPatience;
+  const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
+  const bool unfinished = progress_.unfinished();
+  const bool worth_it = patient && !held_up && settle_at == 0 && limit >= kWorthSettling && !unfinished;
+  if (worth_it && resting_) {
+    placement_.settle(header, callers);
+  } else {
+    placement_.free();
+    if (worth_it) limit = kRest;
+    // It will look at the device again and again, while the program computes.
+    if (unfinished && limit > 2 * kFirstRestLook && placement_.at(callers)) placement_.leave();
+    header.server_sleeping.store(journal::kAsleep, std::memory_order_seq_cst);
+  }
+  const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
+  const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == position_;
+  if (nothing && interrupts_.pending(std::memory_order_seq_cst) == requests) {
+    journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
+  }
+  header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
+  const bool called = hear(header) != rung;
+  placement_.woke(called);
+  if (called && worth_it && resting_ && !placement_.bound()) placement_.took(header.rung_at.load(std::memory_order_relaxed), heard_at_);
+  resting_ = worth_it && nothing && !called;
+  if (!unfinished) looked_at_ = heard_at_;  // it had nothing to do, and nobody waits until the device is asked about what it had
+  schedule_.slept(heard_at_);
+}
+
+void Executor::garbage(std::string text) {
+  broken_ = "the journal does not decode at position " + std::to_string(position_) + ": " + std::move(text);
+}
+
+bool Executor::check_finished_redo() {
+  if (!replay_.running() || position_ < replay_.until() || !replies_.all_met()) return false;
+  replay_.end();
+  RedoReport report = replies_.report();
+  report.records = replay_.records();
+  daemon_.redone(report);
+  if (const std::string text = replay_.times(now_ns()); !text.empty()) log_(Level::kInfo, text);
+  if (report.differing != 0) {
+    log_(Level::kWarning, "the redo was not bit-exact: " + std::to_string(report.differing) + " of " +
+                              std::to_string(report.compared) + " results differ, first that of record " +
+                              std::to_string(report.first_difference.value_or(0)));
+  }
+  job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  journal::futex_wake(job_.header().state);
+  daemon_.phase("resumed");
+  preload_.clear();
+  schedule_.replayed(now_ns());
+  const bool came_without_memory = incoming_.end();
+  {
+    const std::lock_guard lock(memory_.mutex);
+    if (!came_without_memory && !memory_.shadow.has_foreign()) return true;
+  }
+  settle_after_arrival();
+  return true;
+}
+
+// Its shadow goes to this device: not while the program waits, nor while the driver is busy with the servers that it
+// had, which end, and with the next standby.
+void Executor::settle_after_arrival() {
+  staging_.wishes.returns = true;
+  staging_.wishes.must_settle = true;
+  const uint64_t at = now_ns() + kQuietAfterMove;
+  relocation_.settle_at(at);
+  schedule_.postpone(at);
+}
+
+// From any thread, for a message about a fault: the ring may change meanwhile, nothing is trusted.
+std::string Executor::operation(uint64_t sequence) const {
+  const journal::JournalHeader& header = job_.header();
+  const uint64_t tail = header.tail.load();
+  const uint64_t ring = job_.journal().ring_bytes();
+  uint64_t at = header.trimmed.load();
+  while (at < tail && tail - at <= ring) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), job_.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size > tail - at) break;
+    if (record.sequence == sequence) {
+      return record.op < static_cast<uint16_t>(Op::kCount) ? kOpInfo[record.op].name : "";
+    }
+    at += record.size;
+  }
+  return "";
+}
+
+// The ordinal's context is current.
+const std::vector<CUstream>& Executor::busy_streams(uint32_t ordinal) {
+  return working_.ask(ordinal, [this](CUstream stream) {
+    const CUresult result = driver_.cuStreamQuery(stream);
+    faults_.check(result);
+    return result != CUDA_SUCCESS;
+  });
+}
+
+CUstream Executor::thread_stream() {
+  const journal::RecordHeader& header = record_.header();
+  CUstream& stream = thread_streams_[size_t{header.thread} * contexts_.count() + header.ordinal];
+  if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
+  return stream;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
+  if (capture_) [[unlikely]] {
+    *real = capture_->first;
+    return true;
+  }
+  uint32_t ordinal = record_.header().ordinal;
+  if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
+    *real = nullptr;
+  } else if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
+    *real = thread_stream();
+    if (!*real) return false;
+  } else {
+    if (!journal::handle_is(handle, journal::Kind::kStream)) return false;
+    const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
+    if (!stream) return false;
+    *real = stream->real;
+    ordinal = stream->owner.ordinal;
+  }
+  used_stream_ = {*real, ordinal};
+  working_.add(*real, ordinal);
+  contexts_.use(ordinal);  // the program may name a stream of any device, whatever its current context is
+  return true;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUevent* real) {
+  if (!journal::handle_is(handle, journal::Kind::kEvent)) return false;
+  const Event* const event = objects_.events.find(journal::handle_index(handle));
+  if (event) *real = event->real;
+  return event != nullptr;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUmodule* real) {
+  if (!journal::handle_is(handle, journal::Kind::kModule)) return false;
+  const Module* const module = objects_.modules.find(journal::handle_index(handle));
+  if (module) *real = module->real;
+  return module != nullptr;
+}
+
+bool Executor::translate(journal::Kind, uint64_t handle, CUfunction* real) {
+  if (!journal::handle_is(handle, journal::Kind::kFunction)) return false;
+  const Kernel* const kernel = objects_.kernel(journal::handle_index(handle));
+  if (kernel) *real = kernel->real;
+  return kernel != nullptr;
+}
+
+void Executor::created(journal::Kind, uint64_t handle, CUstream real, const Record& record) {
+  Stream* const slot = journal::handle_is(handle, journal::Kind::kStream)
+                           ? objects_.streams.place(journal::handle_index(handle))
+                           : nullptr;
+  if (!slot) {
+    driver_.cuStreamDestroy_v2(real);
+    return garbage("a new stream has a number that is taken, or none");
+  }
+  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored())};
+}
+
+void Executor::created(journal::Kind, uint64_t handle, CUevent real, const Record& record) {
+  Event* const slot = journal::handle_is(handle, journal::Kind::kEvent)
+                          ? objects_.events.place(journal::handle_index(handle))
+                          : nullptr;
+  if (!slot) {
+    driver_.cuEventDestroy_v2(real);
+    return garbage("a new event has a number that is taken, or none");
+  }
+  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored()), 0, {}};
+}
+
+void Executor::destroyed(journal::Kind kind, uint64_t handle) {
+  const uint32_t index = journal::handle_index(handle);
+  if (kind == journal::Kind::kStream) objects_.streams.erase(index);
+  if (kind == journal::Kind::kEvent) objects_.events.erase(index);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,45 @@
+// What other threads want of the executor, which looks between two records.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "journal/futex.h"
+#include "server/channel/job.h"
+#include "server/executor/placement.h"
+
+namespace xmig::server {
+
+class Interrupts {
+ public:
+  // kAnswer: if there is nothing to cut, the daemon is told so.
+  enum What : uint32_t { kStop = 1, kCut = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
+
+  Interrupts(const Job& job, Placement& placement) : job_(job), placement_(placement) {}
+
+  // From any thread. The executor is woken.
+  void request(uint32_t what) {
+    pending_.fetch_or(what, std::memory_order_seq_cst);
+    journal::JournalHeader& header = job_.header();
+    placement_.release();
+    header.doorbell.fetch_add(1, std::memory_order_seq_cst);
+    journal::futex_wake(header.doorbell);
+  }
+  // How often a cut that was asked for was taken, or found not to be needed or not possible.
+  uint64_t cuts_decided() const { return cuts_decided_.load(); }
+
+  // The executor's thread.
+  uint32_t pending(std::memory_order order = std::memory_order_relaxed) const { return pending_.load(order); }
+  void add(uint32_t what) { pending_.fetch_or(what); }
+  // Which of these there were.
+  uint32_t take(uint32_t what) { return pending_.fetch_and(~what) & what; }
+  void cut_decided() { cuts_decided_.fetch_add(1); }
+
+ private:
+  const Job& job_;
+  Placement& placement_;
+  std::atomic<uint32_t> pending_{0};
+  std::atomic<uint64_t> cuts_decided_{0};
+};
+
+}  // namespace xmig::server

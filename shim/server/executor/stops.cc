@@ -1,0 +1,216 @@
+// Where the executor stops between two records: until the device is idle, to take a cut; or until somebody lets it go on.
+#include <unistd.h>
+
+#include "journal/futex.h"
+#include "server/clock.h"
+#include "server/executor/executor.h"
+
+namespace xmig::server {
+
+// Device work that only ends when the program does something: a cut that waited for it could wait for ever, because the
+// program may in turn wait for records that come after the cut.
+bool Executor::external_waits() {
+  if (outside_waits_.load(std::memory_order_acquire) != 0) return true;
+  if (value_waits_ && !device_idle()) return true;
+  value_waits_ = false;
+  const journal::JournalHeader& header = job_.header();
+  // A position that was posted twice and not taken yet must not be trimmed either.
+  return header.callbacks_posted.load(std::memory_order_acquire) !=
+         header.callbacks_taken.load(std::memory_order_acquire);
+}
+
+// Decides between two batches whether to cut, and if so stops execution until the device is idle. The executor goes on
+// answering meanwhile.
+void Executor::consider_cut(bool idle) {
+  const uint64_t now = now_ns();
+  schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
+  if (!schedule_.stopping()) {
+    const std::optional<Schedule::Stop> stop = wants_stop(idle, now);
+    if (!stop) return;
+    schedule_.begin(*stop);
+    if (placement_.bound()) placement_.leave();
+  }
+  if (device_idle()) return act_upon(schedule_.end());
+  if (now < schedule_.stop().deadline) return;
+  if (schedule_.stop().for_another()) {
+    constexpr const char* kWhy = "the device does not come to an end with what it has";
+    const bool suspending = schedule_.end().request == Interrupts::kSuspend;
+    return suspending ? departure_.fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
+  }
+  schedule_.give_up(now, progress_.signature());
+}
+
+void Executor::act_upon(const Schedule::Stop& stop) {
+  switch (stop.request) {
+    case Interrupts::kPause: return wait_paused();
+    case Interrupts::kHandover: return departure_.hand_over(stop.since);
+    case Interrupts::kSuspend: return departure_.suspend(stop.since);
+    default:
+      static_cast<void>(take_cut(stop.reason, stop.since));  // if it was not possible, the log says why
+      interrupts_.cut_decided();
+  }
+}
+
+std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
+  if (relocation_.settle_at() != 0 && now >= relocation_.settle_at() && relocation_.begin_settling()) {
+    schedule_.postpone(now_ns() + Relocation::kPatienceToSettle);
+  }
+  const uint64_t gained = position_ - snapshots_.position();
+  const uint32_t asked = interrupts_.pending();
+  if (gained == 0 && nothing_to_cut(asked)) return std::nullopt;
+  const journal::JournalHeader& header = job_.header();
+  std::optional<Schedule::Stop> stop = schedule_.wanted({
+      .now = now,
+      .idle = idle,
+      .requests = asked,
+      .gained = gained,
+      .filled = position_ - snapshots_.trimmed(),
+      .ring_bytes = job_.journal().ring_bytes(),
+      .room_is_waited_for = header.trimmed_waiters.load(std::memory_order_relaxed) != 0,
+      .caught_up = header.tail.load(std::memory_order_relaxed) == position_,
+      .watching = waits_.watching(),
+      .replaying = replay_.running(),
+      .live_bytes = memory_.live.bytes(),
+  });
+  if (!stop) return stop;
+  // Asked last, for it may ask the device.
+  const bool outside = external_waits();
+  if (outside && (!stop->for_another() || now < stop->deadline)) return std::nullopt;
+  interrupts_.take(stop->request);
+  if (stop->deadline != stop->since) stop->progress = progress_.signature();
+  if (stop->for_another()) schedule_.given_away();
+  return stop;
+}
+
+// Nothing was executed since the last cut. Is there nothing to stop for either? Then who asked for a cut is told so.
+bool Executor::nothing_to_cut(uint32_t asked) {
+  const std::atomic<bool>& must_settle = staging_.wishes.must_settle;
+  schedule_.set_cut_now(false);
+  if (asked & (Interrupts::kPause | Interrupts::kHandover | Interrupts::kSuspend)) return false;
+  if (asked & Interrupts::kCut && must_settle) return false;
+  if (!(asked & (Interrupts::kCut | Interrupts::kAnswer))) return true;
+  const uint32_t answered = interrupts_.take(Interrupts::kCut | Interrupts::kAnswer);
+  if (must_settle) {
+    interrupts_.add(answered);  // since the look at `asked` there is something to cut after all
+  } else if (answered & Interrupts::kAnswer) {
+    daemon_.cut_stands(snapshots_.number());
+  }
+  interrupts_.cut_decided();
+  return true;
+}
+
+bool Executor::device_idle() {
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    if (!busy_streams(ordinal).empty()) return false;
+  }
+  return true;
+}
+
+void Executor::drain() {
+  waits_.hand_over();  // replies do not wait for the rest
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    contexts_.use(ordinal);
+    faults_.check(driver_.cuCtxSynchronize());
+  }
+  waits_.finish_all();
+  working_.clear();
+  progress_.idle(sequence_);
+  intake_.drained();
+}
+
+void Executor::come_to_rest() {
+  drain();
+  publish_executed();
+}
+
+Result<> Executor::take_cut(const char* reason, uint64_t stopped) {
+  if (placement_.bound()) placement_.leave();
+  if (external_waits()) return Error{"work of the device waits for the program"};
+  come_to_rest();
+  const uint64_t start = now_ns();
+  // What is not in device memory is lost with this server: it has to be there before that is the state.
+  for (auto& [address, variable] : variables_) from_variable(variable);
+  if (!placed_.keep([this](uint32_t ordinal) { return granules_.where(ordinal); })) {
+    faults_.give_up(sequence_, "the device could not keep the variables of its modules");
+  }
+  const Snapshots::Moment moment{position_, sequence_, failures_, variables_};
+  snapshots_.begin(moment);
+  Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
+  if (!taken) {
+    schedule_.cut_failed(now_ns());
+    if (taken.why() != cut_trouble_) {
+      log_(Level::kWarning, "no cut is possible, the last one stays: " + taken.why() +
+                                ". The job goes on; a recovery would redo more, and a full journal would stop it");
+      cut_trouble_ = taken.why();
+    }
+    return taken.error();
+  }
+  cut_trouble_.clear();
+  relocation_.settle_at(0);
+  const uint64_t waited = stopped != 0 ? start - stopped : 0;
+  schedule_.cut_taken(start, taken->end, taken->once_ns, waited);
+  CutReport& report = taken->report;
+  report.reason = reason;
+  report.ms = static_cast<double>(taken->end - start) / 1e6;
+  report.waited_ms = static_cast<double>(waited) / 1e6;
+  interrupts_.take(Interrupts::kAnswer);
+  daemon_.cut(report);
+  relocation_.end_settling();
+  return {};
+}
+
+void Executor::wait_paused() {
+  waits_.finish_all();
+  progress_.idle(sequence_);
+  publish_executed();
+  park([this] { daemon_.paused(position_); });
+  daemon_.continued(position_);
+}
+
+void Executor::park(const std::function<void()>& tell) {
+  {
+    const std::lock_guard lock(pause_mutex_);
+    paused_ = true;
+    parked_ = tell;
+  }
+  tell();  // not under the lock, which announce() takes while it keeps others from speaking
+  std::unique_lock lock(pause_mutex_);
+  pause_changed_.wait(lock, [&] { return !paused_; });
+  parked_ = nullptr;
+  schedule_.rested(now_ns());
+}
+
+Result<> Executor::resume(std::optional<Rebind> rebind) {
+  const std::lock_guard lock(pause_mutex_);
+  if (!paused_) return Error{"the server is not paused"};
+  if (rebind) {
+    journal::JournalHeader& old = job_.header();
+    const uint64_t tail = old.tail.load();
+    contexts_.use(0);
+    unregister_shared();
+    placement_.close();
+    if (Result<> bound = job_.rebind(std::move(*rebind)); !bound) return bound;
+    register_shared();
+    if (job_.header().magic != journal::kMagic || job_.header().tail.load() < tail) {
+      return Error{"the restored journal is not this job's"};
+    }
+    schedule_.follow(job_.header().stall);
+    job_.header().client_pid = static_cast<uint32_t>(job_.client_pid());
+    daemon_.count_changes(job_.header().memory_changes);
+  }
+  paused_ = false;
+  pause_changed_.notify_all();
+  return {};
+}
+
+void Executor::go_on() {
+  journal::JournalHeader& header = job_.header();
+  header.server_pid.store(static_cast<uint32_t>(::getpid()));
+  generation_ = header.generation.fetch_add(1) + 1;
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  journal::futex_wake(header.state);
+  schedule_.start_again(now_ns());
+}
+
+}  // namespace xmig::server

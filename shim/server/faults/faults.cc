@@ -1,0 +1,48 @@
+#include "server/faults/faults.h"
+
+#include <unistd.h>
+
+namespace xmig::server {
+
+Faults::Faults(device::Device& device, Daemon& daemon) : device_(device), daemon_(daemon) {
+  device_.on_fault(
+      [](void* self) {
+        auto& faults = *static_cast<Faults*>(self);
+        faults.strike(faults.device_.fault());
+      },
+      this);
+}
+
+void Faults::check_slowly(CUresult result) {
+  device::Fault fault = device_.fault();
+  if (fault.error == 0) {
+    if (!device::is_sticky(result)) return;
+    fault = {static_cast<int>(result), 0, "the device reports a lost context"};
+  }
+  strike(std::move(fault));
+}
+
+void Faults::give_up(uint64_t sequence, const char* text) {
+  device::Fault fault = device_.fault();
+  if (fault.error == 0) fault = {CUDA_ERROR_UNKNOWN, sequence, text};
+  strike(std::move(fault));
+}
+
+void Faults::strike(device::Fault fault) {
+  // Several threads meet the same fault; one reports it, the others must not go on.
+  if (struck_.exchange(true)) {
+    for (;;) ::pause();
+  }
+  const Witness* const witness = witness_;
+  Culprit culprit{fault.sequence};
+  std::string op;
+  if (witness) {
+    if (culprit.sequence == 0) culprit = witness->culprit();
+    if (culprit.sequence != 0) op = witness->operation(culprit.sequence);
+  }
+  daemon_.fault(culprit, op, fault.error, fault.text);
+  daemon_.hang_up();
+  ::_exit(kFaultExit);
+}
+
+}  // namespace xmig::server

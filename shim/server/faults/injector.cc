@@ -1,0 +1,108 @@
+#include "server/faults/injector.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work that a kill is to strike in
+
+}  // namespace
+
+void Injector::arm(const device::Injection& injection) {
+  if (injection.kind != device::InjectKind::kKill) device_.prepare_to_spoil();
+  Place place = kWork;
+  switch (injection.point) {
+    case device::InjectPoint::kRecord: break;
+    case device::InjectPoint::kRedo: place = kRedo; break;
+    case device::InjectPoint::kCut: place = kCut; break;
+    case device::InjectPoint::kImport: place = kImport; break;
+    case device::InjectPoint::kKernel:
+    case device::InjectPoint::kCopy:
+      if (device_.spoils()) break;
+      device_.arm(
+          injection, [](void* daemon, uint64_t id) { static_cast<Daemon*>(daemon)->injected(id); }, &daemon_);
+      return;
+  }
+  const std::lock_guard lock(mutex_);
+  armed_[place].push_back(injection);
+  next_[place] = std::min(next_[place].load(), injection.sequence);
+}
+
+std::optional<device::Injection> Injector::take(Place place, device::InjectPoint point, uint64_t count) {
+  const std::lock_guard lock(mutex_);
+  auto& armed = armed_[place];
+  const auto found = std::find_if(armed.begin(), armed.end(),
+                                  [&](const auto& one) { return one.point == point && one.sequence <= count; });
+  if (found == armed.end()) return std::nullopt;
+  const device::Injection taken = *found;
+  armed.erase(found);
+  uint64_t next = ~0ull;
+  for (const auto& one : armed) next = std::min(next, one.sequence);
+  next_[place] = next;
+  daemon_.injected(taken.id);
+  return taken;
+}
+
+void Injector::at_record(uint64_t sequence, Stream stream) {
+  if (const auto injection = take(kWork, device::InjectPoint::kRecord, sequence)) hit(*injection, sequence, stream);
+}
+
+void Injector::strike_at(Place place, uint64_t count, uint64_t sequence) {
+  const auto point = place == kRedo ? device::InjectPoint::kRedo : device::InjectPoint::kCut;
+  if (const auto injection = take(place, point, count)) hit(*injection, sequence, {});
+}
+
+CUresult Injector::at_import(uint64_t imports) {
+  if (imports < next_[kImport].load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  const auto injection = take(kImport, device::InjectPoint::kImport, imports);
+  if (!injection) return CUDA_SUCCESS;
+  if (injection->kind == device::InjectKind::kKill) die();
+  if (injection->kind == device::InjectKind::kFault) return static_cast<CUresult>(injection->error);
+  for (;;) ::pause();
+}
+
+void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream stream) {
+  if (injection.kind == device::InjectKind::kKill) die();
+  const CUresult result = device_.spoil(stream.real, stream.ordinal, injection.kind, injection.error);
+  faults_.check(result);
+  if (result == CUDA_SUCCESS) return;
+  if (injection.kind == device::InjectKind::kFault) faults_.strike({injection.error, sequence, "an injected fault"});
+  for (;;) ::pause();
+}
+
+std::optional<Injector::Beside> Injector::beside(device::InjectPoint point, uint64_t sequence, Stream stream) {
+  const auto injection = take(kWork, point, sequence);
+  if (!injection) return std::nullopt;
+  Beside beside{*injection, sequence, stream, {nullptr, stream.ordinal}, nullptr};
+  faults_.check(driver_.cuStreamCreateWithPriority(&beside.own.real, CU_STREAM_NON_BLOCKING, 0));
+  faults_.check(driver_.cuEventCreate(&beside.started, CU_EVENT_DISABLE_TIMING));
+  faults_.check(driver_.cuEventRecordWithFlags(beside.started, stream.real, 0));
+  faults_.check(driver_.cuStreamWaitEvent(beside.own.real, beside.started, 0));
+  return beside;
+}
+
+void Injector::strike(const Beside& beside) {
+  switch (beside.injection.kind) {
+    case device::InjectKind::kKill: {
+      const uint64_t until = now_ns() + kStartPatience;
+      while (driver_.cuEventQuery(beside.started) == CUDA_ERROR_NOT_READY && now_ns() < until) continue;
+      die();
+    }
+    case device::InjectKind::kFault: hit(beside.injection, beside.sequence, beside.own); break;
+    // What hangs holds up what comes after it, as a kernel of the program would.
+    case device::InjectKind::kHang: hit(beside.injection, beside.sequence, beside.stream); break;
+  }
+}
+
+void Injector::die() {
+  ::kill(::getpid(), SIGKILL);
+  for (;;) ::pause();
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,69 @@
+// Faults on purpose. The server strikes at records, in cuts, in redos and at imports itself. What strikes in kernels and copies is,
+// on a device that can be spoiled, real work that faults, hangs or is killed beside them; other devices do it themselves.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "device/device.h"
+#include "server/channel/daemon.h"
+#include "server/faults/faults.h"
+
+namespace xmig::server {
+
+class Injector {
+ public:
+  Injector(device::Device& device, Daemon& daemon, Faults& faults)
+      : device_(device), driver_(device.driver()), daemon_(daemon), faults_(faults) {}
+
+  // From any thread.
+  void arm(const device::Injection& injection);
+
+  // Has something to strike at this record, or has waited for one of its kind?
+  bool due(uint64_t sequence) const { return sequence >= next_[kWork].load(std::memory_order_relaxed); }
+  struct Stream {
+    CUstream real = nullptr;
+    uint32_t ordinal = 0;
+  };
+  // Before the record. `stream`: where the program's work goes; its context is current.
+  void at_record(uint64_t sequence, Stream stream);
+  // In the work of the record, a kernel or a copy in `stream`: before it is enqueued, and when it was.
+  struct Beside {
+    device::Injection injection;
+    uint64_t sequence;
+    Stream stream;
+    Stream own;
+    CUevent started;  // the work is next in its stream
+  };
+  std::optional<Beside> beside(device::InjectPoint point, uint64_t sequence, Stream stream);
+  void strike(const Beside& beside);
+
+  void at_redo(uint64_t records, uint64_t sequence) { at(kRedo, records, sequence); }
+  bool cut_due(uint64_t chunks) const { return chunks >= next_[kCut].load(std::memory_order_relaxed); }
+  void at_cut(uint64_t chunks, uint64_t sequence) { at(kCut, chunks, sequence); }
+  // What the driver is to answer to this import of another device's memory.
+  CUresult at_import(uint64_t imports);
+
+ private:
+  enum Place { kWork, kRedo, kCut, kImport, kPlaces };
+  void at(Place place, uint64_t count, uint64_t sequence) {
+    if (count >= next_[place].load(std::memory_order_relaxed)) [[unlikely]] strike_at(place, count, sequence);
+  }
+  void strike_at(Place place, uint64_t count, uint64_t sequence);
+  std::optional<device::Injection> take(Place place, device::InjectPoint point, uint64_t count);
+  void hit(const device::Injection& injection, uint64_t sequence, Stream stream);
+  [[noreturn]] void die();
+
+  device::Device& device_;
+  const DriverTable& driver_;
+  Daemon& daemon_;
+  Faults& faults_;
+  std::mutex mutex_;
+  std::vector<device::Injection> armed_[kPlaces];  // guarded by mutex_
+  std::atomic<uint64_t> next_[kPlaces] = {~0ull, ~0ull, ~0ull, ~0ull};
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,163 @@
+// Kernel launches.
+#include <cstring>
+
+#include "server/executor/executor.h"
+#include "server/objects/loading.h"
+
+namespace xmig::server {
+namespace {
+
+constexpr uint32_t kMaxLaunchAttributes = 16;
+
+// Does any parameter look like an address of the program's page-locked memory? Such a kernel may read what no journal
+// holds; it can only be executed again as long as the program does not know that it was executed.
+bool mentions_pinned(const std::byte* parameters, uint32_t bytes) {
+  for (uint32_t i = 0; i + sizeof(uint64_t) <= bytes; i += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameters + i, sizeof(word));
+    if (word - journal::kPinnedBase < journal::kPinnedBytes) return true;
+  }
+  return false;
+}
+
+template <typename Args>
+CUlaunchConfig shape_of(const Args& args) {
+  CUlaunchConfig config{};
+  config.gridDimX = args.grid_x;
+  config.gridDimY = args.grid_y;
+  config.gridDimZ = args.grid_z;
+  config.blockDimX = args.block_x;
+  config.blockDimY = args.block_y;
+  config.blockDimZ = args.block_z;
+  config.sharedMemBytes = args.shared_bytes;
+  return config;
+}
+
+}  // namespace
+
+CUresult Executor::on_xmLaunch(Record& record) {
+  Args_xmLaunch args;
+  return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Parameters in which the addresses of twins are those of their variables. Nothing, if there are none. The journal keeps the
+// program's: the next server's driver places variables elsewhere.
+std::vector<std::byte> Executor::with_variables(std::span<const std::byte> parameters) const {
+  std::vector<std::byte> changed;
+  for (size_t at = 0; at + sizeof(uint64_t) <= parameters.size(); at += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameters.data() + at, sizeof(word));
+    const CUdeviceptr there = variable_at(word);
+    if (there == word) continue;
+    if (changed.empty()) changed.assign(parameters.begin(), parameters.end());
+    std::memcpy(changed.data() + at, &there, sizeof(there));
+  }
+  return changed;
+}
+
+// What the driver says at once is the answer; nothing waits for the kernel.
+CUresult Executor::on_xmFirstLaunch(Record& record) {
+  static_assert(sizeof(Args_xmFirstLaunch) == sizeof(Args_xmLaunch));
+  Args_xmLaunch args;
+  return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
+  const std::span<std::byte> payload = record.payload();
+  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
+  Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  CUstream stream = nullptr;
+  if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(driver_, *kernel);  // after a recovery nobody asks again
+  const size_t attribute_bytes = size_t{args.attributes} * sizeof(CUlaunchAttribute);
+  const bool odd = args.parameter_bytes != *kernel->parameter_bytes;  // for the driver to judge, if it is waited for
+  if (args.attributes > kMaxLaunchAttributes || (odd && !record.synchronous()) ||
+      attribute_bytes + args.parameter_bytes > payload.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+
+  CUlaunchConfig config = shape_of(args);
+  config.hStream = stream;
+  CUlaunchAttribute attributes[kMaxLaunchAttributes + 1];
+  if (args.attributes != 0 || args.cooperative != 0) {
+    const CUresult result = copy_attributes(attributes, args.attributes, payload.data());
+    if (result != CUDA_SUCCESS) return result;
+    config.numAttrs = args.attributes;
+    if (args.cooperative != 0) {
+      CUlaunchAttribute& last = attributes[config.numAttrs++];
+      std::memset(&last, 0, sizeof(last));
+      last.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      last.value.cooperative = 1;
+    }
+    config.attrs = attributes;
+  }
+
+  std::byte* parameters = payload.data() + attribute_bytes;
+  size_t bytes = args.parameter_bytes;
+  std::vector<std::byte> translated;
+  if (!variables_.empty()) [[unlikely]] {
+    translated = with_variables({parameters, args.parameter_bytes});
+    if (!translated.empty()) parameters = translated.data();
+  }
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] uses_pinned();
+  if (contexts_.count() == 1) [[likely]] return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+  // A graph that the client appends record by record can have kernels of other devices than its stream's.
+  const uint32_t home = home_of_work(Op::xmLaunch, std::as_bytes(std::span(&args, 1)));
+  return on_device_of(home, stream, [&](CUstream there) {
+    config.hStream = there;
+    return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
+  });
+}
+
+CUresult Executor::on_xmClusters(Record& record) {
+  Args_xmClusters args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  const std::span<std::byte> payload = record.payload();
+  if (args.attributes > kMaxLaunchAttributes || args.attributes * sizeof(CUlaunchAttribute) > payload.size()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUlaunchAttribute attributes[kMaxLaunchAttributes];
+  if (const CUresult result = copy_attributes(attributes, args.attributes, payload.data()); result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUlaunchConfig config = shape_of(args);
+  config.attrs = attributes;
+  config.numAttrs = args.attributes;
+  int answer = 0;
+  const CUresult result = args.potential_size
+                              ? driver_.cuOccupancyMaxPotentialClusterSize(&answer, kernel->real, &config)
+                              : driver_.cuOccupancyMaxActiveClusters(&answer, kernel->real, &config);
+  if (result == CUDA_SUCCESS) record.set_reply(&answer, sizeof(answer));
+  return result;
+}
+
+// Attributes hold handles and unknown things of the future: only those that are plain values pass.
+CUresult Executor::copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from) {
+  if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(CUlaunchAttribute));
+  for (uint32_t i = 0; i < count; ++i) {
+    switch (to[i].id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING: break;
+      default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace xmig::server

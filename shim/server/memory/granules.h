@@ -1,0 +1,72 @@
+// Hashing and copying of granules, on whatever devices they are and whichever way they have to go: on the device, or through
+// buffers where one end is plain memory that the device cannot reach.
+//
+// Two threads use it: the executor's (kDrained), and that of a relocation (kRunning).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "device/device.h"
+#include "server/contexts.h"
+#include "server/faults/faults.h"
+#include "server/memory/bounce.h"
+#include "server/memory/shadow.h"
+
+namespace xmig::server {
+
+class Granules {
+ public:
+  enum class While { kDrained, kRunning };  // the device, where it has to hash or to copy
+  using Move = std::pair<uint64_t, uint64_t>;  // to, from
+
+  Granules(device::Device& device, Contexts& contexts, Faults& faults, const Shadow& shadow)
+      : device_(device),
+        driver_(device.driver()),
+        contexts_(contexts),
+        faults_(faults),
+        shadow_(shadow),
+        bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }) {}
+  Granules(const Granules&) = delete;
+
+  // The program's last kernel of this device is in this stream.
+  void follow(CUstream stream, uint32_t ordinal) { kernels_in_[ordinal] = stream; }
+  void forget(CUstream gone) { std::ranges::replace(kernels_in_, gone, nullptr); }
+  // Where work of ours goes.
+  device::Device::Where where(uint32_t ordinal, While when = While::kDrained) const;
+
+  // False: the device failed.
+  bool hash(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes, While when = While::kDrained);
+  bool copy_and_hash(const std::vector<Move>& moves, std::vector<uint64_t>& hashes);
+  // Of `moves`, which are of one device and on it: in one go.
+  bool copy_and_hash(const std::vector<device::Move>& moves, std::span<uint64_t> hashes, uint32_t ordinal);
+  bool copy(const std::vector<Move>& moves);
+  void clear(const std::vector<uint64_t>& granules);
+
+  // Moves by how they have to be made.
+  struct Moves {
+    std::vector<Move> direct;
+    std::vector<Bounce::Piece> to_plain, from_plain;
+  };
+  // The shadow does not change meanwhile.
+  void add(Moves& moves, uint64_t to, uint64_t from) const;
+  Result<> copy(const Moves& moves, While when = While::kDrained);
+
+  Bounce& bounce() { return bounce_; }
+
+ private:
+  device::Device& device_;
+  const DriverTable& driver_;
+  Contexts& contexts_;
+  Faults& faults_;
+  const Shadow& shadow_;
+  Bounce bounce_;
+  std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
+};
+
+}  // namespace xmig::server

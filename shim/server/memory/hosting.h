@@ -1,0 +1,73 @@
+// The physical memory behind the program's device addresses.
+//
+// The unit of mapping is what one xmGrow made; the unit of xmShrink is the granule. A granule that was given back is
+// dead at once for the program, but stays until the next cut: a redo may pass through the time when it was in use.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "server/memory/physical.h"
+
+namespace xmig::server {
+
+class Hosting {
+ public:
+  explicit Hosting(Physical& physical) : physical_(physical) {}
+  ~Hosting() {
+    for (auto& [address, backing] : backings_) physical_.release(backing.memory);
+  }
+  Hosting(const Hosting&) = delete;
+
+  // Back these granules. Those that are dead come back to life, those that exist stay as they are.
+  CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
+  void shrink(uint64_t address, uint64_t bytes);
+  bool backed(uint64_t address, uint64_t bytes) const;
+  // Is there memory that a cut would give back?
+  bool has_dead() const { return dead_granules_ != 0; }
+  // How much it would give back.
+  uint64_t dead_bytes(uint32_t ordinal) const;
+  // A cut was committed: nothing needs the dead any more.
+  void release_dead();
+
+  // The granules that are alive, for the cut. Each extent lies in one piece of memory: whoever makes the memory again makes
+  // it in such pieces that it can be given back as here.
+  std::vector<Extent> extents() const;
+  uint64_t bytes() const;
+
+  // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
+  // since the cut, and is returned: the redo must find it as new.
+  CUresult adopt(Hosted memory);
+  // For a job that comes without its memory: back exactly these granules, with memory of this server's devices; what is
+  // backed already keeps its content. `made` hears of the end of each extent that is backed.
+  CUresult become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
+                  const std::function<void(uint64_t end)>& made = [](uint64_t) {});
+  bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
+
+  // Does `device` reach the program's memory of this ordinal? And from now on it does, or no longer.
+  bool shares(uint32_t ordinal, uint32_t device) const { return physical_.shares(ordinal, device); }
+  CUresult share(uint32_t ordinal, uint32_t device, bool on);
+
+  template <typename F>
+  void for_each(F&& f) const {
+    for (const auto& [address, backing] : backings_) f(backing.memory);
+  }
+
+ private:
+  struct Backing {
+    Hosted memory;
+    std::vector<bool> dead;  // per granule
+    size_t dead_count = 0;
+  };
+  using Map = std::map<uint64_t, Backing>;
+
+  Map::iterator containing(uint64_t address);
+  void mark(uint64_t address, uint64_t bytes, bool dead);
+
+  Physical& physical_;
+  Map backings_;
+  uint64_t dead_granules_ = 0;
+};
+
+}  // namespace xmig::server

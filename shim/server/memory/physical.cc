@@ -1,0 +1,305 @@
+#include "server/memory/physical.h"
+
+#include <fcntl.h>
+#include <linux/kcmp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace xmig::server {
+namespace {
+
+
+CUmemLocation location(uint32_t ordinal) {
+  CUmemLocation where{};
+  where.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  where.id = static_cast<int>(ordinal);
+  return where;
+}
+
+// The driver does not say so when it ran out of descriptors.
+bool out_of_descriptors() {
+  const ipc::UniqueFd probe(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3));
+  return !probe && errno == EMFILE;
+}
+
+// Are they descriptors of the same open file, as after a passage through a socket? Where the kernel does not say, they are not.
+bool same_file(const ipc::UniqueFd& a, const ipc::UniqueFd& b) {
+  const pid_t self = ::getpid();
+  return ::syscall(SYS_kcmp, self, self, KCMP_FILE, a.get(), b.get()) == 0;
+}
+
+}  // namespace
+
+Physical::~Physical() {
+  keep_ahead({});
+  for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
+  for (const Extent& range : reserved_host_) ::munmap(reinterpret_cast<void*>(range.address), range.bytes);
+}
+
+CUresult Physical::reserve(uint32_t devices) {
+  if (!reserved_.empty()) return CUDA_SUCCESS;
+  for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
+    const Extent ranges[] = {{device_base(ordinal), journal::kDeviceSpan},
+                             {shadow_base(ordinal), journal::kHostShadowAt}};
+    for (const auto& [wanted, bytes] : ranges) {
+      CUdeviceptr got = 0;
+      const CUresult result = driver_.cuMemAddressReserve(&got, bytes, journal::kGranule, wanted, 0);
+      if (result != CUDA_SUCCESS) return result;
+      reserved_.push_back({got, bytes});
+      if (got != wanted) {
+        log_(Level::kError, "the device's address range is taken by something else in this process");
+        return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+      }
+    }
+    void* const host = reinterpret_cast<void*>(host_shadow_base(ordinal));
+    constexpr int kReserve = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    constexpr uint64_t kBytes = kShadowSpan - journal::kHostShadowAt;
+    if (::mmap(host, kBytes, PROT_NONE, kReserve, -1, 0) != host) {
+      log_(Level::kError, "the address range of host memory is taken by something else in this process");
+      return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+    }
+    reserved_host_.push_back({host_shadow_base(ordinal), kBytes});
+  }
+  return CUDA_SUCCESS;
+}
+
+// Memory of this kind is mapped for its own device, and for no other unless the program has asked for it: kernels and copies
+// of another one must find that it is not there, as they do natively.
+CUresult Physical::map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes,
+                       CUmemGenericAllocationHandle handle) {
+  if (const CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0); result != CUDA_SUCCESS) return result;
+  std::array<CUmemAccessDesc, journal::kMaxDevices> access{};
+  size_t count = 0;
+  for (uint32_t device = 0; device < journal::kMaxDevices; ++device) {
+    if (device != ordinal && (kind != HostedKind::kDevice || !shares(ordinal, device))) continue;
+    access[count].location = location(device);
+    access[count++].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  }
+  const CUresult result = driver_.cuMemSetAccess(address, bytes, access.data(), count);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  return result;
+}
+
+void Physical::share(uint32_t ordinal, uint32_t device, bool on) {
+  if (on) {
+    sharers_[ordinal].fetch_or(1u << device);
+  } else {
+    sharers_[ordinal].fetch_and(~(1u << device));
+  }
+}
+
+CUresult Physical::set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on) {
+  CUmemAccessDesc access{};
+  access.location = location(device);
+  access.flags = on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return driver_.cuMemSetAccess(address, bytes, &access, 1);
+}
+
+void Physical::explain(CUresult result, uint64_t bytes, std::string* why) {
+  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(result) + ")";
+  if (out_of_descriptors()) {
+    text = "no file descriptors left for device memory: raise the server's limit (LimitNOFILE, ulimit -n)";
+  }
+  if (why) {
+    *why = text;
+  } else {
+    log_(Level::kWarning, text);
+  }
+}
+
+CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                          std::string* why) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = location(ordinal);
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
+  if (result != CUDA_SUCCESS) {
+    explain(result, bytes, why);
+    return result;
+  }
+  int fd = -1;
+  result = driver_.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  ipc::UniqueFd owner(result == CUDA_SUCCESS ? fd : -1);
+  if (result == CUDA_SUCCESS) result = map(kind, ordinal, address, bytes, handle);
+  driver_.cuMemRelease(handle);  // the mapping keeps the memory
+  if (result != CUDA_SUCCESS) {
+    explain(result, bytes, why);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  out = {next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
+  if (!why) daemon_.memory_add(out);
+  return CUDA_SUCCESS;
+}
+
+// A file that is too short would kill whoever reads it.
+bool Physical::long_enough(const ipc::UniqueFd& fd, uint64_t bytes) {
+  struct stat status {};
+  return ::fstat(fd.get(), &status) == 0 && static_cast<uint64_t>(status.st_size) >= bytes;
+}
+
+CUresult Physical::map_host(const Hosted& memory) {
+  void* const at = reinterpret_cast<void*>(memory.address);
+  if (::mmap(at, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd.get(), 0) == MAP_FAILED) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Copies work without, too, but slowly.
+void Physical::lock_pages(const Hosted& memory) {
+  constexpr unsigned int kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  const CUresult result =
+      driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, kFlags);
+  if (result == CUDA_SUCCESS) return;
+  log_(Level::kWarning, "a shadow in host memory cannot be page-locked (CUDA error " + std::to_string(result) +
+                            "): cuts and recoveries take longer");
+}
+
+CUresult Physical::no_pages(const char* where, uint64_t bytes, std::string* why) {
+  const std::string text = std::string(where) + " has no room for a shadow of " + std::to_string(bytes >> 20) +
+                           " MiB: " + std::strerror(errno);
+  if (why) {
+    *why = text;
+  } else {
+    log_(Level::kWarning, text);
+  }
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+  ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
+  // Pages are taken now: later there is nobody to tell that there are none.
+  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, nullptr);
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kLockedName, std::move(fd)};
+  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) return result;
+  lock_pages(memory);
+  daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                                std::string* why, ipc::UniqueFd given) {
+  ipc::UniqueFd fd = std::move(given);
+  const bool kept = fd && long_enough(fd, bytes);
+  if (!kept) {
+    fd.reset(::memfd_create("xmig-shadow", MFD_CLOEXEC));
+    const auto size = static_cast<off_t>(bytes);
+    const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
+    if (!made) return no_pages("host memory", bytes, why);
+  }
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
+  // It has huge pages, as a rule: to map them takes no time.
+  memory.mapped = kept && map_host(memory) == CUDA_SUCCESS;
+  if (!why) daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                               std::string* why) {
+  const uint64_t id = next_id();
+  const std::string name = "shadow-" + std::to_string(::getpid()) + "-" + std::to_string(id);
+  constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  ipc::UniqueFd fd(::openat(directory_.get(), name.c_str(), kFlags, 0600));
+  // posix_fallocate() also where the file system itself has no such call.
+  errno = fd ? ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)) : errno;
+  if (!fd || errno != 0) {
+    const CUresult result = no_pages("the directory", bytes, why);
+    if (fd) ::unlinkat(directory_.get(), name.c_str(), 0);
+    return result;
+  }
+  Hosted memory{id, kind, static_cast<int>(ordinal), address, bytes, "file:" + name, std::move(fd)};
+  if (!why) daemon_.memory_add(memory);
+  out = std::move(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Physical::adopt(const Hosted& memory) {
+  taken(memory.id);
+  if (ahead_.erase(memory.id) != 0) return CUDA_SUCCESS;
+  return map_again(memory);
+}
+
+CUresult Physical::map_again(const Hosted& memory) {
+  if (memory.place() != Place::kDevice) {
+    if (!long_enough(memory.fd, memory.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (memory.plain()) return CUDA_SUCCESS;
+    const CUresult result = map_host(memory);
+    if (result == CUDA_SUCCESS) lock_pages(memory);
+    return result;
+  }
+  CUmemGenericAllocationHandle handle = 0;
+  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(memory.fd.get()));
+  CUresult result =
+      driver_.cuMemImportFromShareableHandle(&handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS) return result;
+  result = map(memory.kind, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
+  driver_.cuMemRelease(handle);
+  return result;
+}
+
+void Physical::map_ahead(Hosted memory, uint32_t devices) {
+  const auto ordinal = static_cast<uint32_t>(memory.ordinal);
+  if (memory.place() != Place::kDevice || ahead_.contains(memory.id)) return;
+  if (ordinal >= devices || !in_place(memory.kind, ordinal, memory.address, memory.bytes)) return;
+  // Where something is mapped already the driver maps nothing else.
+  if (reserve(devices) == CUDA_SUCCESS && map_again(memory) == CUDA_SUCCESS) ahead_.emplace(memory.id, std::move(memory));
+}
+
+void Physical::drop_ahead(uint64_t id) {
+  const auto found = ahead_.find(id);
+  if (found == ahead_.end()) return;
+  let_go(found->second);
+  ahead_.erase(found);
+}
+
+// That the number is the same does not prove that the memory is.
+void Physical::keep_ahead(const std::vector<Hosted>& given) {
+  std::map<uint64_t, const Hosted*> wanted;
+  for (const Hosted& memory : given) wanted.emplace(memory.id, &memory);
+  const auto is_wanted = [&](const Hosted& mapped) {
+    const auto found = wanted.find(mapped.id);
+    if (found == wanted.end()) return false;
+    const Hosted& memory = *found->second;
+    return memory.kind == mapped.kind && memory.ordinal == mapped.ordinal && memory.address == mapped.address &&
+           memory.bytes == mapped.bytes && memory.name == mapped.name && same_file(memory.fd, mapped.fd);
+  };
+  for (auto it = ahead_.begin(); it != ahead_.end();) {
+    if (is_wanted(it->second)) {
+      ++it;
+    } else {
+      let_go(it->second);
+      it = ahead_.erase(it);
+    }
+  }
+}
+
+void Physical::release(Hosted& memory) {
+  let_go(memory);
+  daemon_.memory_drop(memory.id);
+}
+
+void Physical::let_go(Hosted& memory) {
+  if (memory.plain() && !memory.mapped) {
+    // It is nowhere.
+  } else if (memory.place() == Place::kHost) {
+    void* const at = reinterpret_cast<void*>(memory.address);
+    if (!memory.plain()) driver_.cuMemHostUnregister(at);
+    // Back to a reservation, so that nothing else comes to lie there.
+    ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  } else {
+    driver_.cuMemUnmap(memory.address, memory.bytes);
+  }
+  memory.fd.reset();
+}
+
+}  // namespace xmig::server

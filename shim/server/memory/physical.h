@@ -1,0 +1,133 @@
+// Physical memory that outlives the server: made here, mapped here, its descriptor sent to the daemon.
+//
+// A standby maps its process's memory ahead, so that a recovery finds it mapped (docs/decisions/0033). Until the job is its
+// own it neither reads nor writes it.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "driver_table.h"
+#include "journal/layout.h"
+#include "journal/shadow_layout.h"
+#include "server/channel/daemon.h"
+#include "server/memory/hosted.h"
+
+namespace xmig::server {
+
+using journal::kShadowBase;
+using journal::kShadowSpan;
+
+constexpr uint64_t device_base(uint32_t ordinal) { return journal::kDeviceBase + ordinal * journal::kDeviceSpan; }
+constexpr uint64_t shadow_base(uint32_t ordinal) { return kShadowBase + ordinal * kShadowSpan; }
+// Of what it keeps in host memory.
+constexpr uint64_t host_shadow_base(uint32_t ordinal) { return shadow_base(ordinal) + journal::kHostShadowAt; }
+// Is [address, address + bytes) inside the device range of this ordinal?
+constexpr bool in_device_range(uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  return address >= device_base(ordinal) && address - device_base(ordinal) <= journal::kDeviceSpan &&
+         bytes <= journal::kDeviceSpan - (address - device_base(ordinal));
+}
+// The ordinal in whose range an address lies; more than there are if in none.
+constexpr uint32_t ordinal_of_device_address(uint64_t address) {
+  const uint64_t ordinal = (address - journal::kDeviceBase) / journal::kDeviceSpan;
+  return address < journal::kDeviceBase || ordinal >= journal::kMaxDevices ? journal::kMaxDevices
+                                                                          : static_cast<uint32_t>(ordinal);
+}
+// The same of an address that may be in a shadow as well.
+constexpr uint32_t ordinal_of_address(uint64_t address) {
+  return address < kShadowBase ? ordinal_of_device_address(address)
+                               : static_cast<uint32_t>((address - kShadowBase) / kShadowSpan);
+}
+constexpr bool whole_granules(uint64_t address, uint64_t bytes) {
+  return bytes != 0 && address % journal::kGranule == 0 && bytes % journal::kGranule == 0;
+}
+
+// Does what the daemon hands over lie where memory of its kind does? What is plain has an address that is its number only.
+constexpr bool in_place(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  if (ordinal >= journal::kMaxDevices || !whole_granules(address, bytes)) return false;
+  if (kind == HostedKind::kDevice) return in_device_range(ordinal, address, bytes);
+  const uint64_t base = shadow_base(ordinal);
+  return kind == HostedKind::kShadow && address >= base && address - base < kShadowSpan &&
+         bytes <= kShadowSpan - (address - base);
+}
+
+struct Extent {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+class Physical {
+ public:
+  Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
+  ~Physical();
+  Physical(const Physical&) = delete;
+
+  // Keep the device and shadow ranges of `devices` ordinals free of anything else. Once is enough.
+  CUresult reserve(uint32_t devices);
+
+  // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
+  // `why`, here and below: it is made beforehand. Then it gets the reason of a failure instead of the log, and the caller
+  // tells the daemon, when nobody else can be telling it of everything.
+  CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                  std::string* why = nullptr);
+  // The same from host memory that the device reaches, which takes long: each page is taken and locked.
+  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
+  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. With `why` host
+  // memory takes its pages when they are written, which may fail, and otherwise at once.
+  // `given`: memory that may be used for it, long enough or not.
+  CUresult create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                        std::string* why = nullptr, ipc::UniqueFd given = {});
+  CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
+                       std::string* why = nullptr);
+  void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
+  // Map what an earlier server made, unless it is mapped already.
+  CUresult adopt(const Hosted& memory);
+
+  // Map it before there is a job, if it is a device's: host memory would be page-locked by two processes. Its device's context
+  // is current. What cannot be mapped now is mapped, or fails, when it is adopted.
+  void map_ahead(Hosted memory, uint32_t devices);
+  void drop_ahead(uint64_t id);
+  // The job is here, with this memory: what else has been mapped goes. Before anything is adopted.
+  void keep_ahead(const std::vector<Hosted>& given);
+  // Unmap, tell the daemon, forget.
+  void release(Hosted& memory);
+  // Unmap what belongs to another server.
+  void let_go(Hosted& memory);
+
+  // The program's memory of `ordinal` is mapped for this device too, from here on, or no longer; what is mapped already is
+  // the caller's to change with set_access().
+  void share(uint32_t ordinal, uint32_t device, bool on);
+  bool shares(uint32_t ordinal, uint32_t device) const { return (sharers_[ordinal] >> device & 1) != 0; }
+  CUresult set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on);
+
+  uint64_t next_id() { return next_id_++; }
+  void taken(uint64_t id) { next_id_ = std::max(next_id_.load(), id + 1); }
+  Daemon& daemon() { return daemon_; }
+
+ private:
+  CUresult map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
+  CUresult map_again(const Hosted& memory);
+  static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
+  static CUresult map_host(const Hosted& memory);
+  void lock_pages(const Hosted& memory);
+  void explain(CUresult result, uint64_t bytes, std::string* why);
+  CUresult no_pages(const char* where, uint64_t bytes, std::string* why);
+
+  const DriverTable& driver_;
+  Daemon& daemon_;
+  Log& log_;
+  std::atomic<uint64_t> next_id_{1};
+  std::vector<Extent> reserved_;       // with the driver
+  std::vector<Extent> reserved_host_;  // with the kernel
+  ipc::UniqueFd directory_;
+  std::array<std::atomic<uint32_t>, journal::kMaxDevices> sharers_{};  // a bit for each other device, by ordinal
+  std::map<uint64_t, Hosted> ahead_;                                   // by id
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,226 @@
+#include "server/memory/shadow.h"
+
+#include <algorithm>
+
+namespace xmig::server {
+namespace {
+
+using journal::kGranule;
+
+constexpr uint64_t kSmallestSlab = 8 * kGranule;
+
+}  // namespace
+
+Shadow::Map::iterator Shadow::containing(uint64_t slot) {
+  auto it = slabs_.upper_bound(slot);
+  if (it == slabs_.begin()) return slabs_.end();
+  --it;
+  return slot - it->first < it->second.memory.bytes ? it : slabs_.end();
+}
+
+void Shadow::note_room(uint64_t address, const Slab& slab) {
+  if (slab.used_count < slab.used.size()) {
+    with_room_.insert(address);
+  } else {
+    with_room_.erase(address);
+  }
+}
+
+std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t bytes) const {
+  const bool device = place == Place::kDevice;
+  uint64_t address = device ? shadow_base(ordinal) : host_shadow_base(ordinal);
+  const uint64_t end = device ? host_shadow_base(ordinal) : shadow_base(ordinal) + kShadowSpan;
+  auto slab = slabs_.lower_bound(address);
+  auto aside = set_aside_.lower_bound(address);
+  while (true) {
+    const uint64_t next_slab = slab == slabs_.end() ? end : slab->first;
+    const uint64_t next_aside = aside == set_aside_.end() ? end : aside->first;
+    const uint64_t next = std::min({next_slab, next_aside, end});
+    if (next == end) break;
+    if (next - address >= bytes) return address;
+    address = next == next_slab ? next + (slab++)->second.memory.bytes : next + (aside++)->second;
+  }
+  if (end - address < bytes) return std::nullopt;
+  return address;
+}
+
+// `locked`: host memory with an address that the device reaches.
+Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked) {
+  const uint64_t largest = place == Place::kHost && !locked ? kPlainBytes : kLargestSlab;
+  const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, largest);
+  for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
+    const auto address = gap(ordinal, place, bytes);
+    if (!address) continue;
+    Slab slab;
+    CUresult result = CUDA_SUCCESS;
+    switch (place) {
+      case Place::kDevice: result = physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+      case Place::kHost:
+        result = locked ? physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory)
+                        : physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, slab.memory);
+        break;
+      case Place::kFile: result = physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
+    }
+    if (result != CUDA_SUCCESS) continue;
+    slab.used.assign(bytes / kGranule, false);
+    with_room_.insert(*address);
+    return &slabs_.emplace(*address, std::move(slab)).first->second;
+  }
+  return nullptr;
+}
+
+std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
+  Slab* chosen = nullptr;
+  for (auto it = with_room_.lower_bound(shadow_base(ordinal)); it != with_room_.end() && !chosen; ++it) {
+    if (ordinal_of_slot(*it) != ordinal) break;
+    Slab& slab = slabs_.at(*it);
+    const Place its = slab.memory.place();
+    const bool instead = place == Place::kDevice && !strictly && its == Place::kHost && !slab.memory.plain();
+    if (!slab.memory.foreign && (its == place || instead)) chosen = &slab;
+  }
+  if (!chosen) chosen = add_slab(ordinal, place, wanted, false);
+  if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted, true);
+  if (!chosen) return std::nullopt;
+  const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
+  *free = true;
+  ++chosen->used_count;
+  note_room(chosen->memory.address, *chosen);
+  return chosen->memory.address + static_cast<uint64_t>(free - chosen->used.begin()) * kGranule;
+}
+
+void Shadow::free(uint64_t slot) {
+  const auto it = containing(slot);
+  if (it == slabs_.end()) return;
+  it->second.used[(slot - it->first) / kGranule] = false;
+  --it->second.used_count;
+  note_room(it->first, it->second);
+}
+
+bool Shadow::on_device(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it != slabs_.end() && it->second.memory.place() == Place::kDevice;
+}
+
+Place Shadow::place(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it == slabs_.end() ? Place::kDevice : it->second.memory.place();
+}
+
+std::optional<Shadow::PlainAt> Shadow::plain_at(uint64_t slot) const {
+  const auto it = containing(slot);
+  if (it == slabs_.end() || !it->second.memory.plain()) return std::nullopt;
+  return PlainAt{it->second.memory.fd.get(), slot - it->first, it->second.memory.mapped};
+}
+
+std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, Place place, uint64_t bytes) {
+  const auto address = gap(ordinal, place, bytes);
+  if (address) set_aside_.emplace(*address, bytes);
+  return address;
+}
+
+void Shadow::add_held(Hosted memory) {
+  const uint64_t address = memory.address;
+  set_aside_.erase(address);
+  Slab slab;
+  slab.used.assign(memory.bytes / kGranule, false);
+  slab.held = true;
+  slab.memory = std::move(memory);
+  slabs_.emplace(address, std::move(slab));
+  with_room_.insert(address);
+}
+
+std::vector<Shadow::Room> Shadow::held_rooms() const {
+  std::vector<Room> rooms;
+  for (const auto& [address, slab] : slabs_) {
+    if (!slab.held || slab.memory.name != kPlainName) continue;
+    for (size_t i = 0; i < slab.used.size(); ++i) {
+      if (slab.used[i]) continue;
+      if (i > 0 && !slab.used[i - 1]) {
+        rooms.back().bytes += kGranule;
+      } else {
+        rooms.push_back({{slab.memory.fd.get(), i * kGranule}, kGranule});
+      }
+    }
+  }
+  return rooms;
+}
+
+void Shadow::unhold() {
+  for (auto& [address, slab] : slabs_) slab.held = false;
+}
+
+uint64_t Shadow::device_bytes(uint32_t ordinal) const {
+  uint64_t sum = 0;
+  for (const auto& [address, slab] : slabs_) {
+    const bool ours = slab.memory.place() == Place::kDevice && !slab.memory.foreign;
+    if (ours && ordinal_of_slot(address) == ordinal) sum += slab.memory.bytes;
+  }
+  return sum;
+}
+
+bool Shadow::trim(size_t most) {
+  for (auto it = slabs_.begin(); it != slabs_.end();) {
+    if (it->second.used_count != 0 || it->second.held) {
+      ++it;
+    } else if (most-- == 0) {
+      return true;
+    } else {
+      physical_.release(it->second.memory);
+      with_room_.erase(it->first);
+      it = slabs_.erase(it);
+    }
+  }
+  return false;
+}
+
+CUresult Shadow::adopt(Hosted memory) {
+  if (!in_place(HostedKind::kShadow, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto next = slabs_.lower_bound(memory.address);
+  if ((next != slabs_.end() && next->first - memory.address < memory.bytes) ||
+      containing(memory.address) != slabs_.end()) {
+    return CUDA_ERROR_ALREADY_MAPPED;
+  }
+  if (const CUresult result = physical_.adopt(memory); result != CUDA_SUCCESS) return result;
+  Slab slab;
+  slab.used.assign(memory.bytes / kGranule, false);
+  const uint64_t address = memory.address;
+  slab.memory = std::move(memory);
+  slabs_.emplace(address, std::move(slab));
+  with_room_.insert(address);
+  return CUDA_SUCCESS;
+}
+
+bool Shadow::forget(uint64_t id) {
+  for (auto it = slabs_.begin(); it != slabs_.end(); ++it) {
+    if (it->second.memory.id != id) continue;
+    physical_.let_go(it->second.memory);
+    with_room_.erase(it->first);
+    slabs_.erase(it);
+    return true;
+  }
+  return false;
+}
+
+bool Shadow::is_foreign(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it != slabs_.end() && it->second.memory.foreign;
+}
+
+bool Shadow::has_foreign() const {
+  return std::any_of(slabs_.begin(), slabs_.end(), [](const auto& entry) { return entry.second.memory.foreign; });
+}
+
+bool Shadow::take(uint64_t slot) {
+  const auto it = containing(slot);
+  if (it == slabs_.end() || slot % kGranule != 0) return false;
+  const size_t index = (slot - it->first) / kGranule;
+  if (it->second.used[index]) return false;  // two chunks in one slot: not a cut of ours
+  it->second.used[index] = true;
+  ++it->second.used_count;
+  note_room(it->first, it->second);
+  return true;
+}
+
+}  // namespace xmig::server

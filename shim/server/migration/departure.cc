@@ -1,0 +1,112 @@
+#include "server/migration/departure.h"
+
+#include <mutex>
+#include <utility>
+
+#include "server/clock.h"
+
+namespace xmig::server {
+
+using journal::kGranule;
+
+void Departure::keep_on_host(bool host) {
+  if (!host) {
+    relocation_.end(true);
+    wishes_.place = Place::kDevice;
+    wishes_.returns = true;
+    wishes_.must_settle = true;
+  } else if (wishes_.place != Place::kHost) {
+    return relocation_.start(Relocation::Purpose::kMoveThroughHost, Place::kHost, 0, {});
+  }
+  interrupts_.request(Interrupts::kCut | Interrupts::kAnswer);
+}
+
+void Departure::prepare_suspend(PrepareSuspend prepare) {
+  const Place to = prepare.to == SuspendTo::kFile ? Place::kFile : Place::kHost;
+  relocation_.end(true);
+  if (to == Place::kFile) {
+    const std::lock_guard lock(memory_.mutex);
+    memory_.physical.keep_files_in(std::move(prepare.directory));
+  }
+  suspend_to_ = to;
+  relocation_.start(Relocation::Purpose::kSuspension, to, prepare.bytes_hint, std::move(prepare.room));
+}
+
+void Departure::abort_suspend() {
+  relocation_.end(true);
+  suspend_to_ = Place::kHost;
+  wishes_.must_settle = true;  // so that the room goes, too
+  interrupts_.request(Interrupts::kCut | Interrupts::kAnswer);
+}
+
+void Departure::hand_over(uint64_t stopped) {
+  execution_.come_to_rest();
+  const uint64_t drained = now_ns();
+  if (execution_.replaying()) return services_.daemon.handover_failed("the job is being recovered");
+  // Nothing was executed since the last cut: then that one will do.
+  const bool due = execution_.position() != snapshots_.position() || snapshots_.number() == 0 || wishes_.must_settle;
+  if (due) {
+    if (const Result<> taken = execution_.take_cut("handover"); !taken) {
+      return services_.daemon.handover_failed(taken.why());
+    }
+  }
+  if (snapshots_.trim_shadow_at() != 0) snapshots_.trim_shadow_at_once();  // nobody is to import what is empty
+  const double cut_ms = static_cast<double>(now_ns() - drained) / 1e6;
+  execution_.park([=, this] {
+    services_.daemon.handed_over(snapshots_.number(), execution_.position(), stopped, drained, cut_ms);
+  });
+  execution_.go_on();
+  services_.daemon.continued(execution_.position());
+}
+
+void Departure::suspend(uint64_t stopped) {
+  execution_.come_to_rest();
+  const Result<uint64_t> bytes = leave_device();
+  if (!bytes) return fail_suspend(bytes.why());
+  journal::JournalHeader& header = services_.job.header();
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kSuspended));
+  header.server_pid.store(0);
+  const double ms = static_cast<double>(now_ns() - stopped) / 1e6;
+  execution_.park([=, this, bytes = *bytes] {
+    services_.daemon.suspended(snapshots_.number(), execution_.position(), bytes, ms);
+  });
+  execution_.go_on();
+  back_to_device();
+  services_.daemon.continued(execution_.position());
+}
+
+// The last cut, to where it stays. How much that is.
+Result<uint64_t> Departure::leave_device() {
+  if (execution_.replaying()) return Error{"the job is being recovered"};
+  relocation_.end(false);
+  wishes_.place = suspend_to_.load();
+  if (const Result<> taken = execution_.take_cut("suspend"); !taken) return taken.error();
+  relocation_.end(true);
+  // Now, not slab by slab nor with the next cut: the daemon keeps what it is not told of, and some of that is device memory.
+  snapshots_.trim_shadow_at_once();
+  uint64_t bytes = 0;
+  for (const ChunkState& chunk : snapshots_.chunks()) {
+    if (chunk.slot == 0) continue;
+    bytes += kGranule;
+    if (memory_.shadow.place(chunk.slot) != suspend_to_.load()) {
+      return Error{"a part of the shadow could not leave the device"};
+    }
+  }
+  return bytes;
+}
+
+void Departure::back_to_device() {
+  wishes_.place = Place::kDevice;
+  suspend_to_ = Place::kHost;
+  wishes_.returns = true;
+  wishes_.must_settle = true;
+  interrupts_.add(Interrupts::kCut);
+}
+
+void Departure::fail_suspend(const std::string& why) {
+  relocation_.end(true);
+  back_to_device();
+  services_.daemon.suspend_failed(why);
+}
+
+}  // namespace xmig::server

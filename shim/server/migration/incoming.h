@@ -1,0 +1,80 @@
+// A job that comes without its device memory: a move, which is a planned recovery on another device, with memory that was copied
+// before (docs/decisions/0008); or a resumption (0009).
+//
+// The target of a move copies what the source's last cut holds out of the source's shadow, which is mapped here at its own
+// addresses, and never touches what is the program's or the source's until it takes the job. The source may take its next cut at
+// any time, and write into the shadow while it is read. That is no harm: what counts is the hash of what has arrived, and what
+// is not as the cut says is copied again in a later round, in the last resort when the source stands still.
+//
+// All calls are made on one thread, which becomes the executor's.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/result.h"
+#include "server/memory/granules.h"
+#include "server/memory/process_memory.h"
+#include "server/migration/arrival.h"
+#include "server/recovery/adoption.h"
+#include "server/recovery/preload.h"
+#include "server/services.h"
+#include "server/snapshot/cut_file.h"
+
+namespace xmig::server {
+
+class Incoming {
+ public:
+  Incoming(const Services& services, ProcessMemory& memory, Granules& granules, Adoption& adoption, Preload& preload)
+      : services_(services), memory_(memory), granules_(granules), adoption_(adoption), preload_(preload) {}
+  Incoming(const Incoming&) = delete;
+
+  // A move, in this order; then the recovery takes over. If one of them fails, the job is as it was. `first_id`: of the memory
+  // that is made here.
+  Result<> begin_move(uint64_t first_id);
+  Result<> import(Hosted memory);
+  void forget(uint64_t id);
+  Result<> round(uint64_t number, uint64_t cut);
+  // A resumption: what can be done while descriptors still come in.
+  void prepare_resumption();
+
+  // The recovery, with what the last cut holds: memory for it, its content. `sequence`: of its last record.
+  void begin_arrival(const CutContent& content);
+  Result<> make_missing(const CutContent& content);
+  Result<> fill(const std::vector<ChunkState>& chunks, uint64_t sequence);
+
+  // What was known of the memory is no longer so: the job is executed. Did it come without its memory?
+  bool end();
+  // Nothing arrives any more: the server ends.
+  void give_up() { arrival_.reset(); }
+
+ private:
+  struct Known {  // of this device's memory
+    uint64_t address;
+    std::optional<uint64_t> hash;
+  };
+  // A round under way.
+  struct Round;
+
+  std::optional<CutContent> read_cut(uint64_t at_least) const;
+  std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
+  Result<> compare(Round& round);
+  Result<> copy(Round& round);
+  void make_buffers();
+  void end_arrival();
+
+  const Services services_;
+  ProcessMemory& memory_;
+  Granules& granules_;
+  Adoption& adoption_;
+  Preload& preload_;
+  bool comes_ = false;
+  std::vector<Known> known_;   // of the last round's chunks, in their order
+  std::future<void> buffers_;  // being made, for what arrives
+  std::unique_ptr<Arrival> arrival_;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,271 @@
+#include "server/recovery/recovery.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "server/clock.h"
+#include "server/handlers/peers.h"
+
+namespace xmig::server {
+
+using journal::kGranule;
+
+namespace {
+
+constexpr uint64_t kLongRestore = 10'000'000;  // ns
+
+}  // namespace
+
+Result<> Recovery::follow(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
+                          Entry& entry) {
+  Times times{now_ns()};
+  if (Result<> checked = check_journal(); !checked) return checked;
+  const bool ahead = !entry.is_open();
+  if (!ahead) begin_to_write();
+  Result<Found> found = look();
+  if (!found) return found.error();
+  found->cutting = services_.job.header().cutting.load();
+  if (Result<> reached = check_reach(*found); !reached) return reached;
+  Entry* const awaited = ahead ? &entry : nullptr;
+  const Result<> recovered = found->memory_is_state() ? from_memory(*found, std::move(given), awaited, times)
+                                                      : from_shadow(*found, std::move(given), awaited, times);
+  if (!recovered) return recovered;
+  hand_to_execution(*found, deliver, careful);
+  return {};
+}
+
+Result<> Recovery::arrive(std::vector<Hosted> given) {
+  Times times{now_ns()};
+  if (Result<> checked = check_journal(); !checked) return checked;
+  begin_to_write();
+  Result<Found> found = look();
+  if (!found) return found.error();
+  if (Result<> reached = check_reach(*found); !reached) return reached;
+  if (Result<> recovered = from_elsewhere(*found, std::move(given), times); !recovered) return recovered;
+  hand_to_execution(*found, std::nullopt, std::nullopt);
+  return {};
+}
+
+// --- the paths
+
+Result<> Recovery::from_shadow(Found& found, std::vector<Hosted> given, Entry* entry, Times& times) {
+  if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
+  const Result<std::vector<Extent>> fresh = back(found.content);
+  if (!fresh) return fresh.error();
+  if (!entry) services_.daemon.phase("mapped");
+  times.mapped = now_ns();
+  if (Result<> made = make_objects(found); !made) return made;
+  if (entry) {
+    if (Result<> entered = enter(*entry, times); !entered) return entered;
+    services_.daemon.phase("mapped");
+  }
+  times.made = now_ns();
+  restore_memory(*fresh, found.content.sequence);
+  // How long it took says nothing where the entry was waited for in between.
+  return restored(found, entry ? Times{} : times);
+}
+
+Result<> Recovery::from_memory(Found& found, std::vector<Hosted> given, Entry* entry, Times& times) {
+  if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
+  if (const Result<std::vector<Extent>> fresh = back(found.content); !fresh) return fresh.error();
+  // What the lost server's device work may still write is a snapshot's: variables are among that, and objects read them.
+  if (entry) {
+    if (Result<> entered = enter(*entry, times); !entered) return entered;
+  }
+  services_.daemon.phase("mapped");
+  times.mapped = now_ns();
+  if (Result<> made = make_objects(found); !made) return made;
+  times.made = now_ns();
+  if (Result<> variables = restored(found, entry ? Times{} : times); !variables) return variables;
+  return found.cut_again() ? take_cut_again(found) : Result<>{};
+}
+
+Result<> Recovery::from_elsewhere(Found& found, std::vector<Hosted> given, Times& times) {
+  if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
+  incoming_.begin_arrival(found.content);
+  if (Result<> made = incoming_.make_missing(found.content); !made) return made;
+  if (const Result<std::vector<Extent>> fresh = back(found.content); !fresh) return fresh.error();
+  services_.daemon.phase("mapped");
+  times.mapped = now_ns();
+  if (Result<> made = make_objects(found); !made) return made;
+  times.made = now_ns();
+  if (Result<> filled = incoming_.fill(snapshots_.chunks(), found.content.sequence); !filled) return filled;
+  return restored(found, times);
+}
+
+// --- what they share
+
+Result<> Recovery::check_journal() const {
+  const journal::JournalHeader& header = services_.job.header();
+  if (header.magic != journal::kMagic || header.version != journal::kLayoutVersion ||
+      header.device_count != services_.contexts.count()) {
+    return Error{"the journal is not one of this server's kind"};
+  }
+  return keeps_promises(services_);
+}
+
+Result<Recovery::Found> Recovery::look() const {
+  const journal::JournalHeader& header = services_.job.header();
+  Found found;
+  found.tail = header.tail.load();
+  found.executed = std::min(header.executed.load(), found.tail);
+  const uint64_t cut = header.cut.load();
+  if (cut == 0) return found;
+  Result<CutContent> content = read_cut_file(services_.job.fds().cut[cut & 1].get());
+  if (!content) return Error{"the last cut cannot be read: " + content.why()};
+  if (content->number != cut >> 1) return Error{"the last cut cannot be read: it has another number"};
+  found.content = std::move(*content);
+  return found;
+}
+
+Result<> Recovery::check_reach(const Found& found) const {
+  const uint64_t position = found.content.position;
+  if (position > found.tail || found.tail - position > services_.job.journal().ring_bytes() ||
+      (found.cut_again() && found.cutting - 1 > found.tail)) {
+    return Error{"the journal does not reach back to the last cut"};
+  }
+  return {};
+}
+
+Result<> Recovery::enter(Entry& entry, const Times& times) {
+  if (!entry.is_open()) services_.log(Level::kInfo, "prepared a recovery in " + in_ms(now_ns() - times.began));
+  if (!entry.wait()) return Error{"the server ends before the one before it"};
+  begin_to_write();
+  return {};
+}
+
+// From here on this server writes what is shared.
+void Recovery::begin_to_write() {
+  services_.job.header().state.store(static_cast<uint32_t>(journal::ServerState::kRecovering));
+  execution_.entered();
+  describe_peers(services_);
+}
+
+Result<> Recovery::adopt(std::vector<Hosted> given) {
+  if (const CUresult result = memory_.physical.reserve(services_.contexts.count()); result != CUDA_SUCCESS) {
+    return Error{"the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")"};
+  }
+  services_.contexts.use(0);
+  const std::lock_guard lock(memory_.mutex);
+  memory_.physical.keep_ahead(given);
+  for (Hosted& memory : given) {
+    if (Result<> adopted = adoption_.adopt(std::move(memory)); !adopted) return adopted;
+  }
+  return {};
+}
+
+// Exactly the cut's memory is the program's. What was made for it that had been grown since the cut.
+Result<std::vector<Extent>> Recovery::back(const CutContent& content) {
+  std::vector<Extent> fresh;
+  if (!memory_.hosting.restore(content.memory, fresh)) return Error{"physical memory of the last cut is missing"};
+  return fresh;
+}
+
+Result<> Recovery::make_objects(Found& found) {
+  CutContent& content = found.content;
+  execution_.start_at(content, found.executed);
+  const uint64_t trimmed = std::min(services_.job.header().trimmed.load(), content.position);
+  if (Result<> taken = snapshots_.take_over(content, trimmed); !taken) return taken;
+  if (Result<> kept = keep_copies(found); !kept) return kept;
+  if (Result<> live = restore_live(content); !live) return live;
+  return execution_.make_objects(content);
+}
+
+Result<> Recovery::restore_live(const CutContent& content) {
+  for (const LiveRange& range : content.live) {
+    if (!memory_.hosting.backed(range.address, range.bytes) || !memory_.live.add(range)) {
+      return Error{"an allocation of the last cut has no memory"};
+    }
+  }
+  for (const Images::State& image : content.images) {
+    if (!memory_.images.restore(image)) return Error{"module image " + std::to_string(image.number) + " is missing"};
+  }
+  discard_what_was_not_kept();
+  return {};
+}
+
+// What was live at the cut and is in no chunk of it had been given back by the program's allocator.
+void Recovery::discard_what_was_not_kept() {
+  const std::vector<uint64_t> granules = memory_.live.listed().granules;  // a copy: the list changes with what it says
+  const std::vector<ChunkState>& chunks = snapshots_.chunks();
+  auto chunk = chunks.cbegin();
+  for (const uint64_t granule : granules) {
+    while (chunk != chunks.cend() && chunk->address < granule) ++chunk;
+    if (chunk == chunks.cend() || chunk->address != granule) memory_.live.discard(granule, kGranule);
+  }
+}
+
+// Bytes that copies have left on the device, for the redo.
+Result<> Recovery::keep_copies(const Found& found) {
+  for (uint64_t at = found.content.position; at < found.tail;) {
+    journal::RecordHeader record;
+    std::memcpy(static_cast<void*>(&record), services_.job.journal().at(at), sizeof(record));
+    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > found.tail - at) break;  // the redo will say so
+    const auto op = static_cast<Op>(record.op);
+    const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
+    // One byte at least: how many there are is checked when the record's turn comes.
+    if (copied && (op == Op::xmCopyFromPinned || op == Op::xmCopyToPinned) &&
+        !memory_.copy_log.keep(record.reply_hash, 1, at)) {
+      return Error{"what a copy brought is not there any more"};
+    }
+    at += record.size;
+  }
+  return {};
+}
+
+void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequence) {
+  const DriverTable& driver = services_.driver;
+  // Grown since the cut: the redo must find it as the first run did.
+  for (const Extent& extent : fresh) {
+    services_.contexts.use(ordinal_of_device_address(extent.address));
+    services_.faults.check(driver.cuMemsetD8Async(extent.address, 0, extent.bytes, nullptr));
+  }
+  granules_.clear({});  // waits for that
+  const std::vector<ChunkState>& chunks = snapshots_.chunks();
+  std::vector<uint64_t> granules, hashes, zeros;
+  for (const ChunkState& chunk : chunks) granules.push_back(chunk.address);
+  if (!granules_.hash(granules, hashes)) services_.faults.give_up(sequence, "the device could not hash its memory");
+  std::vector<Granules::Move> moves;
+  for (size_t i = 0; i < granules.size(); ++i) {
+    if (hashes[i] == chunks[i].hash) continue;
+    if (chunks[i].slot != 0) {
+      moves.emplace_back(chunks[i].address, chunks[i].slot);
+    } else {
+      zeros.push_back(chunks[i].address);
+    }
+  }
+  granules_.clear(zeros);
+  if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
+}
+
+// Memory is as at the cut. `times.mapped`: 0, if nothing is to be said of them.
+Result<> Recovery::restored(const Found& found, const Times& times) {
+  if (Result<> variables = execution_.restore_variables(); !variables) return variables;
+  services_.daemon.phase("restored");
+  if (const uint64_t now = now_ns(); times.mapped != 0 && now - times.mapped > kLongRestore) {
+    services_.log(Level::kInfo, "after " + in_ms(times.mapped - times.began) + " to map memory, restoring took " +
+                                    in_ms(times.made - times.mapped) + " for " +
+                                    std::to_string(found.content.objects.size()) + " objects and " +
+                                    in_ms(now - times.made) + " for memory");
+  }
+  return {};
+}
+
+Result<> Recovery::take_cut_again(const Found& found) {
+  if (Result<> executed = execution_.execute_objects(found.cutting - 1); !executed) return executed;
+  const Result<> taken = execution_.take_cut("the lost server was taking it");
+  if (taken) return {};
+  return Error{"the cut that the lost server was taking cannot be taken again: " + taken.why()};
+}
+
+void Recovery::hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful) {
+  journal::JournalHeader& header = services_.job.header();
+  header.cutting.store(0);
+  header.cut_position.store(snapshots_.position());
+  execution_.begin_replay(found.executed, deliver, careful);
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,98 @@
+// The job of a server that is gone, or that has given it away, continued here.
+//
+// Memory is mapped, the last cut's objects are made again, its content is put back, and then the records since are simply
+// executed (replay.h). What the program has already is compared (Record::replied, CopyState, CallbackState).
+//
+// There are three ways to the content, each a path of its own:
+//   from the shadow, after a server that was lost between two cuts: chunks that are not as the cut says come from there;
+//   from memory, after one that was lost while it took a cut (`cutting`): the device memory is the state at that cut, and the
+//     shadow is not to be trusted. Only the objects are brought forward to it, and the cut is taken again;
+//   from elsewhere, for a job that comes without its device memory (migration/incoming.h).
+//
+// What lies in this folder: recovery, replay and redo_times, adoption (memory that another server has made), preload. It has no
+// state beside the job's but what says how far it is; what it makes belongs to ProcessMemory, Snapshots and Execution, through
+// which it works. A recovery of several processes would agree on a cut before these paths, and on their entry.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/result.h"
+#include "server/channel/entry.h"
+#include "server/channel/requests.h"
+#include "server/execution.h"
+#include "server/memory/granules.h"
+#include "server/memory/process_memory.h"
+#include "server/migration/incoming.h"
+#include "server/recovery/adoption.h"
+#include "server/services.h"
+#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshots.h"
+
+namespace xmig::server {
+
+class Recovery {
+ public:
+  Recovery(const Services& services, ProcessMemory& memory, Granules& granules, Snapshots& snapshots, Adoption& adoption,
+           Incoming& incoming, Execution& execution)
+      : services_(services),
+        memory_(memory),
+        granules_(granules),
+        snapshots_(snapshots),
+        adoption_(adoption),
+        incoming_(incoming),
+        execution_(execution) {}
+
+  // After a server that is gone. All is done that writes only what is this server's; then its `entry` is waited for, if that is
+  // not open yet. `given` is what the daemon holds.
+  Result<> follow(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry);
+  // A job that comes without its device memory.
+  Result<> arrive(std::vector<Hosted> given);
+
+ private:
+  // What there is to recover.
+  struct Found {
+    CutContent content;
+    uint64_t tail = 0, executed = 0;
+    uint64_t cutting = 0;  // JournalHeader::cutting
+    // Was a cut being taken, or had just been, so that memory is its state? And is it to be taken again?
+    bool memory_is_state() const { return cutting != 0 && cutting - 1 >= content.position; }
+    bool cut_again() const { return cutting != 0 && cutting - 1 > content.position; }
+  };
+  // When what was done, for the log.
+  struct Times {
+    uint64_t began = 0, mapped = 0, made = 0;
+  };
+
+  Result<> check_journal() const;
+  Result<Found> look() const;
+  Result<> check_reach(const Found& found) const;
+  // `entry`: to be waited for before this server writes what is not its own; null if it has been entered.
+  Result<> from_shadow(Found& found, std::vector<Hosted> given, Entry* entry, Times& times);
+  Result<> from_memory(Found& found, std::vector<Hosted> given, Entry* entry, Times& times);
+  Result<> from_elsewhere(Found& found, std::vector<Hosted> given, Times& times);
+
+  Result<> enter(Entry& entry, const Times& times);
+  void begin_to_write();
+  Result<> adopt(std::vector<Hosted> given);
+  Result<std::vector<Extent>> back(const CutContent& content);
+  Result<> make_objects(Found& found);
+  Result<> restore_live(const CutContent& content);
+  void discard_what_was_not_kept();
+  Result<> keep_copies(const Found& found);
+  void restore_memory(const std::vector<Extent>& fresh, uint64_t sequence);
+  Result<> restored(const Found& found, const Times& times);
+  Result<> take_cut_again(const Found& found);
+  void hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful);
+
+  const Services services_;
+  ProcessMemory& memory_;
+  Granules& granules_;
+  Snapshots& snapshots_;
+  Adoption& adoption_;
+  Incoming& incoming_;
+  Execution& execution_;
+};
+
+}  // namespace xmig::server

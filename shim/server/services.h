@@ -1,0 +1,24 @@
+// What every part of a server works with. The server makes them before it has a job, and they outlive all that belongs to one.
+#pragma once
+
+#include "device/device.h"
+#include "server/channel/daemon.h"
+#include "server/channel/job.h"
+#include "server/contexts.h"
+#include "server/faults/faults.h"
+#include "server/faults/injector.h"
+
+namespace xmig::server {
+
+struct Services {
+  device::Device& device;
+  const DriverTable& driver;
+  Contexts& contexts;
+  Daemon& daemon;
+  Log& log;
+  Faults& faults;
+  Injector& injector;
+  Job& job;
+};
+
+}  // namespace xmig::server

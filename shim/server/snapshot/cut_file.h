@@ -1,0 +1,63 @@
+// What a cut writes into its memfd, and how a recovery reads it. The file has been out of our hands: every length is
+// checked, and a checksum covers it all.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "journal/layout.h"
+#include "server/memory/hosting.h"
+#include "server/memory/images.h"
+#include "server/memory/live_set.h"
+#include "server/objects/objects.h"
+
+namespace xmig::server {
+
+// A fault that the program has been told of: the device answers everything with it until its context is reset.
+struct Failure {
+  uint32_t error = 0;
+  uint32_t reserved = 0;
+  uint64_t sequence = 0;
+};
+using Failures = std::array<Failure, journal::kMaxDevices>;  // by ordinal
+
+// A granule with live content, and where the cut keeps that. Zeros are kept nowhere: frameworks allocate most of a
+// device before they use it.
+struct ChunkState {
+  uint64_t address;
+  uint64_t hash;
+  uint64_t slot;  // 0: the granule is zeros
+};
+
+struct RecordedEvent {
+  uint64_t index;
+  uint64_t sequence;
+};
+
+struct CutContent {
+  uint64_t number = 0;
+  uint64_t position = 0;
+  uint64_t sequence = 0;  // of the last record before the cut
+  Failures failures{};
+  std::vector<Extent> memory;
+  std::vector<LiveRange> live;
+  std::vector<ChunkState> chunks;
+  std::vector<Images::State> images;
+  std::vector<RecordedEvent> events;  // those that have been recorded at least once
+  RecordList objects;
+  std::vector<Variable> variables;
+};
+
+std::vector<std::byte> serialise(const CutContent& content);
+uint64_t serialised_bytes(const CutContent& content);
+Result<CutContent> parse_cut(std::span<const std::byte> bytes);
+
+// Take the pages for `bytes` now: false if there are none (errno).
+bool reserve_cut_file(int fd, uint64_t bytes);
+Result<CutContent> read_cut_file(int fd);
+
+}  // namespace xmig::server

@@ -1,0 +1,141 @@
+// The last cut, and how the next one takes its place: see docs/architecture.md.
+//
+// The shadow is updated in place. That is safe because, from `cutting` to the store of `cut`, the device memory itself
+// is the state: a server that dies in between is followed by one that takes the same cut again. So before the first
+// byte of the shadow changes, everything that the cut needs must be there: slots, and pages for its file.
+//
+// What lies in this folder: cut_file (what a cut is), snapshots (how one is taken), schedule and cut_policy and stall (when),
+// staging (where its content goes, and what was brought there ahead). A cut is of a position that the caller names: the
+// executor's own, and one day one that several processes have agreed on.
+//
+// All of it is the executor's thread's, but: `chunks` may be read by who has begun a batch of staging.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "server/memory/granules.h"
+#include "server/memory/process_memory.h"
+#include "server/objects/objects.h"
+#include "server/services.h"
+#include "server/snapshot/cut_file.h"
+#include "server/snapshot/staging.h"
+
+namespace xmig::server {
+
+class Snapshots {
+ public:
+  Snapshots(const Services& services, ProcessMemory& memory, Granules& granules, Objects& objects, Staging& staging)
+      : services_(services), memory_(memory), granules_(granules), objects_(objects), staging_(staging) {}
+  Snapshots(const Snapshots&) = delete;
+
+  // What is to be preserved beside memory and objects.
+  struct Moment {
+    uint64_t position = 0, sequence = 0;
+    const Failures& failures;
+    const std::map<uint64_t, Variable>& variables;
+  };
+  // From now on the device memory is the state; the device is drained, and no variable is elsewhere.
+  void begin(const Moment& moment);
+  struct Taken {
+    CutReport report;
+    uint64_t end = 0;      // when it was over
+    uint64_t once_ns = 0;  // of its time, what the next cut of the same work will not take, because this one found new places
+                           // in the shadow
+  };
+  // After begin(). If it is not possible, nothing has changed. `gradually`: memory that becomes empty goes slab by slab.
+  Result<Taken> take(const Moment& moment, bool gradually);
+
+  // Until this is over, the program needs the device memory that the shadow takes.
+  void evict(bool on) { evict_ = on; }
+  bool evicts() const { return evict_; }
+
+  // Give the journal back up to the last cut, as far as nobody waits for a reply in it.
+  void trim();
+  // What the first cut after a move or a resumption has left empty goes slab by slab. All at once stopped a program of 40 GB
+  // for 25 ms.
+  void trim_shadow();
+  void trim_shadow_at_once() { trim_slabs(~0ull); }
+  uint64_t trim_shadow_at() const { return trim_shadow_at_; }
+
+  // Recovery: this was the last one. The journal has been given back up to `trimmed`.
+  Result<> take_over(CutContent& content, uint64_t trimmed);
+
+  uint64_t number() const { return number_; }
+  uint64_t position() const { return position_; }
+  uint64_t trimmed() const { return trimmed_; }
+  const std::vector<ChunkState>& chunks() const { return chunks_; }  // by address
+
+ private:
+  // Chunks of a cut whose content goes to their slots: where each is in the list, and its content's hash in the last cut if that
+  // had the slot, too.
+  struct Changed {
+    size_t chunk;
+    std::optional<uint64_t> before;
+  };
+  // A cut on its way.
+  struct Draft {
+    const std::vector<uint64_t>& granules;
+    std::vector<bool> unseen;      // is copied without a look
+    std::vector<uint64_t> hashes;  // of the others
+    CutContent content;
+    std::vector<Changed> changed;
+    std::vector<uint64_t> taken, given_back;  // slots
+    size_t fresh = 0;                         // of those taken, how many hold what had none
+    std::array<uint64_t, journal::kMaxDevices> wanted{};
+    std::vector<uint64_t> images;
+  };
+  // The place that a granule's content gets, which needs no copy unless `differs`.
+  struct Placed {
+    std::optional<uint64_t> slot, before;
+    bool differs = true;
+  };
+
+  // The steps of take(). Until copy() nothing has changed; after it, nothing can fail.
+  void hash(Draft& draft, const Moment& moment, CutReport& report);
+  Result<> place(Draft& draft);
+  void describe(Draft& draft, const Moment& moment);
+  Result<> reserve(const Draft& draft);
+  void copy(Draft& draft, const Moment& moment);
+  void commit(Draft& draft, const Moment& moment, bool gradually);
+  void report(const Draft& draft, const Moment& moment, CutReport& report) const;
+  void give_up(const Draft& draft);
+
+  Placed keep_or_move(Draft& draft, const ChunkState& old, uint64_t hash, bool zeros);
+  std::optional<uint64_t> new_slot(Draft& draft, uint32_t ordinal);
+  int file_of(const Draft& draft) const;
+  bool fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed, uint64_t sequence);
+  std::optional<uint64_t> zeros_hash();
+  Place place_now() const { return evict_ ? Place::kHost : place_; }
+  bool must_leave(uint64_t slot) const;
+  bool may_return(uint64_t slot) const;
+  std::optional<uint64_t> returned(uint32_t ordinal, uint64_t& wanted);
+  std::vector<bool> likely_changed(const std::vector<uint64_t>& granules) const;
+  std::array<uint64_t, journal::kMaxDevices> slots_wanted(const std::vector<uint64_t>& granules,
+                                                          const std::vector<uint64_t>& hashes) const;
+  void trim_slabs(size_t most);
+
+  const Services services_;
+  ProcessMemory& memory_;
+  Granules& granules_;
+  Objects& objects_;
+  Staging& staging_;
+
+  uint64_t number_ = 0, position_ = 0;
+  std::vector<ChunkState> chunks_;  // of the last committed cut, by address
+  std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the cut before
+  std::optional<uint64_t> zeros_hash_;
+  Place place_ = Place::kDevice;  // where content goes; changed between cuts only
+  bool evict_ = false;
+  uint64_t trimmed_ = 0;
+  std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed
+  uint64_t blocked_at_ = 0;
+  uint64_t trim_shadow_at_ = 0;  // ns: then the next of the empty slabs goes; 0: there are none
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,85 @@
+// Where cuts are to put content, and what has been brought there ahead of them, behind the executor (migration/relocation.h).
+//
+// A cut keeps it still as long as it decides and copies. Lock order: mutex, then ProcessMemory::mutex.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "server/memory/process_memory.h"
+#include "server/snapshot/cut_file.h"
+
+namespace xmig::server {
+
+// Any thread may set these; a cut acts upon them, and takes back what it has done.
+struct ShadowWishes {
+  std::atomic<Place> place{Place::kDevice};
+  std::atomic<bool> returns{false};      // what is not on the device may go there with the next cut
+  std::atomic<bool> must_settle{false};  // a cut that is asked for is taken although nothing was executed
+};
+
+class Staging {
+ public:
+  // A granule's content, on its way out of the shadow to another place of the shadow.
+  struct Staged {
+    uint64_t hash = 0, slot = 0;
+  };
+
+  explicit Staging(ProcessMemory& memory) : memory_(memory) {}
+
+  ShadowWishes wishes;
+
+  // For a cut, which changes the slots that are copied from, and takes what is staged.
+  std::unique_lock<std::mutex> keep_still() {
+    cut_waits_ = true;
+    std::unique_lock lock(mutex_);
+    cut_waits_ = false;
+    return lock;
+  }
+  // For who stages: behind a cut that waits, unless `stopping`.
+  std::unique_lock<std::mutex> begin_batch(const std::atomic<bool>& stopping) {
+    while (cut_waits_ && !stopping) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return std::unique_lock(mutex_);
+  }
+
+  // While it is kept still, or a batch has begun.
+  const Staged* find(uint64_t address) const {
+    const auto found = staged_.find(address);
+    return found == staged_.end() ? nullptr : &found->second;
+  }
+  // The place that was prepared for this granule, if it is of that kind, and whether it needs copying still.
+  std::optional<uint64_t> prepared(uint64_t address, uint64_t hash, Place place, bool& changed) const {
+    const Staged* const staged = find(address);
+    if (!staged || memory_.shadow.place(staged->slot) != place) return std::nullopt;
+    changed = staged->hash != hash;
+    return staged->slot;
+  }
+  void put(uint64_t address, Staged staged) { staged_[address] = staged; }
+  // Committed: the slot is the cut's own.
+  void consume(const ChunkState& chunk) {
+    const auto found = staged_.find(chunk.address);
+    if (found != staged_.end() && found->second.slot == chunk.slot) staged_.erase(found);
+  }
+
+  // Nothing is staged any more; nobody stages.
+  void drop() {
+    const std::scoped_lock both(mutex_, memory_.mutex);
+    for (const auto& [address, staged] : staged_) memory_.shadow.free(staged.slot);
+    staged_.clear();
+    memory_.shadow.unhold();  // empty slabs go with the next cut
+  }
+
+ private:
+  ProcessMemory& memory_;
+  std::mutex mutex_;
+  std::atomic<bool> cut_waits_{false};
+  std::unordered_map<uint64_t, Staged> staged_;  // by granule; guarded by mutex_
+};
+
+}  // namespace xmig::server
