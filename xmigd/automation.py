@@ -15,8 +15,8 @@ from collections.abc import Callable
 from xmigd import log
 from xmigd.breaker import Breaker
 from xmigd.errors import Conflict, XmigError
-from xmigd.migration.places import Places
-from xmigd.migration.service import Moves
+from xmigd.migrations.places import Places
+from xmigd.migrations.service import Moves
 from xmigd.policies.service import DevicePolicy
 from xmigd.security.audit import XMIGD, Audit
 

@@ -46,8 +46,8 @@ from xmigd.events.bus import Bus
 from xmigd.events.records import PublishingRecords
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.series import DeviceReader, Sampler
-from xmigd.migration.places import Places
-from xmigd.migration.service import Moves
+from xmigd.migrations.places import Places
+from xmigd.migrations.service import Moves
 from xmigd.operations.service import Operations
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
 from xmigd.records import JobRow

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from xmigd.migration.events import MigrationRecord
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
+from xmigd.process.events import FaultRecord, RecoveryRecord
+from xmigd.process.migration_events import MigrationRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
+from xmigd.process import events as e
+from xmigd.process.limits import Limits
 
 from .world import AtAnyTime, World
 

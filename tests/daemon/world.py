@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
-from xmigd.recovery.machine import Machine
+from xmigd.process import events as e
+from xmigd.process.limits import Limits
+from xmigd.process.machine import Machine
 
 
 class World:

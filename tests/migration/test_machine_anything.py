@@ -10,10 +10,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.daemon.world import AtAnyTime
 from tests.migration.world import MIB, MoveWorld
-from xmigd.migration import events as v
-from xmigd.migration.machine import MoveLimits
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import Limits, MoveLimits
 
 
 class Moves(AtAnyTime):

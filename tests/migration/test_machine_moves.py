@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.migration.world import MIB, MoveWorld
-from xmigd.migration import events as v
-from xmigd.migration.machine import MoveLimits
-from xmigd.recovery import events as e
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import MoveLimits
 
 
 def kinds(world: MoveWorld) -> list[str]:
@@ -146,7 +146,7 @@ def test_an_idle_source_says_so(world: MoveWorld) -> None:
 @pytest.mark.parametrize("first", ["target", "shadow"])
 def test_a_target_without_a_way_to_the_source_goes_through_the_host(world: MoveWorld, first: str) -> None:
     target = world.no_peer()
-    assert v.AskCut(0, host=True) in world.others
+    assert e.AskCut(0, host=True) in world.others
     assert (world.record().path, world.record().phase) == ("host", "preparing")
     world.cut()  # one that still lies on the device
     if first == "target":
@@ -164,7 +164,7 @@ def test_a_target_without_a_way_to_the_source_goes_through_the_host(world: MoveW
     world.resume_program(target)
     record = world.record()
     assert (record.state, record.path, record.code, world.device) == ("done", "host", None, "cpu:1")
-    assert v.AskCut(0, host=False) not in world.others
+    assert e.AskCut(0, host=False) not in world.others
     world.exit(0, killed=True)
 
 
@@ -244,7 +244,7 @@ def test_a_detour_that_fails_brings_the_shadow_back(world: MoveWorld, how: str) 
         world.timer("move")
     codes = {"again": "no_peer", "no_room": "no_peer", "cancel": "cancelled", "target": "target_lost"}
     assert world.record().code == codes.get(how, "timeout")
-    assert v.AskCut(0, host=False) in world.others
+    assert e.AskCut(0, host=False) in world.others
     assert (world.machine.state, world.holder, world.record().location) == ("running", 0, "device")
     if target in world.alive:
         world.exit(target, killed=True)
@@ -278,7 +278,7 @@ def test_the_next_daemon_ends_a_detour() -> None:
     world.alive.add(0)
     world.holder = 0
     world.tell(e.Adopted, detour=True)
-    assert v.AskCut(0, host=False) in world.others
+    assert e.AskCut(0, host=False) in world.others
 
 
 @pytest.mark.parametrize("phase", ["preparing", "copying", "committing", "handing_over", "stopped", "taking"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.migration.world import MIB, MoveWorld
-from xmigd.migration import events as v
-from xmigd.recovery import events as e
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
 
 
 def test_suspend_and_resume(world: MoveWorld) -> None:

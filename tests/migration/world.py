@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.daemon.world import World
-from xmigd.migration import events as v
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import Limits
 
 MIB = 1 << 20
 

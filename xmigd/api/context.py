@@ -24,7 +24,7 @@ from xmigd.errors import NotFound
 from xmigd.events.bus import Bus
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.series import Sampler
-from xmigd.migration.service import Moves
+from xmigd.migrations.service import Moves
 from xmigd.operations.service import Operations
 from xmigd.policies.service import Policies
 from xmigd.security.audit import Audit

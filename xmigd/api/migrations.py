@@ -14,7 +14,7 @@ from xmigd.api.schemas import Answer, OperationInfo
 from xmigd.database import queries
 from xmigd.driver_checkpoint.service import PREFIX
 from xmigd.errors import Conflict, NotFound
-from xmigd.migration.service import where
+from xmigd.migrations.service import where
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.text import VISIBLE

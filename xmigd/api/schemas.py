@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from xmigd.errors import ProcessLocation
 from xmigd.operations.repository import OperationState
+from xmigd.process.events import InjectKind, InjectPoint
 from xmigd.records import LogLevel, LogSource
-from xmigd.recovery.events import InjectKind, InjectPoint
 from xmigd.security.callers import Scope
 from xmigd.text import VISIBLE
 

@@ -19,9 +19,9 @@ from xmigd.database.writer import Writer
 from xmigd.devices.header import Description, descriptions
 from xmigd.devices.names import devices_of
 from xmigd.logs import repository as logs
-from xmigd.migration.events import Kind, Location, MigrationRecord, Path, Phase
+from xmigd.process.events import FaultRecord, RecoveryRecord
+from xmigd.process.migration_events import Kind, Location, MigrationRecord, Path, Phase
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 from xmigd.supervisor.process import Process

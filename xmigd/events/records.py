@@ -9,9 +9,9 @@ from dataclasses import asdict
 from xmigd.breaker import Breaker
 from xmigd.events.bus import Bus
 from xmigd.metrics.counts import Counts
-from xmigd.migration.events import MigrationRecord
+from xmigd.process.events import FaultRecord, RecoveryRecord
+from xmigd.process.migration_events import MigrationRecord
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow, Records
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
 from xmigd.supervisor.exits import End
 from xmigd.supervisor.messages import Cut
 

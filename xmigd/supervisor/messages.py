@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from xmigd.errors import ProtocolError
-from xmigd.recovery.events import Assign, Injection
+from xmigd.process.events import Assign, Injection
 
 MAX_MESSAGE = 64 << 10
 MAX_FDS = 5  # of one message to the daemon

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from xmigd import log
 from xmigd.errors import Conflict, ProcessLocation
-from xmigd.migration import events as v
-from xmigd.recovery import events as e
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.supervisor import messages as m
 from xmigd.supervisor.backlog import Backlog
 from xmigd.supervisor.channel import Peer
@@ -181,7 +181,7 @@ class Moving:
         match instruction:
             case v.GiveTarget():
                 self._give_target(instruction)
-            case v.AskCut():
+            case e.AskCut():
                 host = {} if instruction.host is None else {"host": instruction.host}
                 self._send(instruction.server, "cut", **host)
             case v.AskRound():

@@ -14,11 +14,11 @@ from xmigd import log
 from xmigd.devices.header import Stall, stall
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
 from xmigd.logs.log import JobLog
-from xmigd.migration import events as v
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import Limits
+from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
-from xmigd.recovery.machine import Machine
 from xmigd.supervisor import exits
 from xmigd.supervisor import messages as m
 from xmigd.supervisor import pidfd as pidfds

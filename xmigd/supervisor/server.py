@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xmigd.errors import ProtocolError
-from xmigd.migration import keeper
+from xmigd.migrations import keeper
 from xmigd.native import SERVER
 from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.channel import Channel, Peer, Received

@@ -16,17 +16,16 @@ from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.logs.log import JobLog
-from xmigd.migration import events as v
-from xmigd.migration.machine import MoveLimits
 from xmigd.native import SERVER, Layout
-from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
-from xmigd.recovery.machine import (
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import Limits, MoveLimits
+from xmigd.process.recovery import (
     CUDA_ERROR_DEVICE_UNAVAILABLE,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_ERROR_SYSTEM_NOT_READY,
 )
+from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.settings import MIB, Settings
 from xmigd.store.keeper import Keeper
 from xmigd.supervisor import messages as m

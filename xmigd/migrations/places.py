@@ -12,7 +12,7 @@ from xmigd.database.writer import Writer
 from xmigd.devices.header import Description
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.events.bus import Bus
-from xmigd.migration.plan import Place
+from xmigd.migrations.plan import Place
 from xmigd.supervisor.supervisor import Supervisor
 
 

@@ -250,6 +250,12 @@ class Spawn(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class AskCut(Instruction):
+    server: int
+    host: bool | None = None  # from now on, is the whole shadow kept in host memory? None: as before
+
+
+@dataclass(frozen=True, slots=True)
 class Kill(Instruction):
     server: int
     why: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xmigd.recovery.events import Event, Injection, Instruction, ServerEvent
+from xmigd.process.events import Event, Injection, Instruction, ServerEvent
 
 Kind = Literal["move", "suspend", "resume"]
 Phase = Literal[
@@ -252,12 +252,6 @@ class GiveTarget(Instruction):
     server: int
     mode: Literal["move", "resume"]
     injections: tuple[Injection, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AskCut(Instruction):
-    server: int
-    host: bool | None = None  # from now on, is the whole shadow kept in host memory? None: as before
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xmigd.host_memory import RESERVE, available_memory
-from xmigd.migration.estimate import Estimate
-from xmigd.migration.events import Kind, Reason
+from xmigd.migrations.estimate import Estimate
+from xmigd.process.migration_events import Kind, Reason
 from xmigd.supervisor.process import Process
 
 MAX_TARGETS = 64

@@ -1,22 +1,6 @@
-"""The life of one program and its servers, as a state machine: events in, instructions out, no I/O, no clock.
+"""Recoveries: what is done when a server of the process dies, from its first server to its end. Pure.
 
-States
-------
-starting    the program waits in its handshake for its first server
-running     a server has the process
-recovering  the server is gone; another gets, or has got, the process and redoes
-losing      it cannot be recovered; a server is being told to mark the journal lost, which wakes the program
-lost        marked; the program lives and gets errors
-suspended   no server has it: its state is in host memory or in files, and the program waits in its next call
-draining    the program has exited; its server has a moment to finish
-ended       nothing is left
-
-Servers are numbered per process, from 0, and never used twice. Two exist as a rule: `active`, which has the process or
-is about to get it, and `standby`, warm or warming. While the process moves there is a third, the target of `move`;
-while it is suspended there is only its `keeper`, which holds descriptors for a daemon that may come later. A server
-that was told to die is `dying` until its exit is seen; the process is never given to another before that, since both
-would write the same memory. The one exception is a source that stands still because it has handed over. An exit takes
-long where a device is to be given back: meanwhile the standby is `preparing`, which writes nothing.
+It knows nothing of moves; `machine.py` adds them, and says what else may become of a server.
 
 Whose fault?
 ------------
@@ -38,12 +22,10 @@ from __future__ import annotations
 import signal
 from copy import copy
 from dataclasses import dataclass
-from typing import get_args
 
-from xmigd.migration import events as v
-from xmigd.recovery import events as e
-from xmigd.recovery.core import FIRST_BACKOFF, LAST_BACKOFF, Death, Limits, ServerState, State
-from xmigd.recovery.moves import MovingCore
+from xmigd.process import events as e
+from xmigd.process.core import FIRST_BACKOFF, LAST_BACKOFF, Core, Death, ServerState
+from xmigd.process.limits import Limits
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_DEVICE_UNAVAILABLE = 46
@@ -62,8 +44,8 @@ class _Window:
     error: int
 
 
-class Machine(MovingCore):
-    """See the module's docstring. `handle` is the only entry; everything else may be read."""
+class Recovery(Core):
+    """See the module's docstring."""
 
     def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
         super().__init__(limits)
@@ -86,20 +68,12 @@ class Machine(MovingCore):
 
     # --- the entry ---------------------------------------------------------------------------------------------
 
-    def handle(self, event: e.Event) -> list[e.Instruction]:
-        """Take an event; return what is to be done, in order."""
-        self._cause, self._out, self._t = event, [], event.t
-        if self.state == "ended":
-            return []
+    def _take(self, event: e.Event) -> None:
         match event:
-            case e.ServerEvent() if event.server not in self.servers:
-                pass  # of a server that this machine has already written off
             case e.ClientArrived():
                 self._client_arrived()
             case e.Adopted():
                 self._adopted(event)
-            case e.KeeperAdopted():
-                self._keeper_adopted(event)
             case e.Orphaned():
                 self._orphaned(event)
             case e.ClientExited():
@@ -110,15 +84,6 @@ class Machine(MovingCore):
                 self.unrecoverable = event.reason
             case e.InjectRequested():
                 self._inject(event)
-            case v.MoveRequested():
-                self._move_requested(event)
-            case v.Kept():
-                self._kept(event)
-            case v.HandedOver() | v.Suspended() if self.move is None:
-                if event.server == self.active and self.servers[event.server] == "assigned":
-                    self._out.append(v.GoOn(event.server))  # an earlier daemon asked for it, and nobody took
-            case v.MoveEvent() | v.MoveServerEvent():
-                self._steer(event)
             case e.TimerFired():
                 if event.name in self._timers:
                     self._timers.discard(event.name)
@@ -151,55 +116,6 @@ class Machine(MovingCore):
                 self._ending(event)
             case e.Exited():
                 self._exited(event)
-        return self._out
-
-    def validate_state(self) -> None:
-        """Raise AssertionError if an invariant does not hold. For tests."""
-        assert self.state in get_args(State)
-        move = self.move
-        living = [n for n, s in self.servers.items() if s != "dying"]
-        target = None if move is None else move.target
-        assert all(n in (self.active, self.standby, target, self.keeper) for n in living), (living, self.active)
-        assert len(living) <= 3 + (self.keeper is not None)
-        assert self.active is None or self.active in self.servers
-        assert self.standby is None or self.standby in self.servers
-        assert self.keeper is None or self.keeper in self.servers
-        assert self.active is None or self.active not in (self.standby, target, self.keeper)
-        assigned = [n for n, s in self.servers.items() if s == "assigned"]
-        assert len(assigned) <= 1, "two servers execute"
-        assert not assigned or assigned[0] == self.active or (move is not None and move.target_took)
-        if move is not None:
-            move.validate_state()
-            assert not move.over
-            assert self.state in ("running", "suspended", "draining")
-            assert move.kind == "resume" or move.source == self.active
-            assert target is None or target in self.servers
-        elif "stopped" in self.servers.values():
-            raise AssertionError("a server stands still and nobody will tell it to go on")
-        if self.state == "running":
-            if self.active is None:
-                assert move is not None
-                assert move.phase in ("taking", "keeping", "releasing", "rolling_back")
-            else:
-                assert self.servers[self.active] in ("assigned", "stopped", "dying")
-            assert self.recovery is None
-        if self.state == "suspended":
-            assert self.active is None
-            assert self.standby is None
-            assert self.where
-            assert self.keeper is not None or "keeper" in self._timers
-        if self.state == "recovering":
-            assert self.recovery is not None
-            assert self.recovery.outcome == "running"
-            assert self.active is not None or "spawn" in self._timers
-        if self.state == "losing":
-            assert self.doom is not None
-            assert self.active is not None or "spawn" in self._timers
-        if self.state in ("lost", "ended"):
-            assert not living
-            assert self.recovery is None
-            assert move is None
-        assert self.attempts <= self.limits.max_attempts + 1
 
     # --- beginnings --------------------------------------------------------------------------------------------
 
@@ -216,7 +132,7 @@ class Machine(MovingCore):
         self.active = number
         self._go("running", "its server outlived the daemon and has announced itself")
         if event.detour:
-            self._out.append(v.AskCut(number, host=False))
+            self._out.append(e.AskCut(number, host=False))
         self._want_standby()
 
     def _orphaned(self, event: e.Orphaned) -> None:
@@ -238,10 +154,6 @@ class Machine(MovingCore):
         self._backoff = FIRST_BACKOFF
         if event.server == self.active:
             self._assign()
-        elif event.server == self.keeper:
-            self._give_keeper()
-        elif self.move is not None and event.server == self.move.target:
-            self._steer(v.TargetReady(t=event.t))
 
     def _unavailable(self, event: e.Unavailable) -> None:
         """A program that only begins is told at once, as it would be natively. One that runs goes on: what its device
@@ -306,7 +218,7 @@ class Machine(MovingCore):
         the process is decided when the exit is seen, which says how it ended."""
         if event.server != self.active or self.servers[event.server] not in ("assigned", "dying"):
             return
-        recoverable = self.state in ("running", "recovering") and self.move is None and self.unrecoverable is None
+        recoverable = self.state in ("running", "recovering") and self.unrecoverable is None
         if not recoverable or self._lost_in_a_row >= AT_ONCE:
             return
         if self.standby is not None and self.servers[self.standby] == "warm":
@@ -343,9 +255,6 @@ class Machine(MovingCore):
             self.active = self._spawn()
 
     def _phase(self, event: e.PhaseReached) -> None:
-        if self.move is not None and event.server == self.move.target:
-            self._steer(v.TargetPhase(t=event.t, name=event.name, at=event.at))
-            return
         if event.server != self.active or self.state != "recovering" or self.servers[event.server] != "assigned":
             return
         record = self.recovery
@@ -385,13 +294,7 @@ class Machine(MovingCore):
         self._want_standby()
 
     def _cut_committed(self, event: e.CutCommitted) -> None:
-        if event.server != self.active:
-            return
-        self._cut_passed(event)
-        self._steer(v.SourceCut(t=event.t, number=event.number, ms=event.ms, off_device=event.off_device))
-
-    def _cut_passed(self, event: e.CutCommitted) -> None:
-        if event.number <= self._cut[0]:
+        if event.server != self.active or event.number <= self._cut[0]:
             return
         self._cut = (event.number, event.sequence)
         self._progressed()
@@ -406,7 +309,6 @@ class Machine(MovingCore):
 
     def _faulted(self, event: e.Faulted) -> None:
         """A sticky fault. The server would exit by itself; killing it is quicker and cannot be refused."""
-        self._target_failed(event.server, code="target_fault", text=event.text or f"CUDA error {event.error}")
         if event.server != self.active or event.server in self._deaths:
             return
         injection = self._striking.pop(event.server, None)
@@ -459,7 +361,6 @@ class Machine(MovingCore):
             self._striking[event.server] = event.id
 
     def _garbage(self, event: e.GarbageFound) -> None:
-        self._target_failed(event.server, code="target_fault", text=event.text)
         if event.server != self.active or event.server in self._deaths:
             return
         text = f"the server gave the process up at journal position {event.position}: {event.text}"
@@ -478,20 +379,8 @@ class Machine(MovingCore):
             self._deaths[event.server] = Death(self._fault("protocol", event.reason))
 
     def _exited(self, event: e.Exited) -> None:
-        self._gone(event)
-        self._look_who_is_left()
-
-    def _gone(self, event: e.Exited) -> None:
-        state = self.servers.pop(event.server)
-        death = self._deaths.pop(event.server, None)
-        striking = self._striking.pop(event.server, None)
-        status = self._said.pop(event.server, event.status)
-        if self.move is not None and event.server == self.move.target:
-            self._steer(v.TargetGone(t=event.t, code="target_lost", text=f"the target's server was lost: {status}"))
-            return
-        if event.server == self.keeper:
-            self._keeper_gone(status)
-            return
+        state = self.servers[event.server]
+        death, striking, status = self._forget(event)
         if event.server == self.standby:
             self.standby = None
             if self._alone:
@@ -502,9 +391,9 @@ class Machine(MovingCore):
         if event.server != self.active:
             return
         self.active = None
-        if self.move is not None and self.move.phase in ("keeping", "releasing"):
-            self._steer(v.SourceGone(t=event.t, text=status))
-        elif self.state == "draining":
+        if self._was_to_leave(status):
+            return
+        if self.state == "draining":
             self._end("the program has exited")
         elif self.state == "losing":
             self._losing_server_exited(event, state)
@@ -517,13 +406,24 @@ class Machine(MovingCore):
                 record = self._fault("injected" if injected else "server", text, injection=striking)
                 innocent = injected or event.killed
                 death = Death(record, min(event.since or event.t, event.t), innocent, event.expected)
-            if self.move is None:
-                self._server_lost(death)
-                return
-            self._source_death = death
-            self._source_gone(status)
+            self._server_lost(death, status)
 
-    def _server_lost(self, death: Death) -> None:
+    def _forget(self, event: e.Exited) -> tuple[Death | None, int | None, str]:
+        """Its server. Returns why it died, which injection struck it, and why it ended."""
+        del self.servers[event.server]
+        death = self._deaths.pop(event.server, None)
+        return death, self._striking.pop(event.server, None), self._said.pop(event.server, event.status)
+
+    def _was_to_leave(self, status: str) -> bool:
+        """Was the active server's exit what was asked of it?"""
+        return False
+
+    def _server_lost(self, death: Death, status: str) -> None:
+        """The active server is gone, and nobody asked for that."""
+        self._recover(death)
+
+    def _recover(self, death: Death) -> None:
+        """Nobody has the process."""
         record = death.record
         cause = record.text if record is not None else "the server was lost"
         if not death.innocent:
@@ -582,14 +482,9 @@ class Machine(MovingCore):
         if number == self.standby:
             self.standby = None
             self._retry_later(f"no standby: {reason}")
-        elif number == self.keeper:
-            self._keeper_gone(reason)
-        elif self.move is not None and number == self.move.target:
-            self._steer(v.TargetGone(t=self._t, code="target_lost", text=f"no server could be started: {reason}"))
         elif number == self.active:
             self.active = None
             self._server_gone_before_work(f"no server could be started: {reason}")
-        self._look_who_is_left()
 
     def _server_gone_before_work(self, why: str) -> None:
         self._fault("spawn", why)
@@ -634,11 +529,6 @@ class Machine(MovingCore):
             case "drain":
                 if self.state == "draining":
                     self._end("the program has exited; its server did not finish in time")
-            case "move":
-                self._steer(v.TimeIsUp(t=event.t))
-            case "keeper":
-                if self.state == "suspended" and self.keeper is None:
-                    self._want_keeper()
             case "stop":
                 self._out.append(e.SignalClient(signal.SIGKILL, "it did not exit after SIGTERM"))
 
@@ -653,13 +543,16 @@ class Machine(MovingCore):
     def _client_exited(self, event: e.ClientExited) -> None:
         if self.state == "running" and self.active is not None and self.servers[self.active] == "assigned":
             self._drop_standby()
-            self._steer(v.ProgramGone(t=event.t))
+            self._program_gone()
             self._go("draining", event.reason)
             self._timer("drain", self.limits.stop_grace)
         elif self.state == "draining":
             return
         else:
             self._end(event.reason)
+
+    def _program_gone(self) -> None:
+        """It has exited, and its server has a moment to finish."""
 
     def _lose(self, error: int, why: str) -> None:
         self.doom = (error, why)
@@ -696,13 +589,11 @@ class Machine(MovingCore):
             record.outcome = "abandoned"
             record.story.append(why)
             self._out.append(e.SaveRecovery(record))
-        if self.move is not None:
-            move, self.move = self.move, None
-            self._out += [i for i in move.abandon(self._t, why) if not isinstance(i, v.Over)]
+        self._abandon(why)
         for number, state in list(self.servers.items()):
             if state != "dying":
                 self._kill(number, why)
-        self.active = self.standby = self.keeper = None
+        self.active = self.standby = None
         for timer in sorted(self._timers):
             self._clear(timer)
         released = self.state == "lost"
@@ -710,6 +601,9 @@ class Machine(MovingCore):
         if not released:
             self._out.append(e.Release())
         self._out.append(e.Finish())
+
+    def _abandon(self, why: str) -> None:
+        """What is under way besides recovering, before the end."""
 
     # --- small parts -----------------------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
-"""What the machine of a process stands on: its state, its servers with their numbers, timers, what is to be done."""
+"""What the machines of a process stand on: its state, its servers with their numbers, timers, what is to be done."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from xmigd.migration.machine import Move, MoveLimits
-from xmigd.recovery import events as e
+from xmigd.process import events as e
+from xmigd.process.limits import Limits
 
 State = Literal["starting", "running", "recovering", "suspended", "losing", "lost", "draining", "ended"]
 # preparing: a standby, from the moment in which the server of its process begins to end.
@@ -31,19 +32,6 @@ LAST_BACKOFF = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    max_attempts: int = 5
-    start_timeout: float = 30.0
-    phase_timeout: float = 300.0
-    stable_after: float = 1.0
-    stop_grace: float = 10.0
-    standby: bool = True
-    preload: bool = True  # a standby loads modules and kernels of its process
-    hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs
-    move: MoveLimits = field(default_factory=MoveLimits)
-
-
-@dataclass(frozen=True, slots=True)
 class Transition:
     t: int
     source: State
@@ -62,8 +50,8 @@ class Death:
     expected: int | None = None  # the stall that was expected when it happened, ns
 
 
-class Core:
-    """Small parts, without a story."""
+class Core(ABC):
+    """Small parts, without a story. `handle` is the only entry."""
 
     def __init__(self, limits: Limits | None) -> None:
         self.limits = limits or Limits()
@@ -71,7 +59,6 @@ class Core:
         self.servers: dict[int, ServerState] = {}
         self.active: int | None = None
         self.standby: int | None = None
-        self.move: Move | None = None
         self.armed: dict[int, e.Injection] = {}
         self.unrecoverable: str | None = None
         self.story: deque[Transition] = deque(maxlen=64)
@@ -83,6 +70,18 @@ class Core:
         self._cause: e.Event | None = None
         self._out: list[e.Instruction] = []
         self._t = 0
+
+    def handle(self, event: e.Event) -> list[e.Instruction]:
+        """Take an event; return what is to be done, in order."""
+        self._cause, self._out, self._t = event, [], event.t
+        written_off = isinstance(event, e.ServerEvent) and event.server not in self.servers
+        if self.state != "ended" and not written_off:
+            self._take(event)
+        return self._out
+
+    @abstractmethod
+    def _take(self, event: e.Event) -> None:
+        """What it means, and what is to be done."""
 
     def _new_number(self) -> int:
         number = self._next_server

@@ -1,6 +1,6 @@
 """A move, a suspension or a resumption as a state machine: events in, instructions out, no I/O, no clock.
 
-It is a part of the machine of the process (xmigd/recovery/moves.py), which owns the servers and tells it of them.
+It is a part of the machine of the process (machine.py), which owns the servers and tells it of them.
 
 Phases
 ------
@@ -29,10 +29,10 @@ target has resumed the program, and nothing that it holds is dropped before.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 
-from xmigd.migration import events as v
-from xmigd.recovery.events import Event, Instruction
+from xmigd.process import migration_events as v
+from xmigd.process.events import AskCut, Event, Instruction
+from xmigd.process.limits import MoveLimits
 
 SETTLED = 0.8  # a round that took more than this share of the one before: another will not make it less
 LOADED_MS = 10.0  # a round that loaded code for longer is followed by another: the program is loading, and soon has all
@@ -42,17 +42,6 @@ ABORTABLE: dict[v.Kind, frozenset[v.Phase]] = {
     "suspend": frozenset({"planning", "preparing"}),
     "resume": frozenset({"planning", "preparing", "committing", "taking"}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MoveLimits:
-    downtime_ms: float = 100.0  # copying goes on until the rest fits into it
-    max_rounds: int = 20
-    start_timeout: float = 30.0
-    phase_timeout: float = 300.0
-    handover_timeout: float = 30.0  # a source says within 10 s whether its device came to rest; then it takes a cut
-    keep_timeout: float = 10.0
-    cut_patience: float = 0.1  # a source that has done nothing since its last cut takes none, and says nothing
 
 
 class Move:
@@ -252,14 +241,14 @@ class Move:
         self.record.path, self.record.iterations = "host", []  # what was copied is lost
         self._go("preparing")
         self._out.append(v.WantTarget())
-        self._out.append(v.AskCut(self.source, host=True))
+        self._out.append(AskCut(self.source, host=True))
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _ask_cut(self) -> None:
         assert self.source is not None
         self._round += 1
         self._awaits_cut = True
-        self._out.append(v.AskCut(self.source))
+        self._out.append(AskCut(self.source))
         self._out.append(v.Patience(self.limits.cut_patience))
 
     def _source_cut(self, event: v.SourceCut) -> None:
@@ -556,7 +545,7 @@ class Move:
 
     def _end(self, state: v.Outcome, *, source_lost: bool = False) -> None:
         if self.record.path == "host" and self.source is not None:
-            self._out.append(v.AskCut(self.source, host=False))
+            self._out.append(AskCut(self.source, host=False))
         self._finish(state)
         self._close(source_lost=source_lost)
 
