@@ -44,6 +44,10 @@ from xmigd.errors import StartError
 from xmigd.events import repository as events
 from xmigd.events.bus import Bus
 from xmigd.events.records import PublishingRecords
+from xmigd.ipc import exits
+from xmigd.ipc.fds import raise_descriptor_limit
+from xmigd.memory.descriptor_store import DescriptorStore
+from xmigd.memory.fd_store import FdStore
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.series import DeviceReader, Sampler
 from xmigd.migrations.places import Places
@@ -54,14 +58,11 @@ from xmigd.records import JobRow
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
+from xmigd.servers.scopes import ManagerScopes, Scopes
+from xmigd.servers.server import ServerProgram
 from xmigd.settings import Settings
 from xmigd.store.keeper import Keeper
-from xmigd.supervisor import exits
-from xmigd.supervisor.descriptor_store import DescriptorStore
-from xmigd.supervisor.fd_store import FdStore
-from xmigd.supervisor.fds import raise_descriptor_limit
-from xmigd.supervisor.scopes import ManagerScopes, Scopes
-from xmigd.supervisor.server import ServerProgram
+from xmigd.subscribers import Subscribers
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
 
@@ -98,7 +99,7 @@ async def serve(settings: Settings) -> None:
         tells_ends = exits.kernel_tells()
         database = settings.database
         prepare_folder(database)
-        await migrate.upgrade_apart(database, lambda: setattr(front, "waits_for", "its database is being upgraded"))
+        await migrate.upgrade_apart(database, lambda: front.wait_for("its database is being upgraded"))
         writing = make_engine(database, writer=True)
         stack.callback(writing.dispose)
         reading = make_engine(database)
@@ -113,7 +114,7 @@ async def serve(settings: Settings) -> None:
             live = live_processes(session)
             left_running = runners(session)
             unprotected, launched = unprotected_processes(session), launched_jobs(session)
-            newest_event = events.newest(session)
+            newest_event, cordoned = events.newest(session), cordoned_devices(session)
         bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
 
@@ -130,12 +131,14 @@ async def serve(settings: Settings) -> None:
         policies = Policies(settings, writer, reading)
         breaker = Breaker(writer, reading, bus, lambda: policies.group("circuit-breaker", BreakerPolicy))
         counts = Counts()
+        device_faulted: Subscribers[str] = Subscribers()
         records = PublishingRecords(
             DatabaseRecords(writer),
             bus,
             live,
             counts=counts,
             breaker=breaker,
+            device_faulted=device_faulted,
             unprotected=[row for row, _ in unprotected],
         )
         if manager.present:
@@ -144,21 +147,18 @@ async def serve(settings: Settings) -> None:
             store = DescriptorStore(native_dir, settings.runtime_dir)
             stack.callback(store.close)
             fd_store = FdStore(store, layout)
-            store.lost = fd_store.again
+        learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends, unprotected
-        )
+            settings, layout, program, records, find_job, live, fd_store, keeper=keeper, tells_ends=tells_ends,
+            unprotected=unprotected, cordoned=cordoned, learn=learner,
+            uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
+        )  # fmt: skip
         for left in left_running:
             supervisor.runners.watch(*left)
         for job in launched:
             supervisor.guard.add(job)
-        with Session(reading) as session:
-            supervisor.cordoned.update(cordoned_devices(session))
-        inventory = Inventory(settings.device_memory)
-        supervisor.learn = learner = DeviceLearner(writer)
-        supervisor.uuid_of = lambda device: learner.uuid(device) or inventory.uuid(device)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
-        policies.applied_by("retention", lambda policy: setattr(bus, "keep", policy.events))
+        policies.applied_by("retention", lambda policy: bus.keep(policy.events))
         sampler = Sampler(supervisor.processes, DeviceReader(writer, reading, supervisor.processes, inventory))
         places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
         native_moves = DriverMoves(
@@ -184,12 +184,12 @@ async def serve(settings: Settings) -> None:
             policy=lambda: policies.group("devices", DevicePolicy),
         )  # fmt: skip
 
-        def device_faulted(process: str) -> None:
+        def count_fault(process: str) -> None:
             found = supervisor.processes.get(process)
             if found is not None and "," not in found.row.device:  # of several nobody knows which it was
                 automation.device_faulted(found.row.device)
 
-        records.device_faulted = device_faulted
+        device_faulted.add(count_fault)
         await operations.resolve_interrupted()
         sampler.start()
         gate = Gate(make_app(node), node)

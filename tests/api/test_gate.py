@@ -26,9 +26,9 @@ from xmigd.api.requests import Requests
 from xmigd.api.strict import KnownParameters
 from xmigd.database.writer import Writer
 from xmigd.errors import TooManyRequests
+from xmigd.ipc.channel import Peer
 from xmigd.security.callers import Caller
 from xmigd.settings import Settings
-from xmigd.supervisor.channel import Peer
 
 from .callers import request_as
 

@@ -22,9 +22,9 @@ from xmigd.database.models import Base, Job
 from xmigd.database.recorder import DatabaseRecords, configure_devices, job_model, live_processes
 from xmigd.database.writer import Writer
 from xmigd.errors import StartError, Unavailable
+from xmigd.ipc.messages import Cut
 from xmigd.process.events import FaultRecord, RecoveryRecord
 from xmigd.records import JobRow, ProcessRow
-from xmigd.supervisor.messages import Cut
 
 JOB = JobRow(id="j", name="n", command="c", uid=0, device=None, registered=True, token_hash="h")
 PROCESS = ProcessRow(id="p", job="j", pid=5, start_time=7, uid=0, gid=0, command="c", device="cpu:0")

@@ -27,10 +27,10 @@ from xmigd.database import models, queries
 from xmigd.database.recorder import end_job, job_model
 from xmigd.errors import Forbidden, Invalid, NotFound
 from xmigd.events.records import publish_job, publish_job_end
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.exits import End
 from xmigd.logs import repository as logs
 from xmigd.security.callers import Caller
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.exits import End
 from xmigd.text import harmless
 
 router = APIRouter(prefix="/v1/jobs")

@@ -18,12 +18,12 @@ from xmigd.database import models
 from xmigd.database.writer import Writer
 from xmigd.devices.header import Description, descriptions
 from xmigd.devices.names import devices_of
+from xmigd.ipc.exits import End
+from xmigd.ipc.messages import Cut
 from xmigd.logs import repository as logs
 from xmigd.process.events import FaultRecord, RecoveryRecord
 from xmigd.process.migration_events import Kind, Location, MigrationRecord, Path, Phase
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow
-from xmigd.supervisor.exits import End
-from xmigd.supervisor.messages import Cut
 from xmigd.supervisor.process import Process
 
 FINAL = ("lost", "ended")

@@ -29,13 +29,13 @@ from xmigd.driver_checkpoint.node import Gpu, Gpus, Program
 from xmigd.driver_checkpoint.plan import Known, against, against_target, make_plan, needed_bytes
 from xmigd.errors import Cancelled, Conflict, Forbidden, NotFound, ProcessLocation, XmigError
 from xmigd.host_memory import available_memory
+from xmigd.ids import new_id
 from xmigd.migrations.places import Places
 from xmigd.migrations.plan import Plan
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Location, MigrationRecord, Phase, PhaseTime, Reason
-from xmigd.supervisor.jobs import new_id
 from xmigd.supervisor.supervisor import Supervisor
 
 NATIVE = "native"

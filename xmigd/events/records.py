@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 from xmigd.breaker import Breaker
 from xmigd.events.bus import Bus
+from xmigd.ipc.exits import End
+from xmigd.ipc.messages import Cut
 from xmigd.metrics.counts import Counts
 from xmigd.process.events import FaultRecord, RecoveryRecord
 from xmigd.process.migration_events import MigrationRecord
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow, Records
-from xmigd.supervisor.exits import End
-from xmigd.supervisor.messages import Cut
 
 BETWEEN_CUTS = 1.0  # seconds between two events of one process's cuts
 BETWEEN_LINES = 0.5  # and of one job's log
@@ -31,8 +31,10 @@ class PublishingRecords:
         *,
         counts: Counts,
         breaker: Breaker,
+        device_faulted: Callable[[str], None],
         unprotected: Iterable[ProcessRow] = (),
     ) -> None:
+        """`device_faulted`: a fault of this process was its device's; the program has come past it."""
         self._records = records
         self._bus = bus
         self._counts = counts
@@ -42,7 +44,7 @@ class PublishingRecords:
         self._logged_at: dict[str, float] = {}
         # Processes with a fault of their device's, and the record of it, until it turns out whose it was.
         self._of_device: dict[str, int] = {}
-        self.device_faulted: Callable[[str], None] = lambda process: None  # it was the device's: the program went on
+        self._device_faulted = device_faulted
         self._location: dict[str, tuple[str, str]] = {}
 
     def job_made(self, job: JobRow) -> None:
@@ -115,7 +117,7 @@ class PublishingRecords:
         # Who has resumed may meet the fault again; a cut is taken when everything before it has been executed.
         if (sequence := self._of_device.get(process)) is not None and cut.sequence > sequence:
             del self._of_device[process]
-            self.device_faulted(process)
+            self._device_faulted(process)
         now = time.monotonic()
         if now - self._cut_at.get(process, 0.0) >= BETWEEN_CUTS:
             self._cut_at[process] = now

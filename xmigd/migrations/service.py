@@ -15,6 +15,7 @@ from xmigd.database import models, queries
 from xmigd.database.recorder import migration_work
 from xmigd.driver_checkpoint.service import DriverMoves
 from xmigd.errors import Cancelled, Conflict, NotFound, ProcessLocation, XmigError
+from xmigd.ids import new_id
 from xmigd.migrations import estimate
 from xmigd.migrations import plan as plans
 from xmigd.migrations.estimate import CutSeen, Estimate, MoveSeen
@@ -23,7 +24,6 @@ from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Kind, MigrationRecord, Reason
-from xmigd.supervisor.jobs import new_id
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.supervisor import Supervisor, over
 

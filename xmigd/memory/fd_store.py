@@ -25,12 +25,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from xmigd import log
+from xmigd.ipc import messages as m
+from xmigd.ipc.fds import Fd, same_file
+from xmigd.memory.backlog import Backlog
+from xmigd.memory.descriptor_store import Store
+from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.native import Layout
-from xmigd.supervisor import messages as m
-from xmigd.supervisor.backlog import Backlog
-from xmigd.supervisor.descriptor_store import Store
-from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, same_file
-from xmigd.supervisor.moving import make_handle
 
 JOB_FDS = ("journal", "staging", "pinned", "cut0", "cut1")
 BACKLOG = "backlog"
@@ -79,6 +79,7 @@ class FdStore:
         self._index: Fd | None = None
         self._generation = 0
         self._next_key = 0
+        store.when_renewed(self._again)
         if store.present:
             self._take_over()
 
@@ -272,7 +273,7 @@ class FdStore:
             fd.close()
         self._passed.clear()
 
-    def again(self) -> None:
+    def _again(self) -> None:
         """The store was lost, and there is another one: it gets everything that this daemon has."""
         self._write_anew()
         for process, kept in self._processes.items():

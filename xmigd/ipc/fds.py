@@ -1,4 +1,4 @@
-"""File descriptors with an owner, and the memory of a process that the daemon makes and holds."""
+"""File descriptors with an owner."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ import os
 import resource
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-
-from xmigd.native import Layout
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_KCMP, KCMP_FILE = 312, 0  # of x86-64; Python does not know the call
 F_ADD_SEALS = 1033
 TABLE = 16384  # descriptors for which the kernel makes room at once
-MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemon's descriptors
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
@@ -63,69 +59,6 @@ def same_file(a: int, b: int) -> bool:
 def close_all(fds: Iterable[Fd]) -> None:
     for fd in fds:
         fd.close()
-
-
-@dataclass(frozen=True, slots=True)
-class JobMemory:
-    """The five memfds of a process. The first three are shared with the program, which is hostile: their size is
-    sealed, so that nobody's access to them can be made to fail."""
-
-    journal: Fd
-    staging: Fd
-    pinned: Fd
-    cut0: Fd
-    cut1: Fd
-
-    @classmethod
-    def create(cls, layout: Layout, journal_bytes: int) -> JobMemory:
-        """Raises OSError: no descriptors, no memory."""
-        made: list[Fd] = []
-        try:
-            for name, size in (
-                ("journal", layout.header_bytes + journal_bytes),
-                ("staging", layout.staging_bytes),
-                ("pinned", layout.pinned_bytes),
-            ):
-                made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
-                os.ftruncate(made[-1].fileno(), size)
-                fcntl.fcntl(made[-1].fileno(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-            for name in ("cut0", "cut1"):
-                made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC)))
-        except OSError:
-            close_all(made)
-            raise
-        return cls(*made)
-
-    @property
-    def all(self) -> tuple[Fd, Fd, Fd, Fd, Fd]:
-        return (self.journal, self.staging, self.pinned, self.cut0, self.cut1)
-
-    @property
-    def shared(self) -> tuple[Fd, Fd, Fd]:
-        """What the program gets."""
-        return (self.journal, self.staging, self.pinned)
-
-    def close(self) -> None:
-        close_all(self.all)
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """A piece of device memory, a shadow or an image that a server has handed over, and the message that hands it to
-    the next one."""
-
-    id: int
-    kind: str
-    size: int
-    fd: Fd
-    message: bytes
-    name: str = ""
-    ordinal: int = 0  # of the job's devices
-
-    @property
-    def on_host(self) -> bool:
-        """Of a shadow: is it in host memory, or in a file?"""
-        return self.name != ""
 
 
 def raise_descriptor_limit() -> int:

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Iterator
 
 from xmigd.errors import ProtocolError
-from xmigd.supervisor import messages as m
-from xmigd.supervisor.fds import Fd, close_all
+from xmigd.ipc import messages as m
+from xmigd.ipc.fds import Fd, close_all
 
 Change = m.MemoryAdd | m.MemoryDrop
 

@@ -12,8 +12,8 @@ import os
 import struct
 from typing import NamedTuple
 
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.fds import Fd
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.fds import Fd
 
 # linux/pidfd.h: struct pidfd_info, version 0
 _INFO = struct.Struct("<QQ11Ii")  # mask, cgroup, ids, exit_code

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from xmigd import log
-from xmigd.supervisor.fds import Fd
+from xmigd.ipc.fds import Fd
 
 RETRY_AFTER = 0.01
 MAX_WAITING = 1 << 17  # messages; who reads none for so long is not one to wait for

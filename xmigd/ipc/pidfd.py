@@ -7,7 +7,7 @@ import select
 import signal
 from pathlib import Path
 
-from xmigd.supervisor.fds import Fd
+from xmigd.ipc.fds import Fd
 
 PF_EXITING = 0x4  # of a task's flags, proc(5)
 

@@ -15,8 +15,8 @@ from xmigd.connections.acceptor import Acceptor
 from xmigd.connections.peers import user
 from xmigd.connections.quotas import Place, Quotas, within_descriptors
 from xmigd.errors import StartError, XmigError
-from xmigd.supervisor.channel import Peer, Received, peer_of, receive
-from xmigd.supervisor.fds import close_all
+from xmigd.ipc.channel import Peer, Received, peer_of, receive
+from xmigd.ipc.fds import close_all
 
 PATIENCE = 5.0  # seconds for the first message
 LITTLE_PATIENCE = 1.0  # for that of somebody who has too many connections already

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from xmigd import log
+from xmigd.ipc.channel import peer_of
+from xmigd.ipc.fds import Fd
+from xmigd.ipc.outbox import Outbox
 from xmigd.native import DESCRIPTOR_STORE
-from xmigd.supervisor.channel import peer_of
-from xmigd.supervisor.fds import Fd
-from xmigd.supervisor.outbox import Outbox
 
 SOCKET = "descriptors.sock"
 # Seconds that the store may take with each of the descriptors that it gives back. On a loaded machine it may get no
@@ -50,13 +50,16 @@ class Store(Protocol):
     def when_told(self, then: Callable[[], None]) -> None:
         """`then`, once everything of before is with it."""
 
+    def when_renewed(self, then: Callable[[], None]) -> None:
+        """`then`, each time that another one has taken its place, and has nothing."""
+
 
 class DescriptorStore:
     """The store's process and the connection to it. Without the program there is none, and nothing else changes."""
 
     def __init__(self, native_dir: Path, runtime_dir: Path) -> None:
         """Finds the one that is there, or starts one."""
-        self.lost: Callable[[], None] = lambda: None  # another one is there, and has nothing
+        self._renewed: list[Callable[[], None]] = []
         self._program = native_dir / DESCRIPTOR_STORE
         self._socket = runtime_dir / SOCKET
         self._loop = asyncio.get_running_loop()
@@ -96,6 +99,9 @@ class DescriptorStore:
     def when_told(self, then: Callable[[], None]) -> None:
         if self._outbox is not None:
             self._outbox.when_empty(then)
+
+    def when_renewed(self, then: Callable[[], None]) -> None:
+        self._renewed.append(then)
 
     def close(self) -> None:
         """The daemon leaves. What the store has, it holds for the next one."""
@@ -181,7 +187,8 @@ class DescriptorStore:
         found = self._start()
         if found is not None:
             self._begin(*found)
-            self.lost()
+            for then in self._renewed:
+                then()
 
     def _send(self, message: str, *fds: Fd) -> None:
         if self._outbox is not None:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xmigd.supervisor.fds import Fd, close_all
-from xmigd.supervisor.messages import MAX_FDS, MAX_MESSAGE
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.messages import MAX_FDS, MAX_MESSAGE
 
 SEND_BUFFER = 4 << 20
 MESSAGES_PER_TURN = 64  # one peer that never stops talking must not keep the others waiting

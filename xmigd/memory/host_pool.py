@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 
 from xmigd import log
 from xmigd.host_memory import RESERVE, available_memory
-from xmigd.supervisor.fds import LIBC, Fd, Handle
+from xmigd.ipc.fds import LIBC, Fd
+from xmigd.memory.handles import Handle
 
 logger = log.get("host-pool")
 

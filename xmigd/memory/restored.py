@@ -7,7 +7,8 @@ import os
 import re
 
 from xmigd.errors import Forbidden, NotFound
-from xmigd.supervisor.fds import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, Fd, JobMemory
+from xmigd.ipc.fds import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, Fd
+from xmigd.memory.handles import JobMemory
 
 F_GET_SEALS = 1034
 MAPPING = re.compile(r"^([0-9a-f]+-[0-9a-f]+) rw-s 0+ \S+ \d+ +/memfd:xmig-(journal|staging|pinned) \(deleted\)$")

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xmigd.errors import ProtocolError
-from xmigd.migrations import keeper
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Channel, Peer, Received
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.messages import ServerMessage, expected_fds, pack, parse
 from xmigd.native import SERVER
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.channel import Channel, Peer, Received
-from xmigd.supervisor.fds import Fd, close_all
-from xmigd.supervisor.messages import ServerMessage, expected_fds, pack, parse
-from xmigd.supervisor.output import Output
-from xmigd.supervisor.scopes import Scopes
+from xmigd.servers import keeper
+from xmigd.servers.output import Output
+from xmigd.servers.scopes import Scopes
 
 # What of the daemon's environment a server may see: where to find programs and the driver, and the sanitizers' options.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS",

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from xmigd.supervisor.fds import Fd
+from xmigd.ipc.fds import Fd
 
 MAX_LINE = 1000  # bytes
 RATE = 20.0  # lines a second, on average
