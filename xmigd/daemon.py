@@ -20,32 +20,21 @@ from xmigd.api.context import Node
 from xmigd.api.front import Front
 from xmigd.api.gate import Gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
-from xmigd.automation import Automation
-from xmigd.breaker import Breaker
 from xmigd.connections.quotas import Quotas
-from xmigd.database import migrate, retention
+from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Job
-from xmigd.database.recorder import (
-    DatabaseRecords,
-    DeviceLearner,
-    configure_devices,
-    cordoned_devices,
-    job_row,
-    launched_jobs,
-    live_processes,
-    runners,
-    unprotected_processes,
-)
 from xmigd.database.writer import Writer
+from xmigd.devices import repository as devices
 from xmigd.devices.inventory import Inventory
+from xmigd.devices.learner import DeviceLearner
 from xmigd.driver_checkpoint.service import DriverMoves, knowledge
 from xmigd.errors import StartError
 from xmigd.events import repository as events
 from xmigd.events.bus import Bus
-from xmigd.events.records import PublishingRecords
 from xmigd.ipc import exits
 from xmigd.ipc.fds import raise_descriptor_limit
+from xmigd.jobs import repository as jobs
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
 from xmigd.metrics.counts import Counts
@@ -53,7 +42,13 @@ from xmigd.metrics.series import DeviceReader, Sampler
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
 from xmigd.operations.service import Operations
+from xmigd.policies.automation import Automation
+from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
+from xmigd.processes import repository as processes
+from xmigd.recording import retention
+from xmigd.recording.database import DatabaseRecords
+from xmigd.recording.published import PublishingRecords
 from xmigd.records import JobRow
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
@@ -108,20 +103,20 @@ async def serve(settings: Settings) -> None:
         stack.callback(writer.close)
         names, memory_bytes = settings.device_names, settings.device_memory
         await asyncio.wrap_future(
-            writer.submit("devices.configure", lambda session: configure_devices(session, names, memory_bytes))
+            writer.submit("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
         )
         with Session(reading) as session:
-            live = live_processes(session)
-            left_running = runners(session)
-            unprotected, launched = unprotected_processes(session), launched_jobs(session)
-            newest_event, cordoned = events.newest(session), cordoned_devices(session)
+            live = processes.live_ones(session)
+            left_running = jobs.runners(session)
+            unprotected, launched = processes.unprotected_ones(session), jobs.launched(session)
+            newest_event, cordoned = events.newest(session), devices.cordoned(session)
         bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
 
         def find_job(job: str) -> JobRow | None:
             with Session(reading) as session:
                 row = session.get(Job, job)
-                return None if row is None else job_row(row)
+                return None if row is None else jobs.job_row(row)
 
         scopes = ManagerScopes() if manager.present else Scopes()
         program = ServerProgram(native_dir, settings.runtime_dir.resolve(), settings.device_memory, scopes)

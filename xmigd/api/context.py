@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from xmigd.api.cached import Cached
 from xmigd.api.requests import Requests
 from xmigd.api.schemas import EXACT
-from xmigd.breaker import Breaker
 from xmigd.connections.quotas import Quotas
 from xmigd.database.writer import Writer
 from xmigd.devices.inventory import Inventory
@@ -26,6 +25,7 @@ from xmigd.metrics.counts import Counts
 from xmigd.metrics.series import Sampler
 from xmigd.migrations.service import Moves
 from xmigd.operations.service import Operations
+from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import Policies
 from xmigd.security.audit import Audit
 from xmigd.security.callers import Caller

@@ -13,7 +13,8 @@ from xmigd.api import preconditions
 from xmigd.api.context import AnyCaller, Node, OperatorCaller, TheNode
 from xmigd.api.preconditions import IfMatch
 from xmigd.api.schemas import DeviceChange, DeviceInfo
-from xmigd.database import models, queries
+from xmigd.database import models
+from xmigd.devices import repository
 from xmigd.devices.header import Description
 from xmigd.devices.inventory import held_bytes
 from xmigd.devices.names import devices_of
@@ -65,7 +66,7 @@ def _read(node: Node, caller: Caller, device: str) -> DeviceInfo:
 def list_devices(node: TheNode, caller: AnyCaller) -> list[DeviceInfo]:
     """The node's devices: memory, use, whether they take new processes."""
     with node.read() as session:
-        return describe(node, caller, list(queries.devices(session)))
+        return describe(node, caller, list(repository.listed(session)))
 
 
 @router.get("/{device}", operation_id="get_device")

@@ -23,13 +23,13 @@ from xmigd.api.schemas import (
     LogLineInfo,
     StopAnswer,
 )
-from xmigd.database import models, queries
-from xmigd.database.recorder import end_job, job_model
+from xmigd.database import models
 from xmigd.errors import Forbidden, Invalid, NotFound
-from xmigd.events.records import publish_job, publish_job_end
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.exits import End
+from xmigd.jobs import repository
 from xmigd.logs import repository as logs
+from xmigd.recording.published import publish_job, publish_job_end
 from xmigd.security.callers import Caller
 from xmigd.text import harmless
 
@@ -71,7 +71,7 @@ async def make_job(
         hang_timeout=wanted.hang_timeout, strict=wanted.strict, runner=runner,
     )  # fmt: skip
     request.state.secret = True
-    model = job_model(job)
+    model = repository.job_model(job)
     created_at = model.created_at
     await asyncio.wrap_future(node.writer.submit("jobs.add", lambda session: session.add(model)))
     supervisor.register_job(job)
@@ -103,7 +103,7 @@ async def list_jobs(
 
     def make() -> bytes:
         with node.read() as session:
-            rows = queries.jobs(session, owner=caller.owner, live=live, before=before, limit=limit)
+            rows = repository.page(session, owner=caller.owner, live=live, before=before, limit=limit)
         return JOBS.dump_json(JOBS.validate_python(rows))
 
     return await node.cached.json(("jobs", caller.owner, live, before, limit), make)
@@ -113,7 +113,7 @@ async def list_jobs(
 def get_job(node: TheNode, caller: AnyCaller, job: JobId) -> JobInfo:
     """One job."""
     with node.read() as session:
-        found = queries.jobs(session, job_id=job, owner=caller.owner)
+        found = repository.page(session, job_id=job, owner=caller.owner)
     if not found:
         raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
     info = JobInfo.model_validate(found[0])
@@ -139,7 +139,7 @@ async def list_log_lines(
 
     def read() -> list[LogLineInfo]:
         with node.read() as session:
-            if not queries.jobs(session, job_id=job, owner=caller.owner):
+            if not repository.page(session, job_id=job, owner=caller.owner):
                 raise NotFound(f"there is no job {job!r}", hint="xmigctl ps --all lists them")
             rows = logs.page(session, job, after=after, before=before, process=process, limit=limit)
             return [LogLineInfo.model_validate(row) for row in rows]
@@ -167,7 +167,7 @@ async def report_exit(node: TheNode, caller: OperatingCaller, job: JobId, end: J
         raise Invalid("a program ends with an exit code or by a signal", hint="give one of exit_code and exit_signal")
     await _check_owner(node, caller, job)
     its, at = End(end.exit_code, end.exit_signal), time.time()
-    await asyncio.wrap_future(node.writer.submit("jobs.end", lambda session: end_job(session, job, its, at)))
+    await asyncio.wrap_future(node.writer.submit("jobs.end", lambda session: repository.end(session, job, its, at)))
     publish_job_end(node.bus, job, its)
     return await asyncio.to_thread(get_job, node, caller, job)
 
@@ -186,7 +186,7 @@ async def inject_fault(node: TheNode, caller: OperatingCaller, job: JobId, reque
 async def _check_owner(node: Node, caller: Caller, job: str) -> None:
     def owner() -> int | None:
         with node.read() as session:
-            found = queries.job(session, job)
+            found = repository.find(session, job)
             return None if found is None else found.uid
 
     uid = await asyncio.to_thread(owner)

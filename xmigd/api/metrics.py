@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from xmigd.api.context import AnyCaller, Node, TheNode
 from xmigd.api.schemas import SeriesInfo
-from xmigd.database import models, queries
+from xmigd.database import models
 from xmigd.errors import Forbidden, NotFound
 from xmigd.metrics.collector import NodeCollector
 from xmigd.metrics.series import INTERVAL, Series
+from xmigd.processes import repository as processes
 
 router = APIRouter()
 Since = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False, description="samples after this time")]
@@ -57,7 +58,7 @@ async def get_process_series(node: TheNode, caller: AnyCaller, process: Id, sinc
 
 def _is_known(node: Node, process: str, owner: int | None) -> bool:
     with node.read() as session:
-        return bool(queries.processes(session, process_id=process, owner=owner))
+        return bool(processes.page(session, process_id=process, owner=owner))
 
 
 @router.get("/v1/devices/{device}/series", operation_id="get_device_series")

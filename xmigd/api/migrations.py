@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from xmigd.api.context import AnyCaller, Id, Limit, Node, OperatingCaller, OperatorCaller, TheNode
 from xmigd.api.operations import ACCEPTED, accepted
 from xmigd.api.schemas import Answer, OperationInfo
-from xmigd.database import queries
 from xmigd.driver_checkpoint.service import PREFIX
 from xmigd.errors import Conflict, NotFound
+from xmigd.migrations import repository
 from xmigd.migrations.service import where
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
@@ -192,15 +192,13 @@ def list_migrations(
     job: Id = None,
     state: Literal["running", "done", "failed", "cancelled"] | None = None,
     kind: Literal["move", "suspend", "resume"] | None = None,
-    sort: Annotated[queries.MigrationSort, Query(description="downtime: the longest first; copied: the most")] = (
-        "newest"
-    ),
+    sort: Annotated[repository.Sort, Query(description="downtime: the longest first; copied: the most")] = ("newest"),
     before: Annotated[str | None, Query(max_length=32, description="those that come after this one")] = None,
     limit: Limit = 100,
 ) -> list[MigrationInfo]:
     """Moves, suspensions and resumptions with their statistics."""
     with node.read() as session:
-        rows = queries.migrations(
+        rows = repository.page(
             session, process_id=process, job_id=job, state=state, kind=kind, owner=caller.owner, before=before,
             sort=sort, limit=limit,
         )  # fmt: skip
@@ -211,7 +209,7 @@ def list_migrations(
 def get_migration(node: TheNode, caller: AnyCaller, migration: ProcessId) -> MigrationInfo:
     """One of them."""
     with node.read() as session:
-        rows = queries.migrations(session, migration_id=migration, owner=caller.owner)
+        rows = repository.page(session, migration_id=migration, owner=caller.owner)
     if not rows:
         raise NotFound(f"there is no migration {migration!r}", hint="GET /v1/migrations lists them")
     return shown(rows[0])

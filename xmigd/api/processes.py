@@ -13,8 +13,11 @@ from sqlalchemy.orm import Session
 from xmigd.api import preconditions
 from xmigd.api.context import AnyCaller, BeforeId, BeforeNumber, Id, Limit, Node, OperatingCaller, TheNode
 from xmigd.api.schemas import FaultInfo, Position, ProcessInfo, RebindRequest, RecoveryInfo, SegmentInfo
-from xmigd.database import models, queries
+from xmigd.database import models
+from xmigd.database.rows import columns
 from xmigd.errors import NotFound
+from xmigd.faults import repository as faults
+from xmigd.processes import repository
 from xmigd.security.callers import Caller
 from xmigd.store import catalogue
 from xmigd.supervisor.process import Process
@@ -51,7 +54,7 @@ def _info(node: Node, row: dict[str, Any]) -> ProcessInfo:
 async def _processes(node: Node, **conditions: Any) -> list[ProcessInfo]:
     def read() -> list[dict[str, Any]]:
         with node.read() as session:
-            return queries.processes(session, **conditions)
+            return repository.page(session, **conditions)
 
     return [_info(node, row) for row in await asyncio.to_thread(read)]
 
@@ -104,11 +107,11 @@ def _controlled(node: Node, caller: Caller, process: str) -> Process:
 def list_segments(node: TheNode, caller: AnyCaller, process: ProcessId, limit: Limit = 100) -> list[SegmentInfo]:
     """The journal's segments, one per cut, newest first, and what of them is kept in the store."""
     with node.read() as session:
-        if not queries.processes(session, process_id=process, owner=caller.owner):
+        if not repository.page(session, process_id=process, owner=caller.owner):
             raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
         kept = catalogue.of_process(session, process)
-        rows = queries.segments(session, process, limit)
-        return [SegmentInfo.model_validate(queries.columns(row) | kept.get(row.number, {})) for row in rows]
+        rows = repository.segments(session, process, limit)
+        return [SegmentInfo.model_validate(columns(row) | kept.get(row.number, {})) for row in rows]
 
 
 @router.get("/faults", operation_id="list_faults")
@@ -123,7 +126,7 @@ def list_faults(
 ) -> list[FaultInfo]:
     """Faults, newest first."""
     with node.read() as session:
-        rows = queries.faults(
+        rows = faults.page(
             session, job_id=job, process_id=process, owner=caller.owner, before=before, limit=limit,
             acknowledged=acknowledged,
         )  # fmt: skip
@@ -154,7 +157,7 @@ async def acknowledge_fault(node: TheNode, caller: OperatingCaller, fault: Fault
 
 def _fault(node: Node, caller: Caller, fault: int, response: Response) -> FaultInfo:
     with node.read() as session:
-        rows = queries.faults(session, fault=fault, owner=caller.owner)
+        rows = faults.page(session, fault=fault, owner=caller.owner)
     if not rows:
         raise NotFound(f"there is no fault {fault}", hint="GET /v1/faults lists them")
     response.headers["ETag"] = preconditions.etag(1 if rows[0]["acknowledged_at"] is None else 2)
@@ -172,7 +175,7 @@ def list_recoveries(
 ) -> list[RecoveryInfo]:
     """Recoveries, newest first."""
     with node.read() as session:
-        rows = queries.recoveries(
+        rows = faults.recoveries(
             session, job_id=job, process_id=process, owner=caller.owner, before=before, limit=limit
         )
     return [RecoveryInfo.model_validate(row) for row in rows]

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from xmigd import __version__
 from xmigd.api.context import Node
 from xmigd.connections.quotas import Kind
-from xmigd.database import models, queries
+from xmigd.database import models
+from xmigd.devices import repository
 from xmigd.devices.header import Description, counters
 from xmigd.devices.inventory import held_bytes
 from xmigd.devices.names import devices_of
@@ -30,7 +31,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         node = self._node
         with node.read() as session:
-            devices = list(queries.devices(session))
+            devices = list(repository.listed(session))
         processes = list(node.supervisor.processes.values())
         uuids = {row.id: row.uuid or row.id for row in devices}
         yield _gauge("xmigd_info", "The daemon's version", ["version"], [((__version__,), 1)])

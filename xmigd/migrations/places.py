@@ -7,8 +7,9 @@ import asyncio
 from sqlalchemy import Engine, update
 from sqlalchemy.orm import Session
 
-from xmigd.database import models, queries
+from xmigd.database import models
 from xmigd.database.writer import Writer
+from xmigd.devices import repository
 from xmigd.devices.header import Description
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.events.bus import Bus
@@ -33,7 +34,7 @@ class Places:
 
     def _read(self, held: dict[str, int]) -> list[Place]:
         with Session(self._readers) as session:
-            return [self._place(row, held.get(row.id, 0)) for row in queries.devices(session)]
+            return [self._place(row, held.get(row.id, 0)) for row in repository.listed(session)]
 
     def _place(self, row: models.Device, held: int) -> Place:
         description = Description(row.name or "", row.uuid, row.memory_bytes or 0) if row.uuid is not None else None

@@ -11,12 +11,11 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from xmigd.database import models, queries
-from xmigd.database.recorder import migration_work
+from xmigd.database import models
 from xmigd.driver_checkpoint.service import DriverMoves
 from xmigd.errors import Cancelled, Conflict, NotFound, ProcessLocation, XmigError
 from xmigd.ids import new_id
-from xmigd.migrations import estimate
+from xmigd.migrations import estimate, repository
 from xmigd.migrations import plan as plans
 from xmigd.migrations.estimate import CutSeen, Estimate, MoveSeen
 from xmigd.migrations.places import Places
@@ -24,6 +23,7 @@ from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Kind, MigrationRecord, Reason
+from xmigd.processes import repository as processes
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.supervisor import Supervisor, over
 
@@ -94,11 +94,11 @@ class Moves:
         """How long it will stand still if it is moved."""
         kind = process.row.device.partition(":")[0]
         with Session(self._readers) as session:
-            rows = queries.segments(session, process.row.id, CUTS_SEEN)
+            rows = processes.segments(session, process.row.id, CUTS_SEEN)
             cuts = [CutSeen(row.copied_bytes, row.ms) for row in rows]
             moves = [
                 MoveSeen(each["downtime_ms"], each["iterations"][-1]["copied_bytes"], each["bytes_per_s"])
-                for each in queries.migrations(session, state="done", limit=MOVES_SEEN)
+                for each in repository.page(session, state="done", limit=MOVES_SEEN)
                 if each["kind"] == "move" and each["source"].partition(":")[0] == kind and each["engine"] == "proxy"
                 and each["downtime_ms"] is not None and each["iterations"] and each["bytes_per_s"]
             ]  # fmt: skip
@@ -133,7 +133,7 @@ class Moves:
         return await self._operations.start(
             OPERATION[kind], subject=("process", process.row.id), job_id=process.row.job, owner=process.job.uid,
             requestor=requestor, work=work, request={"migration": record.id}, id=record.operation,
-            also=migration_work(record),
+            also=repository.saving(record),
         )  # fmt: skip
 
     async def _drain(self, operation: Operation, device: str, reason: str, requestor: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Moves:
 
         def read() -> dict[str, Any] | None:
             with Session(self._readers) as session:
-                found = queries.migrations(session, migration_id=operation.request.get("migration", ""))
+                found = repository.page(session, migration_id=operation.request.get("migration", ""))
                 if not found:
                     return None
                 process = session.get(models.Process, found[0]["process_id"])

@@ -1,7 +1,7 @@
 """The circuit breaker: automation stops when it acts too often, until a person closes it.
 
-What counts is what automation does to jobs by itself: drains of failing devices (xmigd/automation.py), processes given
-up as lost.
+What counts is what automation does to jobs by itself: drains of failing devices (automation.py), processes given up as
+lost.
 Recoveries in place do not count: they change nothing that anybody sees. While it is open, whoever acts by themselves
 asks `check` first and is refused; what people ask for is done. It stays open across restarts.
 """

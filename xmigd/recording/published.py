@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from xmigd.breaker import Breaker
 from xmigd.events.bus import Bus
 from xmigd.ipc.exits import End
 from xmigd.ipc.messages import Cut
 from xmigd.metrics.counts import Counts
+from xmigd.policies.breaker import Breaker
 from xmigd.process.events import FaultRecord, RecoveryRecord
 from xmigd.process.migration_events import MigrationRecord
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow, Records

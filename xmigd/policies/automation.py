@@ -13,10 +13,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from xmigd import log
-from xmigd.breaker import Breaker
 from xmigd.errors import Conflict, XmigError
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
+from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import DevicePolicy
 from xmigd.security.audit import XMIGD, Audit
 
