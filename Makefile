@@ -50,7 +50,7 @@ docs: build
 	$(python) -m tests.docs
 
 openapi: venv
-	$(python) -m xmigd.api.document >docs/openapi.json
+	$(python) -m xmigd.rest >docs/openapi.json
 
 coverage: build
 	cp build/native/generated/coverage.md docs/coverage.md

@@ -15,41 +15,52 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from xmigd import __version__, log, native, runtime_dir
-from xmigd.api.app import make_app
-from xmigd.api.context import Node
+from xmigd.api.cached import Cached
+from xmigd.api.dependencies import Services
 from xmigd.api.front import Front
-from xmigd.api.gate import Gate
+from xmigd.api.gate import make_gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
 from xmigd.connections.quotas import Quotas
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Job
+from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices import repository as devices
 from xmigd.devices.inventory import Inventory
 from xmigd.devices.learner import DeviceLearner
+from xmigd.devices.service import Devices
 from xmigd.driver_checkpoint.service import DriverMoves, knowledge
 from xmigd.errors import StartError
 from xmigd.events import repository as events
 from xmigd.events.bus import Bus
+from xmigd.events.stream import Events
+from xmigd.faults.service import Faults
 from xmigd.ipc import exits
 from xmigd.ipc.fds import raise_descriptor_limit
 from xmigd.jobs import repository as jobs
+from xmigd.jobs.service import Jobs
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
+from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
 from xmigd.metrics.counts import Counts
+from xmigd.metrics.requests import Requests
 from xmigd.metrics.series import DeviceReader, Sampler
+from xmigd.metrics.service import Metrics
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
+from xmigd.node.service import Node
 from xmigd.operations.service import Operations
 from xmigd.policies.automation import Automation
 from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
 from xmigd.processes import repository as processes
+from xmigd.processes.service import Processes
 from xmigd.recording import retention
 from xmigd.recording.database import DatabaseRecords
 from xmigd.recording.published import PublishingRecords
 from xmigd.records import JobRow
+from xmigd.rest import make_app
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
@@ -163,19 +174,37 @@ async def serve(settings: Settings) -> None:
         await native_moves.forget_the_dead()
         moves = Moves(
             supervisor=supervisor, operations=operations, readers=reading, folder=database.parent / "suspended",
-            places=places, native=native_moves,
+            places=places, devices=settings.device_names, native=native_moves,
         )  # fmt: skip
         stopping = asyncio.Event()
-        node = Node(
-            settings=settings, supervisor=supervisor, writer=writer, readers=reading, bus=bus, operations=operations,
-            tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
-            inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
-            sampler=sampler, operators=operators_group(settings.operators_group),
-            connections=quotas,
-            shims=shims, started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
+        reader, requests = Reader(writer, reading), Requests()
+        tokens, audit = Tokens(writer, reading), Audit(writer, reading, bus)
+        metrics = Metrics(
+            counts,
+            [
+                ProcessCollector(supervisor, reader, inventory),
+                WorkCollector(supervisor=supervisor, operations=operations, bus=bus, breaker=breaker, writer=writer),
+                RequestCollector(requests, quotas),
+            ],
+        )
+        services = Services(
+            reader, Cached(writer), bus, operations, moves, native_moves, tokens, audit, policies, breaker, sampler,
+            metrics,
+            Node(
+                settings=settings, supervisor=supervisor, writer=writer, started_at=time.time(), tcp_address=address,
+                is_stopping=stopping.is_set,
+            ),
+            Jobs(
+                supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,
+                names_folder=settings.names_folder, client_socket=settings.client_socket,
+            ),
+            Processes(supervisor, reader),
+            Faults(writer, reader, bus),
+            Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
+            Events(reader, bus, tokens),
         )  # fmt: skip
         automation = Automation(
-            breaker=breaker, audit=node.audit, moves=moves, places=places,
+            breaker=breaker, audit=audit, moves=moves, places=places,
             policy=lambda: policies.group("devices", DevicePolicy),
         )  # fmt: skip
 
@@ -187,7 +216,10 @@ async def serve(settings: Settings) -> None:
         device_faulted.add(count_fault)
         await operations.resolve_interrupted()
         sampler.start()
-        gate = Gate(make_app(node), node)
+        gate = make_gate(
+            make_app(services), settings=settings, writer=writer, operations=operations, tokens=tokens, audit=audit,
+            operators=operators_group(settings.operators_group), requests=requests,
+        )  # fmt: skip
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         status = f"{settings.devices}; programs come to {settings.client_socket}"

@@ -41,6 +41,7 @@ class Moves:
         readers: Engine,
         folder: Path,
         places: Places,
+        devices: list[str],
         native: DriverMoves | None = None,
     ) -> None:
         self._supervisor = supervisor
@@ -48,6 +49,7 @@ class Moves:
         self._readers = readers
         self._folder = folder
         self._places = places
+        self._devices = devices
         self._native = native
         for kind in OPERATION.values():
             operations.register(kind, self._resolve)
@@ -81,7 +83,9 @@ class Moves:
         return await self._start(process, "resume", process.machine.where, target, requestor)
 
     async def drain(self, device: str, *, reason: str, requestor: str) -> OperationRow:
-        """Cordon it, and move every process off it, one after the other."""
+        """Cordon it, and move every process off it, one after the other. Raises NotFound."""
+        if device not in self._devices:
+            raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
 
         async def work(operation: Operation) -> dict[str, Any]:
             return await self._drain(operation, device, reason, requestor)

@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from xmigd.api.context import AnyCaller, BeforeId, Id, Limit, Node, OperatingCaller, TheNode
-from xmigd.api.schemas import OperationInfo
+from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
 from xmigd.errors import Conflict
 from xmigd.operations.repository import OperationRow, OperationState
+from xmigd.operations.schemas import OperationInfo
+from xmigd.operations.service import Operations
 from xmigd.security.callers import Caller
 
 router = APIRouter(prefix="/v1/operations")
 OperationId = Annotated[str, Path(max_length=64)]
+TheOperations = Annotated[Operations, provided(Operations)]
 
 # What a handler that starts an operation declares: its 202 leads to the operation, its waiting and its cancelling.
 LINKS: dict[str, Any] = {
@@ -51,13 +53,13 @@ def _visible(row: OperationRow, caller: Caller) -> OperationRow:
     return row
 
 
-async def _find(node: Node, caller: Caller, operation: str) -> OperationRow:
-    return _visible(await asyncio.to_thread(node.operations.get, operation), caller)
+async def _find(operations: Operations, caller: Caller, operation: str) -> OperationRow:
+    return _visible(await asyncio.to_thread(operations.get, operation), caller)
 
 
 @router.get("", operation_id="list_operations")
 def list_operations(
-    node: TheNode,
+    operations: TheOperations,
     caller: AnyCaller,
     state: OperationState | None = None,
     kind: Annotated[str | None, Query(max_length=32)] = None,
@@ -67,35 +69,38 @@ def list_operations(
     limit: Limit = 100,
 ) -> list[OperationInfo]:
     """Operations, newest first."""
-    rows = node.operations.find(
+    rows = operations.find(
         state=state, kind=kind, subject=subject, job=job, owner=caller.owner, before=before, limit=limit
     )
     return [shown(row) for row in rows]
 
 
 @router.get("/{operation}", operation_id="get_operation")
-async def get_operation(node: TheNode, caller: AnyCaller, operation: OperationId) -> OperationInfo:
+async def get_operation(operations: TheOperations, caller: AnyCaller, operation: OperationId) -> OperationInfo:
     """One operation."""
-    return shown(await _find(node, caller, operation))
+    return shown(await _find(operations, caller, operation))
 
 
 @router.get("/{operation}/wait", operation_id="wait_for_operation")
 async def wait_for_operation(
-    node: TheNode, caller: AnyCaller, operation: OperationId, timeout: Annotated[float, Query(ge=0, le=300)] = 30
+    operations: TheOperations,
+    caller: AnyCaller,
+    operation: OperationId,
+    timeout: Annotated[float, Query(ge=0, le=300)] = 30,
 ) -> OperationInfo:
     """The operation once it is over, or as it is after `timeout` seconds."""
-    row = await _find(node, caller, operation)
+    row = await _find(operations, caller, operation)
     if row.active:
-        row = await node.operations.wait(operation, timeout) or await _find(node, caller, operation)
+        row = await operations.wait(operation, timeout) or await _find(operations, caller, operation)
     return shown(row)
 
 
 @router.delete("/{operation}", operation_id="cancel_operation", status_code=202, responses=ACCEPTED)
 async def cancel_operation(
-    node: TheNode, caller: OperatingCaller, operation: OperationId, response: Response
+    operations: TheOperations, caller: OperatingCaller, operation: OperationId, response: Response
 ) -> OperationInfo:
     """Ask it to end. It says itself, as `cancelled`, when it has; refused past the point of no return."""
-    row = await _find(node, caller, operation)
+    row = await _find(operations, caller, operation)
     if not row.active:
         raise Conflict(f"the operation has {row.state} already", code="operation_over", operation=row.id)
-    return accepted(node.operations.cancel(operation), response)
+    return accepted(operations.cancel(operation), response)

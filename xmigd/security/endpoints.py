@@ -1,28 +1,48 @@
-"""Bearer tokens for callers on the network."""
+"""The audit, and bearer tokens for callers on the network."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from xmigd.api.context import AnyCaller, OperatingCaller, TheNode
-from xmigd.api.schemas import TokenInfo, TokenMade, TokenRequest
+from xmigd.api.dependencies import AnyCaller, BeforeNumber, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.database import models
 from xmigd.errors import Forbidden
+from xmigd.security.audit import Audit
+from xmigd.security.schemas import AuditInfo, TokenInfo, TokenMade, TokenRequest
+from xmigd.security.tokens import Tokens
 from xmigd.users import user_name
 
-router = APIRouter(prefix="/v1/tokens")
+router = APIRouter(prefix="/v1")
+TheAudit = Annotated[Audit, provided(Audit)]
+TheTokens = Annotated[Tokens, provided(Tokens)]
+
+
+@router.get("/audit", operation_id="list_audit")
+def list_audit(
+    audit: TheAudit,
+    _: OperatorCaller,
+    requestor: Annotated[str | None, Query(max_length=255)] = None,
+    before: BeforeNumber = None,
+    limit: Limit = 100,
+) -> list[AuditInfo]:
+    """Who asked for what, and how it went, newest first. For operators."""
+    rows = audit.page(before=before, limit=limit, requestor=requestor)
+    return [AuditInfo.model_validate(row) for row in rows]
 
 
 LINKS = {"revoke_token": {"operationId": "revoke_token", "parameters": {"token": "$response.body#/id"}}}
 
 
 @router.post(
-    "", operation_id="create_token", status_code=201, responses={201: {"description": "It is valid.", "links": LINKS}}
+    "/tokens",
+    operation_id="create_token",
+    status_code=201,
+    responses={201: {"description": "It is valid.", "links": LINKS}},
 )
 async def create_token(
-    node: TheNode, caller: OperatingCaller, wanted: TokenRequest, request: Request, response: Response
+    tokens: TheTokens, caller: OperatingCaller, wanted: TokenRequest, request: Request, response: Response
 ) -> TokenMade:
     """Make a token; it is shown only here. Operators make them for everybody and for the node, others for themselves
     and not of scope `admin`. One of scope `admin` is always the node's."""
@@ -41,7 +61,7 @@ async def create_token(
             hint="use the local socket of the daemon's machine",
         )  # fmt: skip
     request.state.secret = True
-    token, secret = await node.tokens.create(
+    token, secret = await tokens.create(
         name=wanted.name, scope=wanted.scope, uid=uid, lifetime=wanted.lifetime, creator=caller
     )
     response.headers["Location"] = f"/v1/tokens/{token.id}"
@@ -49,10 +69,10 @@ async def create_token(
     return TokenMade(**TokenInfo.model_validate(token).model_dump(), token=secret)
 
 
-@router.get("", operation_id="list_tokens")
-def list_tokens(node: TheNode, caller: AnyCaller) -> list[TokenInfo]:
+@router.get("/tokens", operation_id="list_tokens")
+def list_tokens(tokens: TheTokens, caller: AnyCaller) -> list[TokenInfo]:
     """Tokens, newest first, without what their holders have to say."""
-    return [_shown(token, node.tokens.last_used(token)) for token in node.tokens.find(owner=caller.owner)]
+    return [_shown(token, tokens.last_used(token)) for token in tokens.find(owner=caller.owner)]
 
 
 def _shown(token: models.Token, used: float | None) -> TokenInfo:
@@ -61,9 +81,9 @@ def _shown(token: models.Token, used: float | None) -> TokenInfo:
     return info
 
 
-@router.delete("/{token}", operation_id="revoke_token", status_code=204)
-async def revoke_token(node: TheNode, caller: OperatingCaller, token: Annotated[str, Path(max_length=32)]) -> None:
+@router.delete("/tokens/{token}", operation_id="revoke_token", status_code=204)
+async def revoke_token(tokens: TheTokens, caller: OperatingCaller, token: Annotated[str, Path(max_length=32)]) -> None:
     """Revoke a token. From the answer on nobody gets in with it; whoever listens is disconnected."""
     if caller.owner is None:
         caller.check_operator()
-    await node.tokens.revoke(token, owner=caller.owner)
+    await tokens.revoke(token, owner=caller.owner)
