@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.migration.world import MIB, MoveWorld
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.process.limits import MoveLimits
+
+from .move_world import MIB, MoveWorld
 
 
 def kinds(world: MoveWorld) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.daemon.world import World
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits
+
+from .world import World
 
 MIB = 1 << 20
 

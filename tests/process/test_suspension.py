@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.migration.world import MIB, MoveWorld
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
+
+from .move_world import MIB, MoveWorld
 
 
 def test_suspend_and_resume(world: MoveWorld) -> None:

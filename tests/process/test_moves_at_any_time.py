@@ -8,11 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.daemon.world import AtAnyTime
-from tests.migration.world import MIB, MoveWorld
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits, MoveLimits
+
+from .move_world import MIB, MoveWorld
+from .world import AtAnyTime
 
 
 class Moves(AtAnyTime):
