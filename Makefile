@@ -68,6 +68,7 @@ venv:
 lint: venv
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	.venv/bin/lint-imports --no-logo --cache-dir .cache/imports
 	$(python) -m mypy
 
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
