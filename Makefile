@@ -50,7 +50,7 @@ docs: build
 	$(python) -m tests.docs
 
 openapi: venv
-	$(python) -m xmigd.api.document >docs/openapi.json
+	$(python) -m xmigd.rest >docs/openapi.json
 
 coverage: build
 	cp build/native/generated/coverage.md docs/coverage.md
@@ -68,6 +68,7 @@ venv:
 lint: venv
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	.venv/bin/lint-imports --no-logo --cache-dir .cache/imports
 	$(python) -m mypy
 
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.

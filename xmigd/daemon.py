@@ -15,53 +15,60 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from xmigd import __version__, log, native, runtime_dir
-from xmigd.api.app import make_app
-from xmigd.api.context import Node
+from xmigd.api.cached import Cached
+from xmigd.api.dependencies import Services
 from xmigd.api.front import Front
-from xmigd.api.gate import Gate
+from xmigd.api.gate import make_gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
-from xmigd.automation import Automation
-from xmigd.breaker import Breaker
 from xmigd.connections.quotas import Quotas
-from xmigd.database import migrate, retention
+from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Job
-from xmigd.database.recorder import (
-    DatabaseRecords,
-    DeviceLearner,
-    configure_devices,
-    cordoned_devices,
-    job_row,
-    launched_jobs,
-    live_processes,
-    runners,
-    unprotected_processes,
-)
+from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
+from xmigd.devices import repository as devices
 from xmigd.devices.inventory import Inventory
+from xmigd.devices.learner import DeviceLearner
+from xmigd.devices.service import Devices
 from xmigd.driver_checkpoint.service import DriverMoves, knowledge
 from xmigd.errors import StartError
 from xmigd.events import repository as events
 from xmigd.events.bus import Bus
-from xmigd.events.records import PublishingRecords
+from xmigd.events.stream import Events
+from xmigd.faults.service import Faults
+from xmigd.ipc import exits
+from xmigd.ipc.fds import raise_descriptor_limit
+from xmigd.jobs import repository as jobs
+from xmigd.jobs.service import Jobs
+from xmigd.memory.descriptor_store import DescriptorStore
+from xmigd.memory.fd_store import FdStore
+from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
 from xmigd.metrics.counts import Counts
+from xmigd.metrics.requests import Requests
 from xmigd.metrics.series import DeviceReader, Sampler
-from xmigd.migration.places import Places
-from xmigd.migration.service import Moves
+from xmigd.metrics.service import Metrics
+from xmigd.migrations.places import Places
+from xmigd.migrations.service import Moves
+from xmigd.node.service import Node
 from xmigd.operations.service import Operations
+from xmigd.policies.automation import Automation
+from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
+from xmigd.processes import repository as processes
+from xmigd.processes.service import Processes
+from xmigd.recording import retention
+from xmigd.recording.database import DatabaseRecords
+from xmigd.recording.published import PublishingRecords
 from xmigd.records import JobRow
+from xmigd.rest import make_app
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
+from xmigd.servers.scopes import ManagerScopes, Scopes
+from xmigd.servers.server import ServerProgram
 from xmigd.settings import Settings
 from xmigd.store.keeper import Keeper
-from xmigd.supervisor import exits
-from xmigd.supervisor.descriptor_store import DescriptorStore
-from xmigd.supervisor.fd_store import FdStore
-from xmigd.supervisor.fds import raise_descriptor_limit
-from xmigd.supervisor.scopes import ManagerScopes, Scopes
-from xmigd.supervisor.server import ServerProgram
+from xmigd.subscribers import Subscribers
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
 
@@ -98,7 +105,7 @@ async def serve(settings: Settings) -> None:
         tells_ends = exits.kernel_tells()
         database = settings.database
         prepare_folder(database)
-        await migrate.upgrade_apart(database, lambda: setattr(front, "waits_for", "its database is being upgraded"))
+        await migrate.upgrade_apart(database, lambda: front.wait_for("its database is being upgraded"))
         writing = make_engine(database, writer=True)
         stack.callback(writing.dispose)
         reading = make_engine(database)
@@ -107,20 +114,20 @@ async def serve(settings: Settings) -> None:
         stack.callback(writer.close)
         names, memory_bytes = settings.device_names, settings.device_memory
         await asyncio.wrap_future(
-            writer.submit("devices.configure", lambda session: configure_devices(session, names, memory_bytes))
+            writer.submit("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
         )
         with Session(reading) as session:
-            live = live_processes(session)
-            left_running = runners(session)
-            unprotected, launched = unprotected_processes(session), launched_jobs(session)
-            newest_event = events.newest(session)
+            live = processes.live_ones(session)
+            left_running = jobs.runners(session)
+            unprotected, launched = processes.unprotected_ones(session), jobs.launched(session)
+            newest_event, cordoned = events.newest(session), devices.cordoned(session)
         bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
 
         def find_job(job: str) -> JobRow | None:
             with Session(reading) as session:
                 row = session.get(Job, job)
-                return None if row is None else job_row(row)
+                return None if row is None else jobs.job_row(row)
 
         scopes = ManagerScopes() if manager.present else Scopes()
         program = ServerProgram(native_dir, settings.runtime_dir.resolve(), settings.device_memory, scopes)
@@ -130,12 +137,14 @@ async def serve(settings: Settings) -> None:
         policies = Policies(settings, writer, reading)
         breaker = Breaker(writer, reading, bus, lambda: policies.group("circuit-breaker", BreakerPolicy))
         counts = Counts()
+        device_faulted: Subscribers[str] = Subscribers()
         records = PublishingRecords(
             DatabaseRecords(writer),
             bus,
             live,
             counts=counts,
             breaker=breaker,
+            device_faulted=device_faulted,
             unprotected=[row for row, _ in unprotected],
         )
         if manager.present:
@@ -144,21 +153,18 @@ async def serve(settings: Settings) -> None:
             store = DescriptorStore(native_dir, settings.runtime_dir)
             stack.callback(store.close)
             fd_store = FdStore(store, layout)
-            store.lost = fd_store.again
+        learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, live, fd_store, keeper, tells_ends, unprotected
-        )
+            settings, layout, program, records, find_job, live, fd_store, keeper=keeper, tells_ends=tells_ends,
+            unprotected=unprotected, cordoned=cordoned, learn=learner,
+            uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
+        )  # fmt: skip
         for left in left_running:
             supervisor.runners.watch(*left)
         for job in launched:
             supervisor.guard.add(job)
-        with Session(reading) as session:
-            supervisor.cordoned.update(cordoned_devices(session))
-        inventory = Inventory(settings.device_memory)
-        supervisor.learn = learner = DeviceLearner(writer)
-        supervisor.uuid_of = lambda device: learner.uuid(device) or inventory.uuid(device)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
-        policies.applied_by("retention", lambda policy: setattr(bus, "keep", policy.events))
+        policies.applied_by("retention", lambda policy: bus.keep(policy.events))
         sampler = Sampler(supervisor.processes, DeviceReader(writer, reading, supervisor.processes, inventory))
         places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
         native_moves = DriverMoves(
@@ -168,31 +174,52 @@ async def serve(settings: Settings) -> None:
         await native_moves.forget_the_dead()
         moves = Moves(
             supervisor=supervisor, operations=operations, readers=reading, folder=database.parent / "suspended",
-            places=places, native=native_moves,
+            places=places, devices=settings.device_names, native=native_moves,
         )  # fmt: skip
         stopping = asyncio.Event()
-        node = Node(
-            settings=settings, supervisor=supervisor, writer=writer, readers=reading, bus=bus, operations=operations,
-            tokens=Tokens(writer, reading), audit=Audit(writer, reading, bus),
-            inventory=inventory, moves=moves, native=native_moves, policies=policies, breaker=breaker, counts=counts,
-            sampler=sampler, operators=operators_group(settings.operators_group),
-            connections=quotas,
-            shims=shims, started_at=time.time(), tcp_address=address, is_stopping=stopping.is_set,
+        reader, requests = Reader(writer, reading), Requests()
+        tokens, audit = Tokens(writer, reading), Audit(writer, reading, bus)
+        metrics = Metrics(
+            counts,
+            [
+                ProcessCollector(supervisor, reader, inventory),
+                WorkCollector(supervisor=supervisor, operations=operations, bus=bus, breaker=breaker, writer=writer),
+                RequestCollector(requests, quotas),
+            ],
+        )
+        services = Services(
+            reader, Cached(writer), bus, operations, moves, native_moves, tokens, audit, policies, breaker, sampler,
+            metrics,
+            Node(
+                settings=settings, supervisor=supervisor, writer=writer, started_at=time.time(), tcp_address=address,
+                is_stopping=stopping.is_set,
+            ),
+            Jobs(
+                supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,
+                names_folder=settings.names_folder, client_socket=settings.client_socket,
+            ),
+            Processes(supervisor, reader),
+            Faults(writer, reader, bus),
+            Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
+            Events(reader, bus, tokens),
         )  # fmt: skip
         automation = Automation(
-            breaker=breaker, audit=node.audit, moves=moves, places=places,
+            breaker=breaker, audit=audit, moves=moves, places=places,
             policy=lambda: policies.group("devices", DevicePolicy),
         )  # fmt: skip
 
-        def device_faulted(process: str) -> None:
+        def count_fault(process: str) -> None:
             found = supervisor.processes.get(process)
             if found is not None and "," not in found.row.device:  # of several nobody knows which it was
                 automation.device_faulted(found.row.device)
 
-        records.device_faulted = device_faulted
+        device_faulted.add(count_fault)
         await operations.resolve_interrupted()
         sampler.start()
-        gate = Gate(make_app(node), node)
+        gate = make_gate(
+            make_app(services), settings=settings, writer=writer, operations=operations, tokens=tokens, audit=audit,
+            operators=operators_group(settings.operators_group), requests=requests,
+        )  # fmt: skip
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         status = f"{settings.devices}; programs come to {settings.client_socket}"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from xmigd.migration.events import MigrationRecord
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
-from xmigd.supervisor.exits import End
-from xmigd.supervisor.messages import Cut
+from xmigd.ipc.exits import End
+from xmigd.ipc.messages import Cut
+from xmigd.process.events import FaultRecord, RecoveryRecord
+from xmigd.process.migration_events import MigrationRecord
 
 LogSource = Literal["program", "server", "xmigd"]
 LogLevel = Literal["debug", "info", "warning", "error"]

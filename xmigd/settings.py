@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
-from xmigd.connections.settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
+from xmigd.connection_settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
 from xmigd.place import FILE, FILE_VARIABLE, PREFIX, Place, default_runtime_dir
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 
-from xmigd.supervisor.fds import Fd
-from xmigd.supervisor.outbox import Outbox
+from xmigd.ipc.fds import Fd
+from xmigd.ipc.outbox import Outbox
 
 LISTEN_FDS_START = 3
 
@@ -79,6 +79,9 @@ class ServiceManager:
         """`then`, once everything of before is with the manager."""
         if self._outbox is not None:
             self._outbox.when_empty(then)
+
+    def when_renewed(self, then: Callable[[], None]) -> None:
+        """The manager is never another one."""
 
     def close(self) -> None:
         """Say what there is still to say, if the manager takes it at once."""

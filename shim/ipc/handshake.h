@@ -1,5 +1,5 @@
 // The handshake between a program and the daemon: one message each way over a SOCK_SEQPACKET Unix socket, then the
-// socket is closed. Both sides check every field: the daemon's half is xmigd/supervisor/handshake.py.
+// socket is closed. Both sides check every field: the daemon's half is xmigd/ipc/handshake.py.
 #pragma once
 
 #include <cstdint>

@@ -63,7 +63,7 @@ CUdeviceptr allocate(const DriverTable& driver, uint64_t bytes) {
   return fine ? address : 0;
 }
 
-// As a suspended job's memory is: new, or kept ready as the daemon does (xmigd/supervisor/host_pool.py).
+// As a suspended job's memory is: new, or kept ready as the daemon does (xmigd/memory/host_pool.py).
 class HostMemory {
  public:
   HostMemory(uint64_t bytes, CUdeviceptr device, bool kept) {

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from xmigd.api.app import make_app
+from xmigd.rest import make_app
 
 CHECKS: list[Any] = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,

@@ -7,8 +7,7 @@ import json
 import os
 import signal
 import sqlite3
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,16 +18,16 @@ from sqlalchemy.exc import IntegrityError
 from tests.daemon.conftest import MakeNode
 from tests.daemon.node import Node, Program, until
 from xmigd import log
-from xmigd.api.gate import Gate
-from xmigd.api.limits import RateLimit
+from xmigd.api.gate import make_gate
+from xmigd.api.gate.limits import RateLimit
 from xmigd.api.problems import on_error
-from xmigd.api.requests import Requests
 from xmigd.api.strict import KnownParameters
 from xmigd.database.writer import Writer
 from xmigd.errors import TooManyRequests
+from xmigd.ipc.channel import Peer
+from xmigd.metrics.requests import Requests
 from xmigd.security.callers import Caller
 from xmigd.settings import Settings
-from xmigd.supervisor.channel import Peer
 
 from .callers import request_as
 
@@ -239,13 +238,14 @@ def test_a_defect_is_a_problem_too(writer: Writer, method: str) -> None:
     def broken() -> None:
         raise ZeroDivisionError("the secret of the machine")
 
-    node: Any = SimpleNamespace(
-        settings=Settings(), writer=writer, audit=Audit(), requests=Requests(), operators=None, tokens=None
-    )
+    audit, requests, nobody = Audit(), Requests(), cast(Any, None)
     peer = (Peer(1, 0, 0), frozenset[int]())
 
     async def test() -> httpx.Response:
-        gate = Gate(app, node)
+        gate = make_gate(
+            app, settings=Settings(), writer=writer, operations=nobody, tokens=nobody, audit=cast(Any, audit),
+            operators=None, requests=requests,
+        )  # fmt: skip
 
         async def local(scope: Any, receive: Any, send: Any) -> None:
             await gate({**scope, "state": {"peer": peer}}, receive, send)
@@ -258,10 +258,10 @@ def test_a_defect_is_a_problem_too(writer: Writer, method: str) -> None:
     assert code(answer) == (500, "internal")
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"]
-    assert node.audit.outcomes == ([("POST /broken", "internal", 500)] if method == "POST" else [])
+    assert audit.outcomes == ([("POST /broken", "internal", 500)] if method == "POST" else [])
     again = asyncio.run(test())  # an answer that is our fault is not kept: the request may be tried again
     assert "idempotency-replayed" not in again.headers
-    assert node.requests.counts == {(method, "/broken", 500): 2}
+    assert requests.counts == {(method, "/broken", 500): 2}
 
 
 class TestAcknowledging:

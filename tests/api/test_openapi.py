@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.daemon.node import ROOT
-from xmigd.api.app import make_app
-from xmigd.api.document import text
+from xmigd.rest import document as text
+from xmigd.rest import make_app
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.daemon.node import Node
-from xmigd.breaker import Breaker
 from xmigd.database.writer import Writer
 from xmigd.errors import Conflict, Invalid, NotFound, Stale
 from xmigd.events.bus import Bus
+from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, Policies
 from xmigd.settings import Settings
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.daemon.conftest import MakeNode
 from tests.daemon.node import Node, Program, until
-from xmigd.supervisor.exits import kernel_tells
+from xmigd.ipc.exits import kernel_tells
 
 from .conftest import Answer, Scripted, ctl, ctl_process
 

@@ -14,7 +14,7 @@ from tests.daemon.node import Node, Program, until
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.faults import Kind, Point
 from xmigd.cli.tokens import Scope, seconds
-from xmigd.recovery import events
+from xmigd.process import events
 from xmigd.security import callers
 
 from .conftest import ctl

@@ -13,7 +13,7 @@ import pytest
 
 from tests.daemon.node import Node, send_raw, until
 from tests.web.front import Front
-from xmigd.supervisor.handshake import pack_notice
+from xmigd.ipc.handshake import pack_notice
 
 from .conftest import ctl
 

@@ -22,7 +22,7 @@ from tests.connections.callers import HOG, MANY, OTHER, ask, crowd, delay, times
 from tests.daemon.conftest import MakeNode, make_node, peer_native
 from tests.daemon.node import Node, Program, send_raw, until
 from tests.web.front import Front
-from xmigd.supervisor.handshake import pack_hello, unpack_welcome
+from xmigd.ipc.handshake import pack_hello, unpack_welcome
 
 __all__ = ["make_node", "peer_native"]
 

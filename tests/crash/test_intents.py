@@ -29,9 +29,9 @@ from tests.forked import Zygote
 from tests.recovery.conftest import PROGRAMS
 from xmigd.demo.node import Program
 from xmigd.failpoints import POINTS
+from xmigd.ipc.handshake import pack_notice
 from xmigd.store.manifest import Manifests, verify
 from xmigd.store.objects import Damaged, Objects
-from xmigd.supervisor.handshake import pack_notice
 
 from .forked import ForkedNode, settle
 

@@ -21,7 +21,7 @@ import httpx
 from tests import forked
 from tests.harness import descriptors
 from xmigd.demo.node import Child, status
-from xmigd.supervisor.handshake import WELCOME, pack_hello, unpack_welcome
+from xmigd.ipc.handshake import WELCOME, pack_hello, unpack_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")

@@ -16,15 +16,22 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from xmigd.database import migrate, queries
+from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Base, Job
-from xmigd.database.recorder import DatabaseRecords, configure_devices, job_model, live_processes
 from xmigd.database.writer import Writer
+from xmigd.devices.repository import configure as configure_devices
+from xmigd.devices.repository import listed
 from xmigd.errors import StartError, Unavailable
+from xmigd.faults import repository as faults
+from xmigd.ipc.messages import Cut
+from xmigd.jobs import repository as jobs
+from xmigd.jobs.repository import job_model
+from xmigd.process.events import FaultRecord, RecoveryRecord
+from xmigd.processes import repository as processes
+from xmigd.processes.repository import live_ones
+from xmigd.recording.database import DatabaseRecords
 from xmigd.records import JobRow, ProcessRow
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
-from xmigd.supervisor.messages import Cut
 
 JOB = JobRow(id="j", name="n", command="c", uid=0, device=None, registered=True, token_hash="h")
 PROCESS = ProcessRow(id="p", job="j", pid=5, start_time=7, uid=0, gid=0, command="c", device="cpu:0")
@@ -138,27 +145,27 @@ def test_records(engine: Engine, reading: Engine) -> None:
     configure.result(60)
     writer.submit("devices.configure", lambda s: configure_devices(s, ["cpu:1"], 5)).result(60)
     with Session(reading) as session:
-        live = live_processes(session)
+        live = live_ones(session)
         assert [(p.row, p.job, p.server_pid, p.faults, p.recoveries) for p in live] == [(PROCESS, JOB, 9, 1, 1)]
-        assert [s.number for s in queries.segments(session, "p", 2000)] == list(range(1300, 300, -1))
-        found = queries.recoveries(session, job_id="j", process_id=None, before=None, limit=5)
+        assert [s.number for s in processes.segments(session, "p", 2000)] == list(range(1300, 300, -1))
+        found = faults.recoveries(session, job_id="j", process_id=None, before=None, limit=5)
         assert len(found) == 1
         assert (found[0]["detected_ms"], found[0]["resumed_ms"], found[0]["exact"]) == (1.0, 50.0, False)
         assert found[0]["story"] == ["x", "y"]
-        assert queries.jobs(session)[0] | {"created_at": 0} == {
+        assert jobs.page(session)[0] | {"created_at": 0} == {
             "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
                 "hang_timeout": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
             "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "unprotected": 0,
         }  # fmt: skip
-        assert [(d.id, d.configured) for d in queries.devices(session)] == [("cpu:0", False), ("cpu:1", True)]
+        assert [(d.id, d.configured) for d in listed(session)] == [("cpu:0", False), ("cpu:1", True)]
     records.process_state("p", "lost", "why it was lost")
     records.process_state("p", "ended", "the program has exited")
     writer.close()
     with Session(reading) as session:
-        process = queries.processes(session)[0]
+        process = processes.page(session)[0]
         assert (process["state"], process["why"]) == ("lost", "why it was lost")
-        assert live_processes(session) == []
+        assert live_ones(session) == []
 
 
 def full(session: Session) -> None:
@@ -182,7 +189,7 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
     assert writer.failure is None
     with Session(reading) as session:
         assert session.get(Job, "j") is not None
-        assert len(live_processes(session)) == 1
+        assert len(live_ones(session)) == 1
     writer.close()
 
 

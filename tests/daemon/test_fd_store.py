@@ -13,13 +13,13 @@ from typing import cast
 
 import pytest
 
+from xmigd.ipc import messages as m
+from xmigd.ipc.fds import Fd, same_file
+from xmigd.memory.fd_store import FdStore
+from xmigd.memory.handles import Handle, JobMemory, make_handle
 from xmigd.native import Layout
-from xmigd.supervisor import messages as m
-from xmigd.supervisor.fd_store import FdStore
-from xmigd.supervisor.fds import Fd, Handle, JobMemory, same_file
-from xmigd.supervisor.moving import make_handle
+from xmigd.servers.server import Server
 from xmigd.supervisor.process import Process
-from xmigd.supervisor.server import Server
 from xmigd.systemd import ServiceManager
 
 PROCESS = "0123456789abcdef"
@@ -40,6 +40,9 @@ class Manager:
 
     def drop(self, name: str) -> None:
         self.store.pop(name, None)
+
+    def when_renewed(self, then: Callable[[], None]) -> None:
+        pass
 
     def when_told(self, then: Callable[[], None]) -> None:
         if not self.full:

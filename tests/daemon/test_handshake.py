@@ -18,9 +18,7 @@ from tests import harness
 from tests.api.callers import become
 from xmigd.devices.header import VERSIONS
 from xmigd.errors import Forbidden, ProtocolError
-from xmigd.native import Layout, read_layout
-from xmigd.supervisor.fds import JobMemory
-from xmigd.supervisor.handshake import (
+from xmigd.ipc.handshake import (
     BEFORE_VISIBILITY,
     HELLO,
     MAGIC,
@@ -30,7 +28,9 @@ from xmigd.supervisor.handshake import (
     parse_hello,
     unpack_welcome,
 )
-from xmigd.supervisor.jobs import check_membership, new_job
+from xmigd.jobs.membership import check_membership, new_job
+from xmigd.memory.handles import JobMemory
+from xmigd.native import Layout, read_layout
 
 from .conftest import MakeNode
 from .node import ROOT, Node, Program, send_raw, until

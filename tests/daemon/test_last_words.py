@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness import stop
+from xmigd.ipc.channel import Channel, Received
 from xmigd.native import SERVER
-from xmigd.supervisor.channel import Channel, Received
 
 from .node import Node, Program, until
 

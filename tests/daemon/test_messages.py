@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xmigd.errors import ProtocolError
-from xmigd.recovery.events import Assign, Careful, Deliver, Injection
-from xmigd.supervisor import messages as m
+from xmigd.ipc import messages as m
+from xmigd.process.events import Assign, Careful, Deliver, Injection
 
 from .node import ROOT, Node, Program, alive, until
 

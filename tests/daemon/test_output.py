@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import stop
-from xmigd.supervisor.output import BURST, MAX_LINE, RATE, Lines, escaped
+from xmigd.servers.output import BURST, MAX_LINE, RATE, Lines, escaped
 
 from .conftest import MakeNode
 from .node import Node, Program, alive, until

@@ -14,10 +14,11 @@ from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
-from xmigd.database import migrate, retention
+from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.models import Base, Fault, Job, Migration, Operation, Process, Recovery
 from xmigd.database.writer import Writer
+from xmigd.recording import retention
 from xmigd.settings import Settings
 
 NOW = time.time()

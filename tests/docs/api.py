@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from tests.docs.markdown import MADE, table
-from xmigd.api.app import make_app
-from xmigd.api.context import Node
+from xmigd.rest import make_app
 
 
 def document() -> dict[str, Any]:
     """What the daemon answers at /openapi.json."""
-    return dict(make_app(cast(Node, None)).openapi())
+    return dict(make_app().openapi())
 
 
 def page() -> str:

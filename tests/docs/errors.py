@@ -8,8 +8,8 @@ from typing import get_args
 
 from tests.docs.markdown import MADE, table
 from tests.harness import ROOT
+from xmigd.ipc.messages import MoveFailed
 from xmigd.problems import PROBLEMS
-from xmigd.supervisor.messages import MoveFailed
 
 
 def page() -> str:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.harness import own_node, wait_until
 from xmigd.demo.node import Node, Program
-from xmigd.supervisor.handshake import pack_notice
+from xmigd.ipc.handshake import pack_notice
 
 START = """
 import ctypes, os, signal, sys

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xmigd.errors import ProtocolError
+from xmigd.ipc.handshake import pack_notice, parse_hello, parse_notice
+from xmigd.jobs.membership import new_job
 from xmigd.logs.log import BURST, RATE, JobLog
 from xmigd.logs.notices import SLOT, SLOTS_AT, TAKEN_AT, Notices
 from xmigd.native import Layout
 from xmigd.records import LogLine
-from xmigd.supervisor.handshake import pack_notice, parse_hello, parse_notice
-from xmigd.supervisor.jobs import new_job
 from xmigd.text import LONGEST, harmless
 
 LAYOUT = Layout()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xmigd.migration.estimate import ASSUMED, CutSeen, MoveSeen, downtime
+from xmigd.migrations.estimate import ASSUMED, CutSeen, MoveSeen, downtime
 
 MIB = 1 << 20
 CUTS = [CutSeen(10 * MIB, 2.0), CutSeen(20 * MIB, 4.0), CutSeen(900 * MIB, 90.0)]

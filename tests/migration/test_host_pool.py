@@ -21,9 +21,9 @@ from tests.migration.moves import info, resumed, suspended
 from tests.recovery.conftest import PROGRAMS
 from xmigd import host_memory
 from xmigd.demo.node import Node
-from xmigd.supervisor import host_pool
-from xmigd.supervisor.fds import LIBC, Fd
-from xmigd.supervisor.host_pool import HostPool
+from xmigd.ipc.fds import LIBC, Fd
+from xmigd.memory import host_pool
+from xmigd.memory.host_pool import HostPool
 
 PIECE = 64 << 20
 SIZE = 2 * PIECE

@@ -19,8 +19,8 @@ from tests.harness import COMPILER, own_node, stop, wait_until
 from xmigd.cli import landlock
 from xmigd.cli.exits import Exit
 from xmigd.demo.node import Node
+from xmigd.ipc.pidfd import start_time
 from xmigd.supervisor import unprotected
-from xmigd.supervisor.pidfd import start_time
 from xmigd.supervisor.unprotected import READ_ALL, Found, Root, Watch
 
 HOLD = "import ctypes, os, sys, time; ctypes.CDLL(sys.argv[1]); print(os.getpid(), flush=True); time.sleep(600)"

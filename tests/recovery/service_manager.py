@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xmigd.demo.node import Node
-from xmigd.supervisor.fds import same_file
+from xmigd.ipc.fds import same_file
 
 HIGH = 400  # where descriptors wait that are to become 3, 4, ... in the next daemon
 

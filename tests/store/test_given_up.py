@@ -14,10 +14,10 @@ from tests.store.test_memory import LAYOUT, RING, make_cut
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.writer import Writer
+from xmigd.ipc.fds import Fd
+from xmigd.ipc.messages import Cut
 from xmigd.settings import Settings
 from xmigd.store.keeper import Keeper
-from xmigd.supervisor.fds import Fd
-from xmigd.supervisor.messages import Cut
 
 
 @pytest.fixture

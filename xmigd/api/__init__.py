@@ -1,1 +1,1 @@
-"""The REST API under /v1. Handlers are thin: the supervisor acts, the database remembers."""
+"""Transport of the REST API: sockets, the gate that every request passes, what handlers are given. No domain."""

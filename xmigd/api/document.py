@@ -1,8 +1,7 @@
-"""The OpenAPI document. `python -m xmigd.api.document` prints it; docs/openapi.json is it, and a test compares them."""
+"""What holds for every endpoint, in the OpenAPI document."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,13 +39,3 @@ def complete(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def text() -> str:
-    from xmigd.api.app import make_app
-
-    return json.dumps(make_app().openapi(), indent=1, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    print(text(), end="")

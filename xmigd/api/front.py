@@ -9,15 +9,19 @@ from uuid import uuid4
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from xmigd.api import problems
+from xmigd.connections.answers import problem
 from xmigd.errors import NotReady
 
 
 class Front:
     def __init__(self) -> None:
-        self.waits_for = "xmigd is starting"
+        self._waits_for = "xmigd is starting"
         self._app: ASGIApp | None = None
         self._there = asyncio.Event()
+
+    def wait_for(self, what: str) -> None:
+        """What whoever asks is told meanwhile."""
+        self._waits_for = what
 
     def open(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,7 +31,7 @@ class Front:
         if self._app is None and scope["type"] == "http" and scope["path"] in ("/healthz", "/readyz"):
             answer = JSONResponse({"status": "ok"})
             if scope["path"] == "/readyz":
-                answer = problems.answer(NotReady(self.waits_for, hint="ask again", retry_after=1))
+                answer = problem(NotReady(self._waits_for, hint="ask again", retry_after=1))
             answer.headers["X-Request-Id"] = uuid4().hex
             await answer(scope, receive, send)
             return

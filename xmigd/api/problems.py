@@ -1,8 +1,7 @@
-"""Errors as answers: RFC 9457, everywhere."""
+"""Every error of the application is a problem document (RFC 9457)."""
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 
 from fastapi import Request
@@ -12,40 +11,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from xmigd import log
-from xmigd.errors import Invalid, XmigError, as_problem
+from xmigd.connections.answers import MEDIA_TYPE, problem
+from xmigd.errors import Invalid, XmigError
 from xmigd.text import first_invisible
 
 logger = log.get("api")
-
-RETRY_AFTER = {429: 1.0, 503: 5.0}
-MEDIA_TYPE = "application/problem+json"
-
-
-def answer(error: Exception) -> JSONResponse:
-    body = as_problem(error)
-    headers: dict[str, str] = {}
-    retry_after = error.retry_after if isinstance(error, XmigError) else None
-    if retry_after is None:
-        retry_after = RETRY_AFTER.get(body["status"])
-    if retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
-    if body["status"] == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body, body["status"], headers=headers, media_type=MEDIA_TYPE)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = _invalid(error)
     if isinstance(error, XmigError):
-        found: Response = answer(error)
+        found: Response = problem(error)
         request.state.code = error.code
     elif isinstance(error, HTTPException):
         found = _http(error)
         request.state.code = HTTPStatus(error.status_code).name.lower()
     else:
         logger.error("a request failed", why=f"{type(error).__name__}: {error}")
-        found = answer(error)
+        found = problem(error)
         request.state.code = "internal"
     return found
 

@@ -15,11 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from xmigd.connections.http import HttpServer
+from xmigd.connections.listener import bind_unix
 from xmigd.connections.quotas import Quotas
 from xmigd.errors import StartError
+from xmigd.ipc.channel import peer_groups, peer_of
 from xmigd.settings import Settings
-from xmigd.supervisor.channel import peer_groups, peer_of
-from xmigd.supervisor.listeners import bind_unix
 
 BACKLOG = 4096  # the kernel takes as many as its somaxconn; who comes when they are full is not even refused
 

@@ -12,7 +12,7 @@ from xmigd.cli.output import Output, OutputOption, console, escape, show, show_j
 
 
 class Kind(StrEnum):
-    """xmigd.recovery.events.InjectKind"""
+    """xmigd.process.events.InjectKind"""
 
     kill = "kill"
     fault = "fault"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 class Point(StrEnum):
-    """xmigd.recovery.events.InjectPoint"""
+    """xmigd.process.events.InjectPoint"""
 
     record = "record"
     kernel = "kernel"

@@ -70,7 +70,7 @@ def _lingers(uid: int) -> bool:
 async def _start(bus: str, unit: str, about: str) -> str | None:
     import asyncio
 
-    from xmigd.supervisor.scopes import ManagerScopes
+    from xmigd.servers.scopes import ManagerScopes
 
     scopes = ManagerScopes(bus)
     try:

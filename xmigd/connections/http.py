@@ -20,8 +20,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from xmigd.api import problems
 from xmigd.connections.acceptor import Acceptor
+from xmigd.connections.answers import problem
 from xmigd.connections.peers import who_is
 from xmigd.connections.quotas import Place, Quotas
 from xmigd.errors import RequestTimeout, XmigError
@@ -211,7 +211,7 @@ def packed(error: XmigError) -> bytes:
 def _packed(status: int, code: str, message: str, hint: str, retry_after: float | None) -> bytes:
     error = XmigError(message, hint=hint, code=code, retry_after=retry_after)
     error.status = status
-    answer = problems.answer(error)
+    answer = problem(error)
     lines = [b"HTTP/1.1 %d %s" % (status, STATUS_PHRASES[status]), b"connection: close"]
     lines += [name + b": " + value for name, value in answer.raw_headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(answer.body)
@@ -228,6 +228,6 @@ def turn_away(sock: socket.socket, refusal: XmigError, *, readable: bool = True)
 
 def _only_health(app: Any, refusal: XmigError) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (app if scope["path"] in HEALTH else problems.answer(refusal))(scope, receive, send)
+        await (app if scope["path"] in HEALTH else problem(refusal))(scope, receive, send)
 
     return answer

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmigd.supervisor.channel import peer_of
+from xmigd.ipc.channel import peer_of
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20  # linux/netlink.h, linux/sock_diag.h
 NLM_F_REQUEST = 1

@@ -15,7 +15,7 @@ from xmigd.driver_checkpoint.node import Gpus, Program
 from xmigd.driver_checkpoint.plan import device_map
 from xmigd.errors import Unavailable
 from xmigd.host_memory import available_memory
-from xmigd.migration.plan import size
+from xmigd.migrations.plan import size
 
 logger = log.get("driver_checkpoint")
 

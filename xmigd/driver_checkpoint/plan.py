@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from xmigd.driver_checkpoint.machine import Kind
 from xmigd.driver_checkpoint.node import UVM_ALLOWED, Gpu, Gpus, Program
-from xmigd.migration.events import Reason
-from xmigd.migration.plan import Plan, Target, size
+from xmigd.migrations.plan import Plan, Target, size
+from xmigd.process.migration_events import Reason
 
 CHECKPOINTS, MOVES, IPC = 570, 580, 610  # what each driver brought
 

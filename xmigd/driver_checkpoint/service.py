@@ -19,7 +19,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from xmigd.database import models
-from xmigd.database.recorder import DatabaseRecords, migration_work
 from xmigd.database.writer import Writer
 from xmigd.driver_checkpoint import node
 from xmigd.driver_checkpoint.engine import Engine, Journey
@@ -29,13 +28,15 @@ from xmigd.driver_checkpoint.node import Gpu, Gpus, Program
 from xmigd.driver_checkpoint.plan import Known, against, against_target, make_plan, needed_bytes
 from xmigd.errors import Cancelled, Conflict, Forbidden, NotFound, ProcessLocation, XmigError
 from xmigd.host_memory import available_memory
-from xmigd.migration.events import Location, MigrationRecord, Phase, PhaseTime, Reason
-from xmigd.migration.places import Places
-from xmigd.migration.plan import Plan
+from xmigd.ids import new_id
+from xmigd.migrations import repository as migrations
+from xmigd.migrations.places import Places
+from xmigd.migrations.plan import Plan
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
-from xmigd.supervisor.jobs import new_id
+from xmigd.process.migration_events import Location, MigrationRecord, Phase, PhaseTime, Reason
+from xmigd.recording.database import DatabaseRecords
 from xmigd.supervisor.supervisor import Supervisor
 
 NATIVE = "native"
@@ -133,7 +134,7 @@ class DriverMoves:
                    "bytes": journey.needed_bytes, "program": asdict(journey.program)}  # fmt: skip
         return await self._operations.start(
             OPERATION[journey.kind], subject=("process", process), job_id=job, owner=journey.program.uid,
-            requestor=requestor, work=work, request=request, id=record.operation, also=migration_work(record),
+            requestor=requestor, work=work, request=request, id=record.operation, also=migrations.saving(record),
         )  # fmt: skip
 
     async def _carry_out(self, journey: Journey, record: MigrationRecord, operation: Operation) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Bus:
     """Lives in the event loop's thread."""
 
     def __init__(self, writer: Writer, *, newest: int, keep: int = 20_000) -> None:
-        self.keep = keep
+        self._keep = keep
         self.delivered = newest
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -134,6 +134,10 @@ class Bus:
     @property
     def listeners(self) -> int:
         return len(self._subscriptions)
+
+    def keep(self, count: int) -> None:
+        """So many events from now on; older ones are trimmed."""
+        self._keep = count
 
     def publish(
         self,
@@ -227,7 +231,7 @@ class Bus:
             repository.insert_all(session, durable, first)
             newest = first + len(durable) - 1
             if newest - self._trimmed_at >= TRIM_EVERY:
-                repository.trim(session, newest - self.keep)
+                repository.trim(session, newest - self._keep)
                 self._trimmed_at = newest
         return found
 

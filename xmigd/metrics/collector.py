@@ -12,26 +12,36 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from xmigd import __version__
-from xmigd.api.context import Node
-from xmigd.connections.quotas import Kind
-from xmigd.database import models, queries
+from xmigd.connections.quotas import Kind, Quotas
+from xmigd.database import models
+from xmigd.database.reader import Reader
+from xmigd.database.writer import Writer
+from xmigd.devices import repository
 from xmigd.devices.header import Description, counters
-from xmigd.devices.inventory import held_bytes
+from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.devices.names import devices_of
+from xmigd.events.bus import Bus
+from xmigd.metrics.requests import Requests
+from xmigd.operations.service import Operations
+from xmigd.policies.breaker import Breaker
 from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
 
 STATES = ("starting", "running", "recovering", "losing", "draining", "lost")
 
 
-class NodeCollector(Collector):
-    def __init__(self, node: Node) -> None:
-        self._node = node
+class ProcessCollector(Collector):
+    """Processes and devices."""
+
+    def __init__(self, supervisor: Supervisor, reader: Reader, inventory: Inventory) -> None:
+        self._supervisor = supervisor
+        self._reader = reader
+        self._inventory = inventory
 
     def collect(self) -> Iterable[Metric]:
-        node = self._node
-        with node.read() as session:
-            devices = list(queries.devices(session))
-        processes = list(node.supervisor.processes.values())
+        with self._reader.session() as session:
+            devices = list(repository.listed(session))
+        processes = list(self._supervisor.processes.values())
         uuids = {row.id: row.uuid or row.id for row in devices}
         yield _gauge("xmigd_info", "The daemon's version", ["version"], [((__version__,), 1)])
         states = Counter(process.state for process in processes)
@@ -42,8 +52,6 @@ class NodeCollector(Collector):
         yield from self._processes(processes, uuids)
         yield from self._stalls(processes)
         yield from self._devices(devices, processes)
-        yield from self._work()
-        yield from self._requests()
 
     def _processes(self, processes: list[Process], uuids: dict[str, str]) -> Iterable[Metric]:
         labels = ["job", "device"]
@@ -103,7 +111,7 @@ class NodeCollector(Collector):
             if not row.configured:
                 continue
             known = None if row.uuid is None else Description(row.name or "", row.uuid, row.memory_bytes or 0)
-            reading = self._node.inventory.read(row.id, known, held.get(row.id, 0))
+            reading = self._inventory.read(row.id, known, held.get(row.id, 0))
             labelled = (row.uuid or row.id, row.id)
             for kind, value in (
                 ("total", reading.total_bytes), ("used", reading.used_bytes), ("free", reading.free_bytes),
@@ -116,37 +124,57 @@ class NodeCollector(Collector):
             cordoned.add_metric(labelled, row.cordoned)
         yield from (memory, utilisation, cordoned)
 
-    def _work(self) -> Iterable[Metric]:
-        node = self._node
+
+class WorkCollector(Collector):
+    """What the daemon does."""
+
+    def __init__(
+        self, *, supervisor: Supervisor, operations: Operations, bus: Bus, breaker: Breaker, writer: Writer
+    ) -> None:
+        self._supervisor = supervisor
+        self._operations = operations
+        self._bus = bus
+        self._breaker = breaker
+        self._writer = writer
+
+    def collect(self) -> Iterable[Metric]:
         ended = CounterMetricFamily("xmigd_operations", "Operations that are over", labels=["kind", "state"])
-        for (kind, state), count in list(node.operations.counts.items()):
+        for (kind, state), count in list(self._operations.counts.items()):
             ended.add_metric([kind, state], count)
         yield ended
-        active = Counter(row.kind for row in node.operations.active())
+        active = Counter(row.kind for row in self._operations.active())
         yield _gauge(
             "xmigd_operations_active", "Operations under way", ["kind"],
             [((kind,), count) for kind, count in active.items()],
         )  # fmt: skip
         events = CounterMetricFamily("xmigd_events", "Events published", labels=["type"])
-        for type, count in list(node.bus.counts.items()):
+        for type, count in list(self._bus.counts.items()):
             events.add_metric([type], count)
         yield events
-        yield _gauge("xmigd_event_listeners", "Who listens to events", [], [((), node.bus.listeners)])
-        yield _gauge("xmigd_breaker_open", "1: automation is stopped", [], [((), node.breaker.is_open)])
+        yield _gauge("xmigd_event_listeners", "Who listens to events", [], [((), self._bus.listeners)])
+        yield _gauge("xmigd_breaker_open", "1: automation is stopped", [], [((), self._breaker.is_open)])
         acts = CounterMetricFamily("xmigd_automatic_actions", "What xMIG did by itself", labels=["action"])
-        for action, count in list(node.breaker.acts.items()):
+        for action, count in list(self._breaker.acts.items()):
             acts.add_metric([action], count)
         yield acts
         yield CounterMetricFamily(
-            "xmigd_automatic_actions_refused", "What the circuit breaker stopped", value=node.breaker.refused
+            "xmigd_automatic_actions_refused", "What the circuit breaker stopped", value=self._breaker.refused
         )
-        failing = node.writer.failure is not None
-        ready = node.supervisor.host_pool.ready
+        failing = self._writer.failure is not None
+        ready = self._supervisor.host_pool.ready
         yield _gauge("xmigd_host_pool_bytes", "Host memory that is ready for suspensions", [], [((), ready)])
         yield _gauge("xmigd_database_failing", "1: it takes no writes", [], [((), failing)])
 
-    def _requests(self) -> Iterable[Metric]:
-        requests = self._node.requests
+
+class RequestCollector(Collector):
+    """Who asks for what."""
+
+    def __init__(self, requests: Requests, quotas: Quotas) -> None:
+        self._requests = requests
+        self._quotas = quotas
+
+    def collect(self) -> Iterable[Metric]:
+        requests = self._requests
         counted = CounterMetricFamily("xmigd_http_requests", "Requests", labels=["method", "route", "status"])
         for (method, route, status), count in list(requests.counts.items()):
             counted.add_metric([method, route, str(status)], count)
@@ -154,9 +182,7 @@ class NodeCollector(Collector):
         for (method, route), seconds in list(requests.seconds.items()):
             spent.add_metric([method, route], seconds)
         yield from (counted, spent)
-        quotas = self._node.connections
-        if quotas is None:
-            return
+        quotas = self._quotas
         kinds: tuple[Kind, ...] = ("ordinary", "reserved", "lobby", "stream")
         yield _gauge(
             "xmigd_connections", "Connections to the API; lobby: of those who have no more", ["kind"],

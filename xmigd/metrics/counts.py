@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from xmigd.recovery.events import FaultRecord, RecoveryRecord
-from xmigd.supervisor.messages import Cut
+from xmigd.ipc.messages import Cut
+from xmigd.process.events import FaultRecord, RecoveryRecord
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 

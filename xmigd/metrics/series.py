@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from xmigd import log
-from xmigd.database import queries
 from xmigd.database.writer import Writer
+from xmigd.devices import repository
 from xmigd.devices.header import Counters, Description, counters
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.supervisor.process import Process
@@ -147,7 +147,7 @@ class DeviceReader:
         version = self._writer.version
         if version != self._version:
             with Session(self._readers) as session:
-                rows = [row for row in queries.devices(session) if row.configured]
+                rows = [row for row in repository.listed(session) if row.configured]
             self._known = {
                 row.id: None if row.uuid is None else Description(row.name or "", row.uuid, row.memory_bytes or 0)
                 for row in rows

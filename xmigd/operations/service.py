@@ -26,10 +26,10 @@ from xmigd import log
 from xmigd.database.writer import Writer
 from xmigd.errors import Cancelled, Conflict, NotFound, ProcessLocation, XmigError, as_problem
 from xmigd.events.bus import Bus
+from xmigd.ids import new_id
 from xmigd.operations import repository
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow, OperationState
-from xmigd.supervisor.jobs import new_id
 
 logger = log.get("operations")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xmigd.errors import Forbidden, NotFound, StartError
-from xmigd.supervisor.channel import Peer
+from xmigd.ipc.channel import Peer
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "operate", "admin")

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 from xmigd.database.models import Token
 from xmigd.database.writer import Writer
 from xmigd.errors import Conflict, NotFound, Unauthorized
+from xmigd.ids import new_id
 from xmigd.security.callers import Caller, Scope, Via
-from xmigd.supervisor.jobs import new_id
 
 PREFIX = "xmig_"
 USED_EVERY = 60.0  # seconds between two notes of a token's use

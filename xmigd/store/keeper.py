@@ -25,14 +25,14 @@ from xmigd import failpoints, log
 from xmigd.database.writer import Writer
 from xmigd.errors import Unavailable
 from xmigd.failpoints import Write
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.messages import Cut
 from xmigd.native import Layout
 from xmigd.settings import MIB, Settings
 from xmigd.store import catalogue
 from xmigd.store.manifest import Manifest, Manifests, Part
 from xmigd.store.memory import CutFile, Journal, Unreadable, image_pieces, read_cut
 from xmigd.store.objects import Objects, Stored, private_folder
-from xmigd.supervisor.fds import Fd, close_all
-from xmigd.supervisor.messages import Cut
 
 logger = log.get("store")
 

@@ -1,1 +1,1 @@
-"""The daemon's hands: sockets, descriptors, processes. What to do is decided in xmigd.recovery."""
+"""The daemon's hands: sockets, descriptors, processes. What to do is decided in xmigd.process."""

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 
 from xmigd import log
 from xmigd.errors import ProtocolError
+from xmigd.ipc import messages as m
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Peer, Received, peer_pidfd
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.memory.handles import JobMemory
 from xmigd.records import LiveProcess, ProcessRow
-from xmigd.supervisor import messages as m
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.channel import Peer, Received, peer_pidfd
-from xmigd.supervisor.fds import Fd, JobMemory, close_all
+from xmigd.servers.server import Ending, Server, ServerHooks
 from xmigd.supervisor.process import Process
-from xmigd.supervisor.server import Ending, Server, ServerHooks
 
 logger = log.get("adoption")
 

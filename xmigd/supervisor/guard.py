@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from xmigd import log
+from xmigd.ids import new_id
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.fds import Fd
 from xmigd.logs.log import JobLog
 from xmigd.records import JobRow, ProcessRow, Records
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.fds import Fd
-from xmigd.supervisor.jobs import new_id
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.unprotected import EVERY, SHARE, Found, Identity, Root, Watch
 

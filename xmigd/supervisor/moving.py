@@ -12,20 +12,18 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xmigd import log
 from xmigd.errors import Conflict, ProcessLocation
-from xmigd.migration import events as v
-from xmigd.recovery import events as e
-from xmigd.supervisor import messages as m
-from xmigd.supervisor.backlog import Backlog
-from xmigd.supervisor.channel import Peer
-from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, close_all
-from xmigd.supervisor.server import KeeperProgram, Server
-
-if TYPE_CHECKING:
-    from xmigd.supervisor.process import Process
+from xmigd.ipc import messages as m
+from xmigd.ipc.channel import Peer
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.memory.backlog import Backlog
+from xmigd.memory.handles import MAX_HANDLES, Handle, make_handle
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.servers.server import KeeperProgram, Server, ServerProgram
+from xmigd.supervisor.state import ProcessState
 
 logger = log.get("moving")
 
@@ -37,8 +35,17 @@ Changed = Callable[[v.MigrationRecord], None]
 class Moving:
     """Of one process."""
 
-    def __init__(self, process: Process, folder: Path) -> None:
+    def __init__(
+        self,
+        process: ProcessState,
+        folder: Path,
+        *,
+        tell: Callable[[e.Event], None],
+        start_server: Callable[[int, str, ServerProgram, Peer], None],
+    ) -> None:
         self._process = process
+        self._tell = tell  # the process's machine
+        self._start_server = start_server
         self._folder = folder  # of files, when it is suspended to files
         self._incoming: dict[int, Handle] = {}
         self._first_id = 0
@@ -57,7 +64,7 @@ class Moving:
         future: asyncio.Future[v.MigrationRecord] = asyncio.get_running_loop().create_future()
         self._waiting = (record.id, future, changed)
         try:
-            self._process.tell(v.MoveRequested(t=time.monotonic_ns(), record=record))
+            self._tell(v.MoveRequested(t=time.monotonic_ns(), record=record))
             return await future
         finally:
             self._waiting = None
@@ -75,7 +82,7 @@ class Moving:
         return location if location in ("host", "file", "lost") else "source"
 
     def cancel(self, why: str) -> None:
-        self._process.tell(v.CancelRequested(t=time.monotonic_ns(), why=why))
+        self._tell(v.CancelRequested(t=time.monotonic_ns(), why=why))
 
     # --- what servers say -------------------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ class Moving:
     @property
     def _fed(self) -> Server | None:
         move = self._process.machine.move
-        return self._server(move.target) if move is not None and move.feeding else None
+        return self._process.server(move.target) if move is not None and move.feeding else None
 
     def said(self, server: Server, message: m.ServerMessage) -> None:
         t, number = _now(), server.number
@@ -181,7 +188,7 @@ class Moving:
         match instruction:
             case v.GiveTarget():
                 self._give_target(instruction)
-            case v.AskCut():
+            case e.AskCut():
                 host = {} if instruction.host is None else {"host": instruction.host}
                 self._send(instruction.server, "cut", **host)
             case v.AskRound():
@@ -218,7 +225,7 @@ class Moving:
                 self._changed(instruction.record, save=isinstance(instruction, v.SaveMigration))
 
     def _give_target(self, instruction: v.GiveTarget) -> None:
-        process, server, mode = self._process, self._server(instruction.server), instruction.mode
+        process, server, mode = self._process, self._process.server(instruction.server), instruction.mode
         if server is None or process.memory is None:
             return
         self._close_incoming()
@@ -245,7 +252,7 @@ class Moving:
         self._backlog = backlog
 
     def _write_intent(self, instruction: v.WriteIntent) -> None:
-        record, server = instruction.record, self._server(instruction.target)
+        record, server = instruction.record, self._process.server(instruction.target)
         if server is not None:
             record.target_pid, record.target_start_time = server.pid, server.start_time
 
@@ -256,7 +263,7 @@ class Moving:
         self._process.records.migration_intent(record, done)
 
     def _prepare_suspend(self, instruction: v.PrepareSuspend) -> None:
-        server = self._server(instruction.server)
+        server = self._process.server(instruction.server)
         if server is None:
             return
         hint = 0 if self._process.last_cut is None else self._process.last_cut.live_bytes
@@ -282,11 +289,10 @@ class Moving:
     def _spawn_keeper(self, number: int) -> None:
         program = self._process.program
         keeper = KeeperProgram(program.native_dir, program.runtime_dir, program.device_memory, program.scopes)
-        server = Server(number, "keeper", self._process.hooks)
-        self._process.start_server(server, keeper, Peer(os.getpid(), os.geteuid(), os.getegid()))
+        self._start_server(number, "keeper", keeper, Peer(os.getpid(), os.geteuid(), os.getegid()))
 
     def _give_keeper(self, instruction: v.GiveKeeper) -> None:
-        process, server = self._process, self._server(instruction.server)
+        process, server = self._process, self._process.server(instruction.server)
         if server is None or process.memory is None:
             return
         packed = m.pack(
@@ -302,7 +308,7 @@ class Moving:
     def _switch(self, instruction: v.Switch) -> None:
         """The target has the process: what it holds takes the place of the source's device memory. The source's shadow
         stays until the target has taken a cut of its own, and drops it."""
-        process, server = self._process, self._server(instruction.server)
+        process, server = self._process, self._process.server(instruction.server)
         through_host = instruction.record.path == "host"
         for handle in list(process.handles.values()):
             on_source = handle.kind == "shadow" and not handle.on_host
@@ -326,7 +332,7 @@ class Moving:
 
     def _changed(self, record: v.MigrationRecord, *, save: bool) -> None:
         if save:
-            if record.kind == "suspend" and (source := self._server(self._process.machine.active)) is not None:
+            if record.kind == "suspend" and (source := self._process.server(self._process.machine.active)) is not None:
                 # While it lives, it has the process, whatever a keeper says to the next daemon.
                 record.target_pid, record.target_start_time = source.pid, source.start_time
             self._process.records.migration(record)
@@ -360,15 +366,9 @@ class Moving:
         """The daemon leaves; files stay."""
         self._close_incoming()
 
-    def _server(self, number: int | None) -> Server | None:
-        return None if number is None else self._process.servers.get(number)
-
     def _send(self, receiver: int, type: str, **fields: object) -> None:
-        if (server := self._server(receiver)) is not None:
+        if (server := self._process.server(receiver)) is not None:
             server.send(m.pack(type, **fields))
-
-    def _tell(self, event: e.Event) -> None:
-        self._process.tell(event)
 
     def _close_incoming(self) -> None:
         close_all(handle.fd for handle in self._incoming.values())
@@ -389,10 +389,6 @@ class Moving:
     def _remove_folder(self) -> None:
         if self._folder.exists():
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def make_handle(message: m.MemoryAdd, fd: Fd) -> Handle:
-    return Handle(message.id, message.kind, message.bytes, fd, m.pack_memory(message), message.name, message.ordinal)
 
 
 def _for_target(handle: Handle) -> bytes:

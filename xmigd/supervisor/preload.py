@@ -3,21 +3,17 @@ beforehand."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from xmigd.supervisor import messages as m
-from xmigd.supervisor.fds import Handle
-from xmigd.supervisor.server import Server
-
-if TYPE_CHECKING:
-    from xmigd.supervisor.process import Process
+from xmigd.ipc import messages as m
+from xmigd.memory.handles import Handle
+from xmigd.servers.server import Server
+from xmigd.supervisor.state import ProcessState
 
 
 class Preload:
     """Tells each standby what its process has, memory and images, as they come and go, and when a cut may hold
     something new."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: ProcessState) -> None:
         self._process = process
         self._told: Server | None = None  # who knows all that there is
         self._objects: int | None = None  # of the last cut that it was told of
@@ -56,4 +52,4 @@ class Preload:
         number = self._process.machine.standby
         if number is None or self._process.machine.servers[number] != "warm":
             return None
-        return self._process.servers.get(number) if self._process.machine.limits.preload else None
+        return self._process.server(number) if self._process.machine.limits.preload else None

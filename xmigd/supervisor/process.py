@@ -13,30 +13,30 @@ from pathlib import Path
 from xmigd import log
 from xmigd.devices.header import Stall, stall
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
+from xmigd.ipc import exits
+from xmigd.ipc import messages as m
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Peer
+from xmigd.ipc.fds import Fd, close_all
 from xmigd.logs.log import JobLog
-from xmigd.migration import events as v
+from xmigd.memory.fd_store import FdStore
+from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
+from xmigd.memory.host_pool import HostPool
+from xmigd.memory.restored import restored_memory
+from xmigd.process import events as e
+from xmigd.process.limits import Limits
+from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
-from xmigd.recovery.machine import Machine
-from xmigd.supervisor import exits
-from xmigd.supervisor import messages as m
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.backlog import Backlog
-from xmigd.supervisor.channel import Peer
-from xmigd.supervisor.fd_store import FdStore
-from xmigd.supervisor.fds import MAX_HANDLES, Fd, Handle, JobMemory, close_all
-from xmigd.supervisor.host_pool import HostPool
-from xmigd.supervisor.moved import restored_memory
-from xmigd.supervisor.moving import Moving, make_handle
-from xmigd.supervisor.output import RATE
+from xmigd.servers.output import RATE
+from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
+from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
-from xmigd.supervisor.server import Ending, Server, ServerHooks, ServerProgram
+from xmigd.supervisor.state import ProcessState
 
 PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
 
 
-class Process:
+class Process(ProcessState):
     """One program and its servers."""
 
     def __init__(
@@ -64,37 +64,27 @@ class Process:
         recoveries: int = 0,
         unprotected: str = "",
     ) -> None:
-        self.row = row
-        self.job = job
-        self.machine = Machine(limits, faults=faults, recoveries=recoveries)
-        self.memory: JobMemory | None = memory
-        self.handles: dict[int, Handle] = {}
-        self.generation = 0
-        self.last_cut: m.Cut | None = None
+        super().__init__(
+            row=row, job=job, machine=Machine(limits, faults=faults, recoveries=recoveries), pidfd=pidfd,
+            memory=memory, program=program, stall_bound=stall_bound, snapshot_cost=snapshot_cost, records=records,
+            fd_store=fd_store, host_pool=host_pool,
+        )  # fmt: skip
         self.cut_ms = 0.0  # that its cuts have kept it waiting, all together
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
-        self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
-        self._pidfd: Fd | None = pidfd
-        self.program = program
-        self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
         self._stall_at = stall_at  # where the journal has the expected stall
-        self.records = records
         self.job_log = job_log
         self._admit = admit
         self._refuse = refuse
         self._finished = finished
         self._cut_committed = cut_committed
-        self.fd_store = fd_store
-        self.host_pool = host_pool
-        self.servers: dict[int, Server] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
         self._busy = False
         self._loop = asyncio.get_running_loop()
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
-        self.moving = Moving(self, suspend_dir / row.id)
+        self.moving = Moving(self, suspend_dir / row.id, tell=self.tell, start_server=self.start_server)
         self._preload = Preload(self)
         self._watch_client()
         self.hooks = ServerHooks(
@@ -110,31 +100,12 @@ class Process:
     # --- what others may ask ----------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> str:
-        return self.machine.state
-
-    @property
     def server_pid(self) -> int | None:
         """Of a suspended process: its keeper's, once it has everything."""
         keeper = self.machine.keeper
         kept = self.state == "suspended" and keeper is not None and self.machine.servers[keeper] == "keeping"
-        server = self._server(keeper if kept else self.machine.active)
+        server = self.server(keeper if kept else self.machine.active)
         return server.pid if server is not None and server.pid else None
-
-    @property
-    def program_bytes(self) -> int:
-        """Device memory that its program has."""
-        return sum(handle.size for handle in self.handles.values() if handle.kind == "device")
-
-    @property
-    def device_bytes(self) -> int:
-        """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
-        return sum(server.device_bytes + server.preloaded_bytes for server in self.servers.values())
-
-    @property
-    def shadow_bytes(self) -> int:
-        """Device memory that holds the last cut. What of it the program needs goes to host memory."""
-        return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
 
     def stall(self) -> Stall | None:
         """What its program would wait if its server died now, as its server tells. None: it has told nothing yet."""
@@ -161,16 +132,6 @@ class Process:
         server = None if number is None else self.servers.get(number)
         return server is not None and server.preloaded
 
-    @property
-    def location(self) -> v.Location:
-        """Where its state is."""
-        if self.state in ("losing", "lost"):
-            return "lost"
-        if self.state == "suspended":
-            return "file" if self.machine.where == "file" else "host"
-        move = self.machine.move
-        return "moving" if move is not None and move.target_took else "device"
-
     def keeper_adopted(self, server: Server, generation: int, where: str) -> None:
         """It is suspended, and its keeper has outlived an earlier daemon."""
         self.generation = generation
@@ -193,30 +154,6 @@ class Process:
         """Its server is dead, and `handles` are all that it held: another one recovers it."""
         self.handles = handles
         self.tell(e.Orphaned(t=now(), reason=why))
-
-    def keep_all(self, changes: int) -> None:
-        """Let everything that its server holds outlive this daemon, in the place of what was kept before."""
-        if self.memory is not None:
-            self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
-            if self._pidfd is not None:
-                self.fd_store.watch(self.row.id, self._pidfd)
-
-    def give_backlog(self, server: Server, keep: Callable[[Backlog], None]) -> None:
-        """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is said
-        where nobody keeps it is lost with this daemon."""
-        if (made := self.fd_store.make_backlog()) is not None:
-            backlog, theirs = made
-            keep(backlog)
-            server.send(m.pack("backlog"), (theirs,))
-
-    def follow_backlog(self, server: Server) -> None:
-        """Of the server that has the process."""
-        self.give_backlog(server, lambda backlog: self.fd_store.follow(self.row.id, backlog))
-
-    def recount(self) -> None:
-        """Its server stands still, and everything that it has told was heard."""
-        if self.memory is not None:
-            self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)
 
     def tell(self, event: e.Event) -> None:
         """Give the machine an event and do what it says. Events that come of doing so wait their turn."""
@@ -287,7 +224,7 @@ class Process:
         return position
 
     async def _ask(self, message: bytes, fds: tuple[Fd, ...], answer: str) -> int:
-        server = self._server(self.machine.active)
+        server = self.server(self.machine.active)
         if server is None or self._asked is not None:
             raise Conflict("its server is busy with something else")
         self._asked = (answer, self._loop.create_future())
@@ -321,10 +258,6 @@ class Process:
         self.row = replace(self.row, pid=pid, start_time=pidfds.start_time(pid))
         self.records.process_moved(self.row.id, pid, self.row.start_time)
         self._log.info("program restored", pid=pid)
-
-    def moved_to(self, device: str) -> None:
-        """Its server is on that device now."""
-        self.row = replace(self.row, device=device)
 
     def stop(self, why: str) -> None:
         """SIGTERM to the program, SIGKILL after the grace. One that is paused and dumped is given up instead."""
@@ -363,9 +296,6 @@ class Process:
             memory.close()
 
     # --- what servers say -------------------------------------------------------------------------------------------
-
-    def _server(self, number: int | None) -> Server | None:
-        return None if number is None else self.servers.get(number)
 
     def _server_started(self, server: Server) -> None:
         self._log.debug("server started", server=server.number, server_pid=server.pid)
@@ -550,11 +480,11 @@ class Process:
                 self.moving.do(instruction)
 
     def _spawn(self, number: int, device: str | None) -> None:
-        server = Server(number, device or self.row.device, self.hooks)
-        self.start_server(server, self.program, Peer(self.row.pid, self.row.uid, self.row.gid))
+        user = Peer(self.row.pid, self.row.uid, self.row.gid)
+        self.start_server(number, device or self.row.device, self.program, user)
 
-    def start_server(self, server: Server, program: ServerProgram, user: Peer) -> None:
-        self.servers[server.number] = server
+    def start_server(self, number: int, device: str, program: ServerProgram, user: Peer) -> None:
+        server = self.servers[number] = Server(number, device, self.hooks)
         about = f"{self.job.name}, process {self.row.id[:12]}"
         task = self._loop.create_task(server.spawn(program, user, about))
         self._tasks.add(task)

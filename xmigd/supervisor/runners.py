@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 
 from xmigd import log
-from xmigd.supervisor import exits
-from xmigd.supervisor import pidfd as pidfds
-from xmigd.supervisor.exits import End
-from xmigd.supervisor.fds import Fd
+from xmigd.ipc import exits
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.exits import End
+from xmigd.ipc.fds import Fd
 
 REAPED_WITHIN = 0.05  # seconds that a parent has to wait for its child, if only then its end can be read
 

@@ -7,42 +7,44 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from xmigd import log
+from xmigd.connections.listener import Listener
+from xmigd.devices.choice import choose_device, resolve_device
 from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
+from xmigd.ids import new_id
+from xmigd.ipc import messages as m
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Peer, Received, peer_pidfd
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.handshake import ClientHello, pack_welcome, parse_hello, parse_notice
+from xmigd.jobs.membership import check_membership, new_job
 from xmigd.logs.log import JobLog
-from xmigd.migration import events as v
-from xmigd.migration.machine import MoveLimits
+from xmigd.memory.fd_store import FdStore
+from xmigd.memory.handles import JobMemory
+from xmigd.memory.host_pool import HostPool, in_host_memory
 from xmigd.native import SERVER, Layout
-from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
-from xmigd.recovery import events as e
-from xmigd.recovery.core import Limits
-from xmigd.recovery.machine import (
+from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.process.limits import Limits, MoveLimits
+from xmigd.process.recovery import (
     CUDA_ERROR_DEVICE_UNAVAILABLE,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_ERROR_SYSTEM_NOT_READY,
 )
+from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
+from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
 from xmigd.store.keeper import Keeper
-from xmigd.supervisor import messages as m
-from xmigd.supervisor import pidfd as pidfds
 from xmigd.supervisor.adoption import Adopter, Expectations
-from xmigd.supervisor.channel import Peer, Received, peer_pidfd
-from xmigd.supervisor.fd_store import FdStore
-from xmigd.supervisor.fds import Fd, JobMemory, close_all
 from xmigd.supervisor.guard import Guard
-from xmigd.supervisor.handshake import ClientHello, pack_welcome, parse_hello, parse_notice
-from xmigd.supervisor.host_pool import HostPool, in_host_memory
-from xmigd.supervisor.jobs import check_membership, choose_device, new_id, new_job, resolve_device
-from xmigd.supervisor.listeners import Listener
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
-from xmigd.supervisor.server import Server, ServerProgram
 from xmigd.supervisor.unprotected import Watch
 
 logger = log.get("supervisor")
@@ -63,10 +65,15 @@ class Supervisor:
         find_job: FindJob,
         live: list[LiveProcess],
         fd_store: FdStore,
-        keeper: Keeper | None = None,
-        tells_ends: bool = False,
-        unprotected: Iterable[tuple[ProcessRow, JobRow]] = (),
+        *,
+        keeper: Keeper | None,
+        tells_ends: bool,
+        unprotected: Iterable[tuple[ProcessRow, JobRow]],
+        cordoned: Mapping[str, str],
+        learn: Callable[[Process], None],
+        uuid_of: Callable[[str], str | None],
     ) -> None:
+        """`learn` is called before a program has its journal. `uuid_of`: a device's, as far as it is known."""
         self._settings = settings
         self._layout = layout
         self._program = program
@@ -87,10 +94,10 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
-        self.cordoned: dict[str, str] = {}  # devices that get no new process, and why
+        self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
-        self.learn: Callable[[Process], None] = lambda process: None  # before its program has the journal
-        self.uuid_of: Callable[[str], str | None] = lambda device: None  # as far as it is known
+        self._learn = learn
+        self._uuid_of = uuid_of
         self._starting: dict[str, socket.socket] = {}  # programs that wait in their handshake
         self._injections = itertools.count(_first_injection())
         # The servers of processes that were moving when the last daemon ended: one of them is one too many.
@@ -320,7 +327,7 @@ class Supervisor:
     def _visible(self, text: str | Literal[True], job_device: str | None) -> str:
         """The devices that $CUDA_VISIBLE_DEVICES names; True: all that it could name. Raises XmigError: none."""
         choice = numbered(job_device, self._settings.device_names)
-        found = list(choice.values())[:MAX_DEVICES] if text is True else visible(text, choice, self.uuid_of)
+        found = list(choice.values())[:MAX_DEVICES] if text is True else visible(text, choice, self._uuid_of)
         if not found:
             listed = ", ".join(f"{number} ({name})" for number, name in choice.items())
             whose = "this node has" if job_device is None else "the job has"
@@ -369,7 +376,7 @@ class Supervisor:
     def _admit(self, process: Process) -> None:
         sock = self._starting.pop(process.row.id, None)
         if sock is not None and process.memory is not None:
-            self.learn(process)
+            self._learn(process)
             answer(sock, 0, job=process.row.id, fds=process.memory.shared)
 
     def _refuse(self, process: Process, error: int, message: str) -> None:

@@ -1,0 +1,107 @@
+"""Devices, as callers see and cordon them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from xmigd.database import models
+from xmigd.database.reader import Reader
+from xmigd.database.writer import Writer
+from xmigd.devices import repository
+from xmigd.devices.header import Description
+from xmigd.devices.inventory import Inventory, held_bytes
+from xmigd.devices.names import devices_of
+from xmigd.devices.schemas import DeviceChange, DeviceInfo
+from xmigd.errors import NotFound
+from xmigd.events.bus import Bus
+from xmigd.security.callers import Caller
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+
+
+class Devices:
+    def __init__(
+        self, *, supervisor: Supervisor, inventory: Inventory, writer: Writer, reader: Reader, bus: Bus
+    ) -> None:
+        self._supervisor = supervisor
+        self._inventory = inventory
+        self._writer = writer
+        self._reader = reader
+        self._bus = bus
+
+    def listed(self, caller: Caller) -> list[DeviceInfo]:
+        """May wait for the driver."""
+        with self._reader.session() as session:
+            return self._describe(caller, list(repository.listed(session)))
+
+    def find(self, device: str, caller: Caller) -> DeviceInfo:
+        """May wait for the driver. Raises NotFound."""
+        with self._reader.session() as session:
+            return self._describe(caller, [_row(session, device)])[0]
+
+    def check_known(self, device: str) -> None:
+        """Raises NotFound."""
+        with self._reader.session() as session:
+            _row(session, device)
+
+    async def change(
+        self, device: str, change: DeviceChange, *, check: Callable[[int], None], caller: Caller
+    ) -> DeviceInfo:
+        """`check` refuses a version that is not the one to be changed. Raises NotFound, and what `check` does."""
+
+        def write(session: Session) -> tuple[bool, str]:
+            row = _row(session, device)
+            check(row.version)
+            cordoned = row.cordoned if change.cordoned is None else change.cordoned
+            reason = (row.cordon_reason if change.reason is None else change.reason) if cordoned else ""
+            session.execute(
+                update(models.Device)
+                .where(models.Device.id == device)
+                .values(cordoned=cordoned, cordon_reason=reason, version=row.version + 1)
+            )
+            return cordoned, reason
+
+        cordoned, reason = await asyncio.wrap_future(self._writer.submit("devices.change", write))
+        if cordoned:
+            self._supervisor.cordoned[device] = reason
+        else:
+            self._supervisor.cordoned.pop(device, None)
+        data = {"cordoned": cordoned, "reason": reason, "by": caller.name}
+        self._bus.publish("device.changed", "device", device, None, data)
+        return await asyncio.to_thread(self.find, device, caller)
+
+    def _describe(self, caller: Caller, rows: list[models.Device]) -> list[DeviceInfo]:
+        """Rows with what is known of the devices now; whose processes are there only to those who see them."""
+        processes = list(self._supervisor.processes.values())
+        use: dict[str, list[Process]] = {}
+        for process in processes:
+            for name in devices_of(process.row.device):
+                use.setdefault(name, []).append(process)
+        held = held_bytes(processes)
+        return [self._info(caller, row, use.get(row.id, []), held.get(row.id, 0)) for row in rows]
+
+    def _info(self, caller: Caller, row: models.Device, processes: list[Process], held: int) -> DeviceInfo:
+        description = None
+        if row.uuid is not None:
+            description = Description(row.name or "", row.uuid, row.memory_bytes or 0)
+        reading = self._inventory.read(row.id, description, held)
+        return DeviceInfo(
+            id=row.id, kind=row.kind, ordinal=row.ordinal, configured=row.configured, uuid=row.uuid,
+            name=row.name or reading.name,
+            state="unhealthy" if not reading.healthy else "cordoned" if row.cordoned else "ready",
+            why=reading.why or row.cordon_reason, memory_bytes=reading.total_bytes or row.memory_bytes,
+            used_bytes=reading.used_bytes, free_bytes=reading.free_bytes, utilisation=reading.utilisation,
+            held_bytes=held, cordoned=row.cordoned, cordon_reason=row.cordon_reason, processes=len(processes),
+            process_ids=sorted(each.row.id for each in processes if caller.sees(each.job.uid)), version=row.version,
+        )  # fmt: skip
+
+
+def _row(session: Session, device: str) -> models.Device:
+    row = session.get(models.Device, device)
+    if row is None:
+        raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
+    return row

@@ -1,0 +1,1 @@
+"""Faults, and the recoveries from them."""

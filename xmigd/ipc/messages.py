@@ -1,0 +1,355 @@
+"""The control protocol (docs/protocol.md): what servers say, checked; what they are told, packed.
+
+A server is hostile: a message that does not fit these models ends its connection. Numbers stay below 2^63, so that all
+of them fit the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from xmigd.errors import ProtocolError
+from xmigd.process.events import Assign, Injection
+
+MAX_MESSAGE = 64 << 10
+MAX_FDS = 5  # of one message to the daemon
+MAX_ROOM_FDS = 250  # of a `room`: the kernel passes 253 at once
+
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+Small = Annotated[int, Field(ge=0, lt=1 << 31)]
+Text = Annotated[str, Field(max_length=4096)]
+Millis = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Hello(Message):
+    type: Literal["hello"]
+    pid: Small
+    device: Annotated[str, Field(max_length=64)]
+    warm_ms: Millis
+    device_bytes: Number
+
+
+class Unavailable(Message):
+    type: Literal["unavailable"]
+    error: Annotated[int, Field(ge=1, le=999)]
+    text: Text
+
+
+class Ready(Message):
+    type: Literal["ready"]
+    generation: Number
+    t: Number
+
+
+class MemoryAdd(Message):
+    type: Literal["memory"]
+    op: Literal["add"]
+    id: Number
+    kind: Literal["device", "shadow", "image"]
+    ordinal: Annotated[int, Field(ge=0, lt=64)]
+    address: Number
+    bytes: Number
+    name: Annotated[str, Field(max_length=255)] = ""
+    foreign: bool = False
+    """Shadow on the device that the job was on before. It stays until the server has dropped it."""
+    change: Number = 0
+    """Of the job's memory: its number. 0: it is none, or the server does not say."""
+
+
+class MemoryDrop(Message):
+    type: Literal["memory"]
+    op: Literal["drop"]
+    id: Number
+    change: Number = 0
+
+
+class Cut(Message):
+    type: Literal["cut"]
+    number: Number
+    position: Number
+    sequence: Number
+    ms: Millis
+    waited_ms: Millis = 0  # before them, for the device. These four: a server of an earlier version does not say.
+    hash_ms: Millis = 0  # of ms, for hashing in place
+    copy_ms: Millis = 0  # of ms, for copying and hashing what is copied
+    hashed_bytes: Number = 0  # in place
+    chunks: Number
+    copied_bytes: Number
+    live_bytes: Number
+    journal_bytes: Number
+    objects: Number
+    off_device: bool = False
+    """Its whole shadow. A server of an earlier version does not say."""
+    reason: Text
+
+
+class CutStands(Message):
+    type: Literal["cut_stands"]
+    number: Number
+
+
+class Fault(Message):
+    type: Literal["fault"]
+    sequence: Number
+    op: Annotated[str, Field(max_length=128)]
+    error: Small
+    text: Text
+    t: Number
+    after: Number
+    until: Number
+
+
+class Phase(Message):
+    type: Literal["phase"]
+    name: Literal["mapped", "restored", "redone", "resumed"]
+    t: Number
+    records: Number = 0
+    compared: Number = 0
+    differing: Number = 0
+    first_difference: Number | None = None
+
+
+class ProgramError(Message):
+    type: Literal["program_error"]
+    sequence: Number
+    error: Small
+
+
+class Injected(Message):
+    type: Literal["injected"]
+    id: Number
+
+
+class Garbage(Message):
+    type: Literal["garbage"]
+    position: Number
+    text: Text
+
+
+class Announce(Message):
+    type: Literal["announce"]
+    job: JobId
+    pid: Small
+    device: Annotated[str, Field(max_length=64)]
+    client_pid: Small
+    generation: Number
+    keeps: Literal["host", "file"] | None = None
+    """Of a keeper: where the state of its suspended process is."""
+    changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
+    takes_output: bool = False  # it knows the message `output`
+    takes_backlog: bool = False  # likewise
+    has_backlog: bool = False  # from an earlier daemon
+
+
+class Announced(Message):
+    type: Literal["announced"]
+
+
+class Kept(Message):
+    """A keeper has everything that it was given."""
+
+    type: Literal["kept"]
+
+
+class Paused(Message):
+    type: Literal["paused"]
+    position: Number
+    t: Number
+
+
+class Continued(Message):
+    type: Literal["continued"]
+    position: Number
+    t: Number
+
+
+class Log(Message):
+    type: Literal["log"]
+    level: Literal["debug", "info", "warning", "error"]
+    text: Annotated[str, Field(max_length=MAX_MESSAGE)]
+
+
+class Bye(Message):
+    type: Literal["bye"]
+    reason: Text
+
+
+class Round(Message):
+    type: Literal["round"]
+    number: Number
+    cut: Number
+    """That was looked at: the one that was asked for, or a later one."""
+    total_bytes: Number
+    copied_bytes: Number
+    settled_bytes: Number
+    differing_bytes: Number
+    ms: Millis
+    loading_ms: Millis
+    """Of code, after the rest."""
+
+
+class RoundProgress(Message):
+    type: Literal["round_progress"]
+    number: Number
+    copied_bytes: Number
+
+
+class MoveFailed(Message):
+    type: Literal["move_failed"]
+    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    text: Text
+
+
+class HandedOver(Message):
+    type: Literal["handed_over"]
+    cut: Number
+    position: Number
+    t: Number
+    stopped_t: Number = 0
+    """When the last record before the handover had been given to the device. 0: a server that does not say."""
+    drained_t: Number
+    """When the device had nothing left to do: the hash and the copy of the last cut began."""
+    cut_ms: Millis
+
+
+class HandoverFailed(Message):
+    type: Literal["handover_failed"]
+    text: Text
+
+
+class SuspendProgress(Message):
+    type: Literal["suspend_progress"]
+    done_bytes: Number
+    total_bytes: Number
+
+
+class Prepared(Message):
+    type: Literal["prepared"]
+    ms: Millis
+
+
+class Preloaded(Message):
+    """What a standby has loaded ahead, all in all."""
+
+    type: Literal["preloaded"]
+    modules: Number
+    kernels: Number
+    device_bytes: Number
+
+
+class Suspended(Message):
+    type: Literal["suspended"]
+    cut: Number
+    position: Number
+    bytes: Number
+    t: Number
+    ms: Millis
+
+
+class SuspendFailed(Message):
+    type: Literal["suspend_failed"]
+    text: Text
+
+
+class ResumeFailed(Message):
+    type: Literal["resume_failed"]
+    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    text: Text
+
+
+Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
+ServerMessage = (
+    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Cut | CutStands | Fault | Phase | ProgramError | Injected
+    | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
+    | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
+    | Kept
+)  # fmt: skip
+_adapter: TypeAdapter[ServerMessage] = TypeAdapter(
+    Annotated[
+        Hello | Unavailable | Ready | Memory | Cut | CutStands | Fault | Phase | ProgramError | Injected | Garbage
+        | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
+        | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
+        | Kept,
+        Field(discriminator="type"),
+    ]
+)  # fmt: skip
+
+
+def expected_fds(message: ServerMessage) -> int:
+    return 1 if isinstance(message, MemoryAdd) else 5 if isinstance(message, Announce) else 0
+
+
+def parse(data: bytes) -> ServerMessage:
+    """Raises ProtocolError with a short reason."""
+    try:
+        return _adapter.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ProtocolError(f"a message that does not fit its schema: {place}: {first['msg']}") from None
+
+
+def pack(type: str, **fields: Any) -> bytes:
+    return json.dumps({"type": type, **fields}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def pack_injection(injection: Injection) -> dict[str, Any]:
+    return {
+        "id": injection.id, "point": injection.point, "kind": injection.kind, "sequence": injection.sequence,
+        "error": injection.error,
+    }  # fmt: skip
+
+
+def pack_memory(message: MemoryAdd) -> bytes:
+    return pack("memory", **message.model_dump(exclude={"type", "change"}))
+
+
+def pack_assign(
+    assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
+    first_id: int = 1, ahead: bool = False,
+) -> bytes:  # fmt: skip
+    """`ahead`: of a recovery, which is to be prepared only."""
+    deliver, careful = assign.deliver, assign.careful
+    fields: dict[str, Any] = {
+        "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": snapshot_cost,
+        "stall_bound": stall_bound, "hang_timeout": hang_timeout,
+        "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
+        "careful": None if careful is None else {"after": careful.after, "until": careful.until},
+        "injections": _listed(assign.injections),
+    }  # fmt: skip
+    if ahead:
+        fields["ahead"] = True
+    if assign.mode == "move":
+        fields["first_id"] = first_id
+    if assign.mode == "lost":
+        fields |= {"error": assign.error, "text": assign.text[:1000]}
+    return pack("assign", **fields)
+
+
+def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
+    return [pack_injection(injection) for injection in injections[:256]]
+
+
+def pack_target(
+    mode: str, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float,
+    first_id: int, injections: Sequence[Injection] = (),
+) -> bytes:  # fmt: skip
+    """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on."""
+    return pack(
+        "assign", job=job, mode=mode, client_pid=client_pid, cut_budget=snapshot_cost, stall_bound=stall_bound,
+        hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
+    )  # fmt: skip
+
+
+def pack_foreign(message: bytes) -> bytes:
+    """The same memory, for a server on another device than the one that it is on."""
+    return pack(**(json.loads(message) | {"foreign": True}))

@@ -1,0 +1,1 @@
+"""Jobs: what `xmigctl run` starts."""

@@ -1,0 +1,118 @@
+"""What bodies about jobs say. Times are Unix seconds; *_ms are milliseconds; what is not known is null."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from xmigd.process.events import InjectKind, InjectPoint
+from xmigd.records import LogLevel, LogSource
+from xmigd.schemas import EXACT, Answer
+from xmigd.text import VISIBLE
+
+
+class JobRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(max_length=255, pattern=VISIBLE)] = ""
+    command: Annotated[str, Field(max_length=4096)] = ""
+    device: Annotated[str, Field(max_length=64, pattern=r"^[a-z]+:[0-9]+(,[0-9]+)*$")] | None = None
+    visible_devices: Annotated[
+        str, Field(max_length=507, pattern=VISIBLE, description="as in CUDA_VISIBLE_DEVICES; not with `device`")
+    ] | None = None  # fmt: skip
+    hang_timeout: Annotated[
+        float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
+    ] | None = None  # fmt: skip
+    watch: bool = Field(
+        default=False, description="the caller becomes or starts the job's program: with it the job ends (local only)"
+    )
+    strict: bool = Field(default=False, description="end the job when one of its processes is not protected")
+
+
+JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]
+
+
+class JobExit(BaseModel):
+    """One of both."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    exit_signal: Annotated[int, Field(ge=1, le=64, description="the signal that ended it")] | None = None
+
+
+class JobInfo(Answer):
+    id: str
+    name: str
+    command: str
+    uid: int
+    user: str = Field(default="", description="what the daemon's machine calls them")
+    device: str | None
+    registered: bool
+    hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
+    created_at: float
+    ended_at: float | None = Field(default=None, description="null: it has not ended, or nobody saw when")
+    duration_s: float | None = Field(default=None, description="seconds from its beginning to its end")
+    exit_code: int | None = Field(
+        default=None, description="of the program that `xmigctl run` started; null: not known, or a signal ended it"
+    )
+    exit_signal: int | None = Field(default=None, description="the signal that ended it")
+    state: JobState
+    processes: int = Field(description="that live")
+    suspended: int = Field(default=0, description="of these")
+    strict: bool = Field(description="it ends when one of its processes is not protected")
+    unprotected: int = Field(
+        description="processes that have, or had, the genuine driver beside or instead of the shim"
+    )
+    faults: int
+    recoveries: int
+    expected_stall_ms: float | None = Field(
+        default=None, description="of its process with the longest, when one job is asked for; null: not known"
+    )
+
+
+class JobMade(JobInfo):
+    """What a program needs to belong to the job: set these, and preload the shims."""
+
+    environment: dict[str, str]
+    defaults: dict[str, str] = Field(
+        description="variables, where its user has not set them: allocators that say what they free"
+    )
+    preload: str = Field(description="what LD_PRELOAD begins with")
+    library_path: str = Field(
+        description="what LD_LIBRARY_PATH begins with: a folder with nothing but the shims' names"
+    )
+    watched: bool = Field(
+        default=False,
+        description="the daemon sees the caller's end, with its exit code; otherwise it is to be reported",
+    )
+
+
+class StopAnswer(Answer):
+    job: str
+    signalled: int = Field(description="programs that were sent SIGTERM")
+
+
+class LogLineInfo(Answer):
+    id: int
+    process_id: str | None
+    at: float
+    source: LogSource = Field(description="program: the shim, in the program")
+    level: LogLevel
+    text: str = Field(description="one line; what a terminal or a browser would act upon is escaped")
+
+
+class InjectRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    point: InjectPoint = "record"
+    kind: InjectKind = "kill"
+    sequence: Annotated[int, Field(ge=0, le=EXACT, description="first record it applies to")] = 0
+    error: Annotated[int, Field(ge=1, le=999, description="CUresult of a fault")] = 700
+    process: Annotated[str, Field(max_length=32)] | None = None
+
+
+class Armed(Answer):
+    process: str
+    injection: int

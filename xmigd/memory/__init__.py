@@ -1,0 +1,1 @@
+"""Memory that the daemon holds for its processes: it outlives their servers, and the daemon."""

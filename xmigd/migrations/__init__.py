@@ -1,0 +1,1 @@
+"""Moves, suspensions, resumptions and drains, as operators ask for them."""

@@ -1,0 +1,169 @@
+"""Moves, suspensions, resumptions; the plans before them; drains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+
+from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
+from xmigd.database.reader import Reader
+from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
+from xmigd.errors import Conflict, NotFound
+from xmigd.migrations import repository
+from xmigd.migrations.schemas import (
+    DrainRequest,
+    Engine,
+    MigrationInfo,
+    MoveRequest,
+    PlanInfo,
+    PlanRequest,
+    ResumeRequest,
+    SuspendRequest,
+)
+from xmigd.migrations.service import Moves, where
+from xmigd.operations.endpoints import ACCEPTED, accepted
+from xmigd.operations.schemas import OperationInfo
+from xmigd.processes.service import Processes
+
+router = APIRouter(prefix="/v1")
+ProcessId = Annotated[str, Path(max_length=64)]
+TheMoves = Annotated[Moves, provided(Moves)]
+TheDriverMoves = Annotated[DriverMoves, provided(DriverMoves)]
+TheProcesses = Annotated[Processes, provided(Processes)]
+TheReader = Annotated[Reader, provided(Reader)]
+
+
+def shown(row: dict[str, Any]) -> MigrationInfo:
+    remaining = None
+    if row["total_bytes"] is not None and row["processed_bytes"] is not None:
+        remaining = max(0, row["total_bytes"] - row["processed_bytes"])
+    place = row["process_location"]
+    if place != "moving":
+        place = where(place, row["kind"], moved=row["state"] == "done")
+    hidden = ("number", "owner", "target_pid", "target_start_time")
+    values = {name: value for name, value in row.items() if name not in hidden}
+    return MigrationInfo.model_validate(values | {"remaining_bytes": remaining, "process_location": place})
+
+
+def is_native(process: str, engine: Engine = "driver") -> bool:
+    """Was it not started under xMIG? Raises Conflict for engine=proxy, which cannot move it."""
+    if not process.startswith(PREFIX):
+        return False
+    if engine != "driver":
+        raise Conflict(f"{process[:64]} was not started under xMIG", code="engine_not_possible", hint="engine: driver")
+    return True
+
+
+@router.post("/migration-plans", operation_id="plan_migration")
+async def plan_migration(
+    moves: TheMoves, native: TheDriverMoves, processes: TheProcesses, caller: AnyCaller, request: PlanRequest
+) -> PlanInfo:
+    """Where a process may be moved, or resumed, and why not elsewhere. Changes nothing. With engine=driver a program
+    that was not started under xMIG is named by its pid, pid:1234."""
+    if is_native(request.process, request.engine):
+        plan = await native.plan(request.process, caller.owner)
+    else:
+        plan = await moves.plan(processes.controlled(caller, request.process), request.engine)
+    targets = [asdict(target) | {"allowed": target.allowed} for target in plan.targets]
+    return PlanInfo.model_validate(asdict(plan) | {"free_bytes": plan.free_bytes, "targets": targets})
+
+
+@router.post("/migrations", operation_id="start_migration", status_code=202, responses=ACCEPTED)
+async def start_migration(
+    moves: TheMoves,
+    native: TheDriverMoves,
+    processes: TheProcesses,
+    caller: OperatingCaller,
+    request: MoveRequest,
+    response: Response,
+) -> OperationInfo:
+    """Move a process to another device while it runs. `max_downtime_ms`: give it up rather than let it stand longer.
+    With engine=driver a program that was not started under xMIG, pid:1234, which stands still meanwhile."""
+    if is_native(request.process, request.engine):
+        row = await native.move(request.process, request.target, uid=caller.owner, requestor=caller.name)
+        return accepted(row, response)
+    row = await moves.move(
+        processes.controlled(caller, request.process), request.target, engine=request.engine,
+        max_downtime_ms=request.max_downtime_ms, requestor=caller.name,
+    )  # fmt: skip
+    return accepted(row, response)
+
+
+@router.get("/migrations", operation_id="list_migrations")
+def list_migrations(
+    reader: TheReader,
+    caller: AnyCaller,
+    process: Id = None,
+    job: Id = None,
+    state: Literal["running", "done", "failed", "cancelled"] | None = None,
+    kind: Literal["move", "suspend", "resume"] | None = None,
+    sort: Annotated[repository.Sort, Query(description="downtime: the longest first; copied: the most")] = ("newest"),
+    before: Annotated[str | None, Query(max_length=32, description="those that come after this one")] = None,
+    limit: Limit = 100,
+) -> list[MigrationInfo]:
+    """Moves, suspensions and resumptions with their statistics."""
+    with reader.session() as session:
+        rows = repository.page(
+            session, process_id=process, job_id=job, state=state, kind=kind, owner=caller.owner, before=before,
+            sort=sort, limit=limit,
+        )  # fmt: skip
+    return [shown(row) for row in rows]
+
+
+@router.get("/migrations/{migration}", operation_id="get_migration")
+def get_migration(reader: TheReader, caller: AnyCaller, migration: ProcessId) -> MigrationInfo:
+    """One of them."""
+    with reader.session() as session:
+        rows = repository.page(session, migration_id=migration, owner=caller.owner)
+    if not rows:
+        raise NotFound(f"there is no migration {migration!r}", hint="GET /v1/migrations lists them")
+    return shown(rows[0])
+
+
+@router.post("/processes/{process}:suspend", operation_id="suspend_process", status_code=202, responses=ACCEPTED)
+async def suspend_process(
+    moves: TheMoves,
+    native: TheDriverMoves,
+    processes: TheProcesses,
+    caller: OperatingCaller,
+    process: ProcessId,
+    request: SuspendRequest,
+    response: Response,
+) -> OperationInfo:
+    """Bring its state to host memory or to files and give its device back. The program waits in its next call. One that
+    was not started under xMIG is named by its pid, pid:1234; its state goes to host memory."""
+    if is_native(process):
+        if request.to != "host":
+            raise Conflict("the driver saves to host memory only", code="engine_not_possible", hint="to: host")
+        return accepted(await native.suspend(process, uid=caller.owner, requestor=caller.name), response)
+    row = await moves.suspend(processes.controlled(caller, process), request.to, requestor=caller.name)
+    return accepted(row, response)
+
+
+@router.post("/processes/{process}:resume", operation_id="resume_process", status_code=202, responses=ACCEPTED)
+async def resume_process(
+    moves: TheMoves,
+    native: TheDriverMoves,
+    processes: TheProcesses,
+    caller: OperatingCaller,
+    process: ProcessId,
+    request: ResumeRequest,
+    response: Response,
+) -> OperationInfo:
+    """Let a suspended process go on, on its device or on another one."""
+    if is_native(process):
+        row = await native.resume(process, request.device, uid=caller.owner, requestor=caller.name)
+        return accepted(row, response)
+    row = await moves.resume(processes.controlled(caller, process), request.device, requestor=caller.name)
+    return accepted(row, response)
+
+
+@router.post("/devices/{device}:drain", operation_id="drain_device", status_code=202, responses=ACCEPTED)
+async def drain_device(
+    moves: TheMoves, caller: OperatorCaller, device: ProcessId, request: DrainRequest, response: Response
+) -> OperationInfo:
+    """Cordon it and move every process off it, one after the other."""
+    row = await moves.drain(device, reason=request.reason or "drained", requestor=caller.name)
+    return accepted(row, response)

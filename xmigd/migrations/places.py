@@ -1,0 +1,58 @@
+"""The node's devices as moves see them: what a plan has to know, and the cordon before a drain."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqlalchemy import Engine, update
+from sqlalchemy.orm import Session
+
+from xmigd.database import models
+from xmigd.database.writer import Writer
+from xmigd.devices import repository
+from xmigd.devices.header import Description
+from xmigd.devices.inventory import Inventory, held_bytes
+from xmigd.events.bus import Bus
+from xmigd.migrations.plan import Place
+from xmigd.supervisor.supervisor import Supervisor
+
+
+class Places:
+    def __init__(
+        self, *, supervisor: Supervisor, inventory: Inventory, writer: Writer, readers: Engine, bus: Bus
+    ) -> None:
+        self._supervisor = supervisor
+        self._inventory = inventory
+        self._writer = writer
+        self._readers = readers
+        self._bus = bus
+
+    async def known(self) -> list[Place]:
+        """Every device that this node has, or had."""
+        held = held_bytes(self._supervisor.processes.values())
+        return await asyncio.to_thread(self._read, held)
+
+    def _read(self, held: dict[str, int]) -> list[Place]:
+        with Session(self._readers) as session:
+            return [self._place(row, held.get(row.id, 0)) for row in repository.listed(session)]
+
+    def _place(self, row: models.Device, held: int) -> Place:
+        description = Description(row.name or "", row.uuid, row.memory_bytes or 0) if row.uuid is not None else None
+        reading = self._inventory.read(row.id, description, held)
+        return Place(
+            id=row.id, configured=row.configured, cordoned=row.cordoned, cordon_reason=row.cordon_reason,
+            healthy=reading.healthy, why=reading.why, free_bytes=reading.free_bytes,
+        )  # fmt: skip
+
+    async def cordon(self, device: str, reason: str, by: str) -> None:
+        """It gets no new process. Raises Unavailable: it cannot be written down."""
+        change = (
+            update(models.Device)
+            .where(models.Device.id == device)
+            .values(cordoned=True, cordon_reason=reason, version=models.Device.version + 1)
+        )
+        written = self._writer.submit("devices.cordon", lambda session: session.execute(change) and None)
+        await asyncio.wrap_future(written)
+        self._supervisor.cordoned[device] = reason
+        data = {"cordoned": True, "reason": reason, "by": by}
+        self._bus.publish("device.changed", "device", device, None, data)

@@ -1,0 +1,116 @@
+"""What bodies about migrations say. Times are Unix seconds; *_ms are milliseconds; what is not known is null."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from xmigd.schemas import Answer
+from xmigd.text import VISIBLE
+
+Engine = Literal["proxy", "driver"]
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PlanRequest(Request):
+    process: Annotated[str, Field(max_length=64)]
+    engine: Engine = "proxy"
+
+
+class ReasonInfo(Answer):
+    code: str
+    text: str
+
+
+class TargetInfo(Answer):
+    device: str
+    allowed: bool
+    reasons: list[ReasonInfo]
+    room_bytes: int | None
+    expected_downtime_ms: float | None = Field(default=None, description="how long the program would stand still")
+    expected_downtime_basis: str | None = Field(default=None, description="what that is estimated from")
+
+
+class PlanInfo(Answer):
+    process: str
+    engine: str
+    source: str = Field(description="its device; of a suspended process host or file")
+    live_bytes: int | None = Field(description="that its last cut holds: what is copied")
+    held_bytes: int = Field(description="device memory that it has")
+    free_bytes: int | None = Field(description="of that, what it does not use now: not copied")
+    targets: list[TargetInfo]
+
+
+class MoveRequest(Request):
+    process: Annotated[str, Field(max_length=64)]
+    target: Annotated[str, Field(max_length=64)]
+    engine: Engine = "proxy"
+    max_downtime_ms: Annotated[float | None, Field(gt=0, le=3_600_000)] = None
+
+
+class SuspendRequest(Request):
+    to: Literal["host", "file"] = "host"
+
+
+class ResumeRequest(Request):
+    device: Annotated[str | None, Field(max_length=64)] = None
+
+
+class DrainRequest(Request):
+    reason: Annotated[str, Field(max_length=500, pattern=VISIBLE)] = ""
+
+
+class PhaseInfo(Answer):
+    name: str
+    at: float
+    ms: float | None
+
+
+class IterationInfo(Answer):
+    n: int
+    copied_bytes: int
+    dirty_bytes: int
+    ms: float
+    loading_ms: float | None = Field(
+        default=None, description="of the program's code, after copying; not known of moves by earlier versions"
+    )
+
+
+class MigrationInfo(Answer):
+    """A move, a suspension or a resumption. What is not known is null."""
+
+    id: str
+    operation_id: str | None
+    process_id: str
+    job_id: str
+    job_name: str
+    engine: str
+    kind: Literal["move", "suspend", "resume"]
+    source: str
+    target: str
+    state: Literal["running", "done", "failed", "cancelled"]
+    phase: str
+    phases: list[PhaseInfo]
+    iterations: list[IterationInfo]
+    total_bytes: int | None
+    processed_bytes: int | None
+    remaining_bytes: int | None
+    bytes_per_s: float | None
+    dirty_bytes_per_s: float | None
+    max_downtime_ms: float | None
+    expected_downtime_ms: float | None
+    expected_downtime_basis: str | None
+    downtime_ms: float | None
+    setup_ms: float | None
+    path: Literal["peer", "host"] | None = Field(
+        description="of a move: from device to device, or through host memory where they cannot reach each other"
+    )
+    code: str | None
+    error: str | None
+    process_location: str
+    started_at: float
+    ended_at: float | None

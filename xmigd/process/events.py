@@ -1,0 +1,370 @@
+"""What the machine of a process is told, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# --- events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    t: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientArrived(Event):
+    """A program has shaken hands and waits for its server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted(Event):
+    """A server that outlived an earlier daemon has announced itself, with everything it has. It is server 0."""
+
+    detour: bool = False  # a move had asked for its shadow in host memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperAdopted(Event):
+    """Likewise, the keeper of a suspended process. It is server 0."""
+
+    where: str  # host or file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphaned(Event):
+    """Its server ended while no daemon was there, and everything that the server had was kept."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientExited(Event):
+    reason: str = "the program has exited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleMissed(Event):
+    """A descriptor that the server handed over could not be taken: without it the process cannot be recovered."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvent(Event):
+    server: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed(ServerEvent):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(ServerEvent):
+    warm_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable(ServerEvent):
+    """Instead of hello: its device cannot be used. It exits next."""
+
+    error: int  # CUresult, as a program would get it without us
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(ServerEvent):
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReached(ServerEvent):
+    name: Literal["mapped", "restored", "redone", "resumed"]
+    at: int
+    records: int = 0
+    compared: int = 0
+    differing: int = 0
+    first_difference: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutCommitted(ServerEvent):
+    number: int
+    sequence: int
+    ms: float = 0.0
+    off_device: bool = False  # its whole shadow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted(ServerEvent):
+    """A sticky fault. `sequence`: the record whose work it was; 0 where the device could not tell, and then it was one
+    after `after` and not after `until`."""
+
+    sequence: int
+    op: str
+    error: int
+    text: str
+    at: int
+    after: int = 0
+    until: int = 0
+    expected: int | None = None  # the stall that was expected then, ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramError(ServerEvent):
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectionStrikes(ServerEvent):
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageFound(ServerEvent):
+    position: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidBye(ServerEvent):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misbehaved(ServerEvent):
+    """The server broke the protocol, or closed its connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending(ServerEvent):
+    """None of the server's code will run any more, and everything that it sent was delivered. Its exit follows, once it
+    has given its device back; until then what it had the device do may still write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(ServerEvent):
+    """The server's pidfd became readable. Everything it had sent before was delivered before this."""
+
+    status: str  # for people: "killed by SIGKILL", "exit code 3"
+    clean: bool = False  # exit code 0
+    killed: bool = False  # by SIGKILL: no program can cause that
+    since: int = 0  # the first sign of its end, where that was seen before: an exit takes long
+    expected: int | None = None  # the stall that was expected then, ns
+
+
+# --- what is injected, recorded ----------------------------------------------------------------------------------
+
+InjectPoint = Literal["record", "kernel", "copy", "cut", "redo", "import"]
+InjectKind = Literal["kill", "fault", "hang"]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    id: int
+    point: InjectPoint
+    kind: InjectKind
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectRequested(Event):
+    injection: Injection
+
+
+FaultKind = Literal["device", "server", "injected", "protocol", "garbage", "timeout", "spawn", "program"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    number: int  # of this process, from 1
+    kind: FaultKind
+    t: int  # when it was detected
+    text: str
+    sequence: int | None = None  # of the journal record whose work faulted
+    op: str | None = None
+    error: int | None = None  # CUresult
+    injection: int | None = None
+
+
+Outcome = Literal["running", "resumed", "lost", "abandoned"]
+StandbyKind = Literal["warm", "warming", "spawned"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveryRecord:
+    """One recovery, from the first fault to the moment the program goes on, over all its attempts."""
+
+    number: int  # of this process, from 1
+    cause: str
+    fault: int | None  # the FaultRecord that began it
+    occurred: int
+    detected: int
+    expected: int | None = None  # the stall that was expected when it occurred, ns; None: not known
+    standby: StandbyKind = "warm"
+    attempts: int = 1
+    cut: int = 0
+    standby_ready: int | None = None
+    mapped: int | None = None
+    restored: int | None = None
+    redone: int | None = None
+    resumed: int | None = None
+    records: int | None = None
+    compared: int | None = None
+    differing: int | None = None
+    first_difference: int | None = None
+    delivered_sequence: int | None = None
+    delivered_error: int | None = None
+    outcome: Outcome = "running"
+    story: list[str] = field(default_factory=list)
+
+
+# --- instructions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn(Instruction):
+    server: int
+    device: str | None = None  # another one than the process's
+
+
+@dataclass(frozen=True, slots=True)
+class AskCut(Instruction):
+    server: int
+    host: bool | None = None  # from now on, is the whole shadow kept in host memory? None: as before
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Instruction):
+    server: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    sequence: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Careful:
+    """The redo does the records after `after` up to `until` one by one, waiting for the device after each: if the fault
+    strikes there again, it is known whose it is."""
+
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Instruction):
+    """Give the process to a server. `recover` and `resume`: with every memory handle, then `go`."""
+
+    server: int
+    mode: Literal["fresh", "recover", "lost", "move", "resume"]
+    deliver: Deliver | None = None
+    careful: Careful | None = None
+    injections: tuple[Injection, ...] = ()
+    error: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Instruction):
+    """Have a server prepare to recover the process, with every memory handle, as long as the lost one ends: whatever
+    writes nothing that others have. `Enter` follows."""
+
+    server: int
+    deliver: Deliver | None = None
+    careful: Careful | None = None
+    injections: tuple[Injection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Instruction):
+    """The lost server has ended: give the process to the one that has prepared."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm(Instruction):
+    server: int
+    injection: Injection
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Instruction):
+    """Let the program in: answer its handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Instruction):
+    error: int  # CUresult
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalClient(Instruction):
+    signal: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer(Instruction):
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTimer(Instruction):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState(Instruction):
+    """The process is in a new state; for the database and the log."""
+
+    state: str
+    server: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFault(Instruction):
+    record: FaultRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecovery(Instruction):
+    record: RecoveryRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Instruction):
+    """Close the process's journal and memory: nobody will need them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Instruction):
+    """The program is gone and so is everything of it."""

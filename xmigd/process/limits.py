@@ -1,0 +1,29 @@
+"""How long, and how often: what operators set. Seconds, where nothing else is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLimits:
+    downtime_ms: float = 100.0  # copying goes on until the rest fits into it
+    max_rounds: int = 20
+    start_timeout: float = 30.0
+    phase_timeout: float = 300.0
+    handover_timeout: float = 30.0  # a source says within 10 s whether its device came to rest; then it takes a cut
+    keep_timeout: float = 10.0
+    cut_patience: float = 0.1  # a source that has done nothing since its last cut takes none, and says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_attempts: int = 5
+    start_timeout: float = 30.0
+    phase_timeout: float = 300.0
+    stable_after: float = 1.0
+    stop_grace: float = 10.0
+    standby: bool = True
+    preload: bool = True  # a standby loads modules and kernels of its process
+    hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs
+    move: MoveLimits = field(default_factory=MoveLimits)

@@ -1,0 +1,1 @@
+"""Programs with their servers, as callers see them."""

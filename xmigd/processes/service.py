@@ -1,0 +1,88 @@
+"""Processes, as callers see and control them: what the database knows, and what only the supervisor does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from xmigd.database.reader import Reader
+from xmigd.database.rows import columns
+from xmigd.errors import NotFound
+from xmigd.processes import repository
+from xmigd.processes.schemas import ProcessInfo, SegmentInfo
+from xmigd.security.callers import Caller
+from xmigd.store import catalogue
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+
+
+class Processes:
+    def __init__(self, supervisor: Supervisor, reader: Reader) -> None:
+        self._supervisor = supervisor
+        self._reader = reader
+
+    async def page(self, **conditions: Any) -> list[ProcessInfo]:
+        def read() -> list[dict[str, Any]]:
+            with self._reader.session() as session:
+                return repository.page(session, **conditions)
+
+        return [self._info(row) for row in await asyncio.to_thread(read)]
+
+    async def find(self, process: str, caller: Caller) -> ProcessInfo:
+        """Raises NotFound."""
+        found = await self.page(owner=caller.owner, process_id=process)
+        if not found:
+            raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
+        return found[0]
+
+    def controlled(self, caller: Caller, process: str) -> Process:
+        """One that runs, and that the caller may act on. Raises NotFound."""
+        found = self._supervisor.processes.get(process)
+        if found is None or not caller.sees(found.job.uid):
+            raise NotFound(f"there is no running process {process[:64]!r}", hint="xmigctl ps lists them")
+        return found
+
+    def segments(self, process: str, caller: Caller, limit: int) -> list[SegmentInfo]:
+        """Raises NotFound."""
+        with self._reader.session() as session:
+            if not repository.page(session, process_id=process, owner=caller.owner):
+                raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
+            kept = catalogue.of_process(session, process)
+            rows = repository.segments(session, process, limit)
+            return [SegmentInfo.model_validate(columns(row) | kept.get(row.number, {})) for row in rows]
+
+    async def check_seen(self, process: str, caller: Caller) -> None:
+        """Raises NotFound, Forbidden."""
+        live = self._supervisor.processes.get(process)
+        if live is not None:
+            caller.check_sees(live.job.uid, "process", process, hint="GET /v1/processes lists them")
+        elif not await asyncio.to_thread(self._is_known, process, caller.owner):
+            raise NotFound(f"there is no process {process!r}", hint="GET /v1/processes lists them")
+
+    def _is_known(self, process: str, owner: int | None) -> bool:
+        with self._reader.session() as session:
+            return bool(repository.page(session, process_id=process, owner=owner))
+
+    def _info(self, row: dict[str, Any]) -> ProcessInfo:
+        """What the database knows, and what only the supervisor does."""
+        info = ProcessInfo.model_validate(row)
+        info.protected = not info.unprotected
+        live = self._supervisor.processes.get(info.id)
+        if live is None:
+            return info
+        info.state = live.state
+        info.server_pid = live.server_pid
+        info.generation = live.generation
+        info.standby = live.standby_state
+        info.standby_preloaded = live.standby_preloaded
+        info.device, info.location, info.suspended = live.row.device, live.location, live.state == "suspended"
+        info.held_bytes = sum(handle.size for handle in live.handles.values())
+        info.shadow_bytes = live.shadow_bytes
+        info.server_bytes = live.device_bytes
+        if (stall := live.stall()) is not None:
+            info.expected_stall_ms = stall.expected(time.monotonic_ns()) / 1e6
+            info.stall_bound_ms, info.snapshots_ms = stall.bound / 1e6, stall.spent / 1e6
+        if live.last_cut is not None:
+            info.cuts, info.live_bytes = live.last_cut.number, live.last_cut.live_bytes
+        return info

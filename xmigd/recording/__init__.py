@@ -1,0 +1,1 @@
+"""What the supervisor wants remembered (xmigd/records.py), written down, counted and published."""

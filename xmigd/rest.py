@@ -1,0 +1,70 @@
+"""The REST API put together: every domain's endpoints, and what holds for all of them.
+
+`python -m xmigd.rest` prints the OpenAPI document; docs/openapi.json is it, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from xmigd import __version__
+from xmigd.api.dependencies import Services
+from xmigd.api.document import complete
+from xmigd.api.problems import on_error
+from xmigd.api.strict import KnownParameters, only_known
+from xmigd.devices import endpoints as devices
+from xmigd.errors import XmigError
+from xmigd.events import endpoints as events
+from xmigd.faults import endpoints as faults
+from xmigd.jobs import endpoints as jobs
+from xmigd.metrics import endpoints as metrics
+from xmigd.migrations import endpoints as migrations
+from xmigd.node import endpoints as node
+from xmigd.operations import endpoints as operations
+from xmigd.policies import endpoints as policies
+from xmigd.processes import endpoints as processes
+from xmigd.schemas import Problem
+from xmigd.security import endpoints as security
+
+# In the order of the document.
+ROUTERS = tuple(
+    domain.router
+    for domain in (
+        node, devices, jobs, processes, faults, migrations, operations, events, security, policies, metrics,
+    )
+)  # fmt: skip
+
+DESCRIPTION = """\
+Long work answers 202 with an operation. Errors are problem documents (RFC 9457) with a stable `code`, a `hint`, and for
+a process its `process_location`. Unknown fields are refused. Lists are newest first. Over TCP every request needs
+`Authorization: Bearer ...`; on the local socket the kernel says who calls.
+"""
+
+
+def make_app(services: Services | None = None) -> FastAPI:
+    """Without services it only knows its own description."""
+    app = FastAPI(
+        title="xMIG", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
+        dependencies=[Depends(only_known)],
+        responses={"default": {"model": Problem, "description": "A problem (RFC 9457)."}},
+    )  # fmt: skip
+    app.state.services = services
+    app.state.known = KnownParameters(app)
+    for kind in (XmigError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
+    for router in ROUTERS:
+        app.include_router(router)
+    complete(app)
+    return app
+
+
+def document() -> str:
+    return json.dumps(make_app().openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

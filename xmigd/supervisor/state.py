@@ -1,0 +1,112 @@
+"""What a supervised process is and has: shared by everything that works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from xmigd.ipc import messages as m
+from xmigd.ipc.fds import Fd
+from xmigd.memory.backlog import Backlog
+from xmigd.memory.fd_store import FdStore
+from xmigd.memory.handles import Handle, JobMemory
+from xmigd.memory.host_pool import HostPool
+from xmigd.process import migration_events as v
+from xmigd.process.machine import Machine
+from xmigd.records import JobRow, ProcessRow, Records
+from xmigd.servers.server import Server, ServerProgram
+
+
+class ProcessState:
+    """Of one program and its servers."""
+
+    def __init__(
+        self,
+        *,
+        row: ProcessRow,
+        job: JobRow,
+        machine: Machine,
+        pidfd: Fd,
+        memory: JobMemory,
+        program: ServerProgram,
+        stall_bound: float,
+        snapshot_cost: float,
+        records: Records,
+        fd_store: FdStore,
+        host_pool: HostPool,
+    ) -> None:
+        self.row = row
+        self.job = job
+        self.machine = machine
+        self.memory: JobMemory | None = memory
+        self.handles: dict[int, Handle] = {}
+        self.servers: dict[int, Server] = {}
+        self.generation = 0
+        self.last_cut: m.Cut | None = None
+        self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
+        self.program = program
+        self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
+        self.records = records
+        self.fd_store = fd_store
+        self.host_pool = host_pool
+        self._pidfd: Fd | None = pidfd
+
+    @property
+    def state(self) -> str:
+        return self.machine.state
+
+    @property
+    def location(self) -> v.Location:
+        """Where its state is."""
+        if self.state in ("losing", "lost"):
+            return "lost"
+        if self.state == "suspended":
+            return "file" if self.machine.where == "file" else "host"
+        move = self.machine.move
+        return "moving" if move is not None and move.target_took else "device"
+
+    @property
+    def program_bytes(self) -> int:
+        """Device memory that its program has."""
+        return sum(handle.size for handle in self.handles.values() if handle.kind == "device")
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
+        return sum(server.device_bytes + server.preloaded_bytes for server in self.servers.values())
+
+    @property
+    def shadow_bytes(self) -> int:
+        """Device memory that holds the last cut. What of it the program needs goes to host memory."""
+        return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
+
+    def server(self, number: int | None) -> Server | None:
+        return None if number is None else self.servers.get(number)
+
+    def moved_to(self, device: str) -> None:
+        """Its server is on that device now."""
+        self.row = replace(self.row, device=device)
+
+    def keep_all(self, changes: int) -> None:
+        """Let everything that its server holds outlive this daemon, in the place of what was kept before."""
+        if self.memory is not None:
+            self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
+            if self._pidfd is not None:
+                self.fd_store.watch(self.row.id, self._pidfd)
+
+    def give_backlog(self, server: Server, keep: Callable[[Backlog], None]) -> None:
+        """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is said
+        where nobody keeps it is lost with this daemon."""
+        if (made := self.fd_store.make_backlog()) is not None:
+            backlog, theirs = made
+            keep(backlog)
+            server.send(m.pack("backlog"), (theirs,))
+
+    def follow_backlog(self, server: Server) -> None:
+        """Of the server that has the process."""
+        self.give_backlog(server, lambda backlog: self.fd_store.follow(self.row.id, backlog))
+
+    def recount(self) -> None:
+        """Its server stands still, and everything that it has told was heard."""
+        if self.memory is not None:
+            self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)
