@@ -14,10 +14,10 @@
 #include "ipc/fd.h"
 #include "journal/layout.h"
 #include "journal/mapping.h"
+#include "server/channel/hosted.h"
 #include "server/clock.h"
 #include "server/contexts.h"
 #include "server/memory/bounce.h"
-#include "server/memory/hosted.h"
 #include "server/options.h"
 
 namespace xmig::server {

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "cpu_behind.h"
-#include "server/recovery/preload.h"
+#include "server/snapshot/preload.h"
 
 namespace {
 

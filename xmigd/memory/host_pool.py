@@ -27,7 +27,7 @@ MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # Python's mmap has neither
 PERIOD = 1.0  # seconds between two looks at what is missing
 STEP = 2 << 20  # a huge page of x86-64
 MOST_AT_ONCE = 4  # threads, and no more than a quarter of the processors
-PLAIN = "memfd"  # what servers call it (shim/server/memory/hosted.h)
+PLAIN = "memfd"  # what servers call it (shim/server/channel/hosted.h)
 
 
 class HostPool:

@@ -2,6 +2,9 @@
 //
 // Everything here is written once, by the thread that initialises, before `phase` becomes kRunning; nothing is ever
 // destroyed, so that a program's atexit handlers and static destructors can still call the driver.
+//
+// What lies in this folder: handshake and process, native (the genuine driver instead), starter, job_log and message (what is said to
+// people), entry_points and unsupported (functions by name), asked.
 #pragma once
 
 #include <cuda.h>

@@ -4,6 +4,9 @@
 // if the answer is wrong: it notices a driver some of whose tables were replaced. The rule is public knowledge, and
 // several open compatibility layers follow it. It is here for interoperability and for nothing else: it protects no
 // content and circumvents no licence.
+//
+// What lies in this folder: what unmodified libraries expect of the genuine driver beyond its interface: export_tables, this answer
+// and its digest (md2), context_storage, compile_cache.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,7 @@
 // Copies, reduced to one form: rows of bytes from one place to another.
+//
+// What lies in this folder: copy, the driver's functions that end there (copy_calls, copy_batches, copy_memset, copy_peers), and the
+// way to memory that is not page-locked (copy_to_host, copy_pieces). It keeps no state.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,9 @@
 // Contexts: a number, a device, and a few settings that only the client knows. The server makes its side of a context
 // when it meets the first record of it.
+//
+// What lies in this folder: the driver's functions by family (contexts, devices, streams, events, launches, host functions …), as
+// far as they are about no memory, copy, graph or module. Contexts, streams and events are flat tables of handles; what threads
+// change in them are atomics, or is under a lock of the object.
 #pragma once
 
 #include <cuda.h>

@@ -99,10 +99,8 @@ void events_context_reset(const Context& context) {
 }
 
 CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
-  Thread& thread = this_thread();
-  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
-  const Current now = current(thread);
-  if (now.error != CUDA_SUCCESS) return now.error;
+  const Admitted admitted = admit(Op::cuEventCreate);
+  if (admitted.error != CUDA_SUCCESS) return admitted.error;
   constexpr unsigned int kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
   if (!phEvent || (Flags & ~kKnown)) return CUDA_ERROR_INVALID_VALUE;
   if (Flags & CU_EVENT_INTERPROCESS) return CUDA_ERROR_NOT_SUPPORTED;
@@ -110,7 +108,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
   if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
   Event& event = events.place(journal::handle_index(handle));
   event.flags = Flags;
-  event.context = now.context;
+  event.context = admitted.context;
   {
     const std::lock_guard lock(event.lock);
     event.recorded = event.stream_key = event.noted = 0;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "client/bootstrap/message.h"
@@ -173,48 +175,26 @@ CUresult launched(CUstream stream, CUresult result) {
   return client::cuStreamSynchronize(stream);
 }
 
-CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** parameters, void** extra,
-                const CUlaunchAttribute* attributes, unsigned int attribute_count, bool cooperative) {
-  Thread& thread = this_thread();
-  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) [[unlikely]] return error;
-  const Current now = current(thread);
-  if (!now.context) [[unlikely]] return now.error;
-  const FunctionHere here = find_function(f, *now.context);
-  if (!here.function) [[unlikely]] return here.error;
-  const Function& function = *here.function;
-  if (const CUresult error = check_grid(function, now.context->ordinal, grid); error != CUDA_SUCCESS) [[unlikely]] {
-    complain_of(function, grid, error);
-    return error;
-  }
-  if (cooperative || attribute_count) [[unlikely]] {
-    const CUresult error = check_attributes(now.context->ordinal, attributes, attribute_count, cooperative);
-    if (error != CUDA_SUCCESS) {
-      complain_of(function, grid, error);
-      return error;
-    }
-  }
-  if (!special(stream)) {
-    const Stream* const known = find_stream(stream);
-    if (!known || known->context != now.context) [[unlikely]] return CUDA_ERROR_INVALID_HANDLE;
-  }
-  Packed packed;
+// One launch, and how it becomes a record: checked, then written where it stays, or gathered for who takes it in the journal's place.
+struct Launch {
+  const Function& function;
+  const Grid& grid;
+  CUstream stream;
+  void** parameters;
+  const CUlaunchAttribute* attributes;
+  uint32_t attribute_count;
+  bool cooperative;
   uint32_t parameter_bytes = function.parameter_bytes;
-  if (extra) [[unlikely]] {
-    if (parameters) return CUDA_ERROR_INVALID_VALUE;
-    packed = unpack_extra(extra);
-    if (packed.error != CUDA_SUCCESS) return packed.error;
-    if (diverting()) {
-      if (packed.bytes < parameter_bytes) return CUDA_ERROR_INVALID_VALUE;
-    } else {
-      parameter_bytes = static_cast<uint32_t>(packed.bytes);
-    }
-  } else if (!parameters && !function.parameters.empty()) [[unlikely]] {
-    return CUDA_ERROR_INVALID_VALUE;
+  bool is_packed = false;  // by the program
+  Packed packed{};
+
+  size_t attribute_bytes() const { return attribute_count * sizeof(CUlaunchAttribute); }
+  // What a driver says of another number of bytes than the kernel takes is known to the driver only.
+  bool odd() const { return parameter_bytes != function.parameter_bytes; }
+  Shape shape() const {
+    return {Op::xmLaunch, 0, sizeof(Args_xmLaunch), static_cast<uint32_t>(attribute_bytes() + parameter_bytes), 0};
   }
-  const size_t attribute_bytes = attribute_count * sizeof(CUlaunchAttribute);
-  const Shape shape{Op::xmLaunch, 0, sizeof(Args_xmLaunch),
-                    static_cast<uint32_t>(attribute_bytes + parameter_bytes), 0};
-  const auto fill = [&](std::byte* arguments, std::byte* payload) {
+  void write(std::byte* arguments, std::byte* payload) const {
     new (arguments) Args_xmLaunch{
         .function = function.handle,
         .grid_x = grid.grid[0],
@@ -229,46 +209,107 @@ CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** paramete
         .cooperative = cooperative,
         .stream = reinterpret_cast<uint64_t>(stream),
     };
-    if (attribute_bytes) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes);
-    std::byte* const to = payload + attribute_bytes;
-    if (extra) [[unlikely]] {
+    if (attribute_count) [[unlikely]] std::memcpy(payload, attributes, attribute_bytes());
+    std::byte* const to = payload + attribute_bytes();
+    if (is_packed) [[unlikely]] {
       if (parameter_bytes) std::memcpy(to, packed.data, parameter_bytes);
     } else {
       copy_parameters(function, parameters, to);
     }
-  };
-  if (diverting()) [[unlikely]] {
-    std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
-    std::vector<std::byte> payload(shape.payload);
-    fill(arguments.data(), payload.data());
-    const Slice slice{payload.data(), payload.size()};
-    const auto diverted = divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), std::span(&slice, 1));
-    if (diverted) return *diverted;
-  } else if (cooperative || attribute_count || function.clustered() || parameter_bytes != function.parameter_bytes)
-      [[unlikely]] {
-    LaunchShape asked{.function = function.handle,
-                      .grid = std::to_array(grid.grid),
-                      .block = std::to_array(grid.block),
-                      .shared_bytes = grid.shared_bytes,
-                      .cooperative = cooperative};
-    // What a driver says of another number of bytes than the kernel takes is known to the driver only.
-    const bool odd = parameter_bytes != function.parameter_bytes;
-    if (odd || (device_must_judge(function, {attributes, attribute_count}, asked) && !accepted_before(asked))) {
-      std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
-      std::vector<std::byte> payload(shape.payload);
-      fill(arguments.data(), payload.data());
-      const Slice slice{payload.data(), payload.size()};
-      Pending pending = start(Op::xmFirstLaunch, arguments.data(), arguments.size(), {&slice, 1}, 0);
-      const CUresult error = finish(pending, nullptr, 0);
-      if (error == CUDA_SUCCESS) {
-        if (!odd) accepted(asked);
-      } else {
-        complain_of(function, grid, error);
-      }
-      return launched(stream, error);
-    }
   }
-  return launched(stream, write_record(thread, now.context, shape, fill).error);
+  // use(arguments, payload), not in the ring.
+  template <typename Use>
+  auto gathered(Use&& use) const {
+    std::array<std::byte, sizeof(Args_xmLaunch)> arguments;
+    std::vector<std::byte> payload(shape().payload);
+    write(arguments.data(), payload.data());
+    const Slice slice{payload.data(), payload.size()};
+    return use(std::span<const std::byte>(arguments), std::span(&slice, 1));
+  }
+};
+
+inline CUresult check_shape(const Launch& launch, int ordinal) {
+  CUresult error = check_grid(launch.function, ordinal, launch.grid);
+  if (error == CUDA_SUCCESS && (launch.cooperative || launch.attribute_count)) [[unlikely]] {
+    error = check_attributes(ordinal, launch.attributes, launch.attribute_count, launch.cooperative);
+  }
+  if (error != CUDA_SUCCESS) [[unlikely]] complain_of(launch.function, launch.grid, error);
+  return error;
+}
+
+inline CUresult check_stream(CUstream stream, const Context& context) {
+  if (special(stream)) return CUDA_SUCCESS;
+  const Stream* const known = find_stream(stream);
+  if (!known || known->context != &context) [[unlikely]] return CUDA_ERROR_INVALID_HANDLE;
+  return CUDA_SUCCESS;
+}
+
+// The program has packed them itself.
+CUresult take_packed(Launch& launch, void** extra) {
+  if (launch.parameters) return CUDA_ERROR_INVALID_VALUE;
+  launch.is_packed = true;
+  launch.packed = unpack_extra(extra);
+  if (launch.packed.error != CUDA_SUCCESS) return launch.packed.error;
+  if (diverting()) return launch.packed.bytes < launch.parameter_bytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  launch.parameter_bytes = static_cast<uint32_t>(launch.packed.bytes);
+  return CUDA_SUCCESS;
+}
+
+inline CUresult take_parameters(Launch& launch, void** extra) {
+  if (extra) [[unlikely]] return take_packed(launch, extra);
+  const bool missing = !launch.parameters && !launch.function.parameters.empty();
+  if (missing) [[unlikely]] return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+// Something that only the device can judge: the first launch of its kind waits for what the device says. Nothing, if that is known.
+std::optional<CUresult> ask_device(const Launch& launch) {
+  LaunchShape asked{.function = launch.function.handle,
+                    .grid = std::to_array(launch.grid.grid),
+                    .block = std::to_array(launch.grid.block),
+                    .shared_bytes = launch.grid.shared_bytes,
+                    .cooperative = launch.cooperative};
+  const bool judged = launch.odd() ||
+                      (device_must_judge(launch.function, {launch.attributes, launch.attribute_count}, asked) &&
+                       !accepted_before(asked));
+  if (!judged) return std::nullopt;
+  const CUresult error = launch.gathered([](std::span<const std::byte> arguments, std::span<const Slice> payload) {
+    Pending pending = start(Op::xmFirstLaunch, arguments.data(), arguments.size(), payload, 0);
+    return finish(pending, nullptr, 0);
+  });
+  if (error != CUDA_SUCCESS) {
+    complain_of(launch.function, launch.grid, error);
+  } else if (!launch.odd()) {
+    accepted(asked);
+  }
+  return error;
+}
+
+// While work is captured, or collected otherwise. Nothing, if this is to be launched all the same.
+std::optional<CUresult> divert_launch(Thread& thread, const Launch& launch) {
+  return launch.gathered([&](std::span<const std::byte> arguments, std::span<const Slice> payload) {
+    return divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), payload);
+  });
+}
+
+CUresult launch(CUfunction f, const Grid& grid, CUstream stream, void** parameters, void** extra,
+                const CUlaunchAttribute* attributes, unsigned int attribute_count, bool cooperative) {
+  const Admitted admitted = admit(Op::xmLaunch);
+  if (admitted.error != CUDA_SUCCESS) [[unlikely]] return admitted.error;
+  Context& context = *admitted.context;
+  const FunctionHere here = find_function(f, context);
+  if (!here.function) [[unlikely]] return here.error;
+  Launch launch{*here.function, grid, stream, parameters, attributes, attribute_count, cooperative};
+  if (const CUresult error = check_shape(launch, context.ordinal); error != CUDA_SUCCESS) [[unlikely]] return error;
+  if (const CUresult error = check_stream(stream, context); error != CUDA_SUCCESS) [[unlikely]] return error;
+  if (const CUresult error = take_parameters(launch, extra); error != CUDA_SUCCESS) [[unlikely]] return error;
+  if (diverting()) [[unlikely]] {
+    if (const auto diverted = divert_launch(admitted.thread, launch)) return *diverted;
+  } else if (cooperative || attribute_count || launch.function.clustered() || launch.odd()) [[unlikely]] {
+    if (const auto answered = ask_device(launch)) return launched(stream, *answered);
+  }
+  const auto write = [&](std::byte* arguments, std::byte* payload) { launch.write(arguments, payload); };
+  return launched(stream, write_record(admitted.thread, &context, launch.shape(), write).error);
 }
 
 }  // namespace

@@ -37,10 +37,8 @@ void streams_context_reset(const Context& context) {
 }
 
 CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
-  Thread& thread = this_thread();
-  if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return error;
-  const Current now = current(thread);
-  if (now.error != CUDA_SUCCESS) return now.error;
+  const Admitted admitted = admit(Op::cuStreamCreateWithPriority);
+  if (admitted.error != CUDA_SUCCESS) return admitted.error;
   if (!phStream || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING))) return CUDA_ERROR_INVALID_VALUE;
   int least = 0, greatest = 0;
   client::cuCtxGetStreamPriorityRange(&least, &greatest);
@@ -50,7 +48,7 @@ CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int 
   stream.flags = flags;
   stream.priority = std::max(greatest, std::min(least, priority));  // as the driver does: clamped, not refused
   stream.id = next_id.fetch_add(1);
-  stream.context = now.context;
+  stream.context = admitted.context;
   stream.synchronization_policy = CU_SYNC_POLICY_AUTO;
   stream.memory_domain = 0;
   stream.capture = 0;

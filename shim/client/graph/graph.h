@@ -4,6 +4,10 @@
 // records that the same calls would have appended (Operation), so that a captured launch, an explicitly added kernel node
 // and an ordinary launch are one thing. The server hears of a graph when it becomes executable: then it goes there whole,
 // as an image (journal/graph_image.h).
+//
+// What lies in this folder: graphs, their nodes and their work, capture, and what becomes of a graph when it is executable: one of the
+// driver's (graph_exec), in parts (graph_parts, graph_stand_ins), or record by record (graph_play). All of it is under
+// graphs_mutex(), captures too.
 #pragma once
 
 #include <cuda.h>

@@ -31,28 +31,6 @@ constexpr uint64_t kGiveWay = 50'000;
 constexpr uint64_t kLate = 200'000;
 constexpr std::chrono::seconds kLook{1};  // how often a waiting thread looks whether the other side lives
 
-// The server takes records of these without a context; they name what they are about themselves.
-constexpr bool needs_context(Op op) {
-  switch (op) {
-    case Op::xmGrow:
-    case Op::xmShrink:
-    case Op::xmUnpin:
-    case Op::xmAlloc:
-    case Op::xmFree:
-    case Op::xmDiscard:
-    case Op::xmReuse:
-    case Op::xmContextReset:
-    case Op::xmImage:
-    case Op::xmImageFile:
-    case Op::xmModuleInfo:
-    case Op::xmBindGlobal:
-    case Op::cuModuleUnload:
-      return false;
-    default:
-      return true;
-  }
-}
-
 // As in journal::ThreadSlot.
 uint32_t processor() { return static_cast<uint32_t>(::sched_getcpu() + 1); }
 
@@ -142,32 +120,6 @@ CUresult collect_unanswered(Thread& thread) {
   }
   publish_waiting(thread);
   return CUDA_SUCCESS;
-}
-
-struct Admitted {
-  Thread& thread;
-  const Context* context = nullptr;
-  CUresult error = CUDA_SUCCESS;
-};
-
-Admitted admit(Op op) {
-  Admitted admitted{this_thread()};
-  // A reset is the way out of a sticky fault.
-  admitted.error = op == Op::xmContextReset ? initialized() : enter(admitted.thread);
-  if (admitted.error == CUDA_SUCCESS && admitted.thread.slot == Thread::kNoSlot && !take_slot(admitted.thread)) {
-    admitted.error = CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (admitted.error != CUDA_SUCCESS) return admitted;
-  const Current now = current(admitted.thread);
-  admitted.context = now.context;
-  if (!now.context) {
-    if (needs_context(op)) {
-      admitted.error = now.error;
-    } else {
-      admitted.context = &primary_context(0);
-    }
-  }
-  return admitted;
 }
 
 size_t total(std::span<const Slice> slices) {

@@ -1,4 +1,7 @@
 // Putting records into the journal, and waiting for replies. Everything else in the client stands on this.
+//
+// What lies in this folder: append and ring_writer (a record's way into the ring, under `writer.lock`), thread (what each thread of
+// the program has; its own, but for the slot that the server reads), handles, lock.
 #pragma once
 
 #include <cuda.h>

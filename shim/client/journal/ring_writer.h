@@ -117,5 +117,49 @@ inline CUresult enter(Thread& thread) {
   if (fault || thread.slot == Thread::kNoSlot) [[unlikely]] return enter_slowly(thread);
   return CUDA_SUCCESS;
 }
+// As enter(), also where the context has a sticky fault.
+inline CUresult enter_in_any_case(Thread& thread) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  return thread.slot == Thread::kNoSlot && !take_slot(thread) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+// The server takes records of these without a context; they name what they are about themselves.
+constexpr bool needs_context(Op op) {
+  switch (op) {
+    case Op::xmGrow:
+    case Op::xmShrink:
+    case Op::xmUnpin:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse:
+    case Op::xmContextReset:
+    case Op::xmImage:
+    case Op::xmImageFile:
+    case Op::xmModuleInfo:
+    case Op::xmBindGlobal:
+    case Op::cuModuleUnload:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// May this thread put such a record into the journal, and of which context is it? Inline, as enter() is.
+struct Admitted {
+  Thread& thread;
+  Context* context;
+  CUresult error;
+};
+inline Admitted admit(Op op) {
+  Thread& thread = this_thread();
+  // A reset is the way out of a sticky fault.
+  const CUresult error = op == Op::xmContextReset ? enter_in_any_case(thread) : enter(thread);
+  if (error != CUDA_SUCCESS) [[unlikely]] return {thread, nullptr, error};
+  const Current now = current(thread);
+  if (now.context) [[likely]] return {thread, now.context, CUDA_SUCCESS};
+  if (needs_context(op)) return {thread, nullptr, now.error};
+  return {thread, &primary_context(0), CUDA_SUCCESS};
+}
 
 }  // namespace xmig::client

@@ -1,5 +1,9 @@
 // The memory half of the client, as the rest of the client sees it: memory for module globals, and the events after
 // which memory that was freed in stream order may be used by other streams.
+//
+// What lies in this folder: addresses (ranges, backing, heap, pool), what the program has at them (map, pointer), mappings of the
+// program's own (vmm), page-locked memory (pinned), and what caching allocators give back (cached_blocks, caching_allocator).
+// Each has a lock of its own.
 #pragma once
 
 #include <cuda.h>

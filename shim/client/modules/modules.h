@@ -2,6 +2,8 @@
 //
 // A module belongs to one context. A library does not: it has a module in every context in which it has been used,
 // loaded when it is first needed there, and its kernels (CUkernel) stand for the function of that name in each of them.
+//
+// What lies in this folder: images, modules, libraries, functions, and the linker.
 #pragma once
 
 #include <cuda.h>

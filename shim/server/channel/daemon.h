@@ -5,6 +5,10 @@
 //
 // What it was told last is lost if it dies before it reads it, and nobody announces anything if the server dies, too. So
 // changes of memory are also said into the backlog: a socket whose other end is kept where the job's memory is.
+//
+// What lies in this folder: daemon (what is said), requests and interrupts (what is asked for), job (the files that came with it),
+// entry, hosted. All of it may be used from any thread, each piece under a lock of its own or by atomics; job is changed only while
+// the executor is paused.
 #pragma once
 
 #include <atomic>
@@ -17,7 +21,7 @@
 #include <string_view>
 
 #include "ipc/fd.h"
-#include "server/memory/hosted.h"
+#include "server/channel/hosted.h"
 
 namespace xmig::server {
 

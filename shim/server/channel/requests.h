@@ -12,7 +12,7 @@
 #include "common/result.h"
 #include "device/device.h"
 #include "ipc/fd.h"
-#include "server/memory/hosted.h"
+#include "server/channel/hosted.h"
 
 namespace xmig::server {
 

@@ -1,6 +1,8 @@
 // The server's life: a warm standby, then one job, until its program ends.
 //
 // This thread listens to the daemon and watches the program; the job itself is the executor's thread.
+//
+// Its fields are this thread's, but for the steps of a move, under their lock, and `serving_`.
 #pragma once
 
 #include <atomic>

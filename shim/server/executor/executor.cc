@@ -11,7 +11,7 @@
 
 #include "journal/futex.h"
 #include "server/clock.h"
-#include "server/handlers/peers.h"
+#include "server/peers.h"
 
 namespace xmig::server {
 namespace {
@@ -110,7 +110,7 @@ Executor::Executor(const Services& services, Preload& preload, Physical& physica
       waits_(driver_, replies_, faults_, [this](uint32_t ordinal) { contexts_.use(ordinal); }),
       progress_(driver_, device_.mark_every()),
       hang_timeout_(limits.hang_timeout),
-      interrupts_(job_, placement_),
+      interrupts_(job_, [this] { placement_.release(); }),
       staging_(memory_),
       snapshots_(services_, memory_, granules_, objects_, staging_),
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.cut_budget, device_.recovery_ns()),

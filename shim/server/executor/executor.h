@@ -5,7 +5,8 @@
 //   A record is acted upon only from the private copy in record_; payloads are read in place, as data.
 //   Nothing is answered after a sticky fault (Faults), nothing is answered twice (Record::replied).
 //
-// It reads records and dispatches them to their handlers (handlers/), which are its methods. What else a job needs are parts with
+// It reads records and dispatches them to their handlers, which are its methods, in files by what they are about (handlers/), and may
+// touch all that is its own. What else a job needs are parts with
 // state of their own, which it owns and brings together: snapshots_ and schedule_ (snapshot/), recovery_ and replay_ (recovery/),
 // incoming_, relocation_ and departure_ (migration/). They ask of it what execution.h says, and see nothing else of it. Other
 // threads ask for something through interrupts_, and find what they may call in "From other threads" below.
@@ -31,15 +32,15 @@
 #include "common/result.h"
 #include "device/device.h"
 #include "journal/module_info.h"
+#include "server/channel/interrupts.h"
 #include "server/execution.h"
-#include "server/executor/interrupts.h"
 #include "server/executor/placement.h"
 #include "server/executor/progress.h"
-#include "server/executor/record.h"
 #include "server/executor/replies.h"
 #include "server/executor/waits.h"
 #include "server/executor/working.h"
 #include "server/faults/watchdog.h"
+#include "server/memory/adoption.h"
 #include "server/memory/granules.h"
 #include "server/memory/intake.h"
 #include "server/memory/process_memory.h"
@@ -50,11 +51,11 @@
 #include "server/objects/linker.h"
 #include "server/objects/objects.h"
 #include "server/objects/placed_variables.h"
-#include "server/recovery/adoption.h"
-#include "server/recovery/preload.h"
+#include "server/records/record.h"
 #include "server/recovery/recovery.h"
 #include "server/recovery/replay.h"
 #include "server/services.h"
+#include "server/snapshot/preload.h"
 #include "server/snapshot/schedule.h"
 #include "server/snapshot/snapshots.h"
 #include "server/snapshot/staging.h"
@@ -330,9 +331,9 @@ class Executor final : public Witness, private Execution {
   }
 
   // launches.cc
+  Kernel* find_kernel(uint64_t handle);
   CUresult launch(Record& record, const Args_xmLaunch& args);
   std::vector<std::byte> with_variables(std::span<const std::byte> parameters) const;
-  CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from);
 
   // host_functions.cc
   void post_callback(uint64_t position);

@@ -9,7 +9,7 @@
 
 #include "journal/futex.h"
 #include "server/channel/daemon.h"
-#include "server/executor/record.h"
+#include "server/records/record.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void*);

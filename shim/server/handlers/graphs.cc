@@ -11,7 +11,7 @@
 
 #include "journal/graph_image.h"
 #include "server/executor/executor.h"
-#include "server/executor/reader.h"
+#include "server/records/reader.h"
 
 namespace xmig::server {
 

@@ -33,6 +33,57 @@ CUlaunchConfig shape_of(const Args& args) {
   return config;
 }
 
+template <typename Args>
+size_t attribute_bytes(const Args& args) {
+  return size_t{args.attributes} * sizeof(CUlaunchAttribute);
+}
+
+// Does the payload have what the arguments say, and as many parameters as the kernel takes? Another number is for the driver to
+// judge, if it is waited for.
+bool is_whole(const Args_xmLaunch& args, const Kernel& kernel, size_t payload_bytes, bool waited_for) {
+  const bool odd = args.parameter_bytes != *kernel.parameter_bytes;
+  return args.attributes <= kMaxLaunchAttributes && (!odd || waited_for) &&
+         attribute_bytes(args) + args.parameter_bytes <= payload_bytes;
+}
+
+// Attributes hold handles and unknown things of the future: only those that are plain values pass.
+CUresult copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from) {
+  if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(CUlaunchAttribute));
+  for (uint32_t i = 0; i < count; ++i) {
+    switch (to[i].id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING: break;
+      default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+// `to` has room for one more than a record may bring.
+CUresult take_attributes(const Args_xmLaunch& args, const std::byte* from, CUlaunchAttribute* to, CUlaunchConfig& config) {
+  if (const CUresult result = copy_attributes(to, args.attributes, from); result != CUDA_SUCCESS) return result;
+  config.numAttrs = args.attributes;
+  if (args.cooperative != 0) {
+    CUlaunchAttribute& last = to[config.numAttrs++];
+    std::memset(static_cast<void*>(&last), 0, sizeof(last));
+    last.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    last.value.cooperative = 1;
+  }
+  config.attrs = to;
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult Executor::on_xmLaunch(Record& record) {
@@ -62,37 +113,26 @@ CUresult Executor::on_xmFirstLaunch(Record& record) {
   return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
 }
 
+Kernel* Executor::find_kernel(uint64_t handle) {
+  return journal::handle_is(handle, journal::Kind::kFunction) ? objects_.kernel(journal::handle_index(handle)) : nullptr;
+}
+
 CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
-  const std::span<std::byte> payload = record.payload();
-  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
-  Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  Kernel* const kernel = find_kernel(args.function);
   CUstream stream = nullptr;
   if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(driver_, *kernel);  // after a recovery nobody asks again
-  const size_t attribute_bytes = size_t{args.attributes} * sizeof(CUlaunchAttribute);
-  const bool odd = args.parameter_bytes != *kernel->parameter_bytes;  // for the driver to judge, if it is waited for
-  if (args.attributes > kMaxLaunchAttributes || (odd && !record.synchronous()) ||
-      attribute_bytes + args.parameter_bytes > payload.size()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  const std::span<std::byte> payload = record.payload();
+  if (!is_whole(args, *kernel, payload.size(), record.synchronous())) return CUDA_ERROR_INVALID_VALUE;
 
   CUlaunchConfig config = shape_of(args);
   config.hStream = stream;
   CUlaunchAttribute attributes[kMaxLaunchAttributes + 1];
   if (args.attributes != 0 || args.cooperative != 0) {
-    const CUresult result = copy_attributes(attributes, args.attributes, payload.data());
+    const CUresult result = take_attributes(args, payload.data(), attributes, config);
     if (result != CUDA_SUCCESS) return result;
-    config.numAttrs = args.attributes;
-    if (args.cooperative != 0) {
-      CUlaunchAttribute& last = attributes[config.numAttrs++];
-      std::memset(&last, 0, sizeof(last));
-      last.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-      last.value.cooperative = 1;
-    }
-    config.attrs = attributes;
   }
-
-  std::byte* parameters = payload.data() + attribute_bytes;
+  std::byte* parameters = payload.data() + attribute_bytes(args);
   size_t bytes = args.parameter_bytes;
   std::vector<std::byte> translated;
   if (!variables_.empty()) [[unlikely]] {
@@ -114,8 +154,7 @@ CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
 CUresult Executor::on_xmClusters(Record& record) {
   Args_xmClusters args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!journal::handle_is(args.function, journal::Kind::kFunction)) return CUDA_ERROR_INVALID_HANDLE;
-  const Kernel* const kernel = objects_.kernel(journal::handle_index(args.function));
+  const Kernel* const kernel = find_kernel(args.function);
   if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
   const std::span<std::byte> payload = record.payload();
   if (args.attributes > kMaxLaunchAttributes || args.attributes * sizeof(CUlaunchAttribute) > payload.size()) {
@@ -134,30 +173,6 @@ CUresult Executor::on_xmClusters(Record& record) {
                               : driver_.cuOccupancyMaxActiveClusters(&answer, kernel->real, &config);
   if (result == CUDA_SUCCESS) record.set_reply(&answer, sizeof(answer));
   return result;
-}
-
-// Attributes hold handles and unknown things of the future: only those that are plain values pass.
-CUresult Executor::copy_attributes(CUlaunchAttribute* to, uint32_t count, const std::byte* from) {
-  if (count != 0) std::memcpy(static_cast<void*>(to), from, count * sizeof(CUlaunchAttribute));
-  for (uint32_t i = 0; i < count; ++i) {
-    switch (to[i].id) {
-      case CU_LAUNCH_ATTRIBUTE_IGNORE:
-      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-      case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING: break;
-      default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-  }
-  return CUDA_SUCCESS;
 }
 
 }  // namespace xmig::server

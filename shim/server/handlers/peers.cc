@@ -6,8 +6,6 @@
 //   A copy or a fill is put into a stream of the device whose memory it touches, or is a copy that names both contexts.
 //   Where the program's stream is another device's, ours waits for it, and it for ours: the order is the stream's.
 //   The calling thread's current context is that of the stream's device when work is enqueued (translate(), on_device_of()).
-#include "server/handlers/peers.h"
-
 #include <algorithm>
 
 #include "server/executor/executor.h"
@@ -82,34 +80,6 @@ void Executor::close_asides() {
 }
 
 // --- which devices reach which memory -----------------------------------------------------------------------------
-
-void describe_peers(const Services& services) {
-  const uint32_t count = services.contexts.count();
-  for (uint32_t device = 0; device < count; ++device) {
-    for (uint32_t peer = 0; peer < count; ++peer) {
-      services.job.header().peers[device * journal::kMaxDevices + peer].store(
-          services.device.peer(static_cast<int>(device), static_cast<int>(peer)));
-    }
-  }
-}
-
-Result<> keeps_promises(const Services& services) {
-  const uint32_t count = services.contexts.count();
-  const uint64_t promised = services.job.header().peers_promised.load();
-  for (uint32_t device = 0; device < count; ++device) {
-    for (uint32_t peer = 0; peer < count; ++peer) {
-      const bool needed = (promised >> (device * journal::kMaxDevices + peer) & 1) != 0;
-      if (!needed || device == peer ||
-          (services.device.peer(static_cast<int>(device), static_cast<int>(peer)) & journal::kPeerReaches) != 0) {
-        continue;
-      }
-      return Error{"the program was told that its device " + std::to_string(device) + " reaches the memory of its device " +
-                   std::to_string(peer) + ", and these devices do not reach each other: choose devices with peer "
-                   "access (nvidia-smi topo -p2p r)"};
-    }
-  }
-  return {};
-}
 
 bool Executor::is_shared(uint32_t memory, uint32_t device) const {
   return lasting_shares_.contains({memory, device}) ||

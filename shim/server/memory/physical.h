@@ -17,7 +17,7 @@
 #include "journal/layout.h"
 #include "journal/shadow_layout.h"
 #include "server/channel/daemon.h"
-#include "server/memory/hosted.h"
+#include "server/channel/hosted.h"
 
 namespace xmig::server {
 

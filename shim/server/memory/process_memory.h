@@ -3,6 +3,9 @@
 // The executor's thread changes all of it. Others, too, look at some of it, and make memory for the shadow: so `mutex` is held
 // by whoever looks at or changes `hosting`, `shadow`, `images` or `copy_log` (whose space is the shadow's), except the executor's
 // thread where it only looks. `live` is that thread's alone.
+//
+// What lies in this folder: physical (memory with a descriptor that the daemon holds), and by what it is for hosting, shadow,
+// copy_log, images and live_set; granules, bounce, intake and scratch (copies of it); adoption (of what another server has made).
 #pragma once
 
 #include <mutex>

@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <string>
 
+#include "server/channel/interrupts.h"
 #include "server/channel/requests.h"
 #include "server/execution.h"
-#include "server/executor/interrupts.h"
 #include "server/memory/process_memory.h"
 #include "server/migration/relocation.h"
 #include "server/services.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "server/clock.h"
-#include "server/handlers/peers.h"
+#include "server/peers.h"
 
 namespace xmig::server {
 

@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "common/result.h"
+#include "server/memory/adoption.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
 #include "server/migration/arrival.h"
-#include "server/recovery/adoption.h"
-#include "server/recovery/preload.h"
 #include "server/services.h"
 #include "server/snapshot/cut_file.h"
+#include "server/snapshot/preload.h"
 
 namespace xmig::server {
 

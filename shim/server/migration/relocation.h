@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ipc/fd.h"
-#include "server/executor/interrupts.h"
+#include "server/channel/interrupts.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
 #include "server/services.h"

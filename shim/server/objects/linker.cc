@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include "server/executor/reader.h"
+#include "server/records/reader.h"
 
 namespace xmig::server {
 namespace {

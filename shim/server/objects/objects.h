@@ -2,6 +2,9 @@
 //
 // Handles are numbers chosen by the client: the tables here are flat. Each object keeps the record that created it and
 // the records that set something on it.
+//
+// What lies in this folder: objects, loading and linker (how modules are made), placed_variables and variable_directory (their
+// variables where a driver chooses the address). All of it is the executor's thread's; handlers change it, a cut reads it.
 #pragma once
 
 #include <cuda.h>
@@ -16,8 +19,8 @@
 
 #include "device/device.h"
 #include "journal/layout.h"
-#include "server/executor/record.h"
-#include "server/objects/stored_records.h"
+#include "server/records/record.h"
+#include "server/records/stored_records.h"
 
 namespace xmig::server {
 

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "server/executor/reader.h"
 #include "server/objects/loading.h"
+#include "server/records/reader.h"
 
 namespace xmig::server {
 namespace {

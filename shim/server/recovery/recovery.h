@@ -9,9 +9,9 @@
 //     shadow is not to be trusted. Only the objects are brought forward to it, and the cut is taken again;
 //   from elsewhere, for a job that comes without its device memory (migration/incoming.h).
 //
-// What lies in this folder: recovery, replay and redo_times, adoption (memory that another server has made), preload. It has no
-// state beside the job's but what says how far it is; what it makes belongs to ProcessMemory, Snapshots and Execution, through
-// which it works. A recovery of several processes would agree on a cut before these paths, and on their entry.
+// What lies in this folder: recovery, and replay with redo_times (the only state: how far it is, the executor's thread's). What a
+// recovery makes belongs to ProcessMemory, Snapshots and the executor, through which it works (Execution). A recovery of several
+// processes would agree on a cut before these paths, and on their entry.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@
 #include "server/channel/entry.h"
 #include "server/channel/requests.h"
 #include "server/execution.h"
+#include "server/memory/adoption.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
 #include "server/migration/incoming.h"
-#include "server/recovery/adoption.h"
 #include "server/services.h"
 #include "server/snapshot/cut_file.h"
 #include "server/snapshot/snapshots.h"

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "ipc/whole.h"
-#include "server/executor/reader.h"
+#include "server/records/reader.h"
 
 namespace xmig::server {
 namespace {

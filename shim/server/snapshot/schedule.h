@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "server/executor/interrupts.h"
+#include "server/channel/interrupts.h"
 #include "server/snapshot/cut_policy.h"
 #include "server/snapshot/stall.h"
 

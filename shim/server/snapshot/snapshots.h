@@ -4,11 +4,11 @@
 // is the state: a server that dies in between is followed by one that takes the same cut again. So before the first
 // byte of the shadow changes, everything that the cut needs must be there: slots, and pages for its file.
 //
-// What lies in this folder: cut_file (what a cut is), snapshots (how one is taken), schedule and cut_policy and stall (when),
-// staging (where its content goes, and what was brought there ahead). A cut is of a position that the caller names: the
-// executor's own, and one day one that several processes have agreed on.
+// What lies in this folder: cut_file (what a cut is), snapshots (how one is taken), schedule, cut_policy and stall (when), staging
+// (where its content goes, and what was brought there ahead), preload (code that it needs, ahead of a recovery). A cut is of a
+// position that the caller names: the executor's own, and one day one that several processes have agreed on.
 //
-// All of it is the executor's thread's, but: `chunks` may be read by who has begun a batch of staging.
+// The executor's thread's, but: ShadowWishes are any thread's, and `chunks` may be read by who has begun a batch of staging.
 #pragma once
 
 #include <array>

@@ -1,5 +1,8 @@
 // One record while it is executed: a private copy of what decides anything, and the places in the ring that data is
 // read from and the reply goes to.
+//
+// What lies in this folder: record (checked once, here, before anybody acts upon it), stored_records (those that a cut keeps),
+// reader (for bytes of which nothing is believed).
 #pragma once
 
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-#include "server/recovery/adoption.h"
+#include "server/memory/adoption.h"
 
 #include <string>
 #include <utility>

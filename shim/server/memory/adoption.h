@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "common/result.h"
-#include "server/memory/hosted.h"
+#include "server/channel/hosted.h"
 #include "server/memory/process_memory.h"
 #include "server/services.h"
 

@@ -1,4 +1,4 @@
-#include "server/recovery/preload.h"
+#include "server/snapshot/preload.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

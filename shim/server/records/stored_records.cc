@@ -1,4 +1,4 @@
-#include "server/objects/stored_records.h"
+#include "server/records/stored_records.h"
 
 #include <cstring>
 

@@ -16,8 +16,8 @@
 #include "device/device.h"
 #include "journal/mapping.h"
 #include "server/channel/daemon.h"
+#include "server/channel/hosted.h"
 #include "server/contexts.h"
-#include "server/memory/hosted.h"
 #include "server/objects/objects.h"
 #include "server/snapshot/cut_file.h"
 

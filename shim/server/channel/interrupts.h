@@ -3,10 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "journal/futex.h"
 #include "server/channel/job.h"
-#include "server/executor/placement.h"
 
 namespace xmig::server {
 
@@ -15,13 +16,14 @@ class Interrupts {
   // kAnswer: if there is nothing to cut, the daemon is told so.
   enum What : uint32_t { kStop = 1, kCut = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
 
-  Interrupts(const Job& job, Placement& placement) : job_(job), placement_(placement) {}
+  // `release`: the executor can be woken on any processor now.
+  Interrupts(const Job& job, std::function<void()> release) : job_(job), release_(std::move(release)) {}
 
   // From any thread. The executor is woken.
   void request(uint32_t what) {
     pending_.fetch_or(what, std::memory_order_seq_cst);
     journal::JournalHeader& header = job_.header();
-    placement_.release();
+    release_();
     header.doorbell.fetch_add(1, std::memory_order_seq_cst);
     journal::futex_wake(header.doorbell);
   }
@@ -37,7 +39,7 @@ class Interrupts {
 
  private:
   const Job& job_;
-  Placement& placement_;
+  const std::function<void()> release_;
   std::atomic<uint32_t> pending_{0};
   std::atomic<uint64_t> cuts_decided_{0};
 };
