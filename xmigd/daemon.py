@@ -10,8 +10,10 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from xmigd import __version__, log, native, runtime_dir
@@ -23,7 +25,6 @@ from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_serv
 from xmigd.connections.quotas import Quotas
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
-from xmigd.database.models import Job
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices import repository as devices
@@ -59,7 +60,7 @@ from xmigd.processes.service import Processes
 from xmigd.recording import retention
 from xmigd.recording.database import DatabaseRecords
 from xmigd.recording.published import PublishingRecords
-from xmigd.records import JobRow
+from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.rest import make_app
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
@@ -76,6 +77,26 @@ logger = log.get("daemon")
 
 # A thread that computes gives the interpreter up after this long: a recovery waits for it at most that much.
 SWITCH_INTERVAL = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the last daemon left behind."""
+
+    live: list[LiveProcess]
+    unprotected: list[tuple[ProcessRow, JobRow]]
+    runners: list[tuple[str, int, int]]  # that it watched: their jobs, pids and starts
+    launched: list[JobRow]  # whose runners may still be there
+    cordoned: dict[str, str]
+    newest_event: int
+
+    @classmethod
+    def read(cls, session: Session) -> Left:
+        return cls(
+            live=processes.live_ones(session), unprotected=processes.unprotected_ones(session),
+            runners=jobs.runners(session), launched=jobs.launched(session), cordoned=devices.cordoned(session),
+            newest_event=events.newest(session),
+        )  # fmt: skip
 
 
 async def serve(settings: Settings) -> None:
@@ -103,30 +124,15 @@ async def serve(settings: Settings) -> None:
             stack.callback(task.cancel)
 
         tells_ends = exits.kernel_tells()
-        database = settings.database
-        prepare_folder(database)
-        await migrate.upgrade_apart(database, lambda: front.wait_for("its database is being upgraded"))
-        writing = make_engine(database, writer=True)
-        stack.callback(writing.dispose)
-        reading = make_engine(database)
-        stack.callback(reading.dispose)
-        writer = Writer(writing)
-        stack.callback(writer.close)
-        names, memory_bytes = settings.device_names, settings.device_memory
-        await asyncio.wrap_future(
-            writer.submit("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
-        )
+        writer, reading = await open_database(settings, front, stack)
         with Session(reading) as session:
-            live = processes.live_ones(session)
-            left_running = jobs.runners(session)
-            unprotected, launched = processes.unprotected_ones(session), jobs.launched(session)
-            newest_event, cordoned = events.newest(session), devices.cordoned(session)
-        bus = Bus(writer, newest=newest_event, keep=settings.events_kept)
+            left = Left.read(session)
+        bus = Bus(writer, newest=left.newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
 
         def find_job(job: str) -> JobRow | None:
             with Session(reading) as session:
-                row = session.get(Job, job)
+                row = jobs.find(session, job)
                 return None if row is None else jobs.job_row(row)
 
         scopes = ManagerScopes() if manager.present else Scopes()
@@ -141,11 +147,11 @@ async def serve(settings: Settings) -> None:
         records = PublishingRecords(
             DatabaseRecords(writer),
             bus,
-            live,
+            left.live,
             counts=counts,
             breaker=breaker,
             device_faulted=device_faulted,
-            unprotected=[row for row, _ in unprotected],
+            unprotected=[row for row, _ in left.unprotected],
         )
         if manager.present:
             fd_store = FdStore(manager, layout)
@@ -155,13 +161,13 @@ async def serve(settings: Settings) -> None:
             fd_store = FdStore(store, layout)
         learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, live, fd_store, keeper=keeper, tells_ends=tells_ends,
-            unprotected=unprotected, cordoned=cordoned, learn=learner,
+            settings, layout, program, records, find_job, left.live, fd_store, keeper=keeper, tells_ends=tells_ends,
+            unprotected=left.unprotected, cordoned=left.cordoned, learn=learner,
             uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
         )  # fmt: skip
-        for left in left_running:
-            supervisor.runners.watch(*left)
-        for job in launched:
+        for runner in left.runners:
+            supervisor.runners.watch(*runner)
+        for job in left.launched:
             supervisor.guard.add(job)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
         policies.applied_by("retention", lambda policy: bus.keep(policy.events))
@@ -173,8 +179,9 @@ async def serve(settings: Settings) -> None:
         )  # fmt: skip
         await native_moves.forget_the_dead()
         moves = Moves(
-            supervisor=supervisor, operations=operations, readers=reading, folder=database.parent / "suspended",
-            places=places, devices=settings.device_names, native=native_moves,
+            supervisor=supervisor, operations=operations, readers=reading,
+            folder=settings.database.parent / "suspended", places=places, devices=settings.device_names,
+            native=native_moves,
         )  # fmt: skip
         stopping = asyncio.Event()
         reader, requests = Reader(writer, reading), Requests()
@@ -233,7 +240,7 @@ async def serve(settings: Settings) -> None:
         gc.enable()
         logger.info(
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
-            devices=settings.devices, descriptors=descriptors, expected_processes=len(live),
+            devices=settings.devices, descriptors=descriptors, expected_processes=len(left.live),
         )  # fmt: skip
         front.open(gate)
         manager.ready(status)
@@ -253,6 +260,24 @@ async def serve(settings: Settings) -> None:
         for server, _ in servers:
             server.leave()
         await asyncio.gather(*serving)
+
+
+async def open_database(settings: Settings, front: Front, stack: ExitStack) -> tuple[Writer, Engine]:
+    """Its writer, and what reads it, once it is as this version has it and knows this node's devices. Raises
+    StartError."""
+    prepare_folder(settings.database)
+    await migrate.upgrade_apart(settings.database, lambda: front.wait_for("its database is being upgraded"))
+    writing = make_engine(settings.database, writer=True)
+    stack.callback(writing.dispose)
+    reading = make_engine(settings.database)
+    stack.callback(reading.dispose)
+    writer = Writer(writing)
+    stack.callback(writer.close)
+    names, memory_bytes = settings.device_names, settings.device_memory
+    await asyncio.wrap_future(
+        writer.submit("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
+    )
+    return writer, reading
 
 
 def listen(

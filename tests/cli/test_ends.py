@@ -35,7 +35,7 @@ def ended(node: Node, name: str) -> dict[str, Any]:
 
 # A kernel before 6.15, whose zombies are always gone before anybody has looked.
 OLD_KERNEL = """
-from xmigd.supervisor import exits
+from xmigd.ipc import exits
 exits._of_reaped = lambda pidfd: None
 exits._of_zombie = lambda pid, started: None
 """

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 NEWCOMER = "import ctypes, sys; print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True); sys.stdin.read()"
 TIDY = """
 import asyncio, time
-from xmigd.database import retention
+from xmigd.recording import retention
 from xmigd.database.engine import make_engine
 from xmigd.database.writer import Writer
 from xmigd.settings import Settings

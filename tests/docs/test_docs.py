@@ -107,3 +107,10 @@ def test_every_claim_of_the_threat_model_has_a_test() -> None:
         for path, name in named:
             assert (ROOT / path).exists(), path
             assert re.search(rf"def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
+
+
+def test_every_folder_of_the_daemon_is_described() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    folders = {path.parent.relative_to(ROOT / "xmigd") for path in (ROOT / "xmigd").rglob("__init__.py")}
+    missing = [str(folder) for folder in folders if len(folder.parts) == 1 and f"`{folder}/`" not in text]
+    assert missing == [], "say in docs/architecture.md what it is"

@@ -146,11 +146,6 @@ class Operations:
             rows = repository.find(session, **conditions)
         return [self._active[row.id].row if row.id in self._active else row for row in rows]
 
-    def of_subject(self, type: str, id: str) -> OperationRow | None:
-        """The subject's active operation."""
-        found = self._subjects.get((type, id))
-        return None if found is None else self._active[found].row
-
     def cancel(self, operation: str) -> OperationRow:
         """Ask an active operation to end. Raises NotFound if it is not active, Conflict past the point of no return."""
         found = self._active.get(operation)

@@ -75,9 +75,6 @@ class Expectations:
         if not live:
             self._loop.call_soon(settled)
 
-    def __contains__(self, process: str) -> bool:
-        return process in self._open
-
     @property
     def rows(self) -> list[LiveProcess]:
         return [expected.live for expected in self._open.values()]

@@ -14,7 +14,7 @@ from typing import Literal
 from xmigd import log
 from xmigd.connections.listener import Listener
 from xmigd.devices.choice import choose_device, resolve_device
-from xmigd.devices.names import as_one, devices_of
+from xmigd.devices.names import as_one
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.ids import new_id
@@ -41,6 +41,7 @@ from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
 from xmigd.store.keeper import Keeper
+from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.guard import Guard
 from xmigd.supervisor.process import Process, now
@@ -108,13 +109,14 @@ class Supervisor:
         self.runners = Runners(records.job_ended, tells=tells_ends)
         self._fd_store = fd_store
         fd_store.forget_others({process.row.id for process in live})
+        rival_gone: Subscribers[str] = Subscribers()
         self._expectations = Expectations(
             live,
             settings.adoption_grace,
             holder=self._holder,
             rescue=self._rescue,
             lost=self._lost_meanwhile,
-            rival_gone=lambda process: self._adopter.rival_gone(process),
+            rival_gone=rival_gone,
             settled=fd_store.settled,
         )
         self._adopter = Adopter(
@@ -126,6 +128,7 @@ class Supervisor:
             done=self._adopted,
             failed=lambda process, why: self._expectations.settle(process, alive=False, why=why),
         )
+        rival_gone.add(self._adopter.rival_gone)
         self._control = Listener(settings.control_socket, self._adopter.first)
         self._clients = Listener(settings.client_socket, self._client_came, refuse)
         self.guard = Guard(
@@ -199,13 +202,6 @@ class Supervisor:
     def expected(self) -> list[str]:
         """Processes of an earlier daemon whose servers have not announced themselves yet."""
         return [live.row.id for live in self._expectations.rows]
-
-    def device_use(self) -> dict[str, int]:
-        use = dict.fromkeys(self._settings.device_names, 0)
-        for process in self.processes.values():
-            for name in devices_of(process.row.device):
-                use[name] = use.get(name, 0) + 1
-        return use
 
     def collect_lines(self, job: str | None = None) -> None:
         """What programs have said until now goes into their jobs' logs."""
