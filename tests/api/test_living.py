@@ -54,6 +54,7 @@ class Living:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.programs: list[Program] = []
+        self.stopped: set[str] = set()  # processes that were told to end, and may not have done so yet
         transport = httpx.HTTPTransport(uds=str(node.settings.api_socket), verify=False)
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE)
         self.address = node.client.get("/v1/node")["tcp_address"]
@@ -72,6 +73,7 @@ class Living:
             self.http.post(f"/v1/processes/{process['id']}:continue")
             if process["state"] == "suspended":
                 self.http.post(f"/v1/processes/{process['id']}:resume", json={})
+        wait_until(lambda: not self.stopped & {process["id"] for process in self.processes()}, "the stopped ones' ends")
         while len(self.processes()) < 2:
             self.programs.append(start_calm(self.node, f"calm-{len(self.programs)}", mebibytes=4))
         self._quiet()
@@ -100,7 +102,8 @@ class Living:
             "name": "circuit-breaker",
         }  # fmt: skip
         case.path_parameters = {field: known[field] for field in case.path_parameters or {}}
-        aim = AIMS.get(case.operation.definition.raw["operationId"])
+        name = case.operation.definition.raw["operationId"]
+        aim = AIMS.get(name)
         if aim is not None:
             case.body |= aim(it)
         if aim is not None and case.body.get("kind") == "hang":
@@ -109,7 +112,10 @@ class Living:
             case.query["timeout"] = LONGEST_WAIT
         # Without the Idempotency-Key, which is made up to be the same again and again.
         case.headers = {"if-match": "*"} if case.operation.method == "patch" else None
-        return case.call_and_validate(base_url=self.address, headers=self.headers, checks=CHECKS)
+        answer = case.call_and_validate(base_url=self.address, headers=self.headers, checks=CHECKS)
+        if name == "stop_job" and answer.status_code == 202:
+            self.stopped.add(it["id"])
+        return answer
 
     def over(self, answer: Any) -> None:
         """What the request began has come to its end."""
