@@ -21,7 +21,7 @@ constexpr uint32_t kGood = 64;          // settled sleeps in a row that make up 
 // something else.
 constexpr uint64_t kDear = 30'000, kLongestWakeUp = 100'000, kNoWakeUp = 5'000'000;
 
-constexpr std::chrono::milliseconds kPatience{1};  // with the usher
+constexpr std::chrono::milliseconds kUsherPatience{1};  // with the usher
 
 std::atomic<uint32_t> fetches{0};  // of a process's one executor, ever
 
@@ -176,7 +176,7 @@ void Placement::leave() {
   // Until it is there, which this thread would otherwise see in the middle of its work: a thread that it makes would be
   // bound as it is for that moment.
   call_usher();
-  journal::futex_wait(fetches, before, kPatience, journal::FutexScope::kPrivate);
+  journal::futex_wait(fetches, before, kUsherPatience, journal::FutexScope::kPrivate);
   const std::lock_guard lock(mutex_);
   wish_ = Wish::kNone;
 }
