@@ -62,9 +62,10 @@ struct Placed {
     run_on(processor);
     say(static_cast<uint32_t>(processor) + 1);
     Job::wait([&] {
-      const bool beside = sleeping() >= journal::kAsleepOn;
       const auto began = std::chrono::steady_clock::now();
       CHECK(job.synchronize() == CUDA_SUCCESS);
+      // Looked at afterwards: it may have come there before, while this thread did not run.
+      const bool beside = sleeping() >= journal::kAsleepOn || same(mask_of(executor), only(processor));
       // Now and then it sleeps anywhere, to see how long that takes.
       while (std::chrono::steady_clock::now() - began < 20ms) {
         if (!sleeps_on(processor)) continue;
