@@ -28,6 +28,14 @@ def configure(session: Session, names: list[str], memory_bytes: int) -> None:
         )  # fmt: skip
 
 
+def cordon(session: Session, device: str, cordoned: bool, reason: str) -> None:
+    session.execute(
+        update(Device)
+        .where(Device.id == device)
+        .values(cordoned=cordoned, cordon_reason=reason, version=Device.version + 1)
+    )
+
+
 def cordoned(session: Session) -> dict[str, str]:
     """Devices that take no new process, and why."""
     query = select(models.Device.id, models.Device.cordon_reason).where(models.Device.cordoned)

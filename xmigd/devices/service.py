@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from xmigd.database import models
@@ -58,11 +57,7 @@ class Devices:
             check(row.version)
             cordoned = row.cordoned if change.cordoned is None else change.cordoned
             reason = (row.cordon_reason if change.reason is None else change.reason) if cordoned else ""
-            session.execute(
-                update(models.Device)
-                .where(models.Device.id == device)
-                .values(cordoned=cordoned, cordon_reason=reason, version=row.version + 1)
-            )
+            repository.cordon(session, device, cordoned, reason)
             return cordoned, reason
 
         cordoned, reason = await asyncio.wrap_future(self._writer.submit("devices.change", write))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy import Engine, update
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from xmigd.database import models
@@ -46,13 +46,11 @@ class Places:
 
     async def cordon(self, device: str, reason: str, by: str) -> None:
         """It gets no new process. Raises Unavailable: it cannot be written down."""
-        change = (
-            update(models.Device)
-            .where(models.Device.id == device)
-            .values(cordoned=True, cordon_reason=reason, version=models.Device.version + 1)
-        )
-        written = self._writer.submit("devices.cordon", lambda session: session.execute(change) and None)
-        await asyncio.wrap_future(written)
+
+        def write(session: Session) -> None:
+            repository.cordon(session, device, True, reason)
+
+        await asyncio.wrap_future(self._writer.submit("devices.cordon", write))
         self._supervisor.cordoned[device] = reason
         data = {"cordoned": True, "reason": reason, "by": by}
         self._bus.publish("device.changed", "device", device, None, data)

@@ -53,7 +53,6 @@ class Snapshots {
 
   // Until this is over, the program needs the device memory that the shadow takes.
   void evict(bool on) { evict_ = on; }
-  bool evicts() const { return evict_; }
 
   // Give the journal back up to the last cut, as far as nobody waits for a reply in it.
   void trim();
