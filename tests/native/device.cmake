@@ -19,7 +19,7 @@ add_dependencies(device_units device_kernels device_crash)
 
 set(device_tests
     memory_maps memory_runs_out copies fills hash_and_copy two_devices
-    stream_order stream_destroyed_with_work legacy_stream events memory_operations memory_of_another_device host_functions many_threads
+    stream_order stream_destroyed_with_work legacy_stream legacy_stream_orders_by_waits events memory_operations memory_of_another_device host_functions many_threads
     idle_uses_no_cpu contexts
     modules module_without_length globals limits launch_attributes foreign_images hostile_images crashing_initialiser
     fault_address fault_kinds fault_stack fault_copy fault_drops_work crash_elsewhere

@@ -81,6 +81,37 @@ TEST(legacy_stream) {
   CHECK((entries(rig, log) == std::vector<uint64_t>{1, 2, 3, 4, 5}));
 }
 
+TEST(legacy_stream_orders_by_waits) {
+  // cuStreamWaitEvent in the legacy stream is an action there, though what it waits for is done, or was the stream's own.
+  Rig rig;
+  rig.load();
+  const auto& d = rig.d();
+  const CUstream before = rig.stream(CU_STREAM_DEFAULT), after = rig.stream(CU_STREAM_DEFAULT);
+  const CUstream free = rig.stream(CU_STREAM_NON_BLOCKING);
+  const CUevent done = rig.event(), own = rig.event();
+  OK(d.cuEventRecordWithFlags(done, free, 0));
+  OK(d.cuEventSynchronize(done));
+  OK(d.cuEventRecordWithFlags(own, CU_STREAM_LEGACY, 0));
+  for (const CUevent event : {done, own}) {
+    for (const CUstream legacy : {CUstream{nullptr}, CU_STREAM_LEGACY}) {
+      const CUdeviceptr log = rig.memory(1 << 20);
+      Gate gate(rig, before);
+      rig.launch("append", {.stream = before}, log, uint64_t{1});
+      OK(d.cuStreamWaitEvent(legacy, event, 0));
+      rig.launch("append", {.stream = after}, log, uint64_t{2});
+      const CUevent ordered = rig.event();
+      OK(d.cuEventRecordWithFlags(ordered, after, 0));
+      OK(d.cuStreamWaitEvent(free, ordered, 0));
+      rig.launch("append", {.stream = free}, log, uint64_t{3});
+      CHECK_RESULT(CUDA_ERROR_NOT_READY, d.cuEventQuery(ordered));
+      CHECK_RESULT(CUDA_ERROR_NOT_READY, d.cuStreamQuery(free));
+      gate.open();
+      OK(d.cuCtxSynchronize());
+      CHECK((entries(rig, log) == std::vector<uint64_t>{1, 2, 3}));
+    }
+  }
+}
+
 TEST(events) {
   Rig rig;
   rig.load();

@@ -83,7 +83,11 @@ CUresult wait(CUstream stream_handle, CUevent handle, unsigned flags) {
   return on_stream(stream_handle, [&](CpuDevice& device, Stream& stream, Lock&) -> CUresult {
     const Event* event = device.events.find(number(handle));
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (!event->last || event->last->reach.done() || event->last->reach.stream.get() == &stream) return CUDA_SUCCESS;
+    if (!event->last) return CUDA_SUCCESS;
+    const bool nothing_to_wait_for = event->last->reach.done() || event->last->reach.stream.get() == &stream;
+    // In the legacy stream it orders the context's streams all the same, unless there is nothing to order.
+    const bool orders = stream.kind() == StreamKind::kLegacy && !stream.context().idle(stream);
+    if (nothing_to_wait_for && !orders) return CUDA_SUCCESS;
     return enqueue(stream, WaitWork{event->last->reach});
   });
 }
