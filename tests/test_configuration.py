@@ -13,7 +13,6 @@ import pytest
 
 from tests.harness import ROOT
 from xmigd.api.server import bind_tcp
-from xmigd.settings import Settings
 
 PROGRAMS = [("xmigd", "xmigd.main", "XMIG_"), ("xmig-web", "xmigd.web.main", "XMIG_WEB_")]
 
@@ -73,29 +72,3 @@ def test_a_certificate_of_the_dashboard_that_is_none(tmp_path: Path) -> None:
     assert code == 1
     assert f"xmig-web: {none} and {none} cannot be used" in text
     assert "XMIG_WEB_TLS_KEY" in text
-
-
-class TestFormerNames:
-    """`cut_budget` is called `snapshot_cost` now."""
-
-    def test_applies_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XMIG_CUT_BUDGET", "0.03")
-        settings = Settings()
-        assert settings.snapshot_cost == 0.03
-        told = "the setting cut_budget is called snapshot_cost now; change it in the settings file or environment"
-        assert settings.renamed == [told]
-
-    def test_the_new_name_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XMIG_CUT_BUDGET", "0.03")
-        monkeypatch.setenv("XMIG_SNAPSHOT_COST", "0.02")
-        settings = Settings()
-        assert settings.snapshot_cost == 0.02
-        assert "which is set, too, and applies" in settings.renamed[0]
-
-    def test_in_a_file(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        file = tmp_path / "xmigd.toml"
-        file.write_text("cut_budget = 0.04\n")
-        monkeypatch.setenv("XMIG_CONFIG", str(file))
-        assert Settings().snapshot_cost == 0.04
-        file.write_text("stall_bound = 0.5\n")
-        assert (Settings().stall_bound, Settings().snapshot_cost, Settings().renamed) == (0.5, 0.01, [])

@@ -68,7 +68,7 @@ from xmigd.security.tokens import Tokens
 from xmigd.servers.scopes import ManagerScopes, Scopes
 from xmigd.servers.server import ServerProgram
 from xmigd.settings import Settings
-from xmigd.store.keeper import Keeper
+from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
@@ -102,8 +102,6 @@ class Left:
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises StartError if it cannot begin."""
     sys.setswitchinterval(SWITCH_INTERVAL)
-    for told in settings.renamed:
-        logger.warning(told)
     manager = ServiceManager(os.environ)
     with ExitStack() as stack:
         stack.callback(manager.close)
@@ -137,9 +135,9 @@ async def serve(settings: Settings) -> None:
 
         scopes = ManagerScopes() if manager.present else Scopes()
         program = ServerProgram(native_dir, settings.runtime_dir.resolve(), settings.device_memory, scopes)
-        keeper = Keeper(settings, layout, writer, reading) if settings.store else None
-        if keeper is not None:
-            stack.callback(keeper.close)
+        snapshot_store = SnapshotStore(settings, layout, writer, reading) if settings.store else None
+        if snapshot_store is not None:
+            stack.callback(snapshot_store.close)
         policies = Policies(settings, writer, reading)
         breaker = Breaker(writer, reading, bus, lambda: policies.group("circuit-breaker", BreakerPolicy))
         counts = Counts()
@@ -161,9 +159,9 @@ async def serve(settings: Settings) -> None:
             fd_store = FdStore(store, layout)
         learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, left.live, fd_store, keeper=keeper, tells_ends=tells_ends,
-            unprotected=left.unprotected, cordoned=left.cordoned, learn=learner,
-            uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
+            settings, layout, program, records, find_job, left.live, fd_store,
+            snapshot_store=snapshot_store, tells_ends=tells_ends, unprotected=left.unprotected, cordoned=left.cordoned,
+            learn=learner, uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
         )  # fmt: skip
         for runner in left.runners:
             supervisor.runners.watch(*runner)

@@ -12,8 +12,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Ask for a new one, with a new `Idempotency-Key`.",
     ),
     "bad_ca_file": ("The file of `--ca-file` cannot be read as certificates.", "Name a PEM file."),
-    "bad_cut": (
-        "What arrived at the target is not what the source's cut says.",
+    "bad_snapshot": (
+        "What arrived at the target is not what the source's snapshot says.",
         "Ask again; if it comes back, report it.",
     ),
     "bad_idempotency_key": (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
@@ -70,9 +70,6 @@ class Settings(Configuration):
     snapshot_cost: float = Field(
         default=0.01, gt=0, le=0.5, description="share of a process's time that snapshots may cost for that"
     )
-    cut_budget: float | None = Field(
-        default=None, gt=0, le=0.5, description="the former name of snapshot_cost, used where that is not set"
-    )
     host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
     tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")
@@ -125,12 +122,18 @@ class Settings(Configuration):
         default=True, description="let `xmigctl run` make a program that begins in a login a systemd unit of its own"
     )
     events_kept: int = Field(default=20_000, ge=100, le=1_000_000, description="events that can be replayed")
-    store: bool = Field(default=True, description="keep cuts, journals and module images on disk, beside the database")
+    store: bool = Field(
+        default=True, description="keep snapshots, journals and module images on disk, beside the database"
+    )
     store_dir: Path | None = Field(default=None, description="folder for them; default: store, beside the database")
     store_budget: float = Field(default=0.01, gt=0, le=1, description="share of a core that keeping may cost")
-    store_cuts: int = Field(default=8, ge=1, le=1000, description="kept cuts per process; older ones are removed")
-    store_days: float = Field(default=7.0, gt=0, description="days after which a kept cut is removed")
-    store_mib: int = Field(default=4096, ge=1, description="size of the store; the oldest kept cuts are removed first")
+    store_snapshots: int = Field(
+        default=8, ge=1, le=1000, description="stored snapshots per process; older ones are removed"
+    )
+    store_days: float = Field(default=7.0, gt=0, description="days after which a stored snapshot is removed")
+    store_mib: int = Field(
+        default=4096, ge=1, description="size of the store; the oldest stored snapshots are removed first"
+    )
     store_free_mib: int = Field(default=256, ge=0, description="room on the store's disk below which nothing is kept")
     store_image_mib: int = Field(default=1024, ge=0, description="module images longer than this are not kept")
     history_days: float = Field(
@@ -147,22 +150,6 @@ class Settings(Configuration):
         default="info", description="the least important messages that are logged"
     )
     log_json: bool = Field(default=False, description="log a JSON object per line")
-
-    @model_validator(mode="after")
-    def _former_names(self) -> Self:
-        if self.cut_budget is not None and "snapshot_cost" not in self.model_fields_set:
-            self.snapshot_cost = self.cut_budget
-        return self
-
-    @property
-    def renamed(self) -> list[str]:
-        """What to tell whoever uses former names."""
-        if self.cut_budget is None:
-            return []
-        used = "" if self.snapshot_cost == self.cut_budget else ", which is set, too, and applies"
-        return [
-            f"the setting cut_budget is called snapshot_cost now{used}; change it in the settings file or environment"
-        ]
 
     def reload(self) -> tuple[list[str], list[str]]:
         """Read file and environment again. Returns the settings that have changed and apply from now on, and those that

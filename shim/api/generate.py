@@ -102,7 +102,7 @@ def ops_h(entries: list[Entry]) -> str:
     out.append(
         "\nenum class CallClass : uint8_t { kQueued, kSynchronous };\n"
         "struct OpInfo {\n  const char* name;\n  CallClass call;\n"
-        "  bool is_volatile;  // reply not compared at a redo\n"
+        "  bool is_volatile;  // reply not compared at a replay\n"
         "  uint32_t args_bytes;\n  uint32_t reply_bytes;\n"
         "  int32_t stream_at;  // where in the arguments the stream is that orders it; -1: there is none\n};\n"
         "inline constexpr OpInfo kOpInfo[] = {\n"

@@ -81,7 +81,7 @@ class Function:
     args: dict[str, Annotation] = field(default_factory=dict)
     client: Literal["generated", "custom"] = "generated"
     server: Literal["generated", "custom"] = "generated"
-    volatile: bool = False  # the reply may differ at a redo (time, free memory): not compared
+    volatile: bool = False  # the reply may differ at a replay (time, free memory): not compared
     note: str = ""  # for the coverage document
 
 
@@ -154,9 +154,9 @@ record("xmContextReset", "synchronous", "Drop every object and allocation of a c
 # --- memory: the client chooses addresses, the server backs them ------------------------------------------------
 record("xmGrow", "synchronous", "Back [address, address+bytes) with physical memory; whole granules. Out of memory "
        "comes back from here.", "uint64_t address", "uint64_t bytes")
-record("xmShrink", "queued", "Give the physical memory of whole granules back, at the next cut at the latest.",
+record("xmShrink", "queued", "Give the physical memory of whole granules back, at the next snapshot at the latest.",
        "uint64_t address", "uint64_t bytes")
-record("xmAlloc", "queued", "From here on [address, address+bytes) is live: preserved by cuts, allowed in copies.",
+record("xmAlloc", "queued", "From here on [address, address+bytes) is live: preserved by snapshots, allowed in copies.",
        "uint64_t address", "uint64_t bytes", "uint64_t stream", "uint32_t flags", "uint32_t reserved")
 record("xmFree", "queued", "The allocation that starts at address is no longer live.", "uint64_t address",
        "uint64_t stream")
@@ -191,7 +191,7 @@ record("xmCopyFromPinned", "queued", "As xmCopyFromHost, but the source is pinne
 record("xmCopyToHost", "synchronous", "Copy to the reply, or to the staging slot (staging = offset, or ~0 = reply); "
        "rows packed tightly. reply_hash covers the bytes.", "uint64_t source", "uint64_t pitch", "uint64_t width",
        "uint64_t height", "uint64_t stream", "uint64_t staging")
-record("xmCopyToPinned", "queued", "Copy to pinned memory, in stream order. Not repeated at a redo once it was done: "
+record("xmCopyToPinned", "queued", "Copy to pinned memory, in stream order. Not repeated at a replay once it was done: "
        "compared.", "uint64_t source", "uint64_t pitch", "uint64_t width", "uint64_t height", "uint64_t stream",
        "uint64_t destination", "uint64_t destination_pitch")
 queued("cuMemcpyDtoDAsync_v2", dstDevice=DevicePointer("ByteCount"), srcDevice=DevicePointer("ByteCount"),

@@ -3,7 +3,7 @@
 //
 // A device is a driver table (the functions of the CUDA driver interface that the server calls, with the driver's
 // own meaning) plus the few things below that the driver interface has no word for. All mechanisms of recovery
-// (hosting, cuts, redo) are written against this and know no device.
+// (hosting, snapshots, replay) are written against this and know no device.
 #pragma once
 
 #include <cstddef>
@@ -30,13 +30,13 @@ struct Global {
 };
 
 // Where an injected fault strikes (tests, `xmigctl fault inject`).
-enum class InjectPoint { kRecord, kKernel, kCopy, kCut, kRedo, kImport };
+enum class InjectPoint { kRecord, kKernel, kCopy, kSnapshot, kReplay, kImport };
 enum class InjectKind { kKill, kFault, kHang };  // SIGKILL of the server; a sticky device fault; a kernel without end
 struct Injection {
   uint64_t id;        // the daemon's
   InjectPoint point;
   InjectKind kind;
-  uint64_t sequence;  // first record it applies to; for kCut, kRedo and kImport: how many chunks, records, imports in
+  uint64_t sequence;  // first record it applies to; for kSnapshot, kReplay and kImport: how many chunks, records, imports in
   int error;          // CUresult of a kFault
 };
 

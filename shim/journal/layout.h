@@ -3,9 +3,9 @@
 // Three memfds, made by the daemon, mapped by both sides at handshake:
 //
 //   journal   JournalHeader, padded to kHeaderBytes, then the ring. The ring is mapped twice in a row so that a
-//             record never wraps. It is queue and replay log at once: a record stays from append until a cut has
+//             record never wraps. It is queue and replay log at once: a record stays from append until a snapshot has
 //             made it unnecessary.
-//   staging   bounce slots for large copies to pageable client memory.
+//   staging   staging_copy slots for large copies to pageable client memory.
 //   pinned    page-locked host memory of the program, sparse, mapped at kPinnedBase in both processes.
 //
 // Invariants:
@@ -50,7 +50,7 @@ inline constexpr uint64_t kPinnedBase = kDeviceBase + kMaxDevices * kDeviceSpan 
 inline constexpr uint64_t kPinnedBytes = 1ull << 38;
 inline constexpr uint64_t kShadowSpan = 1ull << 40;  // it holds no more than a device's memory
 #endif
-// Where servers keep what cuts preserve: like the device ranges, one range per ordinal.
+// Where servers keep what snapshots preserve: like the device ranges, one range per ordinal.
 inline constexpr uint64_t kShadowBase = kPinnedBase + kPinnedBytes;
 inline constexpr uint64_t kGranule = 2ull << 20;  // physical memory and content chunks
 
@@ -85,7 +85,7 @@ inline constexpr uint32_t kPeerRankShift = 8;  // above: the driver's performanc
 enum class ServerState : uint32_t {
   kStarting = 0,
   kRunning = 1,
-  kRecovering = 2,  // a new server is redoing; waiting calls go on waiting
+  kRecovering = 2,  // a new server is replaying; waiting calls go on waiting
   kLost = 3,        // cannot be recovered: every call returns context_error
   kSuspended = 4,   // no server has it, on purpose: calls wait until one gets it again
 };
@@ -178,13 +178,13 @@ struct JournalHeader {
   std::atomic<uint32_t> context_error_ordinal;
   std::atomic<uint64_t> context_error_sequence;
 
-  // The last committed cut: bits 63..1 its number, bit 0 which of the two cut memfds holds it. 0 = no cut yet: the
+  // The last committed snapshot: bits 63..1 its number, bit 0 which of the two snapshot memfds holds it. 0 = no snapshot yet: the
   // job starts from nothing at position 0.
-  alignas(64) std::atomic<uint64_t> cut;
-  std::atomic<uint64_t> cut_position;
-  // Not 0 while a cut is being taken at this position + 1: the device was drained there, nothing executes, and the
-  // device memory itself is the state at that position. A recovery that finds it set redoes the cut, not the work.
-  std::atomic<uint64_t> cutting;
+  alignas(64) std::atomic<uint64_t> snapshot;
+  std::atomic<uint64_t> snapshot_position;
+  // Not 0 while a snapshot is being taken at this position + 1: the device was drained there, nothing executes, and the
+  // device memory itself is the state at that position. A recovery that finds it set replays the snapshot, not the work.
+  std::atomic<uint64_t> committing;
   // Changes of what a server holds for the job: memory added, memory dropped, another server. Who kept copies of all of
   // it (the daemon's service manager) tells by this whether they are all that there was.
   std::atomic<uint64_t> memory_changes;
@@ -262,7 +262,7 @@ struct RecordHeader {
   uint32_t payload;  // bytes; starts after the arguments, 8-aligned
   uint32_t reply;    // bytes of space for the reply; starts after the payload, 8-aligned
   std::atomic<uint32_t> state;
-  // The reply, written by the server before `state`; kept for comparison at a redo as long as the record is.
+  // The reply, written by the server before `state`; kept for comparison at a replay as long as the record is.
   uint32_t result;       // CUresult
   uint32_t reply_bytes;  // used of the reply space
   uint64_t reply_hash;   // XXH3_64bits of the reply, or of the bytes copied to the host

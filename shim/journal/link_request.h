@@ -6,7 +6,7 @@
 //
 // Its reply: LinkReply, then the answer from xmLink's `offset` on, as far as it fits. The answer is the image, once everything
 // is linked, what the linker said to inform, and what it said of errors. Words come last, and the reply is not compared at a
-// redo, because a linker may tell how long it took.
+// replay, because a linker may tell how long it took.
 #pragma once
 
 #include <cuda.h>

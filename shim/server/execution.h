@@ -8,7 +8,7 @@
 
 #include "common/result.h"
 #include "server/channel/requests.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 
 namespace xmig::server {
 
@@ -24,18 +24,18 @@ class Execution {
   // The device finishes what it has; the journal says how far it is.
   virtual void come_to_rest() = 0;
   // Of this position. `stopped`: since when execution has waited for the device; 0: it has not.
-  virtual Result<> take_cut(const char* reason, uint64_t stopped = 0) = 0;
+  virtual Result<> take_snapshot(const char* reason, uint64_t stopped = 0) = 0;
   // Execute nothing until resume(). The daemon is told why, and so is one that comes back.
   virtual void park(const std::function<void()>& tell) = 0;
   // Nobody else has the job after all.
   virtual void go_on() = 0;
 
-  // A recovery. The job is this server's; it begins at a cut, up to which the journal's state is the cut's. `executed`: up to where
+  // A recovery. The job is this server's; it begins at a snapshot, up to which the journal's state is the snapshot's. `executed`: up to where
   // the server before it was.
   virtual void entered() = 0;
-  virtual void start_at(const CutContent& content, uint64_t executed) = 0;
+  virtual void start_at(const SnapshotContent& content, uint64_t executed) = 0;
   // Memory is there, but not yet its content.
-  virtual Result<> make_objects(const CutContent& content) = 0;
+  virtual Result<> make_objects(const SnapshotContent& content) = 0;
   // Its content is, too: variables that the driver has placed become what it says.
   virtual Result<> restore_variables() = 0;
   // Of the records up to this position only what is this process's own: the lost server's device work was done.

@@ -17,7 +17,7 @@
 #include "server/channel/hosted.h"
 #include "server/clock.h"
 #include "server/contexts.h"
-#include "server/memory/bounce.h"
+#include "server/memory/staging_copy.h"
 #include "server/options.h"
 
 namespace xmig::server {
@@ -76,7 +76,7 @@ class HostMemory {
       }
     }
   }
-  const std::vector<Bounce::Piece>& pieces() const { return pieces_; }
+  const std::vector<StagingCopy::Piece>& pieces() const { return pieces_; }
 
  private:
   // Huge pages, or small ones where the kernel makes none. Where it is mapped.
@@ -99,7 +99,7 @@ class HostMemory {
   static constexpr int kCollapse = 25;  // MADV_COLLAPSE, which the C library's header may be too old for
   std::vector<ipc::UniqueFd> memfds_;
   std::vector<journal::Mapping> mapped_;
-  std::vector<Bounce::Piece> pieces_;
+  std::vector<StagingCopy::Piece> pieces_;
 };
 
 }  // namespace
@@ -126,7 +126,7 @@ int measure(const std::string& name, uint64_t mib) {
   nlohmann::json result = {{"bytes", bytes}, {"open_ms", static_cast<double>(opened - start) / 1e6}};
   result["hash_gb_s"] = speed(bytes, kHashes, [&] { return device->hash(chunks, hashes, {}); });
 
-  // As a cut copies: the first half to the second, where no two neighbours stay neighbours.
+  // As a snapshot copies: the first half to the second, where no two neighbours stay neighbours.
   std::vector<device::Move> moves;
   const uint64_t half = granules / 2;
   for (uint64_t i = 0; i < half; ++i) {
@@ -141,22 +141,22 @@ int measure(const std::string& name, uint64_t mib) {
     return static_cast<bool>(copied);
   };
   for (const size_t threads : {8, 16}) {
-    Bounce bounce(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
+    StagingCopy staging_copy(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
     auto& said = result["threads"][std::to_string(threads)];
     const auto take = [&](const std::string& way, int runs, const std::function<bool()>& run) {
-      bounce.spent();
+      staging_copy.spent();
       said[way + "_gb_s"] = speed(bytes, runs, run);
-      const Bounce::Spent spent = bounce.spent();
+      const StagingCopy::Spent spent = staging_copy.spent();
       said[way + "_thread_ms"] = {{"copying", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
                                   {"buffers", spent.making_ns / 1'000'000}};
     };
     {
       const HostMemory fresh(bytes, memory, false);
-      take("to_new", 1, [&] { return good(bounce.to_plain(fresh.pieces())); });
+      take("to_new", 1, [&] { return good(staging_copy.to_plain(fresh.pieces())); });
     }
     const HostMemory kept(bytes, memory, true);
-    take("to_kept", kCopies, [&] { return good(bounce.to_plain(kept.pieces())); });
-    take("from_kept", kCopies, [&] { return good(bounce.to_device(kept.pieces())); });
+    take("to_kept", kCopies, [&] { return good(staging_copy.to_plain(kept.pieces())); });
+    take("from_kept", kCopies, [&] { return good(staging_copy.to_device(kept.pieces())); });
     if (!why.empty()) return fail(why);
   }
   std::printf("%s\n", result.dump().c_str());

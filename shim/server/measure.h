@@ -1,5 +1,5 @@
 // What this machine's device and buses can: `xmig-server --measure DEVICE MIB` prints it as one line of JSON. For
-// `make gpu`, and for whoever wonders why a cut or a suspension takes as long as it does.
+// `make gpu`, and for whoever wonders why a snapshot or a suspension takes as long as it does.
 #pragma once
 
 #include <cstdint>

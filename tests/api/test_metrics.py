@@ -62,7 +62,7 @@ def test_series(daemon: Node, http: httpx.Client) -> None:
 
         found = until(samples, "two samples")
         assert {len(values) for values in found.values()} == {len(found["at"])}
-        assert found["cut_ms"][0] is None
+        assert found["snapshot_ms"][0] is None
         last = found["at"][-2]
         later = http.get(f"/v1/processes/{process}/series", params={"since": last}).json()["samples"]
         assert later["at"][0] > (last or 0)

@@ -38,7 +38,7 @@ def write(database: Path, records: int) -> dict[str, str]:
         ))  # fmt: skip
         _insert(connection, "recoveries", (
             {"process_id": processes[n % JOBS], "number": n // JOBS + 1, "cause": "the server was lost",
-             "fault": n // JOBS + 1, "outcome": "resumed", "attempts": 1, "standby": "warm", "cut": 5,
+             "fault": n // JOBS + 1, "outcome": "resumed", "attempts": 1, "standby": "warm", "snapshot": 5,
              "detected_ms": 1.0, "resumed_ms": 60.0, "records": 100, "compared": 10, "differing": 0,
              "story": "a line\nand another", "at": now - n}
             for n in numbers

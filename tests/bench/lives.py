@@ -1,4 +1,4 @@
-"""Recoveries: how long they take, what cuts cost, and what is left after hundreds of kills."""
+"""Recoveries: how long they take, what snapshots cost, and what is left after hundreds of kills."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def storm(node: Node, kills: int) -> Iterator[Row]:
     """One training run with hundreds of kills, beside one without."""
     quiet_program = demo.start(node, "quiet", EPOCHS)
     quiet = demo.finish(node, quiet_program, "quiet")
-    yield cut_cost(node, quiet_program, quiet)
+    yield snapshot_cost(node, quiet_program, quiet)
     harness.wait_until(lambda: harness.held(node).servers == 0, "the servers of the quiet run are gone")
     before = harness.held_at_rest(node)
 
@@ -131,13 +131,13 @@ def wait_for_recovery(program: Program, before: dict[str, Any]) -> None:
         time.sleep(0.002)
 
 
-def cut_cost(node: Node, program: Program, quiet: demo.Training) -> Row:
-    """The share of an undisturbed run's time that its cuts took."""
+def snapshot_cost(node: Node, program: Program, quiet: demo.Training) -> Row:
+    """The share of an undisturbed run's time that its snapshots took."""
     info = program.info()
     assert info is not None
     segments = node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
     share = sum(s["ms"] for s in segments) / 1000 / quiet.seconds
     return Row(
-        name="cost of cuts", value=round(100 * share, 3), unit="% of time", target=1, better="lower",
-        conditions=f"{len(segments)} cuts in a training run of {quiet.seconds:.1f} s",
+        name="cost of snapshots", value=round(100 * share, 3), unit="% of time", target=1, better="lower",
+        conditions=f"{len(segments)} snapshots in a training run of {quiet.seconds:.1f} s",
     )  # fmt: skip

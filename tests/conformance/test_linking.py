@@ -118,7 +118,7 @@ def test_what_is_linked(undisturbed: dict[str, Any]) -> None:
 
 
 # The records of the link, one by one, and some of what follows it.
-@pytest.mark.parametrize("point", ["record", "redo"])
+@pytest.mark.parametrize("point", ["record", "replay"])
 @pytest.mark.parametrize("part", range(4))
 def test_killed_while_it_links(
     null_node: Node, undisturbed: dict[str, Any], tmp_path: Path, point: str, part: int
@@ -126,8 +126,8 @@ def test_killed_while_it_links(
     for sequence in range(1 + part, 40, 4):
         program = start(null_node, tmp_path)
         program.inject("kill", sequence=sequence)
-        if point == "redo":  # the next server, too
-            program.inject("kill", point="redo")
+        if point == "replay":  # the next server, too
+            program.inject("kill", point="replay")
         assert finish(program) == undisturbed, sequence
         faults = program.faults()
         assert len(faults) >= 1, sequence
@@ -135,7 +135,7 @@ def test_killed_while_it_links(
         assert {each["exact"] for each in program.recoveries() if each["outcome"] == "resumed"} <= {True}, sequence
 
 
-def test_killed_after_a_cut_in_the_middle(
+def test_killed_after_a_snapshot_in_the_middle(
     null_node: Node, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:  # fmt: skip
     """What was added is in no journal any more: the next server has the inputs, and begins again with them."""
@@ -145,7 +145,7 @@ def test_killed_after_a_cut_in_the_middle(
     program.process.stdin.write("\n")
     program.process.stdin.flush()
     assert program.process.stdout.readline() == "added\n"
-    harness.wait_until(lambda: program.position() >= 11, "a cut behind what was added")
+    harness.wait_until(lambda: program.position() >= 11, "a snapshot behind what was added")
     harness.kill_server(program)
     harness.wait_until(lambda: any(each["outcome"] == "resumed" for each in program.recoveries()), "it is recovered")
     assert finish(program) == undisturbed

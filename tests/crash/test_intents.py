@@ -185,14 +185,14 @@ class Scene:
         with self.node.http() as http:
             return http.post(f"/v1/processes/{self.process}:continue").status_code == 200
 
-    def keep_a_cut(self) -> None:
+    def store_a_snapshot(self) -> None:
         while self.node.is_alive:
             self.work()
             time.sleep(0.02)
 
-    def forget_a_cut(self) -> None:
+    def forget_a_snapshot(self) -> None:
         # It may come to it by itself: it tidies every ten seconds.
-        until(lambda: not self.node.is_alive or len(self.kept_after_work()) >= 2, "more cuts than are to be kept")
+        until(lambda: not self.node.is_alive or len(self.kept_after_work()) >= 2, "more snapshots than are to be kept")
         with contextlib.suppress(ProcessLookupError):
             harness.stop(self.node.daemon_pid)
         if len(self.kept()) >= 2:
@@ -207,12 +207,14 @@ class Scene:
 
     def kept(self) -> list[tuple[str, int, str]]:
         with contextlib.closing(sqlite3.connect(self.node.folder / "xmig.db")) as database:
-            return database.execute("select process_id, number, manifest from kept_cuts order by number").fetchall()
+            return database.execute(
+                "select process_id, number, manifest from stored_snapshots order by number"
+            ).fetchall()
 
     def stray(self) -> set[Path]:
         """Files of the store that no record names."""
         with contextlib.closing(sqlite3.connect(self.node.folder / "xmig.db")) as database:
-            named = {f"{name}.zst" for (name,) in database.execute("select hash from kept_parts")}
+            named = {f"{name}.zst" for (name,) in database.execute("select hash from stored_parts")}
         named |= {f"{number}.json" for _, number, _ in self.kept()}
         return {path for path in (self.node.folder / "store").rglob("*") if path.is_file() and path.name not in named}
 
@@ -309,8 +311,8 @@ ACTS = {
     **acts("operations.begin", "operations.save", "operations.end", by=Scene.move),
     **acts("migrations.intent", "migrations.save", by=Scene.move),
     **acts("native.adopt", by=Scene.move_with_the_driver),
-    **acts("segments.add", "kept_cuts.add", "store.objects", "store.manifest", by=Scene.keep_a_cut),
-    **acts("kept_cuts.remove", by=Scene.forget_a_cut),
+    **acts("segments.add", "stored_snapshots.add", "store.objects", "store.manifest", by=Scene.store_a_snapshot),
+    **acts("stored_snapshots.remove", by=Scene.forget_a_snapshot),
     **acts("jobs.made", "processes.start", "processes.state", "processes.assign", "devices.learn", by=Scene.newcomer),
     **acts("faults.add", "recoveries.save", by=Scene.fault),
     **acts("logs.add", by=Scene.say),
@@ -323,7 +325,12 @@ ACTS = {
 
 
 # A daemon that dies here leaves files in the store that no record names.
-STRAY = ("store.objects", "store.manifest", "write.begun kept_cuts.add", "write.committed kept_cuts.remove")
+STRAY = (
+    "store.objects",
+    "store.manifest",
+    "write.begun stored_snapshots.add",
+    "write.committed stored_snapshots.remove",
+)
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +343,7 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
         zygote = Zygote(driver.environment)
         node = ForkedNode(
             folder, zygote, native_dir=native_dir, devices="cpu:0,cpu:1,cpu:2", device_memory=1 << 30,
-            adoption_grace=1, snapshot_cost=0.3, store_budget=1, store_cuts=1, failpoint=folder / "point",
+            adoption_grace=1, snapshot_cost=0.3, store_budget=1, store_snapshots=1, failpoint=folder / "point",
         )  # fmt: skip
         node.daemon_environment = driver.environment
         with contextlib.closing(zygote), node:
@@ -373,7 +380,7 @@ def test_a_crash(scene: Scene, point: str) -> None:
     if point in STRAY:
         assert stray
         until(lambda: not stray & scene.stray(), "what no record names is removed")
-        until(lambda: scene.kept_after_work()[-1:] > kept[-1:], "cuts are kept again")
+        until(lambda: scene.kept_after_work()[-1:] > kept[-1:], "snapshots are kept again")
         until(lambda: whole(scene), "what is kept is whole")
     scene.ask("PATCH", "/v1/devices/cpu:2", {"cordoned": False}, **{"If-Match": "*"})
 
@@ -418,7 +425,7 @@ def whole(scene: Scene) -> bool:
     store = scene.node.folder / "store"
     for row in scene.kept():
         try:
-            verify(Objects(store / "objects"), Manifests(store / "cuts").read(*row))
+            verify(Objects(store / "objects"), Manifests(store / "snapshots").read(*row))
         except Damaged:
             assert row not in scene.kept()
             return False

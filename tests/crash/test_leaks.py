@@ -1,4 +1,4 @@
-"""Programs, requests and kept cuts come and go; the daemon holds as much as before."""
+"""Programs, requests and stored snapshots come and go; the daemon holds as much as before."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Peer:
         self.memory: dict[int, tuple[dict[str, Any], int]] = {}
         self.client: int | None = None
         self.generation = 0
-        self.cuts = 0
+        self.snapshots = 0
         self.mode = ""
         self.entered = True  # if it was told to prepare only: has it been told to enter?
         self.next_id = 1
@@ -171,7 +171,7 @@ class Peer:
                 for name in ("mapped", "restored"):
                     self.send("phase", name=name, t=time.monotonic_ns())
                 self.send(
-                    "phase", name="redone", t=time.monotonic_ns(), records=10, compared=4, differing=0,
+                    "phase", name="replayed", t=time.monotonic_ns(), records=10, compared=4, differing=0,
                     first_difference=None,
                 )  # fmt: skip
                 if self.job["deliver"] is not None:
@@ -181,7 +181,7 @@ class Peer:
                 self.behave("inject")
                 self.send("injected", id=message["id"])
                 os.kill(os.getpid(), 9)
-            case "cut":
+            case "snapshot":
                 if message.get("host") and self.behave("host") == "refuse":
                     self.send("handover_failed", text="host memory has no room")
                     return
@@ -191,9 +191,9 @@ class Peer:
                     self.add_memory(new, kind="shadow", name="host" if self.off_device else "")
                     del self.memory[old]
                     self.send("memory", op="drop", id=old)
-                self.cuts += 1
+                self.snapshots += 1
                 self.send(
-                    "cut", number=self.cuts, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
+                    "snapshot", number=self.snapshots, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
                     live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="asked",
                 )  # fmt: skip
             case "pause":
@@ -226,21 +226,23 @@ class Peer:
                     self.grow()
                 self.send("round_progress", number=message["number"], copied_bytes=GRANULE // 2)
                 self.send(
-                    "round", number=message["number"], cut=message["cut"], total_bytes=2 * GRANULE,
+                    "round", number=message["number"], snapshot=message["snapshot"], total_bytes=2 * GRANULE,
                     copied_bytes=GRANULE, settled_bytes=2 * GRANULE, differing_bytes=0, ms=1.0, loading_ms=0.0,
                 )  # fmt: skip
             case "handover":
                 if self.behave("handover") == "refuse":
-                    self.send("handover_failed", text="there is no memory for a cut")
+                    self.send("handover_failed", text="there is no memory for a snapshot")
                     return
-                self.stop("handed_over", cut=self.cuts, position=100, t=t, stopped_t=t, drained_t=t, cut_ms=0.5)
+                self.stop(
+                    "handed_over", snapshot=self.snapshots, position=100, t=t, stopped_t=t, drained_t=t, snapshot_ms=0.5
+                )
             case "take":
                 self.behave("take")
                 assert sorted(f["kind"] for f, _ in self.memory.values()) == ["device", "device", "image", "shadow"]
                 self.took = True
                 if self.behave("took") == "kill":
                     return  # there is nobody to tell
-                for name in ("mapped", "restored", "redone", "resumed"):
+                for name in ("mapped", "restored", "replayed", "resumed"):
                     self.send("phase", name=name, t=time.monotonic_ns())
                 self.behave("resumed")
             case "continue":
@@ -270,7 +272,7 @@ class Peer:
                 if self.behave("suspend") == "refuse":
                     self.send("suspend_failed", text="no space left on device")
                     return
-                self.stop("suspended", cut=self.cuts, position=100, bytes=GRANULE, t=t, ms=0.5)
+                self.stop("suspended", snapshot=self.snapshots, position=100, bytes=GRANULE, t=t, ms=0.5)
             case other:
                 raise AssertionError(other)
 

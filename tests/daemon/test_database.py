@@ -24,7 +24,7 @@ from xmigd.devices.repository import configure as configure_devices
 from xmigd.devices.repository import listed
 from xmigd.errors import StartError, Unavailable
 from xmigd.faults import repository as faults
-from xmigd.ipc.messages import Cut
+from xmigd.ipc.messages import Snapshot
 from xmigd.jobs import repository as jobs
 from xmigd.jobs.repository import job_model
 from xmigd.process.events import FaultRecord, RecoveryRecord
@@ -74,7 +74,7 @@ def test_the_migrations_can_be_undone(path: Path, engine: Engine) -> None:
     migrate.upgrade(path, engine)
 
 
-def test_an_operators_cut_budget_keeps_its_meaning(path: Path, engine: Engine) -> None:
+def test_an_operators_budget_for_snapshots_keeps_its_meaning(path: Path, engine: Engine) -> None:
     from alembic import command
 
     def settings() -> list[str]:
@@ -92,6 +92,28 @@ def test_an_operators_cut_budget_keeps_its_meaning(path: Path, engine: Engine) -
     with engine.begin() as connection:
         command.downgrade(migrate.alembic_config(connection), "0009")
     assert json.loads(settings()[0]) == {"cut_budget": 0.02, "max_attempts": 3}
+    migrate.upgrade(path, engine)
+
+
+def test_events_of_recoveries_get_the_new_words(path: Path, engine: Engine) -> None:
+    """Who asks for earlier events gets all of them in the same words."""
+    from alembic import command
+
+    def data() -> Any:
+        with engine.connect() as connection:
+            return json.loads(connection.execute(text("select data from events where type = 'recovery'")).scalar_one())
+
+    with engine.begin() as connection:
+        command.downgrade(migrate.alembic_config(connection), "0012")
+        connection.execute(text(
+            "insert into events (at, type, subject_type, subject_id, data) values "
+            "(1, 'recovery', 'process', 'p', '{\"outcome\": \"resumed\", \"redone_ms\": 12.5}')"
+        ))  # fmt: skip
+    migrate.upgrade(path, engine)
+    assert data() == {"outcome": "resumed", "replayed_ms": 12.5}
+    with engine.begin() as connection:
+        command.downgrade(migrate.alembic_config(connection), "0012")
+    assert data() == {"outcome": "resumed", "redone_ms": 12.5}
     migrate.upgrade(path, engine)
 
 
@@ -132,10 +154,14 @@ def test_records(engine: Engine, reading: Engine) -> None:
     records.process_started(PROCESS)
     records.process_state("p", "running", "ready")
     records.server_assigned("p", 9, 11, 1)
-    cut: dict[str, Any] = dict.fromkeys(Cut.model_fields, 1) | {"type": "cut", "reason": "budget", "off_device": False}
+    snapshot: dict[str, Any] = dict.fromkeys(Snapshot.model_fields, 1) | {
+        "type": "snapshot",
+        "reason": "budget",
+        "off_device": False,
+    }
     for number in range(1, 1301):
-        records.cut("p", Cut(**cut | {"number": number}))
-    records.cut("p", Cut(**cut | {"number": 1300}))  # taken again after a recovery
+        records.snapshot("p", Snapshot(**snapshot | {"number": number}))
+    records.snapshot("p", Snapshot(**snapshot | {"number": 1300}))  # taken again after a recovery
     records.fault("p", FaultRecord(number=1, kind="server", t=1, text="x"))
     recovery = RecoveryRecord(number=1, cause="x", fault=1, occurred=1_000_000, detected=2_000_000, story=["x", "y"])
     records.recovery("p", recovery)

@@ -74,7 +74,7 @@ def start(manager: Manager) -> FdStore:
 
 
 def make_memory() -> JobMemory:
-    return JobMemory(*(memfd(name) for name in ("journal", "staging", "pinned", "cut0", "cut1")))
+    return JobMemory(*(memfd(name) for name in ("journal", "staging", "pinned", "snapshot0", "snapshot1")))
 
 
 def announced(memory: JobMemory, handles: list[Handle]) -> tuple[JobMemory, list[Handle]]:

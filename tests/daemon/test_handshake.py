@@ -113,7 +113,7 @@ def test_memory_is_sealed() -> None:
             for size in (0, os.fstat(fd.fileno()).st_size + 1):
                 with pytest.raises(PermissionError):
                     os.ftruncate(fd.fileno(), size)
-        os.ftruncate(memory.cut0.fileno(), 100)
+        os.ftruncate(memory.snapshot0.fileno(), 100)
     finally:
         memory.close()
 

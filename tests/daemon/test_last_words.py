@@ -39,7 +39,7 @@ def test_a_server_takes_what_it_has_not_read_with_it(native_dir: Path) -> None:
         stop(server.pid)
         ours.send(b'{"type":"stop","reason":"in the middle of a sentence"}')
         for _ in range(5):
-            ours.send(b'{"type":"cut"}')
+            ours.send(b'{"type":"snapshot"}')
         os.kill(server.pid, signal.SIGCONT)
         assert [message["text"] for message in everything(ours)] == ["stopped: in the middle of a sentence"]
         assert server.wait(60) == 0

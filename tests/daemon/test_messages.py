@@ -25,11 +25,12 @@ GOOD: list[dict[str, Any]] = [
     {"type": "ready", "generation": 1, "t": 5},
     {"type": "memory", "op": "add", "id": 1, "kind": "shadow", "ordinal": 0, "address": 2, "bytes": 3, "name": ""},
     {"type": "memory", "op": "drop", "id": 1},
-    {"type": "cut", "number": 1, "position": 2, "sequence": 3, "ms": 1, "chunks": 4, "copied_bytes": 5, "live_bytes": 6,
-     "journal_bytes": 7, "objects": 8, "reason": "budget"},
+    {"type": "snapshot", "number": 1, "position": 2, "sequence": 3, "ms": 1, "chunks": 4, "copied_bytes": 5,
+     "live_bytes": 6, "journal_bytes": 7, "objects": 8, "reason": "budget"},
     {"type": "fault", "sequence": 0, "op": "", "error": 700, "text": "x", "t": 1, "after": 3, "until": 9},
     {"type": "phase", "name": "mapped", "t": 1},
-    {"type": "phase", "name": "redone", "t": 1, "records": 2, "compared": 1, "differing": 0, "first_difference": None},
+    {"type": "phase", "name": "replayed", "t": 1, "records": 2, "compared": 1, "differing": 0,
+     "first_difference": None},
     {"type": "program_error", "sequence": 1, "error": 700},
     {"type": "injected", "id": 1},
     {"type": "garbage", "position": 1, "text": "x"},
@@ -39,16 +40,16 @@ GOOD: list[dict[str, Any]] = [
     {"type": "continued", "position": 1, "t": 1},
     {"type": "log", "level": "info", "text": "x"},
     {"type": "bye", "reason": "x"},
-    {"type": "round", "number": 1, "cut": 2, "total_bytes": 3, "copied_bytes": 2, "settled_bytes": 2,
+    {"type": "round", "number": 1, "snapshot": 2, "total_bytes": 3, "copied_bytes": 2, "settled_bytes": 2,
      "differing_bytes": 1, "ms": 1.5, "loading_ms": 0.5},
     {"type": "round_progress", "number": 1, "copied_bytes": 2},
     {"type": "move_failed", "code": "no_peer", "text": "x"},
-    {"type": "handed_over", "cut": 2, "position": 1, "t": 3, "drained_t": 2, "cut_ms": 1.5},
+    {"type": "handed_over", "snapshot": 2, "position": 1, "t": 3, "drained_t": 2, "snapshot_ms": 1.5},
     {"type": "handover_failed", "text": "x"},
     {"type": "suspend_progress", "done_bytes": 1, "total_bytes": 2},
     {"type": "prepared", "ms": 1.5},
     {"type": "preloaded", "modules": 3, "kernels": 40, "device_bytes": 5},
-    {"type": "suspended", "cut": 1, "position": 2, "bytes": 3, "t": 4, "ms": 1.5},
+    {"type": "suspended", "snapshot": 1, "position": 2, "bytes": 3, "t": 4, "ms": 1.5},
     {"type": "suspend_failed", "text": "x"},
     {"type": "resume_failed", "code": "no_room", "text": "x"},
 ]  # fmt: skip
@@ -108,7 +109,7 @@ def test_assign_is_what_the_server_reads() -> None:
         m.pack_assign(assign, job="j", client_pid=9, stall_bound=0.3, snapshot_cost=0.01, hang_timeout=2.5)
     )
     assert packed == {
-        "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "cut_budget": 0.01, "stall_bound": 0.3,
+        "type": "assign", "job": "j", "mode": "recover", "client_pid": 9, "snapshot_cost": 0.01, "stall_bound": 0.3,
         "hang_timeout": 2.5,
         "deliver": {"sequence": 5, "error": 700}, "careful": {"after": 3, "until": 9},
         "injections": [{"id": 1, "point": "copy", "kind": "hang", "sequence": 7, "error": 0}],
@@ -167,7 +168,7 @@ def test_a_server_that_talks_nonsense_is_replaced(node: Node) -> None:
             count = faults_of(program)
             node.behave(go=kinds)
             os.kill(state_of(program)["server_pid"], 9)
-            until(functools.partial(more_faults, program, count + 2), "a fault in the redo")
+            until(functools.partial(more_faults, program, count + 2), "a fault in the replay")
             until(lambda: state_of(program)["state"] == "running", "recovered")
         assert node.get("/v1/recoveries", process=state_of(program)["id"])[0]["outcome"] == "resumed"
         assert faults_of(other) == 0

@@ -79,8 +79,8 @@ class TestLines:
 
     @pytest.mark.parametrize("size", [MAX_LINE - 1, MAX_LINE, MAX_LINE + 1])
     def test_at_the_limit(self, size: int) -> None:
-        cut = ["x" * MAX_LINE + "..."] if size > MAX_LINE else ["x" * size]
-        assert Lines(0).take(b"x" * size + b"\ny\n", 0) == [*cut, "y"]
+        snapshot = ["x" * MAX_LINE + "..."] if size > MAX_LINE else ["x" * size]
+        assert Lines(0).take(b"x" * size + b"\ny\n", 0) == [*snapshot, "y"]
 
     def test_too_many_are_counted(self) -> None:
         lines = Lines(0)

@@ -55,7 +55,7 @@ def test_a_killed_server_is_replaced_by_its_standby(node: Node) -> None:
             assert recovery["standby"] == "warm"
             assert recovery["exact"] is True
             phases = [recovery[f"{name}_ms"] for name in
-                      ("detected", "standby_ready", "mapped", "restored", "redone", "resumed")]  # fmt: skip
+                      ("detected", "standby_ready", "mapped", "restored", "replayed", "resumed")]  # fmt: skip
             assert phases == sorted(phases)
         assert min(took) < 500  # nothing is waited for; this machine stands still now and then, but not each time
         faults = node.get("/v1/faults")

@@ -21,6 +21,12 @@ from xmigd.errors import StartError
 *OLDER, HEAD = sorted(path.name[:4] for path in (migrate.scripts() / "versions").glob("[0-9]*_*.py"))
 
 
+def snapshot_column(database: sqlite3.Connection) -> str:
+    """Before revision 0013 a snapshot was called a cut."""
+    columns = {row[1] for row in database.execute("pragma table_info(recoveries)")}
+    return "cut" if "cut" in columns else "snapshot"
+
+
 def older(path: Path, revision: str) -> None:
     """What that version left behind: a job with two processes and what happened to them."""
     prepare_folder(path)
@@ -30,7 +36,7 @@ def older(path: Path, revision: str) -> None:
     engine.dispose()
     with sqlite3.connect(path) as database:
         database.executescript(
-            """
+            f"""
             insert into devices (id, kind, ordinal, configured, memory_bytes, seen_at)
               values ('cpu:0', 'cpu', 0, 1, 5, 1.5);
             insert into jobs (id, name, command, uid, registered, token_hash, stopped, created_at)
@@ -40,7 +46,8 @@ def older(path: Path, revision: str) -> None:
               values ('p1', 'j1', 5, 7, 1000, 1000, 'python train.py', 'cpu:0', 'running', 'ready', 3, 2.5),
                      ('p2', 'j1', 6, 8, 1000, 1000, 'python train.py', 'cpu:0', 'ended', 'done', 1, 2.5);
             insert into faults (process_id, number, kind, text, at) values ('p1', 1, 'server', 'killed', 3.5);
-            insert into recoveries (process_id, number, cause, outcome, attempts, standby, cut, detected_ms, story, at)
+            insert into recoveries (process_id, number, cause, outcome, attempts, standby, {snapshot_column(database)},
+                                    detected_ms, story, at)
               values ('p1', 1, 'killed', 'resumed', 1, 'warm', 4, 1.5, 'a line', 3.5);
             insert into journal_segments (process_id, number, position, sequence, journal_bytes, live_bytes,
                                           copied_bytes, chunks, objects, ms, reason, at)
@@ -53,6 +60,7 @@ def older(path: Path, revision: str) -> None:
 def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """What an older version has put there, column by column."""
     with sqlite3.connect(path) as database:
+        snapshot = snapshot_column(database)
         found = {
             table: sorted(database.execute(f"select {columns} from {table}").fetchall())
             for table, columns in (
@@ -60,7 +68,7 @@ def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
                 ("jobs", "id, name, command, uid, registered, token_hash, stopped, created_at"),
                 ("processes", "id, job_id, pid, start_time, uid, gid, device, state, why, generation"),
                 ("faults", "process_id, number, kind, text, at"),
-                ("recoveries", "process_id, number, cause, outcome, attempts, cut, story"),
+                ("recoveries", f"process_id, number, cause, outcome, attempts, {snapshot}, story"),
                 ("journal_segments", "process_id, number, position, sequence, ms, reason"),
             )
         }  # fmt: skip

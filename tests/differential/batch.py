@@ -91,7 +91,7 @@ class Disturber:
     def _snapshot(self) -> bool:
         if self._info() is None:
             return False
-        self.job.inject("kill", point="cut")
+        self.job.inject("kill", point="snapshot")
         return True
 
     def _move(self) -> bool:

@@ -635,11 +635,11 @@ class Generator:
             if made["height"] == 1:
                 made["width"] = self.chance.randint(1, made["width"])
         if made["op"] == "copy" and made["extent"][1:] == [1, 1] and made["extent"][0] > 1:
-            cut = self.chance.randrange(made["extent"][0])
-            made["extent"] = [made["extent"][0] - cut, 1, 1]
+            snapshot = self.chance.randrange(made["extent"][0])
+            made["extent"] = [made["extent"][0] - snapshot, 1, 1]
             for side in ("from", "to"):
                 name, offset = made[side]["at"]
-                made[side] = made[side] | {"at": [name, offset + self.chance.randint(0, cut)]}
+                made[side] = made[side] | {"at": [name, offset + self.chance.randint(0, snapshot)]}
         return made
 
     def _some_end(self) -> None:

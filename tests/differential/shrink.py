@@ -28,7 +28,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000)
         best = ops
         return True
 
-    def cut(size: int) -> bool:
+    def snapshot(size: int) -> bool:
         at, found = 0, False
         while at < len(best):
             if still(best[:at] + best[at + size :]):
@@ -39,7 +39,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 2000)
 
     size = max(1, len(best) // 2)
     while tries < most:
-        if not cut(size) and size == 1:
+        if not snapshot(size) and size == 1:
             break
         size = max(1, size // 2)
     return replace(program, ops=best)

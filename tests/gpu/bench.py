@@ -38,7 +38,7 @@ class Outcome:
 
     result: dict[str, Any]
     recoveries: list[dict[str, Any]]
-    cuts: list[dict[str, Any]]
+    snapshots: list[dict[str, Any]]
     faults: list[dict[str, Any]]
 
 
@@ -109,14 +109,16 @@ class Running:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise Failed(f"{self._side} {how}: {self._said()}")
         recoveries: list[dict[str, Any]] = []
-        cuts: list[dict[str, Any]] = []
+        snapshots: list[dict[str, Any]] = []
         faults: list[dict[str, Any]] = []
         if self.program is not None and (info := self.program.info()) is not None:
             recoveries = self.program.recoveries()
             faults = self.program.faults()
-            cuts = self.program.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
-            self._out.with_suffix(".cuts").write_text("".join(json.dumps(cut) + "\n" for cut in cuts))
-        return Outcome(self._result(), recoveries, cuts, faults)
+            snapshots = self.program.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1000)
+            self._out.with_suffix(".snapshots").write_text(
+                "".join(json.dumps(snapshot) + "\n" for snapshot in snapshots)
+            )
+        return Outcome(self._result(), recoveries, snapshots, faults)
 
     def _result(self) -> dict[str, Any]:
         lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]

@@ -22,7 +22,7 @@ from xmigd.measurements import Row
 
 FAULTS = 100
 SEED = 7
-SEEN = (0.05, 0.15)  # the parts of a run after which cuts say how many records a step has
+SEEN = (0.05, 0.15)  # the parts of a run after which snapshots say how many records a step has
 POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
 HANG_TIMEOUT = 2.0  # seconds
 
@@ -68,16 +68,16 @@ def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, O
 
 
 def course(job: Running, status: Path, steps: int) -> Callable[[float], int]:
-    """Which record comes at which part of a run that has begun, from where two of its cuts are."""
-    (early, first), (late, second) = (cut_after(job, status, part * steps) for part in SEEN)
+    """Which record comes at which part of a run that has begun, from where two of its snapshots are."""
+    (early, first), (late, second) = (snapshot_after(job, status, part * steps) for part in SEEN)
     if job.process.poll() is not None or late == early:
         job.finish()
         raise Failed("nothing can strike: the program was over too soon")
     return lambda part: round(second + (second - first) / (late - early) * (part * steps - late))
 
 
-def cut_after(job: Running, status: Path, wanted: float) -> tuple[int, int]:
-    """The first cut that is known after this step: the step by then, and its record."""
+def snapshot_after(job: Running, status: Path, wanted: float) -> tuple[int, int]:
+    """The first snapshot that is known after this step: the step by then, and its record."""
     assert job.program is not None
     before = None
     while job.process.poll() is None:

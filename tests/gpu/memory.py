@@ -25,7 +25,7 @@ class Weighing:
         self.native = self._bench.device_used() - self._before
 
     def weigh_xmig(self, running: Running) -> None:
-        """With its standby, when cuts have stopped changing its shadow, and what they gave back has gone."""
+        """With its standby, when snapshots have stopped changing its shadow, and what they gave back has gone."""
         program = running.program
         assert program is not None
 

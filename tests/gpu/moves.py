@@ -192,7 +192,7 @@ def against_driver(bench: Bench, name: str, compared: str) -> Row:
 
 def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[list[Any], Outcome]:
     """Each move's record and when it was; the program's outcome. `pause`: seconds after each, and what it takes until
-    the target has taken a cut."""
+    the target has taken a snapshot."""
     with bench.node(devices=bench.two_devices()) as node, bench.started(case, node) as running:
         running.holding()
         moving = Moving(running, bench.two())
@@ -202,16 +202,16 @@ def moved(bench: Bench, case: Case, times: int, *, pause: float = 0.0) -> tuple[
             records.append(moving.move())
             if pause:
                 time.sleep(pause)
-                wait_until(lambda: last_cut(moving) > records[-1]["ended_at"], "a cut on the target")
+                wait_until(lambda: last_snapshot(moving) > records[-1]["ended_at"], "a snapshot on the target")
         time.sleep(QUIET)
         outcome = running.finish()
     return list(zip(records, moving.spans, strict=True)), outcome
 
 
-def last_cut(moving: Moving) -> float:
+def last_snapshot(moving: Moving) -> float:
     """When it was, in Unix seconds; 0: there is none."""
-    cuts = moving.client.get(f"/v1/processes/{moving.info()['id']}/segments", limit=1)
-    return float(cuts[0]["at"]) if cuts else 0.0
+    snapshots = moving.client.get(f"/v1/processes/{moving.info()['id']}/segments", limit=1)
+    return float(snapshots[0]["at"]) if snapshots else 0.0
 
 
 def framework(
@@ -255,19 +255,19 @@ def downtime(
 def floor(bench: Bench, name: str, moves: list[Any], outcome: Outcome) -> Row:
     """The downtime against what it cannot be shorter than."""
     times = [record["downtime_ms"] or 0 for record, _ in moves]
-    cuts = [cut for cut in outcome.cuts if cut["reason"] == "handover"]
-    if not cuts:
-        raise Failed("nothing was executed before a move, or no cut is known")
-    dirty, live = (median(cut[which] for cut in cuts) for which in ("copied_bytes", "live_bytes"))
+    snapshots = [snapshot for snapshot in outcome.snapshots if snapshot["reason"] == "handover"]
+    if not snapshots:
+        raise Failed("nothing was executed before a move, or no snapshot is known")
+    dirty, live = (median(snapshot[which] for snapshot in snapshots) for which in ("copied_bytes", "live_bytes"))
     copied, hashed = dirty / NVLINK / 1e6, live / HASH / 1e6
     least = copied + hashed + switch(bench)
     return Row(
         name=f"{name}: downtime against its floor", value=round(median(times) / least, 2), unit="×",
         target=1.5, better="lower",
         conditions=f"median of {len(times)}, the longest {max(times) / least:.2f}; "
-        f"{least:.1f} ms: {copied:.1f} for the {dirty / 1e6:.0f} MB that the last cut found changed at {NVLINK} GB/s, "
-        f"{hashed:.1f} to hash {live / 1e9:.1f} GB at {HASH} GB/s, {switch(bench):.1f} for the switch, as of the job "
-        "with 16 MB",
+        f"{least:.1f} ms: {copied:.1f} for the {dirty / 1e6:.0f} MB that the last snapshot found changed at "
+        f"{NVLINK} GB/s, {hashed:.1f} to hash {live / 1e9:.1f} GB at {HASH} GB/s, "
+        f"{switch(bench):.1f} for the switch, as of the job with 16 MB",
     )  # fmt: skip
 
 
@@ -293,7 +293,7 @@ def slow_down(moves: list[Any], outcome: Outcome) -> Row:
 
 
 def longest_step(moves: list[Any], outcome: Outcome) -> Row:
-    """What the program itself sees: the downtime, and the first cut on the target, which comes later."""
+    """What the program itself sees: the downtime, and the first snapshot on the target, which comes later."""
     steps = list(zip(outcome.result["ends"], outcome.result["lengths"], strict=True))
     # A step that begins in it may end later; there is none where the program itself stood all the while.
     longest = [
@@ -301,16 +301,16 @@ def longest_step(moves: list[Any], outcome: Outcome) -> Row:
         for _, (a, b) in moves
     ]
     usual = median(outcome.result["lengths"])
-    later = [[cut for cut in outcome.cuts if cut["at"] > record["ended_at"]] for record, _ in moves]
+    later = [[snapshot for snapshot in outcome.snapshots if snapshot["at"] > record["ended_at"]] for record, _ in moves]
     if not all(later):
-        raise Failed("a target has taken no cut")
-    first = [min(cuts, key=lambda cut: float(cut["at"])) for cuts in later]
-    copied = max(cut["copied_bytes"] for cut in first)
+        raise Failed("a target has taken no snapshot")
+    first = [min(snapshots, key=lambda snapshot: float(snapshot["at"])) for snapshots in later]
+    copied = max(snapshot["copied_bytes"] for snapshot in first)
     return Row(
         name="move-40GB: longest step", value=round(1e3 * max(longest), 1), unit="ms", target=500, better="lower",
         conditions=f"in any move and {AFTERWARDS:g} s after it; of each move "
-        f"{', '.join(f'{1e3 * each:.0f}' for each in longest)} ms; the first cut there takes "
-        f"{', '.join(str(round(cut['ms'])) for cut in first)} ms and copies {copied / 1e6:.0f} MB at most; "
+        f"{', '.join(f'{1e3 * each:.0f}' for each in longest)} ms; the first snapshot there takes "
+        f"{', '.join(str(round(snapshot['ms'])) for snapshot in first)} ms and copies {copied / 1e6:.0f} MB at most; "
         f"the median step takes {1e3 * usual:.2f} ms",
     )  # fmt: skip
 

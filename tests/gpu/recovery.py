@@ -18,7 +18,7 @@ from tests.gpu.resumption import phases_of
 from xmigd.measurements import Row
 
 STRIKES = 3  # of each kind
-BETWEEN = 20  # steps: what was redone is seen in them
+BETWEEN = 20  # steps: what was replayed is seen in them
 
 
 def measure(bench: Bench) -> Iterator[Row]:
@@ -66,7 +66,7 @@ def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, 
         raise Failed(f"of {struck} strikes {len(done)} led to a recovery")
     blocks = outcome.result["blocks_s"]
     warmup = len(outcome.result["losses"]) - len(blocks)
-    cuts = [float(cut["ms"]) for cut in outcome.cuts]
+    snapshots = [float(snapshot["ms"]) for snapshot in outcome.snapshots]
     live = (info or {}).get("live_bytes") or 0
     for kind, (count, first, last) in struck.items():
         stall = max(blocks[first - warmup : last - warmup]) - outcome.result["step_s"]
@@ -77,8 +77,8 @@ def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, 
             unit="s", target=targets[kind], better="lower",
             conditions=f"the longest step of {count} strikes less a median step, "
             f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
-            f"{phases_of([slowest])} ms; {slowest['records'] or 0} records redone; "
-            f"{len(cuts)} cuts of {median(cuts) if cuts else 0:.1f} ms",
+            f"{phases_of([slowest])} ms; {slowest['records'] or 0} records replayed; "
+            f"{len(snapshots)} snapshots of {median(snapshots) if snapshots else 0:.1f} ms",
         )  # fmt: skip
         if standby and kind != "kill":
             yield Row(

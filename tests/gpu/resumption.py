@@ -8,7 +8,7 @@ from typing import Any
 
 from xmigd.measurements import Row
 
-PHASES = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "redone_ms", "resumed_ms")
+PHASES = ("detected_ms", "standby_ready_ms", "mapped_ms", "restored_ms", "replayed_ms", "resumed_ms")
 MEDIAN, WORST = 500, 1500  # ms; of programs that do not run alone, and standbys that may not be warm yet
 
 

@@ -106,16 +106,18 @@ def strike(running: Running, bench: Bench, kind: str, server: int) -> None:
 def snapshots(bench: Bench, case: Case) -> Iterator[Row]:
     """A training's step beside a native one, what snapshots take of its time, one of them against what memory can."""
     native, xmig, _ = in_turn(bench, case)
-    usual = median([cut["live_bytes"] for cut in xmig.cuts] or [0])
+    usual = median([snapshot["live_bytes"] for snapshot in xmig.snapshots] or [0])
     # The first has to make its places; before, there was less to preserve.
-    full = sorted((cut for cut in xmig.cuts if cut["live_bytes"] > usual / 2), key=itemgetter("number"))[1:]
+    full = sorted(
+        (snapshot for snapshot in xmig.snapshots if snapshot["live_bytes"] > usual / 2), key=itemgetter("number")
+    )[1:]
     # Of the time since the one before. More than that passes while the native program has its turn.
     gaps = [later["at"] - earlier["at"] for earlier, later in pairwise(full)]
-    during = [(gap, cut["ms"]) for gap, cut in zip(gaps, full[1:], strict=True) if gap < LONGEST_GAP]
+    during = [(gap, snapshot["ms"]) for gap, snapshot in zip(gaps, full[1:], strict=True) if gap < LONGEST_GAP]
     if not during:
-        raise Failed(f"{len(xmig.cuts)} snapshots say nothing")
-    took = [cut["ms"] for cut in full]
-    live = median(cut["live_bytes"] for cut in full)
+        raise Failed(f"{len(xmig.snapshots)} snapshots say nothing")
+    took = [snapshot["ms"] for snapshot in full]
+    live = median(snapshot["live_bytes"] for snapshot in full)
     seconds = sum(gap for gap, _ in during)
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
@@ -130,11 +132,12 @@ def snapshots(bench: Bench, case: Case) -> Iterator[Row]:
     )  # fmt: skip
     can = bench.can(64 if bench.rehearsal else 12288)
     copied, hashed = can["copy_and_hash_gb_s"] * 1e9, can["hash_gb_s"] * 1e9
-    floors = [1000 * (cut["copied_bytes"] / copied + cut["live_bytes"] / hashed) for cut in full]
+    floors = [1000 * (snapshot["copied_bytes"] / copied + snapshot["live_bytes"] / hashed) for snapshot in full]
     yield Row(
         name=f"{case.name}: snapshot against its floor", unit="×", target=1.5, better="lower",
-        value=round(median(cut["ms"] / max(floor, 1e-6) for cut, floor in zip(full, floors, strict=True)), 2),
+        value=round(median(snapshot["ms"] / max(floor, 1e-6) for snapshot, floor in zip(full, floors, strict=True)), 2),
         conditions=f"medians: {median(took):.2f} ms against {median(floors):.2f} ms, which "
-        f"{median(cut['copied_bytes'] for cut in full) / 1e9:.2f} GB that changed take at {copied / 1e9:.0f} GB/s, "
-        f"each byte read and written, and {live / 1e9:.2f} GB live to be hashed at {hashed / 1e9:.0f} GB/s",
+        f"{median(snapshot['copied_bytes'] for snapshot in full) / 1e9:.2f} GB that changed take at "
+        f"{copied / 1e9:.0f} GB/s, each byte read and written, and "
+        f"{live / 1e9:.2f} GB live to be hashed at {hashed / 1e9:.0f} GB/s",
     )  # fmt: skip

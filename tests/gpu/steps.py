@@ -42,11 +42,12 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
             second.go()
             again = second.finish()
             xmig_starts.append(again.result["first_step_s"])
-        stopped = f"; {len(again.cuts)} cuts in the second, of {sum(cut['ms'] for cut in again.cuts):.0f} ms in all"
+        took = sum(snapshot["ms"] for snapshot in again.snapshots)
+        stopped = f"; {len(again.snapshots)} snapshots in the second, of {took:.0f} ms in all"
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
         target=case.target, better="lower", conditions=f"{case.said}; in turns, native {quarters(native)} ms, "
-        f"xMIG {quarters(xmig)} ms (the middle half of the blocks); {said_of(xmig.cuts)}",
+        f"xMIG {quarters(xmig)} ms (the middle half of the blocks); {said_of(xmig.snapshots)}",
     )  # fmt: skip
     yield Row(
         name=f"{case.name}: start to first step", value=round(median(xmig_starts) / median(native_starts), 3),
@@ -92,13 +93,13 @@ def quarters(outcome: Outcome) -> str:
     return f"{middle:.4g} ({lower:.4g} to {upper:.4g})"
 
 
-def said_of(cuts: list[dict[str, Any]]) -> str:
+def said_of(snapshots: list[dict[str, Any]]) -> str:
     """How many, and what one took when the program had all of its memory: until then they are cheaper."""
-    most = max((cut["live_bytes"] for cut in cuts), default=0)
-    full = [cut["ms"] for cut in cuts if cut["live_bytes"] > 0.9 * most]
+    most = max((snapshot["live_bytes"] for snapshot in snapshots), default=0)
+    full = [snapshot["ms"] for snapshot in snapshots if snapshot["live_bytes"] > 0.9 * most]
     if not full:
-        return f"{len(cuts)} cuts"
-    return f"{len(cuts)} cuts, {len(full)} of them with all of its memory, {median(full):.1f} ms each"
+        return f"{len(snapshots)} snapshots"
+    return f"{len(snapshots)} snapshots, {len(full)} of them with all of its memory, {median(full):.1f} ms each"
 
 
 def in_ms(seconds: list[float]) -> str:

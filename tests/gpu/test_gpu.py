@@ -164,8 +164,8 @@ def test_starts_are_repeated_where_there_is_doubt(
 ) -> None:
     run = {"losses": [1.0], "step_s": 1.0, "lower_s": 0.99, "upper_s": 1.01, "first_step_s": 10.0}
     run["laps_s"] = {"imported": 6.0}
-    cuts = [{"ms": 7.0, "live_bytes": 100}, {"ms": 1.0, "live_bytes": 10}]
-    left = [Outcome(run | {"first_step_s": start}, [], cuts, []) for start in xmig]
+    snapshots = [{"ms": 7.0, "live_bytes": 100}, {"ms": 1.0, "live_bytes": 10}]
+    left = [Outcome(run | {"first_step_s": start}, [], snapshots, []) for start in xmig]
     native = Outcome(run, [], [], [])
     memory = SimpleNamespace(row=lambda _: "what it weighs")
     monkeypatch.setattr(steps, "in_turn", lambda *_: (native, left.pop(0), memory))
@@ -176,25 +176,25 @@ def test_starts_are_repeated_where_there_is_doubt(
 
     bench = SimpleNamespace(both=started, context_s=0.2, native=lambda *_: native)
     step, row, _, different = steps.measure(cast(Bench, bench), TIMED[1])
-    assert step.conditions.endswith("; 2 cuts, 1 of them with all of its memory, 7.0 ms each")
+    assert step.conditions.endswith("; 2 snapshots, 1 of them with all of its memory, 7.0 ms each")
     assert row.value == pytest.approx(sum(xmig) / len(xmig) / 10)
     assert "of the first 6000 and 6000 ms until all was imported" in row.conditions
     assert row.target == 1.12
     assert ("native 1e+04, 1e+04 ms" in row.conditions) == bool(again)
-    assert ("; 2 cuts in the second, of 8 ms in all;" in row.conditions) == bool(again)
+    assert ("; 2 snapshots in the second, of 8 ms in all;" in row.conditions) == bool(again)
     assert not left
     assert different.value == 0
 
 
 def test_what_snapshots_cost_is_told_of_all_that_preserve_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one in the middle of a step had much more of it; and not of the time in which another program ran."""
-    cuts = [{"number": 1, "live_bytes": 1e8, "copied_bytes": 0, "ms": 1.0, "at": 0.0}]  # at the start
-    cuts += [
+    snapshots = [{"number": 1, "live_bytes": 1e8, "copied_bytes": 0, "ms": 1.0, "at": 0.0}]  # at the start
+    snapshots += [
         {"number": 2 + i, "live_bytes": live, "copied_bytes": 1e9, "ms": 2.0, "at": 1 + 0.2 * i + 5 * (i > 9)}
         for i, live in enumerate([2e9, 9e9] + 18 * [2e9])
     ]  # fmt: skip
     result = {"step_s": 1.0, "lower_s": 1.0, "upper_s": 1.0, "blocks_s": [1.0]}
-    both = Outcome(result, [], [], []), Outcome(result, [], cuts[::-1], [])
+    both = Outcome(result, [], [], []), Outcome(result, [], snapshots[::-1], [])
     monkeypatch.setattr(stalls, "in_turn", lambda *_: (*both, None))
     bench = SimpleNamespace(rehearsal=False, can=lambda _: {"copy_and_hash_gb_s": 1000, "hash_gb_s": 2000})
     _, cost, floor = stalls.snapshots(cast(Bench, bench), TIMED[1])

@@ -65,13 +65,13 @@ def test_a_suspension_takes_it_and_it_is_made_again(daemon: Node, kernels: Path)
     harness.ask(program, 50)
     assert ready(daemon) == SIZE - PIECE
     assert pieces(daemon) == before  # one of them is the process's
-    keeper = info(program)["server_pid"]
-    harness.stop(keeper)
+    holder = info(program)["server_pid"]
+    harness.stop(holder)
     daemon.kill()
     daemon.start()
     for _ in range(50):  # nobody knows yet how much the process has
         assert ready(daemon) == 0
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(holder, signal.SIGCONT)
     harness.wait_until(lambda: bool(info(program)["held_bytes"]), "it is found again")
     harness.wait_until(lambda: ready(daemon) == SIZE - PIECE, "the rest is made again")
     (taken,) = pieces(daemon) & before
@@ -89,7 +89,7 @@ def test_more_than_there_is(daemon: Node, kernels: Path) -> None:
     harness.wait_until(lambda: ready(daemon) == SIZE, "the pool is full")
     program = harness.start(daemon, PROGRAMS / "training.py", 100000, 2 * SIZE >> 20, kernels=kernels)
     harness.go(program)
-    harness.wait_until(lambda: (info(program)["live_bytes"] or 0) > SIZE, "a cut has its memory")
+    harness.wait_until(lambda: (info(program)["live_bytes"] or 0) > SIZE, "a snapshot has its memory")
     suspended(program)
     assert ready(daemon) == 0
     resumed(program)

@@ -88,7 +88,7 @@ def test_a_move_and_back(node: Node) -> None:
         ]  # fmt: skip
         first = migrations[-1]
         assert [phase["name"] for phase in first["phases"]] == [
-            "preparing", "copying", "committing", "handing_over", "taking", "mapped", "restored", "redone", "resumed",
+            "preparing", "copying", "committing", "handing_over", "taking", "mapped", "restored", "replayed", "resumed",
             "over",
         ]  # fmt: skip
         assert first["iterations"][0]["copied_bytes"] == 2 << 20
@@ -226,7 +226,7 @@ def test_suspend_and_resume(node: Node, to: str) -> None:
         asleep = now(node, process)
         assert (asleep["state"], asleep["location"], asleep["suspended"]) == ("suspended", to, True)
         assert asleep["held_bytes"] == 2 * (2 << 20)
-        until(lambda: len(node.servers()) == 1, "only the keeper is left")
+        until(lambda: len(node.servers()) == 1, "only the holder is left")
         folder = node.database.parent / "suspended" / process["id"]
         assert folder.exists() == (to == "file")
         refused = post(node, "/v1/migrations", {"process": process["id"], "target": "cpu:1"}, 409)
@@ -235,7 +235,7 @@ def test_suspend_and_resume(node: Node, to: str) -> None:
         assert operation["state"] == "succeeded", operation
         awake = node.wait_for_standby()
         assert (awake["device"], awake["location"], awake["suspended"]) == ("cpu:1", "device", False)
-        until(lambda: len(node.servers()) == 2, "the keeper is gone")
+        until(lambda: len(node.servers()) == 2, "the holder is gone")
         assert [m["kind"] for m in node.get("/v1/migrations")] == ["resume", "suspend"]
     until(lambda: not node.servers(), "servers end with their program")
     until(lambda: not folder.exists(), "files are removed")
@@ -278,13 +278,13 @@ def test_a_suspended_process_survives_the_daemon(node: Node) -> None:
     until(lambda: not node.servers(), "servers end with their program")
 
 
-def test_a_keeper_that_is_killed_is_replaced(node: Node) -> None:
+def test_a_holder_that_is_killed_is_replaced(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
         suspend(node, process)
-        keeper = now(node, process)["server_pid"]
-        os.kill(keeper, signal.SIGKILL)
-        until(lambda: now(node, process)["server_pid"] not in (None, keeper), "another keeper")
+        holder = now(node, process)["server_pid"]
+        os.kill(holder, signal.SIGKILL)
+        until(lambda: now(node, process)["server_pid"] not in (None, holder), "another holder")
         node.kill()
         node.start()
         until(lambda: now(node, process)["held_bytes"], "it is found")
@@ -295,7 +295,7 @@ def test_a_program_that_exits_while_it_is_suspended(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
         suspend(node, process, "file")
-    until(lambda: not node.servers(), "the keeper is gone")
+    until(lambda: not node.servers(), "the holder is gone")
     assert until(lambda: now(node, process)["state"] == "ended", "the process ended")
     assert not (node.database.parent / "suspended" / process["id"]).exists()
 
@@ -340,7 +340,7 @@ def test_a_target_that_has_the_program_need_not_wait_for_its_source(node: Node) 
 
 
 def test_the_daemon_dies_in_the_middle_of_a_suspension(node: Node) -> None:
-    """The server is there and has everything: it goes on, and a keeper gives way."""
+    """The server is there and has everything: it goes on, and a holder gives way."""
     with Program(node) as program:
         process = started(node, program)
         node.behave(suspended="kill")

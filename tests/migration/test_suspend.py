@@ -145,7 +145,7 @@ good(driver.cuInit(0))
 good(driver.cuCtxSetCurrent(good(driver.cuDevicePrimaryCtxRetain(0))))
 memory = good(driver.cuMemAlloc(int(sys.argv[1])))
 print("it has it", flush=True)
-while not select.select([sys.stdin], [], [], 0.005)[0]:  # it works on, so that there are cuts
+while not select.select([sys.stdin], [], [], 0.005)[0]:  # it works on, so that there are snapshots
     good(driver.cuMemsetD8(memory, 1, 1))
 """
 
@@ -155,7 +155,7 @@ def refused(node: Node, to: str, size: int) -> dict[str, Any]:
     program = node.program([sys.executable, "-c", HUNGRY, str(size)], stdin=subprocess.PIPE)
     assert program.process.stdout is not None
     assert program.process.stdout.readline() == "it has it\n"
-    harness.wait_until(lambda: (info(program)["live_bytes"] or 0) >= size, "its memory is in a cut")
+    harness.wait_until(lambda: (info(program)["live_bytes"] or 0) >= size, "its memory is in a snapshot")
     problem = refusal(node, f"/v1/processes/{info(program)['id']}:suspend", {"to": to})
     assert (problem["process_location"], problem["phase"]) == ("source", "planning")
     assert info(program)["state"] == "running"

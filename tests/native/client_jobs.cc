@@ -120,7 +120,7 @@ void thread_slots() {
 void full_ring() {
   Fixture test;
   test.start();
-  test.control.trim_freely = false;  // as a server that cuts only when it has to
+  test.control.trim_freely = false;  // as a server that snapshots only when it has to
   const CUfunction function = test.kernel();
   Arguments arguments;
   const uint64_t turns = 3 * process.ring_bytes / 200;

@@ -481,7 +481,7 @@ void images() {
   const std::vector<std::byte> self = read_image_file("/proc/self/exe");
   CHECK(self.size() > 64);
   CHECK(measure_image(self.data(), &image, self.size()) == CUDA_SUCCESS && image.size() == self.size() - 64);
-  // Cut short anywhere, it is refused and nothing is read beyond its end.
+  // Snapshot short anywhere, it is refused and nothing is read beyond its end.
   for (const size_t length : {size_t{64}, size_t{128}, self.size() / 2, self.size() - 100}) {
     const std::vector<std::byte> part(self.begin(), self.begin() + static_cast<ptrdiff_t>(length));
     CHECK(measure_image(part.data(), &image, part.size()) == CUDA_ERROR_INVALID_IMAGE);

@@ -215,7 +215,7 @@ TEST(cubin_kernels_and_variables) {
   CHECK(device::image_extent(bytes_of(file).first(64)) == file.size());
   // For another machine it is no cubin, and no shared object of this one.
   read(Cubin().add(".text.k").file(EM_RISCV), CUDA_ERROR_NO_BINARY_FOR_GPU);
-  // Cut short anywhere, and with any bit turned: nothing is read outside, and what is found fits.
+  // Snapshot short anywhere, and with any bit turned: nothing is read outside, and what is found fits.
   std::mt19937 random(7);
   for (size_t i = 0; i < file.size() + 4000; ++i) {
     std::string damaged = file.substr(0, i < file.size() ? i : file.size());

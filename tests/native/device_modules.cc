@@ -217,9 +217,9 @@ TEST(foreign_images) {
 TEST(hostile_images) {
   const std::vector<std::byte> good = read_file(kernels_path());
   for (size_t bytes = 0; bytes < good.size(); bytes += bytes < 1024 ? 1 : 509) {
-    const std::vector<std::byte> cut(good.begin(), good.begin() + static_cast<long>(bytes));
+    const std::vector<std::byte> snapshot(good.begin(), good.begin() + static_cast<long>(bytes));
     device::Image image;
-    CHECK(device::read_shared_object(cut, image) != CUDA_SUCCESS);
+    CHECK(device::read_shared_object(snapshot, image) != CUDA_SUCCESS);
     CHECK(!image.error.empty());
   }
   Elf64_Ehdr header;

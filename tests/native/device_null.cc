@@ -217,7 +217,7 @@ TEST(ptx) {
   CHECK(image.kernels[1].parameters.empty() && image.kernels[1].max_threads == 1024);
   CHECK(image.globals.size() == 2 && image.globals[0].name == "table" && image.globals[0].bytes == 24);
   CHECK(image.globals[1].name == "scale" && image.globals[1].bytes == 8);
-  // Cut short anywhere, it is read to its end or refused.
+  // Snapshot short anywhere, it is read to its end or refused.
   for (size_t n = 0; n < kPtx.size(); ++n) {
     device::Image part;
     const CUresult result = device::read_any(bytes_of(kPtx.substr(0, n)), part);

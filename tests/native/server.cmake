@@ -45,13 +45,13 @@ function(xmig_server_jobs name prefix)
     add_test(NAME server.${prefix}${test} COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
   endforeach()
 endfunction()
-xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_redo program_error error_among_others queued_error
+xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_replay program_error error_among_others queued_error
                  host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
-                 pauses idle_uses_no_cpu cuts_of_two_devices)
+                 pauses idle_uses_no_cpu snapshots_of_two_devices)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
                  copies_more_than_the_journal memory_is_full mapped_ahead prepares_ahead prepares_in_vain zeros changes
                  discarded discarded_wrongly)
-xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_cut_begins
+xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_snapshot_begins
                  preloaded limits
                  event_on_two_streams)
 xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher moves_with_the_program nonsense told_that_it_is_late bound_by_others
@@ -72,10 +72,10 @@ function(xmig_variable_jobs prefix mode)
              COMMAND server_variable_jobs $<TARGET_FILE:placing_server> $<TARGET_FILE:placed_kernels> ${test} ${mode})
   endforeach()
 endfunction()
-xmig_variable_jobs(variables_ "" kept kept_at_random kept_preloaded kept_when_a_cut_begins first_used_before_a_cut_that_fails
-                   kept_after_faults addresses_are_each_servers some_have_twins modules_come_and_go cuts_copy_what_was_written on_two_devices overwritten
+xmig_variable_jobs(variables_ "" kept kept_at_random kept_preloaded kept_when_a_snapshot_begins first_used_before_a_snapshot_that_fails
+                   kept_after_faults addresses_are_each_servers some_have_twins modules_come_and_go snapshots_copy_what_was_written on_two_devices overwritten
                    bad_places suspended)
-xmig_variable_jobs(variables_moved_ moved kept some_have_twins modules_come_and_go cuts_copy_what_was_written)
+xmig_variable_jobs(variables_moved_ moved kept some_have_twins modules_come_and_go snapshots_copy_what_was_written)
 
 # Where they kill the server, the job moves to another device instead.
 function(xmig_moved_jobs name)
@@ -87,7 +87,7 @@ endfunction()
 xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros changes discarded)
 xmig_moved_jobs(server_object_jobs globals twins limits first_launches)
 
-foreach(test injections lost_again_in_redo program_error error_among_others cuts_go_with_kernels)
+foreach(test injections lost_again_in_replay program_error error_among_others snapshots_go_with_kernels)
   add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})
 endforeach()
 
@@ -95,6 +95,6 @@ add_test(NAME server.late_memory_is_full
          COMMAND server_memory_jobs $<TARGET_FILE:late_server> $<TARGET_FILE:server_kernels> memory_is_full)
 add_test(NAME server.move_promised COMMAND server_move_test $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> promised)
 
-foreach(decoder cut request ring variables)
+foreach(decoder snapshot request ring variables)
   xmig_fuzz_target(server_${decoder} ${CMAKE_CURRENT_LIST_DIR}/server_fuzz_${decoder}.cc xmig_server_core)
 endforeach()

@@ -124,7 +124,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!job) std::abort();
   Physical physical(device->driver(), daemon, log);
   const Services services{*device, device->driver(), contexts, daemon, log, faults, injector, *job};
-  Executor executor(services, preload, physical, {.cut_budget = 1.0});
+  Executor executor(services, preload, physical, {.snapshot_cost = 1.0});
   if (!executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
   end_before_waits(job->journal());

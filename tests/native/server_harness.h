@@ -54,11 +54,11 @@ inline Setup setup;
 inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
 
 struct Counters {
-  std::atomic<uint64_t> recoveries{0}, resumed{0}, cuts{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
-  std::atomic<uint64_t> compared{0}, differing{0}, redone{0}, announced{0}, paused{0}, continued{0}, byes{0};
-  std::atomic<uint64_t> cut_bytes{0}, cut_chunks{0}, cut_number{0};  // copied, preserved by the last cut; which it is
-  std::atomic<uint64_t> answers{0};  // to requests for cuts: one was taken, or the last one has everything
-  // Cuts that found the shadow brought to their device, after a move or a resumption, and what the last of them copied.
+  std::atomic<uint64_t> recoveries{0}, resumed{0}, snapshots{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
+  std::atomic<uint64_t> compared{0}, differing{0}, replayed{0}, announced{0}, paused{0}, continued{0}, byes{0};
+  std::atomic<uint64_t> snapshot_bytes{0}, snapshot_chunks{0}, snapshot_number{0};  // copied, preserved by the last snapshot; which it is
+  std::atomic<uint64_t> answers{0};  // to requests for snapshots: one was taken, or the last one has everything
+  // Snapshots that found the shadow brought to their device, after a move or a resumption, and what the last of them copied.
   std::atomic<uint64_t> settled{0}, settled_bytes{0};
 };
 
@@ -105,7 +105,7 @@ class Job {
     std::string device = "cpu:0";
     uint64_t memory = 1ull << 30;
     uint64_t ring_bytes = 16ull << 20;
-    double cut_budget = 0.005;
+    double snapshot_cost = 0.005;
     bool recover = true;  // replace a lost server
   };
 
@@ -114,8 +114,8 @@ class Job {
     journal_fd_ = memfd("journal", journal::kHeaderBytes + options_.ring_bytes);
     staging_fd_ = memfd("staging", journal::kStagingBytes);
     pinned_fd_ = memfd("pinned", journal::kPinnedBytes);
-    cut_fd_[0] = memfd("cut0", 0);
-    cut_fd_[1] = memfd("cut1", 0);
+    snapshot_fd_[0] = memfd("snapshot0", 0);
+    snapshot_fd_[1] = memfd("snapshot1", 0);
     auto mapped = journal::JournalMapping::map(journal_fd_.get());
     CHECK(mapped);
     journal_ = std::move(*mapped);
@@ -190,26 +190,26 @@ class Job {
     send_locked(message, fds);
   }
   // One that is whole, of now: it has all that the program has appended. One that comes by itself may be that one.
-  void cut() {
+  void snapshot() {
     uint64_t now = 0;
     {
       const std::lock_guard lock(ring_mutex_);
       now = tail_;
     }
     do {
-      cut_unless([] { return false; });
-    } while (header().cut_position.load() < now);
-    wait([&] { return cuts_are_told(); });
+      snapshot_unless([] { return false; });
+    } while (header().snapshot_position.load() < now);
+    wait([&] { return snapshots_are_told(); });
   }
-  // Asks for a cut, and waits for the answer or for what keeps the server from giving one.
+  // Asks for a snapshot, and waits for the answer or for what keeps the server from giving one.
   template <typename F>
-  void cut_unless(F&& done) {
+  void snapshot_unless(F&& done) {
     const uint64_t before = counters_.answers;
-    send({{"type", "cut"}});
+    send({{"type", "snapshot"}});
     wait([&] { return done() || counters_.answers != before; });
   }
-  // Is the last cut counted here?
-  bool cuts_are_told() { return counters_.cut_number == header().cut.load() >> 1; }
+  // Is the last snapshot counted here?
+  bool snapshots_are_told() { return counters_.snapshot_number == header().snapshot.load() >> 1; }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
     const std::lock_guard lock(mutex_);
     Json injection = {{"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence}, {"error", error}};
@@ -272,25 +272,25 @@ class Job {
   // Of a server that has the job, or is about to have it.
   void count(const Json& message) {
     const std::string type = message.at("type");
-    if (type == "cut") {
-      counters_.cut_bytes = message.at("copied_bytes").get<uint64_t>();
-      counters_.cut_chunks = message.at("chunks").get<uint64_t>();
-      counters_.cut_number = message.at("number").get<uint64_t>();
+    if (type == "snapshot") {
+      counters_.snapshot_bytes = message.at("copied_bytes").get<uint64_t>();
+      counters_.snapshot_chunks = message.at("chunks").get<uint64_t>();
+      counters_.snapshot_number = message.at("number").get<uint64_t>();
       if (brought_.exchange(false)) {
-        counters_.settled_bytes = counters_.cut_bytes.load();
+        counters_.settled_bytes = counters_.snapshot_bytes.load();
         ++counters_.settled;
       }
-      ++counters_.cuts;
+      ++counters_.snapshots;
       ++counters_.answers;
-    } else if (type == "cut_stands") {
+    } else if (type == "snapshot_stands") {
       ++counters_.answers;
     } else if (type == "log") {
       const std::string text = message.at("text");
       if (text.starts_with("bringing ") && text.find("of the shadow to the device") != text.npos) brought_ = true;
-    } else if (type == "phase" && message.at("name") == "redone") {
+    } else if (type == "phase" && message.at("name") == "replayed") {
       counters_.compared += message.at("compared").get<uint64_t>();
       counters_.differing += message.at("differing").get<uint64_t>();
-      counters_.redone += message.at("records").get<uint64_t>();
+      counters_.replayed += message.at("records").get<uint64_t>();
     }
   }
   // What is held for the job, under the lock.
@@ -300,7 +300,7 @@ class Job {
     f(memory_);
   }
   std::vector<int> files() const {
-    return {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
+    return {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), snapshot_fd_[0].get(), snapshot_fd_[1].get()};
   }
   // The job is another server's, on another device: what is held of it is this. The server that has had it is killed.
   void switch_to(const std::string& device, pid_t server, ipc::UniqueFd control, HeldMap memory) {
@@ -560,14 +560,14 @@ class Job {
     if (deliver_) deliver = {{"sequence", deliver_->first}, {"error", deliver_->second}};
     Json injections = Json::array();  // a server that dies has not struck with all of its own
     for (const auto& [id, injection] : unstruck_) injections.push_back(injection);
-    const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), cut_fd_[0].get(), cut_fd_[1].get()};
+    const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), snapshot_fd_[0].get(), snapshot_fd_[1].get()};
     // Half of them prepare before they may enter, as standbys do, and half after the one before has ended.
     const bool ahead = !fresh && !resuming_ && (setup.prepared || counters_.recoveries % 2 == 0);
     Json assign = {{"type", "assign"},
                  {"job", "test"},
                  {"mode", fresh ? "fresh" : resuming_ ? "resume" : "recover"},
                  {"client_pid", ::getpid()},
-                 {"cut_budget", options_.cut_budget},
+                 {"snapshot_cost", options_.snapshot_cost},
                  {"deliver", deliver},
                  {"careful", careful_},
                  {"injections", injections}};
@@ -618,8 +618,8 @@ class Job {
       tell(held.fields, std::span(&one, 1));
     }
     if (setup.mistaken) tell_of_what_is_no_more(tell);
-    const int cuts[] = {cut_fd_[0].get(), cut_fd_[1].get()};
-    tell({{"type", "preload"}}, cuts);
+    const int snapshots[] = {snapshot_fd_[0].get(), snapshot_fd_[1].get()};
+    tell({{"type", "preload"}}, snapshots);
     std::vector<std::byte> buffer(64 << 10);
     while (true) {
       const ipc::Received received = ipc::receive_message(control, buffer, 5);
@@ -785,7 +785,7 @@ class Job {
   }
 
   Options options_;
-  ipc::UniqueFd journal_fd_, staging_fd_, pinned_fd_, cut_fd_[2];
+  ipc::UniqueFd journal_fd_, staging_fd_, pinned_fd_, snapshot_fd_[2];
   journal::JournalMapping journal_;
   journal::Mapping staging_, pinned_;
   Counters counters_;
@@ -797,7 +797,7 @@ class Job {
   std::atomic<pid_t> server_{-1}, lost_server_{-1};
   std::atomic<bool> withhold_{false};
   std::atomic<bool> ready_{false}, ending_{false}, over_{false}, detached_{false};
-  std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no cut has come since
+  std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no snapshot has come since
   bool started_ = false;
   HeldMap memory_;
   std::optional<Next> next_;

@@ -15,7 +15,7 @@ void undisturbed() {
   Job job;
   train(job, 200);
   CHECK(job.counters().recoveries == 0);
-  Job::wait([&] { return job.counters().cuts != 0; });
+  Job::wait([&] { return job.counters().snapshots != 0; });
 }
 
 // Who is killed faster than it can get anywhere gets nowhere: how long it lives is counted in steps.
@@ -41,27 +41,27 @@ void kills() {
   CHECK(job.counters().recoveries > 5);
 }
 
-// Lost in the middle of each kind of thing, and, while redoing, lost again.
+// Lost in the middle of each kind of thing, and, while replaying, lost again.
 void injections() {
   for (const char* kind : {"kill", "fault"}) {
-    for (const char* point : {"record", "kernel", "copy", "cut"}) {
+    for (const char* point : {"record", "kernel", "copy", "snapshot"}) {
       Job job;
       train(job, 60, [&](int step) {
         if (step % 15 != 5) return;
         Job::wait([&] { return is_running(job) && job.counters().recoveries >= job.counters().injected; });
-        job.inject(point, kind, std::string(point) == "cut" ? 1 : job.sequence() + 3);
-        if (std::string(point) != "cut") {
+        job.inject(point, kind, std::string(point) == "snapshot" ? 1 : job.sequence() + 3);
+        if (std::string(point) != "snapshot") {
           // The server reads its messages in order: it is armed when it answers the next one.
           const uint64_t paused = job.counters().paused;
           job.send({{"type", "pause"}});
           Job::wait([&] { return job.counters().paused != paused; });
           return job.send({{"type", "continue"}});
         }
-        // It strikes in a cut that copies something. One that comes by itself may have taken what was there: it is changed.
+        // It strikes in a snapshot that copies something. One that comes by itself may have taken what was there: it is changed.
         const uint64_t before = job.counters().injected, changing = job.memory(2 << 20);
         for (uint8_t value = 1; job.counters().injected == before; ++value) {
           job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{changing, value, 2 << 20, 0});
-          job.cut_unless([&] { return job.counters().injected != before; });
+          job.snapshot_unless([&] { return job.counters().injected != before; });
         }
       });
       check_resumed(job);
@@ -71,12 +71,12 @@ void injections() {
   }
 }
 
-void lost_again_in_redo() {
+void lost_again_in_replay() {
   Job job;
-  // Two servers are lost in the middle of their redo. Known to them from the beginning: asked for when it has begun, it would
-  // come too late for a short one. Several kills, because after a cut there is little to redo.
+  // Two servers are lost in the middle of their replay. Known to them from the beginning: asked for when it has begun, it would
+  // come too late for a short one. Several kills, because after a snapshot there is little to replay.
   train(job, 60, [&](int step) {
-    if (step == 10) job.inject("redo", "kill", 5), job.inject("redo", "kill", 5);
+    if (step == 10) job.inject("replay", "kill", 5), job.inject("replay", "kill", 5);
     if (step != 0 && step % 10 == 0) job.kill_server();
   });
   const uint64_t word = job.memory(8);
@@ -90,7 +90,7 @@ void lost_again_in_redo() {
   CHECK(job.counters().injected == 2 && job.counters().recoveries >= 4);
 }
 
-// A fault that is the program's own comes back from the redo, and goes to the program; a reset clears it.
+// A fault that is the program's own comes back from the replay, and goes to the program; a reset clears it.
 void program_error() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -224,7 +224,7 @@ void host_functions() {
   check_resumed(job);
 }
 
-// The function waits for a call that comes later in the journal: a cut in between must not wait for the function.
+// The function waits for a call that comes later in the journal: a snapshot in between must not wait for the function.
 void host_function_needs_the_program() {
   Job job;
   std::atomic<bool> go{false};
@@ -235,7 +235,7 @@ void host_function_needs_the_program() {
     go = false;
     job.append(Op::xmHostFunc, Args_xmHostFunc{0, 0, stream, 0, 0});
     ::usleep(5000);
-    job.send({{"type", "cut"}});
+    job.send({{"type", "snapshot"}});
     if (i % 5 == 2) job.kill_server();
     uint64_t word;
     CHECK(job.read(address, &word, sizeof(word), other) == CUDA_SUCCESS);
@@ -376,7 +376,7 @@ uint64_t processor_time(pid_t pid) {
 
 // Where the last kernel was, though copies have been elsewhere since; and elsewhere once that stream has gone. The blind device
 // refuses anything else.
-void cuts_go_with_kernels() {
+void snapshots_go_with_kernels() {
   Job job;
   const auto kernels = job.load_kernels();
   const uint64_t launches = job.make_stream(), copies = job.make_stream();
@@ -388,11 +388,11 @@ void cuts_go_with_kernels() {
     mix(x, 2);
     job.write(beside, numbers(5).data(), kWords * 8, copies);
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    job.cut();
+    job.snapshot();
   };
   for (const uint64_t stream : {launches, uint64_t{0}, launches}) step(stream);
   job.append(Op::cuStreamDestroy_v2, Args_cuStreamDestroy_v2{launches});
-  job.cut();
+  job.snapshot();
   step(copies);
   job.kill_server();  // the next one restores memory before it has launched anything
   step(copies);
@@ -405,7 +405,7 @@ void cuts_go_with_kernels() {
 
 // Work in a stream of the second device, while the first is current: each device's memory is hashed in a stream of its own. The
 // client takes such a kernel in a graph only, as natively; wherever it comes from, it runs on its own device, in the stream's order.
-void cuts_of_two_devices() {
+void snapshots_of_two_devices() {
   Job job({.device = "cpu:0,1"});
   const auto kernels = job.load_kernels();
   const uint64_t other = journal::make_handle(journal::Kind::kStream, 1);
@@ -416,13 +416,13 @@ void cuts_of_two_devices() {
   CHECK(job.synchronize() == CUDA_SUCCESS);
   job.launch(kernels.kernels.at("mix"), other, address, 2, kWords);
   mix(expected, 2);
-  job.cut();
+  job.snapshot();
   std::vector<uint64_t> got(kWords);
   CHECK(job.read(address, got.data(), kWords * 8, other) == CUDA_SUCCESS && got == expected);
   CHECK(job.counters().recoveries == 0 && job.counters().program_errors == 0);
 }
 
-// Once what was begun is done (a cut may be due first) nothing runs, and nothing polls.
+// Once what was begun is done (a snapshot may be due first) nothing runs, and nothing polls.
 void idle_uses_no_cpu() {
   Job job;
   train(job, 20);
@@ -436,12 +436,12 @@ void idle_uses_no_cpu() {
 }
 
 const Tests kTests = {
-    {"undisturbed", undisturbed}, {"kills", kills}, {"injections", injections}, {"lost_again_in_redo", lost_again_in_redo},
+    {"undisturbed", undisturbed}, {"kills", kills}, {"injections", injections}, {"lost_again_in_replay", lost_again_in_replay},
     {"program_error", program_error}, {"error_among_others", error_among_others}, {"queued_error", queued_error},
     {"host_functions", host_functions}, {"host_function_needs_the_program", host_function_needs_the_program},
     {"never_synchronises", never_synchronises}, {"waits_are_apart", waits_are_apart}, {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"idle_uses_no_cpu", idle_uses_no_cpu},
-    {"cuts_go_with_kernels", cuts_go_with_kernels}, {"cuts_of_two_devices", cuts_of_two_devices},
+    {"snapshots_go_with_kernels", snapshots_go_with_kernels}, {"snapshots_of_two_devices", snapshots_of_two_devices},
 };
 
 }  // namespace

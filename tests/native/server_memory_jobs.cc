@@ -7,7 +7,7 @@ namespace {
 
 using namespace harness;
 
-// The program uses its page-locked buffers again at once: a redo must neither read nor write them.
+// The program uses its page-locked buffers again at once: a replay must neither read nor write them.
 void pinned() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -68,7 +68,7 @@ void pinned_ahead() {
     std::fill_n(in, kBytes / 8, round);
     std::fill_n(other, kBytes / 8, round);
     job.launch(kernel, work, gate);
-    const bool by_kernel = round == rounds;  // from then on, until a cut, everything takes its turn
+    const bool by_kernel = round == rounds;  // from then on, until a snapshot, everything takes its turn
     if (by_kernel) {
       job.launch(copy, work, other_address, own, kBytes);
     } else {
@@ -109,7 +109,7 @@ void sets_pinned() {
   CHECK(job.synchronize() == CUDA_ERROR_INVALID_VALUE);
 }
 
-// More is copied from page-locked memory than the server can keep: a cut makes room, and none is lost.
+// More is copied from page-locked memory than the server can keep: a snapshot makes room, and none is lost.
 void pinned_much() {
   Job job;
   constexpr uint64_t kBytes = journal::kGranule, kCopies = 300;
@@ -133,7 +133,7 @@ void pinned_much() {
   check_resumed(job);
 }
 
-// A kernel that reads page-locked memory by address: nothing of it is in the journal, so a cut follows.
+// A kernel that reads page-locked memory by address: nothing of it is in the journal, so a snapshot follows.
 void kernel_reads_pinned() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -153,7 +153,7 @@ void kernel_reads_pinned() {
   check_resumed(job);
 }
 
-// The program orders two streams by waiting itself. So must a redo, although nothing on the device says so.
+// The program orders two streams by waiting itself. So must a replay, although nothing on the device says so.
 void order_by_waiting() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -218,7 +218,7 @@ void memory_is_full() {
   job.alloc(base, 128 << 20);
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{base, 3, 128 << 20, 0});
   CHECK(job.synchronize() == CUDA_SUCCESS);
-  job.cut();
+  job.snapshot();
   // The shadow takes as much as it needs and nothing more, and that counts as free: the program comes first.
   Reply_cuMemGetInfo_v2 memory{};
   const auto half_is_free = [&] {
@@ -246,7 +246,7 @@ void memory_is_full() {
 }
 
 // Who takes a lost server's place has the memory mapped already; or other memory under the same numbers, or what is no more,
-// where the next memory comes to lie. Memory comes, goes, and comes back at the same place, all of it again in a redo.
+// where the next memory comes to lie. Memory comes, goes, and comes back at the same place, all of it again in a replay.
 void mapped_ahead() {
   setup.preload = true;
   for (const bool mistaken : {false, true}) {
@@ -274,7 +274,7 @@ void mapped_ahead() {
         }
       }
       CHECK(job.synchronize() == CUDA_SUCCESS);
-      if (round % 2 == 0) job.cut();
+      if (round % 2 == 0) job.snapshot();
       job.kill_server();
       for (uint64_t piece = 0; piece < kPieces; ++piece) {
         if (values[piece] == 0) continue;
@@ -301,11 +301,11 @@ void prepares_ahead() {
     CHECK(header.server_pid.load() == static_cast<uint32_t>(job.lost_server()));
     CHECK(header.generation.load() == ++prepared);
     // While a snapshot was taken nothing ran, and what memory holds is right.
-    if (header.cutting.load() == 0) job.overwrite_device_memory(0xa5);
+    if (header.committing.load() == 0) job.overwrite_device_memory(0xa5);
   };
   std::vector<uint64_t> got(kWords);
   for (int step = 0; step < 8; ++step) {
-    if (step % 3 == 1) job.cut();
+    if (step % 3 == 1) job.snapshot();
     job.launch(mix_kernel, stream, address, 3, kWords);
     mix(expected, 3);
     if (step % 2 == 0) CHECK(job.synchronize(stream) == CUDA_SUCCESS);
@@ -331,7 +331,7 @@ void prepares_in_vain() {
   const auto expected = numbers(3);
   job.write(address, expected.data(), kWords * 8);
   CHECK(job.synchronize() == CUDA_SUCCESS);
-  job.cut();  // else there is nothing that it could lack
+  job.snapshot();  // else there is nothing that it could lack
   std::vector<uint64_t> got(kWords);
   for (const bool withheld : {false, true, false, true}) {
     seen = 0;
@@ -346,7 +346,7 @@ void prepares_in_vain() {
   }
 }
 
-// Programs take most of a device before they use it. A cut keeps nothing of zeros, and a recovery makes them again.
+// Programs take most of a device before they use it. A snapshot keeps nothing of zeros, and a recovery makes them again.
 void zeros() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -354,12 +354,12 @@ void zeros() {
   const uint64_t base = journal::kDeviceBase + (1ull << 32);
   CHECK(job.grow(base, kBytes) == CUDA_SUCCESS);
   job.alloc(base, kBytes);
-  const auto cut = [&] {
+  const auto snapshot = [&] {
     // The first one after a move copies everything: not that one.
-    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    job.cut();
-    return job.counters().cut_bytes.load();
+    job.snapshot();
+    return job.counters().snapshot_bytes.load();
   };
   std::vector<uint64_t> got(kWords), expected(kWords);
   for (int round = 0; round < 3; ++round) {
@@ -368,10 +368,10 @@ void zeros() {
     for (int content = 0; content < 3; ++content) {
       std::fill(expected.begin(), expected.end(), 0);
       if (content == 1) expected = numbers(7);
-      // Also at first: what nobody has written is undefined, and a redo need not find it again.
+      // Also at first: what nobody has written is undefined, and a replay need not find it again.
       job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{used, 0, kUsed, 0});
       if (content == 1) job.write(used, expected.data(), kWords * 8);
-      const uint64_t copied = cut();
+      const uint64_t copied = snapshot();
       CHECK(copied <= 2 * journal::kGranule);  // this content and what the round before left
       job.launch(kernels.kernels.at("mix"), 0, used, 5, kWords);
       CHECK(job.synchronize() == CUDA_SUCCESS);
@@ -386,10 +386,10 @@ void zeros() {
   check_resumed(job);
 }
 
-// A cut copies without a look what the one before it found changed: once more than needed when that has come to rest, and a
-// server that dies among these copies leaves a whole cut behind.
+// A snapshot copies without a look what the one before it found changed: once more than needed when that has come to rest, and a
+// server that dies among these copies leaves a whole snapshot behind.
 void changes() {
-  Job job({.cut_budget = 1e-9});  // after the second cut none comes by itself
+  Job job({.snapshot_cost = 1e-9});  // after the second snapshot none comes by itself
   const auto kernels = job.load_kernels();
   constexpr uint64_t kChunks = 6;
   const uint64_t base = journal::kDeviceBase + (1ull << 32);
@@ -408,11 +408,11 @@ void changes() {
     }
     CHECK(job.synchronize() == CUDA_SUCCESS);
   };
-  const auto cut_copies = [&](uint64_t chunks) {
-    job.cut();
-    CHECK(job.counters().cut_bytes == chunks * journal::kGranule);
+  const auto snapshot_copies = [&](uint64_t chunks) {
+    job.snapshot();
+    CHECK(job.counters().snapshot_bytes == chunks * journal::kGranule);
   };
-  // Work that depends on what it finds is done again: what a cut has kept must be right.
+  // Work that depends on what it finds is done again: what a snapshot has kept must be right.
   const auto check_kept = [&] {
     change(0, kChunks);
     job.kill_server();
@@ -422,31 +422,31 @@ void changes() {
       CHECK(got == expected[i]);
     }
   };
-  while (job.counters().cuts < 2) change(0, 1);
+  while (job.counters().snapshots < 2) change(0, 1);
   for (int i = 0; i < 3; ++i) {  // at rest but for the first
     change(0, 1);
-    job.cut();
+    job.snapshot();
   }
   change(0, 3);
-  cut_copies(3);
+  snapshot_copies(3);
   change(0, 3);
-  cut_copies(3);
+  snapshot_copies(3);
   change(3, 4);
-  cut_copies(4);  // three of them as before, in vain
+  snapshot_copies(4);  // three of them as before, in vain
   change(3, 4);
-  cut_copies(1);
+  snapshot_copies(1);
   check_kept();
   for (uint64_t strike = 1; strike <= 4; ++strike) {
-    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    job.cut();
+    job.snapshot();
     change(0, 3);
-    job.cut();
+    job.snapshot();
     const uint64_t injected = job.counters().injected, resumed = job.counters().resumed;
-    job.inject("cut", "kill", strike);
-    while (job.counters().injected == injected) {  // a cut that comes by itself may find less
+    job.inject("snapshot", "kill", strike);
+    while (job.counters().injected == injected) {  // a snapshot that comes by itself may find less
       change(0, 4);
-      job.cut_unless([&] { return job.counters().injected != injected; });
+      job.snapshot_unless([&] { return job.counters().injected != injected; });
     }
     Job::wait([&] { return job.counters().resumed != resumed; });
     check_kept();
@@ -454,9 +454,9 @@ void changes() {
   check_resumed(job);
 }
 
-// What the program's allocator has back: a cut leaves it out, the next server knows that, and what is taken again is kept again.
+// What the program's allocator has back: a snapshot leaves it out, the next server knows that, and what is taken again is kept again.
 void discarded() {
-  Job job({.cut_budget = 1e-9});  // after the second cut none comes by itself
+  Job job({.snapshot_cost = 1e-9});  // after the second snapshot none comes by itself
   const auto kernels = job.load_kernels();
   constexpr uint64_t kChunks = 6;
   const uint64_t kept = job.memory(journal::kGranule), segment = job.memory(kChunks * journal::kGranule);
@@ -490,28 +490,28 @@ void discarded() {
     job.append(Op::xmReuse, Args_xmReuse{segment + first * journal::kGranule, count * journal::kGranule});
   };
   uint64_t others = 0;  // of the kernels' variables
-  const auto cut = [&] {  // of now, and its report
-    Job::wait([&] { return !holds_foreign(job) && job.cuts_are_told(); });
+  const auto snapshot = [&] {  // of now, and its report
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    job.cut();
+    job.snapshot();
   };
-  const auto cut_preserves = [&](uint64_t chunks) {
-    cut();
-    CHECK(job.counters().cut_chunks == others + chunks);
+  const auto snapshot_preserves = [&](uint64_t chunks) {
+    snapshot();
+    CHECK(job.counters().snapshot_chunks == others + chunks);
   };
-  while (job.counters().cuts < 2) {
+  while (job.counters().snapshots < 2) {
     fill(1);
     CHECK(job.synchronize() == CUDA_SUCCESS);
   }
   fill(2);
-  cut();
-  others = job.counters().cut_chunks - 1 - kChunks;
+  snapshot();
+  others = job.counters().snapshot_chunks - 1 - kChunks;
   for (uint64_t round = 1; round <= 4; ++round) {
     fill(100 * round);
     mix_all();
     discard(0, kChunks);
-    cut_preserves(1);
-    // Only what lies after the cut brings back the rest: in the first rounds a server is lost there, too.
+    snapshot_preserves(1);
+    // Only what lies after the snapshot brings back the rest: in the first rounds a server is lost there, too.
     if (round % 2) job.kill_server();
     reuse(1, 2);
     for (uint64_t i = 2; i <= 3; ++i) job.write(segment + (i - 1) * journal::kGranule, expected[i].data(), kWords * 8);
@@ -520,14 +520,14 @@ void discarded() {
     right(2, 4);
     job.launch(kernels.kernels.at("mix"), 0, kept, 5, kWords);
     mix(expected[0], 5);
-    cut_preserves(3);
+    snapshot_preserves(3);
     job.kill_server();
     right(0, 1);
     right(2, 4);
     discard(1, 1);
     reuse(0, kChunks);  // some are not discarded
     fill(1000 * round);
-    cut_preserves(1 + kChunks);
+    snapshot_preserves(1 + kChunks);
     mix_all();
     job.kill_server();
     right(0, 1 + kChunks);

@@ -7,8 +7,8 @@ namespace {
 
 using namespace harness;
 
-// Nothing is executed after the move, so that no cut is due: the shadow comes to the new device all the same, once the driver
-// is quiet, and the cut that drops the foreign one copies nothing.
+// Nothing is executed after the move, so that no snapshot is due: the shadow comes to the new device all the same, once the driver
+// is quiet, and the snapshot that drops the foreign one copies nothing.
 void settles() {
   Job job;
   Program program(job);
@@ -32,7 +32,7 @@ void settles() {
 }
 
 // Back and forth; the foreign shadow goes after each, once the driver is quiet, and has come to the new device before the
-// cut that drops it. What is killed before or afterwards recovers on the new device.
+// snapshot that drops it. What is killed before or afterwards recovers on the new device.
 void moves() {
   Job job;
   Program program(job);
@@ -61,8 +61,8 @@ void moves() {
     if (lost) job.kill_server();
     program.let_run();
     Job::wait([&] { return !holds_foreign(job); });
-    // A recovery that takes long takes a cut, and so does a program that runs for as long as nobody waits for a shadow: such
-    // a cut brings what is not there yet itself.
+    // A recovery that takes long takes a snapshot, and so does a program that runs for as long as nobody waits for a shadow: such
+    // a snapshot brings what is not there yet itself.
     const bool settled = job.counters().settled != before;
     CHECK((lost && !settled) || xmig::server::now_ns() - resumed >= 500'000'000);
     CHECK(!settled || job.counters().settled_bytes < 16 << 20);
@@ -106,7 +106,7 @@ void aborts() {
     Move move(job, point == 7 ? "cpu:0" : "cpu:1");
     if (point >= 1) CHECK(move.round().at("type") == "round");
     if (point == 2) {
-      job.send({{"type", "cut"}});
+      job.send({{"type", "snapshot"}});
       move.kill_target();
     }
     if (point >= 3) {
@@ -180,7 +180,7 @@ void both_die() {
   check_whole(job);
 }
 
-// Without any round, and with rounds that race with the source's cuts.
+// Without any round, and with rounds that race with the source's snapshots.
 void unprepared() {
   Job job;
   Program program(job);
@@ -192,9 +192,9 @@ void unprepared() {
   }
   {
     Move move(job, "cpu:0");
-    CHECK(move.cut_source().at("type") == "cut");
+    CHECK(move.snapshot_source().at("type") == "snapshot");
     for (int i = 0; i < 5; ++i) {
-      job.send({{"type", "cut"}});
+      job.send({{"type", "snapshot"}});
       CHECK(move.round(false).at("type") == "round");
     }
     move.run(1);

@@ -64,7 +64,7 @@ class Move {
              {"job", "test"},
              {"mode", "move"},
              {"client_pid", ::getpid()},
-             {"cut_budget", 0.005},
+             {"snapshot_cost", 0.005},
              {"first_id", 1'000'000 * ++moves_}},
             files);
     job_.on_message([this](const Json& message) { forward(message); });
@@ -80,22 +80,22 @@ class Move {
     if (listener_.joinable()) listener_.join();
   }
 
-  Json cut_source(Json cut = {{"type", "cut"}}) {
-    job_.send(cut);
-    return source_.expect({"cut", "cut_stands"});
+  Json snapshot_source(Json snapshot = {{"type", "snapshot"}}) {
+    job_.send(snapshot);
+    return source_.expect({"snapshot", "snapshot_stands"});
   }
-  Json round(bool cut = true) {
-    if (cut) last_cut_ = cut_source().at("number");
-    send_to(control_.get(), {{"type", "round"}, {"number", ++rounds_}, {"cut", last_cut_}});
+  Json round(bool snapshot = true) {
+    if (snapshot) last_snapshot_ = snapshot_source().at("number");
+    send_to(control_.get(), {{"type", "round"}, {"number", ++rounds_}, {"snapshot", last_snapshot_}});
     return heard_.expect({"round", "move_failed"});
   }
   Json handover() {
     job_.send({{"type", "handover"}});
     const Json answer = source_.expect({"handed_over", "handover_failed"});
-    if (answer.at("type") == "handed_over") last_cut_ = answer.at("cut");
+    if (answer.at("type") == "handed_over") last_snapshot_ = answer.at("snapshot");
     return answer;
   }
-  void take() { send_to(control_.get(), {{"type", "take"}, {"cut", last_cut_}}); }
+  void take() { send_to(control_.get(), {{"type", "take"}, {"snapshot", last_snapshot_}}); }
   // The source goes on.
   void go_on() {
     job_.send({{"type", "continue"}});
@@ -217,14 +217,14 @@ class Move {
   std::thread listener_;
   std::atomic<bool> stopping_{false};
   bool switched_ = false;
-  uint64_t rounds_ = 0, last_cut_ = 0;
+  uint64_t rounds_ = 0, last_snapshot_ = 0;
   Heard heard_, source_;
   std::mutex mutex_;
   std::set<uint64_t> forwarded_, dropped_;
   HeldMap mine_;
 };
 
-// After a move, until the first own cut of the server that has the job now.
+// After a move, until the first own snapshot of the server that has the job now.
 inline bool holds_foreign(Job& job) {
   bool any = false;
   job.with_held([&](const HeldMap& held) {

@@ -8,7 +8,7 @@ namespace {
 
 using namespace harness;
 
-// A launch whose answer is waited for: executed once, refused at the call without harm to anything, and redone.
+// A launch whose answer is waited for: executed once, refused at the call without harm to anything, and replayed.
 void first_launches() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -54,7 +54,7 @@ void failed_frees() {
     job.launch(kernels.kernels.at("mix"), 0, address, 2, kWords);
     free_all();
     CHECK(job.synchronize() == CUDA_SUCCESS);
-    if (round == 1) job.kill_server();  // a redo meets them again
+    if (round == 1) job.kill_server();  // a replay meets them again
     CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS);
     mix(x, 2);
     CHECK(got == x);
@@ -121,14 +121,14 @@ void globals() {
   for (uint64_t i = 1; i <= 30; ++i) {
     job.launch(kernels.kernels.at("count"), 0, out);
     if (i % 7 == 0) job.kill_server();
-    if (i % 10 == 0) job.send({{"type", "cut"}});
+    if (i % 10 == 0) job.send({{"type", "snapshot"}});
     CHECK(job.read(out, &count, sizeof(count)) == CUDA_SUCCESS);
     CHECK(count == 5 + i);
   }
   check_resumed(job);
 }
 
-// A variable that a kernel counts in, and its twin: whichever is written, the other follows, across kills and cuts.
+// A variable that a kernel counts in, and its twin: whichever is written, the other follows, across kills and snapshots.
 void twins() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -146,7 +146,7 @@ void twins() {
     job.launch(kernels.kernels.at("count"), 0, out);
     ++expected;
     if (i % 7 == 0) job.kill_server();
-    if (i % 10 == 0) job.send({{"type", "cut"}});
+    if (i % 10 == 0) job.send({{"type", "snapshot"}});
     CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
     CHECK(seen == expected);
     if (i % 3 != 0) continue;
@@ -173,8 +173,8 @@ void twins() {
   check_resumed(job);
 }
 
-// From the first moment of a cut the device's memory is the state: what kernels have written to variables is there.
-void twin_when_a_cut_begins() {
+// From the first moment of a snapshot the device's memory is the state: what kernels have written to variables is there.
+void twin_when_a_snapshot_begins() {
   Job job;
   const auto kernels = job.load_kernels();
   const uint64_t twin = job.memory(8), out = job.memory(8);
@@ -186,12 +186,12 @@ void twin_when_a_cut_begins() {
   job.append(Op::xmTwin, Args_xmTwin{kernels.module, twin}, payload);
   uint64_t seen = 0, launches = 0;
   for (uint64_t i = 1; i <= 5; ++i) {
-    job.inject("cut", "kill", 0);
-    while (job.counters().injected != i) {  // a cut that comes by itself may have been before it was armed
+    job.inject("snapshot", "kill", 0);
+    while (job.counters().injected != i) {  // a snapshot that comes by itself may have been before it was armed
       job.launch(kernels.kernels.at("count"), 0, out);
       ++launches;
       CHECK(job.read(out, &seen, sizeof(seen)) == CUDA_SUCCESS);  // the variable has changed, the twin not yet
-      job.cut_unless([&] { return job.counters().injected == i; });
+      job.snapshot_unless([&] { return job.counters().injected == i; });
     }
     Job::wait([&] { return job.counters().resumed == i; });
     CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
@@ -200,8 +200,8 @@ void twin_when_a_cut_begins() {
   check_resumed(job);
 }
 
-// A server that has loaded everything before it gets the job: what the last whole cut had, and the kernels used till
-// then. The same as above, with such servers; there it is chance which of them comes when there is a cut.
+// A server that has loaded everything before it gets the job: what the last whole snapshot had, and the kernels used till
+// then. The same as above, with such servers; there it is chance which of them comes when there is a snapshot.
 void preloaded() {
   setup.preload = true;
   {
@@ -214,7 +214,7 @@ void preloaded() {
     for (uint64_t i = 1; i <= 3; ++i) {
       const uint64_t modules = preloaded_modules, used = preloaded_kernels;
       if (i > 1) {
-        job.cut();
+        job.snapshot();
         job.kill_server();
       }
       job.launch(kernel, 0, out);
@@ -242,8 +242,8 @@ void limits() {
   CHECK(limit(CU_LIMIT_STACK_SIZE, 1 << 20) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
   CHECK(limit(CU_LIMIT_PRINTF_FIFO_SIZE, 1ull << 50) == ~uint64_t{CUDA_ERROR_OUT_OF_MEMORY});
   CHECK(limit(CU_LIMIT_MAX) == ~uint64_t{CUDA_ERROR_INVALID_VALUE});
-  for (const bool cut : {false, true}) {
-    if (cut) job.cut();
+  for (const bool snapshot : {false, true}) {
+    if (snapshot) job.snapshot();
     job.kill_server();
     CHECK(limit(CU_LIMIT_STACK_SIZE) == 5008);
     CHECK(limit(CU_LIMIT_MALLOC_HEAP_SIZE) == 64 << 20);
@@ -276,7 +276,7 @@ void event_on_two_streams() {
 const Tests kTests = {
     {"first_launches", first_launches}, {"failed_frees", failed_frees}, {"tensor_maps", tensor_maps}, {"globals", globals},
     {"twins", twins}, {"preloaded", preloaded},
-    {"twin_when_a_cut_begins", twin_when_a_cut_begins}, {"limits", limits}, {"event_on_two_streams", event_on_two_streams},
+    {"twin_when_a_snapshot_begins", twin_when_a_snapshot_begins}, {"limits", limits}, {"event_on_two_streams", event_on_two_streams},
 };
 
 }  // namespace

@@ -37,9 +37,9 @@ class Shrinking final : public device::CpuBehind {
   }
 };
 
-// A cut of many modules, all of one image.
-CutContent many_modules(const Hosted& image) {
-  CutContent content;
+// A snapshot of many modules, all of one image.
+SnapshotContent many_modules(const Hosted& image) {
+  SnapshotContent content;
   content.images = {{1, image.bytes}};
   for (uint32_t number = 1; number <= kModules; ++number) {
     journal::RecordHeader header{};
@@ -60,7 +60,7 @@ Hosted image_of(const char* path) {
   return {1, HostedKind::kImage, 0, 0, static_cast<uint64_t>(status.st_size), "image:1", std::move(fd)};
 }
 
-// How many modules are loaded, of those that the cut has.
+// How many modules are loaded, of those that the snapshot has.
 uint64_t loaded(device::Device& device, Contexts& contexts, const Hosted& image, uint64_t most) {
   static Daemon daemon;
   static Log log(daemon);

@@ -57,7 +57,7 @@ class Program {
     CHECK(weights == weights_);
   }
   uint64_t steps() const { return steps_; }
-  // It has done what it has begun, and nothing follows until it may go on: there is nothing that a cut would be due for.
+  // It has done what it has begun, and nothing follows until it may go on: there is nothing that a snapshot would be due for.
   void stand_still() {
     still_ = true;
     Job::wait([&] { return stands_.load(); });

@@ -76,7 +76,7 @@ void host() {
   Program program(job);
   program.let_run();
   for (int i = 0; i < 4; ++i) {
-    // Where nothing runs no cut is due, until the shadow has come back to a device. Otherwise one may bring the rest itself.
+    // Where nothing runs no snapshot is due, until the shadow has come back to a device. Otherwise one may bring the rest itself.
     const bool still = i == 0;
     {
       Suspension suspension(job);
@@ -123,11 +123,11 @@ void while_settling() {
   check_whole(job);
 }
 
-// What no cut has yet is brought, too, while the program runs.
+// What no snapshot has yet is brought, too, while the program runs.
 void brings_all() {
-  Job job({.cut_budget = 1e-9});  // after the second cut none is due for a long time
+  Job job({.snapshot_cost = 1e-9});  // after the second snapshot none is due for a long time
   const uint64_t word = job.memory(8);
-  while (job.counters().cuts < 2) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{word, 1, 8, 0});
+  while (job.counters().snapshots < 2) job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{word, 1, 8, 0});
   constexpr uint64_t kBytes = 16 << 20;
   const uint64_t late = job.memory(kBytes);
   job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{late, 7, kBytes, 0});
@@ -142,7 +142,7 @@ void given_room() {
   Job job;
   Program program(job);
   program.let_run();
-  job.cut();  // so that there is something to bring, however long another one takes
+  job.snapshot();  // so that there is something to bring, however long another one takes
   const auto links = [&] {
     std::set<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(job.server()) + "/fd")) {
@@ -253,8 +253,8 @@ void dies() {
     Job::wait([&] { return job.counters().resumed == 1; });
     program.let_run();
     CHECK(suspension.prepare().at("type") == "prepared");
-    const ipc::UniqueFd line = job.line();  // a cut that comes by itself may kill it first, and its successor is not to suspend
-    job.inject("cut", "kill", 1);
+    const ipc::UniqueFd line = job.line();  // a snapshot that comes by itself may kill it first, and its successor is not to suspend
+    job.inject("snapshot", "kill", 1);
     send_to(line.get(), {{"type", "suspend"}});
     Job::wait([&] { return job.counters().resumed == 2; });
     program.let_run();
@@ -302,7 +302,7 @@ void change(Job& job) {
   });
 }
 
-// What came from host memory is not what the cut says: nobody gets it, and the job is where it was.
+// What came from host memory is not what the snapshot says: nobody gets it, and the job is where it was.
 void damaged() {
   Job job;
   Program program(job);
@@ -313,7 +313,7 @@ void damaged() {
   check_suspended(job, program);
   change(job);
   CHECK(!job.resume("cpu:1"));
-  CHECK(job.resume_error() == "bad_cut");
+  CHECK(job.resume_error() == "bad_snapshot");
   Job::wait([&] { return job.server() == -1; });
   CHECK(is_suspended(job));
   change(job);
@@ -355,14 +355,14 @@ void shadow_on_host() {
   Program program(job);
   program.let_run();
   Suspension suspension(job);
-  job.send({{"type", "cut"}, {"host", true}});
+  job.send({{"type", "snapshot"}, {"host", true}});
   Job::wait([&] { return held(job, "shadow", "") == 0 && held(job, "shadow", "memfd") != 0; });
   program.let_run();
   job.kill_server();
   program.let_run();
-  job.send({{"type", "cut"}, {"host", true}});
+  job.send({{"type", "snapshot"}, {"host", true}});
   Job::wait([&] { return held(job, "shadow", "") == 0; });
-  job.send({{"type", "cut"}, {"host", false}});
+  job.send({{"type", "snapshot"}, {"host", false}});
   Job::wait([&] { return held(job, "shadow", "memfd") == 0; });
   program.end();
   check_whole(job);

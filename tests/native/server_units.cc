@@ -1,4 +1,4 @@
-// The parts of the server that need no device: the cut's file, the live set, requests, records, when to cut.
+// The parts of the server that need no device: the snapshot's file, the live set, requests, records, when to take a snapshot.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,8 +18,8 @@
 #include "server/objects/variable_directory.h"
 #include "server/options.h"
 #include "server/records/record.h"
-#include "server/snapshot/cut_file.h"
-#include "server/snapshot/cut_policy.h"
+#include "server/snapshot/snapshot_file.h"
+#include "server/snapshot/snapshot_policy.h"
 #include "server/snapshot/stall.h"
 
 namespace {
@@ -27,8 +27,8 @@ namespace {
 using namespace xmig;
 using namespace xmig::server;
 
-CutContent example() {
-  CutContent content;
+SnapshotContent example() {
+  SnapshotContent content;
   content.number = 7;
   content.position = 4096;
   content.sequence = 99;
@@ -42,10 +42,10 @@ CutContent example() {
   return content;
 }
 
-void cut_file() {
-  const CutContent content = example();
+void snapshot_file() {
+  const SnapshotContent content = example();
   const std::vector<std::byte> bytes = serialise(content);
-  const auto read = parse_cut(bytes);
+  const auto read = parse_snapshot(bytes);
   CHECK(read && read->number == 7 && read->position == 4096 && read->sequence == 99);
   CHECK(read->failures[1].error == 719 && read->failures[1].sequence == 42 && read->failures[0].error == 0);
   CHECK(read->memory.size() == 2 && read->memory[1].bytes == 2 << 20);
@@ -53,12 +53,12 @@ void cut_file() {
   CHECK(read->chunks.size() == 2 && read->chunks[0].hash == 0x1234);
   CHECK(read->images.size() == 1 && read->events.size() == 1 && read->events[0].sequence == 98);
   CHECK(read->objects.size() == 5 && std::ranges::equal(read->objects.bytes(), content.objects.bytes()));
-  for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_cut(std::span(bytes).first(length)));
+  for (size_t length = 0; length < bytes.size(); ++length) CHECK(!parse_snapshot(std::span(bytes).first(length)));
   std::mt19937 random(5);
   for (int i = 0; i < 2000; ++i) {
     std::vector<std::byte> damaged = bytes;
     damaged[random() % damaged.size()] ^= static_cast<std::byte>(1u << random() % 8);
-    CHECK(!parse_cut(damaged));
+    CHECK(!parse_snapshot(damaged));
   }
 }
 
@@ -113,7 +113,7 @@ void live_set() {
   CHECK(live.listed().ranges.empty() && live.bytes() == 0 && !live.contains(1000, 1));
 }
 
-// What a cut writes down, whatever has come and gone since the one before.
+// What a snapshot writes down, whatever has come and gone since the one before.
 void live_set_listed() {
   using journal::kGranule;
   LiveSet live;
@@ -210,20 +210,20 @@ void requests() {
   CHECK(!parse(R"({"type":"go","more":1})") && !parse(R"({"type":"go"})", 1) && !parse("{") && !parse("[]"));
   CHECK(!parse(R"({"type":"nothing"})") && !parse(R"({"type":7})") && !parse("") && !parse("{}"));
   const char* assign =
-      R"({"type":"assign","job":"a","mode":"recover","client_pid":12,"cut_budget":0.01,
+      R"({"type":"assign","job":"a","mode":"recover","client_pid":12,"snapshot_cost":0.01,
           "deliver":{"sequence":18446744073709551615,"error":719},
           "careful":{"after":5,"until":9},
-          "injections":[{"id":1,"point":"cut","kind":"hang","sequence":3,"error":0}]})";
+          "injections":[{"id":1,"point":"snapshot","kind":"hang","sequence":3,"error":0}]})";
   const auto request = parse(assign, 5);
   CHECK(request && std::get<Assign>(*request).deliver->sequence == ~0ull);
   CHECK(std::get<Assign>(*request).careful->after == 5 && std::get<Assign>(*request).careful->until == 9);
-  CHECK(std::get<Assign>(*request).injections.at(0).point == device::InjectPoint::kCut);
+  CHECK(std::get<Assign>(*request).injections.at(0).point == device::InjectPoint::kSnapshot);
   CHECK(!parse(assign, 4) && !parse(assign, 6));
-  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":-1,"cut_budget":0.01})", 5));
-  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":0})", 5));
-  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":1,"hang_timeout":-1})", 5));
-  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"cut_budget":1,"hang_timeout":"x"})", 5));
-  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":99999999999,"cut_budget":1})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":-1,"snapshot_cost":0.01})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"snapshot_cost":0})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"snapshot_cost":1,"hang_timeout":-1})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":1,"snapshot_cost":1,"hang_timeout":"x"})", 5));
+  CHECK(!parse(R"({"type":"assign","job":"a","mode":"fresh","client_pid":99999999999,"snapshot_cost":1})", 5));
   const char* memory =
       R"({"type":"memory","op":"add","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"host"})";
   CHECK(std::get<MemoryAdd>(*parse(memory, 1)).memory.kind == HostedKind::kShadow);
@@ -278,29 +278,29 @@ void records() {
 constexpr uint64_t kMs = 1'000'000;
 
 // A device that works all the time, so that the replay grows with time; no memory, and nothing constant.
-CutPolicy::Now working(uint64_t time, uint64_t since) { return {time, time - since, 0, true, 0}; }
+SnapshotPolicy::Now working(uint64_t time, uint64_t since) { return {time, time - since, 0, true, 0}; }
 
 // It has taken many that cost as much, one after the other: nothing is owed any more.
-CutPolicy settled(uint64_t cost) {
-  CutPolicy policy(200 * kMs, 0.01);
+SnapshotPolicy settled(uint64_t cost) {
+  SnapshotPolicy policy(200 * kMs, 0.01);
   policy.start(0);
   for (int i = 0; i < 40; ++i) policy.taken(0, cost, 0);
   return policy;
 }
 
 void policy() {
-  CutPolicy first(200 * kMs, 0.01);
+  SnapshotPolicy first(200 * kMs, 0.01);
   first.start(1000 * kMs);
   CHECK(!first.due(working(1000 * kMs, 1000 * kMs)) && first.due(working(1020 * kMs, 1000 * kMs)));
   CHECK(first.overdue(working(1025 * kMs, 1000 * kMs)));
-  const CutPolicy dear = settled(6 * kMs);  // 6 ms at 1 %: every 600 ms, although the stall is beyond its bound by then
+  const SnapshotPolicy dear = settled(6 * kMs);  // 6 ms at 1 %: every 600 ms, although the stall is beyond its bound by then
   CHECK(!dear.due(working(599 * kMs, 0)) && dear.due(working(600 * kMs, 0)));
   CHECK(!dear.overdue(working(699 * kMs, 0)) && dear.overdue(working(700 * kMs, 0)));
   // But not beyond five bounds, for which four times the cap may be spent.
-  const CutPolicy dearer = settled(20 * kMs), dearest = settled(100 * kMs);
+  const SnapshotPolicy dearer = settled(20 * kMs), dearest = settled(100 * kMs);
   CHECK(!dearer.overdue(working(999 * kMs, 0)) && dearer.overdue(working(1000 * kMs, 0)));
   CHECK(!dearest.overdue(working(2'499 * kMs, 0)) && dearest.overdue(working(2'500 * kMs, 0)));
-  CutPolicy policy = settled(kMs);  // every 100 ms, as far as the cap goes: the bound decides
+  SnapshotPolicy policy = settled(kMs);  // every 100 ms, as far as the cap goes: the bound decides
   CHECK(!policy.due(working(99 * kMs, 0)) && policy.due(working(100 * kMs, 0)));
   CHECK(!policy.overdue(working(199 * kMs, 0)) && policy.overdue(working(200 * kMs, 0)));
   // What was done while the device rested for most of the time is replayed quickly.
@@ -321,19 +321,19 @@ void policy() {
   // Whoever sleeps is woken in time.
   CHECK(policy.due_at({60 * kMs, 40 * kMs, 0, true, 0}) == 120 * kMs);
   CHECK(policy.due_at({60 * kMs, 40 * kMs, 0, false, 0}) == 1'000 * kMs && policy.due_at({10, 0, 300 * kMs, true, 0}) >= 50 * kMs);
-  CHECK(CutPolicy::needs_room(75, 1, 100, false, false) && !CutPolicy::needs_room(74, 74, 100, false, false));
-  CHECK(CutPolicy::needs_room(50, 25, 100, true, false) && CutPolicy::needs_room(50, 1, 100, true, true));
-  CHECK(!CutPolicy::needs_room(100, 0, 100, true, true));
+  CHECK(SnapshotPolicy::needs_room(75, 1, 100, false, false) && !SnapshotPolicy::needs_room(74, 74, 100, false, false));
+  CHECK(SnapshotPolicy::needs_room(50, 25, 100, true, false) && SnapshotPolicy::needs_room(50, 1, 100, true, true));
+  CHECK(!SnapshotPolicy::needs_room(100, 0, 100, true, true));
 }
 
 // A single dear one is paid for bit by bit: the next comes a quarter later than it would have, and so do those after it.
 void policy_owes() {
-  const auto due_after = [](const CutPolicy& policy, uint64_t since) {
+  const auto due_after = [](const SnapshotPolicy& policy, uint64_t since) {
     uint64_t ms = 0;
     while (!policy.due(working(since + ms * kMs, since))) ++ms;
     return ms;
   };
-  CutPolicy policy = settled(2 * kMs);
+  SnapshotPolicy policy = settled(2 * kMs);
   CHECK(due_after(policy, 0) == 200);
   uint64_t now = 1'000 * kMs;
   policy.taken(now, 2 * kMs, 0);
@@ -353,11 +353,11 @@ void policy_owes() {
   // More than 20 ms is paid at once, but not for longer than a second.
   policy.taken(now, 28 * kMs, 0);
   CHECK(due_after(policy, now) == 800);
-  CutPolicy patient = settled(2 * kMs);
+  SnapshotPolicy patient = settled(2 * kMs);
   patient.taken(0, 500 * kMs, 0);
   CHECK(due_after(patient, 0) == 1'000);
   // Those of a new server, beside which the next standby starts, say little of the usual.
-  CutPolicy fresh(200 * kMs, 0.01);
+  SnapshotPolicy fresh(200 * kMs, 0.01);
   fresh.start(0);
   fresh.taken(0, 0, 0);  // of the first one nothing is known
   CHECK(due_after(fresh, 0) == 100);
@@ -369,16 +369,16 @@ void policy_owes() {
   CHECK(due_after(fresh, 0) == 750);
 }
 
-// A program that needs its memory within a step gets its cuts where it does not.
+// A program that needs its memory within a step gets its snapshots where it does not.
 void cheap_positions() {
-  CutPolicy policy(200 * kMs, 0.01);
+  SnapshotPolicy policy(200 * kMs, 0.01);
   policy.start(0);
   policy.taken(0, kMs, 0);
   const auto live_at = [](uint64_t ms) { return ms % 30 < 2 ? 2ull << 30 : 8ull << 30; };
   uint64_t taken_at = 0;
   for (uint64_t ms = 1; ms < 200 && taken_at == 0; ++ms) {
     policy.saw(live_at(ms));
-    const CutPolicy::Now now{ms * kMs, ms * kMs, 0, true, live_at(ms)};
+    const SnapshotPolicy::Now now{ms * kMs, ms * kMs, 0, true, live_at(ms)};
     CHECK(!policy.overdue(now));
     if (policy.due_here(now)) taken_at = ms;
   }
@@ -386,14 +386,14 @@ void cheap_positions() {
   // Idle moments are no better.
   CHECK(!policy.due({140 * kMs, 140 * kMs, 0, true, 8ull << 30}) && policy.due({140 * kMs, 140 * kMs, 0, true, 2ull << 30}));
   // Where memory does not differ there is nothing to wait for, and no reason to stop a device that works.
-  CutPolicy level(200 * kMs, 0.01);
+  SnapshotPolicy level(200 * kMs, 0.01);
   level.start(0);
   level.taken(0, kMs, 0);
   level.saw(8ull << 30);
   CHECK(!level.due_here({150 * kMs, 150 * kMs, 0, true, 8ull << 30}) && level.due({150 * kMs, 150 * kMs, 0, true, 8ull << 30}));
 }
 
-// Whatever costs what, and whatever fails: nothing postpones the next cut by more than a second, and where the cap allows it
+// Whatever costs what, and whatever fails: nothing postpones the next snapshot by more than a second, and where the cap allows it
 // the expected stall stays below the bound.
 void policy_holds() {
   std::mt19937_64 chance(7);
@@ -403,19 +403,19 @@ void policy_holds() {
     const double cap = static_cast<double>(between(2, 40)) / 1000;
     const uint64_t constant = between(0, 60) * kMs, usual = between(50, 5'000) * 1000;
     const bool rests = run % 3 == 0, gives_up = run % 2 == 0;
-    CutPolicy policy(bound, cap);
-    uint64_t now = 1000 * kMs, replay = 0, stopped = 0, spent = 0, cuts = 0;
+    SnapshotPolicy policy(bound, cap);
+    uint64_t now = 1000 * kMs, replay = 0, stopped = 0, spent = 0, snapshots = 0;
     policy.start(now);
     const uint64_t share = std::max(static_cast<uint64_t>(static_cast<double>(usual) / cap), 50 * kMs);
     const uint64_t room = std::max(bound - constant, 50 * kMs);
     uint64_t latest = now + 1'000 * kMs;   // for the next one to be overdue
-    uint64_t excused = now + 2'000 * kMs;  // until then a dear cut, a give-up or the beginning explains a long stall
+    uint64_t excused = now + 2'000 * kMs;  // until then a dear snapshot, a give-up or the beginning explains a long stall
     const uint64_t began = now, end = now + 30'000 * kMs;
     uint64_t dear = 0, patience = 0;
     while (now < end) {
       now += kMs;
       replay += kMs;
-      const CutPolicy::Now known{now, replay, constant, true, 0};
+      const SnapshotPolicy::Now known{now, replay, constant, true, 0};
       if (stopped == 0) {
         const bool idle = rests && chance() % 10 == 0;
         const bool overdue = policy.overdue(known);
@@ -435,7 +435,7 @@ void policy_holds() {
       }
       const bool at_once = stopped == now;  // what the device needs to finish comes on top, until it is known
       if (at_once && now > excused && share + share / 4 < room / 2) CHECK(replay <= room);
-      const bool outlier = ++cuts % 17 == 0;
+      const bool outlier = ++snapshots % 17 == 0;
       const uint64_t cost = outlier ? between(20, 400) * kMs : usual;
       now += cost;
       if (outlier) {
@@ -450,10 +450,10 @@ void policy_holds() {
       replay = 0;
       stopped = 0;
     }
-    // What cuts cost as a rule stays within the cap.
+    // What snapshots cost as a rule stays within the cap.
     CHECK(static_cast<double>(spent) <= 1.1 * cap * static_cast<double>(now - began) + 2.0 * static_cast<double>(usual) ||
           share * 4 > 5 * bound);
-    CHECK(cuts > 5 && dear < now);
+    CHECK(snapshots > 5 && dear < now);
   }
 }
 
@@ -715,7 +715,7 @@ void only_streams_with_work_are_asked() {
 }  // namespace
 
 int main() {
-  cut_file();
+  snapshot_file();
   variable_directory();
   live_set();
   live_set_listed();

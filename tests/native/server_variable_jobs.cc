@@ -59,7 +59,7 @@ class Counting {
   std::vector<uint64_t> history_ = std::vector<uint64_t>(20000);
 };
 
-// Across servers that die, with and without a cut since the last change.
+// Across servers that die, with and without a snapshot since the last change.
 void kept() {
   Job job;
   Counting counting(job);
@@ -68,28 +68,28 @@ void kept() {
   for (int i = 1; i <= 40; ++i) {
     counting.launch();
     if (i % 7 == 0) job.kill_server();
-    if (i % 10 == 0) job.cut();
+    if (i % 10 == 0) job.snapshot();
     if (i % 10 == 5) job.kill_server();
     counting.check();
   }
   check_resumed(job);
 }
 
-// Cuts all the time, servers that die at any moment.
+// Snapshots all the time, servers that die at any moment.
 void kept_at_random() {
-  Job job({.cut_budget = 0.9});
+  Job job({.snapshot_cost = 0.9});
   Counting counting(job);
   counting.give_place();
   std::mt19937 random(11);
   for (int i = 0; i < 25; ++i) {
     const uint64_t steps = 1 + random() % 60;
     for (uint64_t k = 0; k < steps; ++k) counting.launch();
-    if (i % 5 == 0) job.cut();  // a busy machine may have come to none by itself
+    if (i % 5 == 0) job.snapshot();  // a busy machine may have come to none by itself
     ::usleep(random() % 20'000);
     job.kill_server();
     counting.step();
   }
-  CHECK(job.counters().cuts > 0);
+  CHECK(job.counters().snapshots > 0);
   check_resumed(job);
 }
 
@@ -99,16 +99,16 @@ void kept_preloaded() {
   kept();
 }
 
-// From the first moment of a cut the device's memory is the state, and variables are in it.
-void kept_when_a_cut_begins() {
+// From the first moment of a snapshot the device's memory is the state, and variables are in it.
+void kept_when_a_snapshot_begins() {
   Job job;
   Counting counting(job);
   counting.give_place();
   for (uint64_t i = 1; i <= 6; ++i) {
-    job.inject("cut", "kill", i % 3);  // before anything was copied, and after the first chunks were
-    while (job.counters().injected != i) {  // a cut that comes by itself may have taken what was there
+    job.inject("snapshot", "kill", i % 3);  // before anything was copied, and after the first chunks were
+    while (job.counters().injected != i) {  // a snapshot that comes by itself may have taken what was there
       counting.step();
-      job.cut_unless([&] { return job.counters().injected == i; });
+      job.snapshot_unless([&] { return job.counters().injected == i; });
     }
     Job::wait([&] { return job.counters().resumed == i; });
     counting.check();
@@ -117,17 +117,17 @@ void kept_when_a_cut_begins() {
   check_resumed(job);
 }
 
-// Where the first kernel came between the last cut and the one in which the server dies.
-void first_used_before_a_cut_that_fails() {
+// Where the first kernel came between the last snapshot and the one in which the server dies.
+void first_used_before_a_snapshot_that_fails() {
   Job job;
   Counting counting(job);
-  job.cut();
+  job.snapshot();
   counting.give_place();
   counting.step();
-  job.inject("cut", "kill", 1);
+  job.inject("snapshot", "kill", 1);
   while (job.counters().injected == 0) {
     counting.step();
-    job.cut_unless([&] { return job.counters().injected != 0; });
+    job.snapshot_unless([&] { return job.counters().injected != 0; });
   }
   Job::wait([&] { return job.counters().resumed == 1; });
   counting.step();
@@ -143,7 +143,7 @@ void kept_after_faults() {
   counting.give_place();
   for (uint64_t i = 1; i <= 4; ++i) {
     counting.step();
-    if (i % 2 == 0) job.cut();
+    if (i % 2 == 0) job.snapshot();
     for (int k = 0; k < 5; ++k) counting.launch();
     job.inject("kernel", "fault", job.sequence() + 1, CUDA_ERROR_ILLEGAL_ADDRESS);
     // The server may hear of it after the next launch.
@@ -170,7 +170,7 @@ void addresses_are_each_servers() {
   const auto first = look();
   CHECK(first[0] == first[1] && first[0] != 0);
   counting.step();
-  job.cut();
+  job.snapshot();
   job.kill_server();
   const auto second = look();
   CHECK(second[0] == second[1] && second[1] != first[1]);
@@ -179,7 +179,7 @@ void addresses_are_each_servers() {
   job.launch(counting.kernel("set_address"), 0, changed);
   for (int i = 0; i < 4; ++i) {
     counting.step();
-    if (i % 2 == 0) job.cut();
+    if (i % 2 == 0) job.snapshot();
     job.kill_server();
     CHECK(look()[0] == changed);
   }
@@ -207,7 +207,7 @@ void some_have_twins() {
   ask("counter", counter);
   for (int i = 1; i <= 12; ++i) {
     if (i % 4 == 0) job.kill_server();
-    if (i % 6 == 0) job.cut();
+    if (i % 6 == 0) job.snapshot();
     uint64_t seen = 0;
     CHECK(job.read(counter, &seen, sizeof(seen)) == CUDA_SUCCESS && seen == counting.now());
     counting.step();
@@ -231,13 +231,13 @@ void modules_come_and_go() {
       first.step();
       second.step();
       if (i == 1) job.kill_server();
-      if (i == 2) job.cut();
+      if (i == 2) job.snapshot();
       second.step();
       if (i == 2) job.kill_server();
     }
     job.append(Op::cuModuleUnload, Args_cuModuleUnload{second.module()});
     job.append(Op::xmFree, Args_xmFree{second.place(), 0});
-    if (round == 1) job.cut();
+    if (round == 1) job.snapshot();
     job.kill_server();
     first.step();
   }
@@ -247,27 +247,27 @@ void modules_come_and_go() {
 }
 
 // A variable that nobody has written since costs no copy; a byte of it one.
-void cuts_copy_what_was_written() {
-  Job job({.cut_budget = 1e-9});
+void snapshots_copy_what_was_written() {
+  Job job({.snapshot_cost = 1e-9});
   Counting counting(job);
   counting.give_place();
   const uint64_t fill = counting.kernel("fill"), read_all = counting.kernel("read_all"), take = counting.kernel("take");
   uint64_t seen = 1, sum = 0;
   job.launch(take, 0, counting.out());
   CHECK(job.read(counting.out(), &seen, sizeof(seen)) == CUDA_SUCCESS && seen == 0);
-  job.cut();
+  job.snapshot();
   job.launch(fill, 0, uint64_t{77});
-  job.cut();
-  const uint64_t with_fill = job.counters().cut_bytes;
+  job.snapshot();
+  const uint64_t with_fill = job.counters().snapshot_bytes;
   CHECK(with_fill >= kWordsOfUntouched * 8);
   job.launch(take, 0, counting.out());
-  job.cut();
-  // What the last cut copied is copied once more without a look; then nothing is left but what this kernel writes itself.
+  job.snapshot();
+  // What the last snapshot copied is copied once more without a look; then nothing is left but what this kernel writes itself.
   job.launch(take, 0, counting.out());
-  job.cut();
+  job.snapshot();
   job.launch(take, 0, counting.out());
-  job.cut();
-  CHECK(job.counters().cut_bytes < with_fill);
+  job.snapshot();
+  CHECK(job.counters().snapshot_bytes < with_fill);
   job.kill_server();
   job.launch(take, 0, counting.out());
   CHECK(job.read(counting.out(), &seen, sizeof(seen)) == CUDA_SUCCESS && seen == 1);
@@ -291,7 +291,7 @@ void on_two_devices() {
       job.ordinal = device;
       (device == 0 ? first : second).step();
     }
-    if (i % 3 == 0) job.cut();
+    if (i % 3 == 0) job.snapshot();
     if (i % 3 != 1) job.kill_server();
   }
   job.ordinal = 0;
@@ -307,10 +307,10 @@ void overwritten() {
   Counting counting(job);
   counting.give_place();
   counting.step();
-  job.cut();
+  job.snapshot();
   job.launch(counting.kernel("scribble"), 0, counting.place());
   CHECK(job.synchronize() == CUDA_SUCCESS);
-  job.cut();
+  job.snapshot();
   job.kill_server();
   Job::wait([&] { return job.counters().garbage == 1; });
   std::array<uint64_t, 4> got{};
@@ -368,11 +368,11 @@ void suspended() {
 
 const Tests kTests = {
     {"kept", kept}, {"kept_at_random", kept_at_random}, {"kept_preloaded", kept_preloaded},
-    {"kept_when_a_cut_begins", kept_when_a_cut_begins},
-    {"first_used_before_a_cut_that_fails", first_used_before_a_cut_that_fails}, {"kept_after_faults", kept_after_faults},
+    {"kept_when_a_snapshot_begins", kept_when_a_snapshot_begins},
+    {"first_used_before_a_snapshot_that_fails", first_used_before_a_snapshot_that_fails}, {"kept_after_faults", kept_after_faults},
     {"addresses_are_each_servers", addresses_are_each_servers},
     {"some_have_twins", some_have_twins}, {"modules_come_and_go", modules_come_and_go},
-    {"cuts_copy_what_was_written", cuts_copy_what_was_written}, {"on_two_devices", on_two_devices},
+    {"snapshots_copy_what_was_written", snapshots_copy_what_was_written}, {"on_two_devices", on_two_devices},
     {"overwritten", overwritten}, {"bad_places", bad_places}, {"suspended", suspended},
 };
 

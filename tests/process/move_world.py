@@ -32,9 +32,9 @@ class MoveWorld(World):
             case e.Spawn(server, device):
                 self.devices[server] = device or self.device
                 super().do(instruction)
-            case v.SpawnKeeper(server):
+            case v.SpawnHolder(server):
                 self.alive.add(server)
-            case v.GiveKeeper(server):
+            case v.GiveHolder(server):
                 assert server in self.alive
                 self.keeping = server
             case v.GiveTarget(server, mode):
@@ -111,13 +111,13 @@ class MoveWorld(World):
 
     def warm(self, target: int) -> None:
         self.tell(e.Hello, server=target)
-        self.cut()
+        self.snapshot()
 
-    def cut(self, ms: float = 1.0, *, off_device: bool = False) -> None:
-        self.cuts = getattr(self, "cuts", 0) + 1
+    def snapshot(self, ms: float = 1.0, *, off_device: bool = False) -> None:
+        self.snapshots = getattr(self, "snapshots", 0) + 1
         self.off_device = off_device
         self.tell(
-            e.CutCommitted, server=self.machine.active, number=self.cuts, sequence=self.cuts, ms=ms,
+            e.SnapshotCommitted, server=self.machine.active, number=self.snapshots, sequence=self.snapshots, ms=ms,
             off_device=off_device,
         )  # fmt: skip
 
@@ -152,10 +152,10 @@ class MoveWorld(World):
         source = self.machine.active
         assert source is not None
         self.stops(source)
-        self.tell(v.HandedOver, server=source, cut=self.cuts, drained=self.t)
+        self.tell(v.HandedOver, server=source, snapshot=self.snapshots, drained=self.t)
 
     def resume_program(self, target: int) -> None:
-        for name in ("mapped", "restored", "redone"):
+        for name in ("mapped", "restored", "replayed"):
             self.tell(e.PhaseReached, server=target, name=name, at=self.t)
         self.resumed.add(target)
         self.tell(e.PhaseReached, server=target, name="resumed", at=self.t)
@@ -164,14 +164,14 @@ class MoveWorld(World):
         source = self.begin("suspend", to, id="s")
         self.tell(v.Prepared, server=source, ms=3.0)
         self.stops(source)
-        self.tell(v.Suspended, server=source, cut=1, total_bytes=MIB, at=self.t, ms=1.0)
-        keeper = self.machine.keeper
-        assert keeper is not None
-        self.tell(e.Hello, server=keeper)
-        self.tell(v.Kept, server=keeper)
+        self.tell(v.Suspended, server=source, snapshot=1, total_bytes=MIB, at=self.t, ms=1.0)
+        holder = self.machine.holder
+        assert holder is not None
+        self.tell(e.Hello, server=holder)
+        self.tell(v.Kept, server=holder)
         # The device is free when both are gone, in whatever order.
         for server in (source, 1):
             assert self.machine.servers[server] == "dying"
             assert (self.machine.state, self.record("s").phase) == ("running", "releasing")
             self.exit(server, killed=True)
-        return keeper
+        return holder

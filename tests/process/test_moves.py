@@ -20,7 +20,7 @@ def test_a_move(world: MoveWorld) -> None:
     assert world.devices[target] == "cpu:1"
     world.warm(target)
     assert v.AskRound(target, 1, 1) in world.others
-    world.round(target, 1, 100 * MIB)  # 98 ms at 1 GiB/s, and the cut: within the budget at once
+    world.round(target, 1, 100 * MIB)  # 98 ms at 1 GiB/s, and the snapshot: within the budget at once
     assert world.holder == 0
     world.tell(v.IntentWritten)
     world.hand_over()
@@ -31,7 +31,7 @@ def test_a_move(world: MoveWorld) -> None:
     record = world.record()
     assert (record.state, record.location, record.device, record.code) == ("done", "device", "cpu:1", None)
     assert [phase.name for phase in record.phases] == [
-        "preparing", "copying", "committing", "handing_over", "taking", "mapped", "restored", "redone", "resumed",
+        "preparing", "copying", "committing", "handing_over", "taking", "mapped", "restored", "replayed", "resumed",
         "over",
     ]  # fmt: skip
     assert record.downtime_ms is not None
@@ -44,11 +44,11 @@ def test_a_move(world: MoveWorld) -> None:
 
 
 def rounds(world: MoveWorld, target: int, copied: tuple[int, ...], loading_ms: float = 0.0) -> None:
-    """Of so many MiB each, with a cut before the next; none after the last."""
+    """Of so many MiB each, with a snapshot before the next; none after the last."""
     for number, mib in enumerate(copied, 1):
         world.round(target, number, mib * MIB, total=8000 * MIB, loading_ms=loading_ms)
         if number < len(copied):
-            world.cut()
+            world.snapshot()
 
 
 def test_rounds_go_on_until_the_rest_fits(world: MoveWorld) -> None:
@@ -58,7 +58,7 @@ def test_rounds_go_on_until_the_rest_fits(world: MoveWorld) -> None:
         world.round(target, number, copied * MIB, total=8000 * MIB)
         assert world.machine.move is not None
         assert world.machine.move.phase == "copying"
-        world.cut()
+        world.snapshot()
     world.round(target, 4, 90 * MIB, total=8000 * MIB)
     assert world.machine.move is not None
     assert world.machine.move.phase == "committing"
@@ -84,7 +84,7 @@ def test_a_program_that_is_loading_code_is_not_stopped_for_it(world: MoveWorld) 
         world.round(target, number, 10 * MIB, loading_ms=loading_ms)
         assert world.machine.move is not None
         assert world.machine.move.phase == "copying"
-        world.cut()
+        world.snapshot()
     world.round(target, 4, 10 * MIB, loading_ms=2.0)
     assert world.machine.move is not None
     assert world.machine.move.phase == "committing"
@@ -116,62 +116,62 @@ def test_more_downtime_than_allowed_is_given_up(world: MoveWorld) -> None:
     assert world.holder == 0
 
 
-def test_cuts_that_nobody_asked_for_begin_no_round(world: MoveWorld) -> None:
+def test_snapshots_that_nobody_asked_for_begin_no_round(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
-    world.cut()
+    world.snapshot()
     assert kinds(world).count("AskRound") == 1
 
 
-def test_an_idle_source_takes_no_cut(world: MoveWorld) -> None:
-    world.cut()
+def test_an_idle_source_takes_no_snapshot(world: MoveWorld) -> None:
+    world.snapshot()
     target = world.begin()
     world.tell(e.Hello, server=target)
     assert "AskRound" not in kinds(world)
     world.timer("move")
     assert v.AskRound(target, 1, 1) in world.others
-    world.cut()  # late
+    world.snapshot()  # late
     assert kinds(world).count("AskRound") == 1
 
 
 def test_an_idle_source_says_so(world: MoveWorld) -> None:
-    world.cut()
+    world.snapshot()
     target = world.begin()
     world.tell(e.Hello, server=target)
-    world.tell(v.CutStands, server=target, number=7)  # it is not its to say
+    world.tell(v.SnapshotStands, server=target, number=7)  # it is not its to say
     assert "AskRound" not in kinds(world)
-    world.tell(v.CutStands, server=0, number=1)
+    world.tell(v.SnapshotStands, server=0, number=1)
     assert v.AskRound(target, 1, 1) in world.others
 
 
 @pytest.mark.parametrize("first", ["target", "shadow"])
 def test_a_target_without_a_way_to_the_source_goes_through_the_host(world: MoveWorld, first: str) -> None:
     target = world.no_peer()
-    assert e.AskCut(0, host=True) in world.others
+    assert e.AskSnapshot(0, host=True) in world.others
     assert (world.record().path, world.record().phase) == ("host", "preparing")
-    world.cut()  # one that still lies on the device
+    world.snapshot()  # one that still lies on the device
     if first == "target":
         world.tell(e.Hello, server=target)
         assert v.GiveTarget(target, "move") not in world.others
-        world.cut(off_device=True)
+        world.snapshot(off_device=True)
     else:
-        world.cut(off_device=True)
+        world.snapshot(off_device=True)
         world.tell(e.Hello, server=target)
     assert v.GiveTarget(target, "move") in world.others
-    world.cut(off_device=True)
+    world.snapshot(off_device=True)
     world.round(target, 1, MIB)
     world.tell(v.IntentWritten)
     world.hand_over()
     world.resume_program(target)
     record = world.record()
     assert (record.state, record.path, record.code, world.device) == ("done", "host", None, "cpu:1")
-    assert e.AskCut(0, host=False) not in world.others
+    assert e.AskSnapshot(0, host=False) not in world.others
     world.exit(0, killed=True)
 
 
 @pytest.mark.parametrize("phase", ["committing", "handing_over", "taking"])
 def test_a_target_that_finds_out_late(world: MoveWorld, phase: str) -> None:
-    """A young program has its first shadow with the last cut."""
+    """A young program has its first shadow with the last snapshot."""
     target = world.begin()
     world.warm(target)
     world.round(target, 1, 0, total=0)
@@ -190,8 +190,8 @@ def test_a_target_that_finds_out_late(world: MoveWorld, phase: str) -> None:
     assert move is not None
     assert move.target not in (None, target)
     world.tell(e.Hello, server=move.target)
-    world.cut(off_device=True)
-    world.cut(off_device=True)
+    world.snapshot(off_device=True)
+    world.snapshot(off_device=True)
     world.round(move.target or 0, 1, MIB)
     world.tell(v.IntentWritten)
     world.hand_over()
@@ -223,7 +223,7 @@ def test_a_source_that_does_not_answer_a_cancel_is_killed_in_time(world: MoveWor
     assert any(isinstance(i, e.Kill) and i.server == 0 for i in world.others)
     world.exit(0, killed=True)
     assert (world.record().state, world.record().location) == ("cancelled", "device")
-    world.redo()
+    world.replay()
     assert world.device == "cpu:0"
 
 
@@ -232,7 +232,7 @@ def test_a_detour_that_fails_brings_the_shadow_back(world: MoveWorld, how: str) 
     target = world.no_peer()
     if how == "again":
         world.tell(e.Hello, server=target)
-        world.cut(off_device=True)
+        world.snapshot(off_device=True)
         world.tell(v.TargetFailed, server=target, code="no_peer", text="still")
     elif how == "no_room":
         world.tell(v.HandoverFailed, server=0, text="host memory has no room")
@@ -245,7 +245,7 @@ def test_a_detour_that_fails_brings_the_shadow_back(world: MoveWorld, how: str) 
         world.timer("move")
     codes = {"again": "no_peer", "no_room": "no_peer", "cancel": "cancelled", "target": "target_lost"}
     assert world.record().code == codes.get(how, "timeout")
-    assert e.AskCut(0, host=False) in world.others
+    assert e.AskSnapshot(0, host=False) in world.others
     assert (world.machine.state, world.holder, world.record().location) == ("running", 0, "device")
     if target in world.alive:
         world.exit(target, killed=True)
@@ -256,7 +256,7 @@ def test_a_source_that_dies_in_a_detour_is_recovered(world: MoveWorld) -> None:
     world.exit(0, killed=True)
     assert world.record().code == "source_lost"
     world.exit(target, killed=True)
-    world.redo()
+    world.replay()
 
 
 def test_faults_of_imports_are_given_to_the_target(world: MoveWorld) -> None:
@@ -265,12 +265,12 @@ def test_faults_of_imports_are_given_to_the_target(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
     assert v.GiveTarget(target, "move", (injection,)) in world.others
-    world.tell(e.InjectionStrikes, server=target, id=9)
+    world.tell(e.InjectionFires, server=target, id=9)
     world.tell(v.TargetFailed, server=target, code="no_peer", text="injected")
     assert world.machine.move is not None
     second = world.machine.move.target
     world.tell(e.Hello, server=second)
-    world.cut(off_device=True)
+    world.snapshot(off_device=True)
     assert v.GiveTarget(second or 0, "move") in world.others
 
 
@@ -279,7 +279,7 @@ def test_the_next_daemon_ends_a_detour() -> None:
     world.alive.add(0)
     world.holder = 0
     world.tell(e.Adopted, detour=True)
-    assert e.AskCut(0, host=False) in world.others
+    assert e.AskSnapshot(0, host=False) in world.others
 
 
 @pytest.mark.parametrize("phase", ["preparing", "copying", "committing", "handing_over", "stopped", "taking"])
@@ -308,7 +308,7 @@ def test_a_failure_before_the_target_has_resumed_leaves_it_on_the_source(
         world.timer("move")
     if phase == "handing_over" and how == "timeout":
         world.exit(0, killed=True)  # it does not say whether it has stopped: it is recovered
-        world.redo()
+        world.replay()
         assert world.record().code == "timeout"
         return
     if phase == "handing_over":
@@ -336,7 +336,7 @@ def test_the_source_dies_before_it_has_handed_over(world: MoveWorld, phase: str)
     world.exit(0, killed=True)
     assert world.record().code == "source_lost"
     world.exit(target, killed=True)
-    world.redo()
+    world.replay()
     assert (world.device, world.recoveries[1].outcome) == ("cpu:0", "resumed")
     world.tell(e.Hello, server=world.machine.standby)
 
@@ -357,7 +357,7 @@ def test_both_die_while_the_target_takes(world: MoveWorld) -> None:
     world.exit(0, killed=True)
     world.exit(target, killed=True)
     assert world.record().state == "failed"
-    world.redo()
+    world.replay()
     assert (world.device, world.machine.state) == ("cpu:0", "running")
 
 
@@ -369,7 +369,7 @@ def test_a_target_that_resumed_the_program_before_it_was_killed_has_it(world: Mo
     world.resume_program(target)
     assert (world.record().state, world.device) == ("done", "cpu:1")
     world.exit(target, killed=True)
-    world.redo()
+    world.replay()
     assert world.device == "cpu:1"
 
 
@@ -378,7 +378,7 @@ def test_a_target_dies_after_it_has_resumed(world: MoveWorld) -> None:
     world.hand_over()
     world.resume_program(target)
     world.exit(target, killed=True)
-    world.redo()
+    world.replay()
     assert world.devices[world.machine.active or 0] == "cpu:1"
 
 
@@ -392,7 +392,7 @@ def test_the_intent_cannot_be_written(world: MoveWorld) -> None:
 
 def test_the_source_refuses_to_hand_over(world: MoveWorld) -> None:
     world.to_handover()
-    world.tell(v.HandoverFailed, server=0, text="no room for a cut")
+    world.tell(v.HandoverFailed, server=0, text="no room for a snapshot")
     assert (world.record().code, world.holder) == ("source_refused", 0)
     assert "GoOn" not in kinds(world)
 
@@ -427,5 +427,5 @@ def test_a_source_that_had_handed_over_is_found_by_the_next_daemon() -> None:
     world.tell(e.Adopted)
     world.holder = None
     world.stopped.add(0)
-    world.tell(v.HandedOver, server=0, cut=3, drained=0)
+    world.tell(v.HandedOver, server=0, snapshot=3, drained=0)
     assert (world.holder, world.machine.state) == (0, "running")

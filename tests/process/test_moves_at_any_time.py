@@ -26,7 +26,7 @@ class Moves(AtAnyTime):
         self.world = MoveWorld(Limits(max_attempts=3, move=MoveLimits(max_rounds=4)))
         self.count = 0
 
-    @initialize(how=st.sampled_from(["fresh", "adopted", "keeper"]))
+    @initialize(how=st.sampled_from(["fresh", "adopted", "holder"]))
     def start(self, how: str) -> None:
         if how == "fresh":
             self.world.run()
@@ -37,7 +37,7 @@ class Moves(AtAnyTime):
                 self.world.tell(e.Adopted)
             else:
                 self.world.keeping = 0
-                self.world.tell(e.KeeperAdopted, where="host")
+                self.world.tell(e.HolderAdopted, where="host")
 
     @rule(kind=st.sampled_from(["move", "suspend", "resume"]))
     def request(self, kind: Any) -> None:
@@ -58,22 +58,22 @@ class Moves(AtAnyTime):
             world.exit(dying[0], killed=True)
         elif move is not None and move.target is not None and machine.servers[move.target] == "spawning":
             world.tell(e.Hello, server=move.target)
-        elif machine.keeper is not None and machine.servers[machine.keeper] == "spawning":
-            world.tell(e.Hello, server=machine.keeper)
+        elif machine.holder is not None and machine.servers[machine.holder] == "spawning":
+            world.tell(e.Hello, server=machine.holder)
         elif move is not None and move.phase == "preparing" and move.source is not None:
             if move.kind == "suspend":
                 world.tell(v.Prepared, server=move.source, ms=1.0)
             else:
-                world.cut(off_device=True)
+                world.snapshot(off_device=True)
         elif move is not None and move.phase == "copying" and move.target is not None:
-            world.cut(off_device=move.record.path == "host")
+            world.snapshot(off_device=move.record.path == "host")
             world.round(move.target, len(move.record.iterations) + 1, MIB)
         elif move is not None and move.phase == "committing":
             world.tell(v.IntentWritten)
         elif move is not None and move.source in world.asked:
             self.stopped(move.source)
         elif move is not None and move.phase == "keeping":
-            world.tell(v.Kept, server=machine.keeper)
+            world.tell(v.Kept, server=machine.holder)
         elif move is not None and move.phase == "taking" and move.target is not None:
             world.resume_program(move.target)
         elif machine.state == "recovering":
@@ -82,7 +82,7 @@ class Moves(AtAnyTime):
             elif machine.servers[machine.active] == "spawning":
                 world.tell(e.Hello, server=machine.active)
             else:
-                world.redo()
+                world.replay()
         else:
             return False
         return True
@@ -93,9 +93,9 @@ class Moves(AtAnyTime):
         suspends = world.machine.move.kind == "suspend"
         world.stops(source)
         if suspends:
-            world.tell(v.Suspended, server=source, cut=1, total_bytes=1, at=world.t, ms=1.0)
+            world.tell(v.Suspended, server=source, snapshot=1, total_bytes=1, at=world.t, ms=1.0)
         else:
-            world.tell(v.HandedOver, server=source, cut=1, drained=world.t)
+            world.tell(v.HandedOver, server=source, snapshot=1, drained=world.t)
 
     @rule(data=st.data(), number=st.integers(0, 3), copied=st.integers(0, 500))
     def round_ends(self, data: Any, number: int, copied: int) -> None:
@@ -103,7 +103,7 @@ class Moves(AtAnyTime):
         self.world.tell(v.RoundProgress, server=server, number=number, copied_bytes=1)
         self.world.round(server, number, copied * MIB, ms=1.0)
 
-    @rule(data=st.data(), name=st.sampled_from(["mapped", "restored", "redone"]))
+    @rule(data=st.data(), name=st.sampled_from(["mapped", "restored", "replayed"]))
     def phase(self, data: Any, name: str) -> None:
         self.world.tell(e.PhaseReached, server=self.server(data), name=name, at=self.world.t)
 
@@ -129,12 +129,12 @@ class Moves(AtAnyTime):
 
     @precondition(lambda self: self.world.machine.active is not None)
     @rule(off_device=st.booleans())
-    def cut(self, off_device: bool) -> None:
-        self.world.cut(off_device=off_device)
+    def snapshot(self, off_device: bool) -> None:
+        self.world.snapshot(off_device=off_device)
 
     @rule(data=st.data())
-    def cut_stands(self, data: Any) -> None:
-        self.world.tell(v.CutStands, server=self.server(data), number=1)
+    def snapshot_stands(self, data: Any) -> None:
+        self.world.tell(v.SnapshotStands, server=self.server(data), number=1)
 
     @rule()
     def intent_fails(self) -> None:

@@ -29,7 +29,7 @@ def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
     world.run()
     world.exit(0)
     assert world.assigns[-1] == e.Assign(1, "recover")
-    world.redo()
+    world.replay()
     record = world.recoveries[1]
     assert (record.outcome, record.standby, record.attempts, record.records) == ("resumed", "warm", 1, 10)
     assert 2 in world.alive  # the next standby
@@ -44,7 +44,7 @@ def test_a_standby_prepares_while_the_lost_server_ends() -> None:
     world.exit(0, killed=True)
     assert world.holder == 1
     assert world.assigns[-1] == e.Assign(1, "recover")
-    world.redo()
+    world.replay()
     record = world.recoveries[1]
     assert (record.outcome, record.standby, record.attempts) == ("resumed", "warm", 1)
     assert world.tell(e.Ending, server=1) == []  # its standby is not there yet
@@ -98,21 +98,21 @@ def test_a_standby_that_dies_while_it_prepares() -> None:
     server = world.next_server()
     world.tell(e.Hello, server=server)
     assert world.assigns[-1] == e.Assign(server, "recover")
-    world.redo()
+    world.replay()
 
 
 def test_a_recovery_keeps_what_was_expected_at_its_first_fault() -> None:
     world = World()
     world.run()
     world.exit(0, killed=True, expected=180_000_000)
-    world.redo()
+    world.replay()
     assert world.recoveries[1].expected == 180_000_000
     world.tell(e.Hello, server=2)
     world.tell(e.Faulted, server=1, sequence=5, op="x", error=700, text="", at=world.t, expected=90_000_000)
     world.exit(1, expected=999_000_000)  # after the fault: it says nothing
     world.exit(2, killed=True)  # in the recovery
     world.tell(e.Hello, server=3)
-    world.redo()
+    world.replay()
     assert world.recoveries[2].expected == 90_000_000
     assert world.recoveries[2].attempts == 2
 
@@ -126,7 +126,7 @@ def test_the_standby_is_still_warming() -> None:
     assert len(world.assigns) == 1
     world.tell(e.Hello, server=1)
     assert world.assigns[-1] == e.Assign(1, "recover")
-    world.redo()
+    world.replay()
     assert world.recoveries[1].standby == "warming"
 
 
@@ -147,13 +147,13 @@ def test_a_fault_that_comes_back_at_the_same_record_is_delivered() -> None:
     world.fault(50)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].deliver == e.Deliver(50, 700)
-    world.redo(60)
-    # It comes back in every later redo, and is delivered at once, until a cut has passed it.
+    world.replay(60)
+    # It comes back in every later replay, and is delivered at once, until a snapshot has passed it.
     world.exit(world.machine.active or 0)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].deliver == e.Deliver(50, 700)
-    world.redo(70)
-    world.tell(e.CutCommitted, server=world.machine.active, number=1, sequence=90)
+    world.replay(70)
+    world.tell(e.SnapshotCommitted, server=world.machine.active, number=1, sequence=90)
     world.exit(world.machine.active or 0)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].deliver is None
@@ -169,18 +169,18 @@ def test_different_faults_are_not_the_same_fault() -> None:
 
 
 @pytest.mark.parametrize("records", [40, 100])
-def test_a_fault_that_strikes_again_after_the_redo(records: int) -> None:
-    """Wherever the redo ended: the work of a record may go on long after the record was taken."""
+def test_a_fault_that_strikes_again_after_the_replay(records: int) -> None:
+    """Wherever the replay ended: the work of a record may go on long after the record was taken."""
     world = World()
     world.run()
     world.fault(50)
-    world.redo(records)
+    world.replay(records)
     world.fault(50)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].deliver == e.Deliver(50, 700)
 
 
-def test_a_fault_of_an_unknown_record_is_looked_for_in_the_redo() -> None:
+def test_a_fault_of_an_unknown_record_is_looked_for_in_the_replay() -> None:
     world = World()
     world.run()
     world.fault(0, after=30, until=80)
@@ -215,16 +215,16 @@ def test_where_it_was_not_met_it_is_looked_for_everywhere() -> None:
     assert world.assigns[-1].deliver == e.Deliver(10, 700)
 
 
-def test_a_cut_behind_it_or_a_later_fault_ends_the_search() -> None:
+def test_a_snapshot_behind_it_or_a_later_fault_ends_the_search() -> None:
     world = World()
     world.run()
     world.fault(0, after=30, until=80)
-    world.redo()
+    world.replay()
     world.fault(0, after=80, until=120)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].careful == e.Careful(80, 120)
-    world.redo()
-    world.tell(e.CutCommitted, server=world.machine.active, number=1, sequence=121)
+    world.replay()
+    world.tell(e.SnapshotCommitted, server=world.machine.active, number=1, sequence=121)
     world.exit(world.machine.active or 0)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].careful is None
@@ -239,7 +239,7 @@ def test_an_exit_that_takes_long_is_counted_from_its_first_sign() -> None:
     world.t += 10_000
     world.tell(e.Exited, server=0, status="killed by SIGKILL", killed=True, since=first_sign)
     exited = world.t
-    world.redo()
+    world.replay()
     assert (world.recoveries[1].occurred, world.recoveries[1].detected) == (first_sign, exited)
 
 
@@ -250,11 +250,11 @@ def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:
     world.tell(e.InjectRequested, injection=injection)
     assert e.Arm(0, injection) in world.others
     for _ in range(10):
-        world.tell(e.InjectionStrikes, server=world.machine.active, id=9)
+        world.tell(e.InjectionFires, server=world.machine.active, id=9)
         world.fault(50)
         assert world.assigns[-1].deliver is None
         assert not world.assigns[-1].injections
-        world.redo()
+        world.replay()
         world.tell(e.Hello, server=world.machine.standby)
         world.tell(e.InjectRequested, injection=injection)
     assert {fault.kind for fault in world.faults} == {"injected"}
@@ -263,11 +263,11 @@ def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:
 def test_an_injection_that_has_not_struck_goes_to_the_next_server() -> None:
     world = World()
     world.run()
-    injection = e.Injection(9, "redo", "kill", 3, 0)
+    injection = e.Injection(9, "replay", "kill", 3, 0)
     world.tell(e.InjectRequested, injection=injection)
     world.exit(0)
     assert world.assigns[-1].injections == (injection,)
-    world.tell(e.InjectionStrikes, server=1, id=9)
+    world.tell(e.InjectionFires, server=1, id=9)
     world.exit(1)
     world.tell(e.Hello, server=world.machine.active)
     assert world.assigns[-1].injections == ()
@@ -300,14 +300,14 @@ def test_no_progress_ends_in_lost() -> None:
     assert world.machine.state == "ended"
 
 
-def test_progress_is_a_redo_that_got_further() -> None:
+def test_progress_is_a_replay_that_got_further() -> None:
     world = World(Limits(max_attempts=2))
     world.run()
     for count in range(20):
         server = world.machine.active
         assert server is not None
         world.exit(server)
-        world.redo(10 + count)
+        world.replay(10 + count)
 
 
 def test_an_idle_program_whose_server_is_killed_now_and_then() -> None:
@@ -317,7 +317,7 @@ def test_an_idle_program_whose_server_is_killed_now_and_then() -> None:
         server = world.machine.active
         assert server is not None
         world.exit(server)
-        world.redo(10)
+        world.replay(10)
         world.timer("stable")
 
 
@@ -327,7 +327,7 @@ def test_kills_from_outside_are_not_held_against_the_program() -> None:
     for _ in range(20):
         server = world.next_server()
         world.exit(server, killed=True)
-        world.redo(0)
+        world.replay(0)
     assert world.machine.attempts == 0
 
 
@@ -340,11 +340,11 @@ def test_kills_while_it_recovers_are_not_held_against_the_program_either() -> No
         if world.machine.servers[server] == "spawning":
             world.tell(e.Hello, server=server)
         world.exit(server, killed=True)
-    world.redo()
+    world.replay()
     assert (world.recoveries[1].outcome, world.recoveries[1].attempts) == ("resumed", 21)
 
 
-def test_servers_that_die_at_every_redo_get_their_successors_ever_more_slowly() -> None:
+def test_servers_that_die_at_every_replay_get_their_successors_ever_more_slowly() -> None:
     world = World(Limits(max_attempts=2))
     world.run()
     delays = []
@@ -364,19 +364,19 @@ def test_servers_that_die_at_every_redo_get_their_successors_ever_more_slowly() 
             world.timer("spawn")
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert (len(delays), max(delays)) == (9, 5.0)
-    # A redo that comes further than any before is progress: the next one is replaced at once.
-    world.redo(10)
+    # A replay that comes further than any before is progress: the next one is replaced at once.
+    world.replay(10)
     world.exit(int(world.machine.active or 0), killed=True)
     assert world.machine.active is not None
 
 
 def test_a_standby_waits_with_the_others() -> None:
-    """Servers that come to the end of their redo, and no further, are no progress either."""
+    """Servers that come to the end of their replay, and no further, are no progress either."""
     world = World()
     world.run()
     world.exit(0, killed=True)
     while world.machine.active is not None:
-        world.redo(10)
+        world.replay(10)
         server, standby = world.machine.active, world.machine.standby
         assert standby is not None
         world.tell(e.Hello, server=standby)
@@ -419,7 +419,7 @@ def test_a_device_for_one_process_only_has_no_standby_and_recovers_all_the_same(
         assert "spawn" not in world.timers
         assert world.machine.active is not None
         world.exit(world.machine.active, killed=True)
-        world.redo()
+        world.replay()
     assert world.recoveries[2].standby == "spawned"
 
 
@@ -434,7 +434,7 @@ def test_a_device_without_memory_for_a_standby_is_asked_again() -> None:
     assert world.machine.standby == 2
 
 
-def test_a_redo_may_take_as_long_as_the_watchdog_is_patient() -> None:
+def test_a_replay_may_take_as_long_as_the_watchdog_is_patient() -> None:
     world = World(Limits(phase_timeout=10, hang_timeout=300))
     world.run()
     world.exit(0)
@@ -458,7 +458,7 @@ def test_servers_that_cannot_be_started_are_tried_for_ever_while_the_program_wai
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert max(delays) == 5.0
     world.timer("spawn")
-    world.redo()
+    world.replay()
     assert "Too many open files" in world.recoveries[1].story[1]
 
 
@@ -540,13 +540,15 @@ class AnyOrder(AtAnyTime):
     def ready(self, data: Any) -> None:
         self.world.tell(e.Ready, server=self.server(data))
 
-    @rule(data=st.data(), name=st.sampled_from(["mapped", "restored", "redone", "resumed"]), records=st.integers(0, 9))
+    @rule(
+        data=st.data(), name=st.sampled_from(["mapped", "restored", "replayed", "resumed"]), records=st.integers(0, 9)
+    )
     def phase(self, data: Any, name: str, records: int) -> None:
         self.world.tell(e.PhaseReached, server=self.server(data), name=name, at=self.world.t, records=records)
 
     @rule(data=st.data(), number=st.integers(0, 5), sequence=st.integers(0, 9))
-    def cut(self, data: Any, number: int, sequence: int) -> None:
-        self.world.tell(e.CutCommitted, server=self.server(data), number=number, sequence=sequence)
+    def snapshot(self, data: Any, number: int, sequence: int) -> None:
+        self.world.tell(e.SnapshotCommitted, server=self.server(data), number=number, sequence=sequence)
 
     @rule(data=st.data(), sequence=st.integers(0, 3), error=st.sampled_from([700, 719]))
     def fault(self, data: Any, sequence: int, error: int) -> None:
@@ -556,7 +558,7 @@ class AnyOrder(AtAnyTime):
 
     @rule(data=st.data(), id=st.integers(0, 2))
     def strike(self, data: Any, id: int) -> None:
-        self.world.tell(e.InjectionStrikes, server=self.server(data), id=id)
+        self.world.tell(e.InjectionFires, server=self.server(data), id=id)
 
     @rule(id=st.integers(0, 2))
     def inject(self, id: int) -> None:
@@ -622,7 +624,7 @@ class AnyOrder(AtAnyTime):
             elif machine.state == "losing":
                 world.exit(machine.active, clean=True)
             else:
-                world.redo()
+                world.replay()
         assert world.machine.state in ("running", "lost", "ended")
         self.end()
         assert world.released

@@ -103,13 +103,13 @@ class World:
         assert self.machine.active is not None
         return self.machine.active
 
-    def redo(self, records: int = 10) -> None:
+    def replay(self, records: int = 10) -> None:
         server = self.next_server()
         if self.machine.servers[server] == "spawning":
             self.tell(e.Hello, server=server)
         for name in ("mapped", "restored"):
             self.tell(e.PhaseReached, server=server, name=name, at=self.t)
-        self.tell(e.PhaseReached, server=server, name="redone", at=self.t, records=records, compared=3)
+        self.tell(e.PhaseReached, server=server, name="replayed", at=self.t, records=records, compared=3)
         self.tell(e.PhaseReached, server=server, name="resumed", at=self.t)
         assert self.machine.state == "running"
 

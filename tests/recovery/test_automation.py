@@ -33,7 +33,7 @@ def on(program: Program, device: str) -> bool:
 
 
 def fail(program: Program, flag: Path) -> list[str]:
-    """The device fails in the next steps. Answers until the program has come past it, to another cut."""
+    """The device fails in the next steps. Answers until the program has come past it, to another snapshot."""
     before = len(program.recoveries())
     flag.touch()
     answers = [harness.steps(program, 5)]
@@ -46,7 +46,7 @@ def fail(program: Program, flag: Path) -> list[str]:
         answers.append(harness.steps(program, 5))
         return program.position() > recovered
 
-    harness.wait_until(past, "a cut after the recovery")
+    harness.wait_until(past, "a snapshot after the recovery")
     return answers
 
 

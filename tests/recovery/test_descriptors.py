@@ -28,7 +28,7 @@ REASONS = {
     r"/memfd:xmig-journal \(deleted\)": "the job's journal",
     r"/memfd:xmig-staging \(deleted\)": "bytes of copies under way",
     r"/memfd:xmig-pinned \(deleted\)": "the program's page-locked memory",
-    r"/memfd:xmig-cut[01] \(deleted\)": "the last two snapshots",
+    r"/memfd:xmig-snapshot[01] \(deleted\)": "the last two snapshots",
     r"/memfd:xmig-image \(deleted\)": "a module of the program's, as it was loaded",
     r"/memfd:xmig-module \(deleted\)": "the same, as the cpu device's code",
     r"/memfd:xmig-device-memory-of-cpu:\d \(deleted\)": "device memory: the program's, and the copies of snapshots",
@@ -155,7 +155,7 @@ def test_every_descriptor_has_its_reason(node: Node, start: Starter) -> None:
 
 
 @pytest.mark.parametrize("to", ["host", "file"])
-def test_a_suspended_program_s_keeper(node: Node, start: Starter, to: str) -> None:
+def test_a_suspended_program_s_holder(node: Node, start: Starter, to: str) -> None:
     program = start("stepwise")
     harness.go(program)
     harness.steps(program, 100)

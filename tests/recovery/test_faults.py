@@ -31,10 +31,10 @@ def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str
 
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("chunk", [0, 1, 5])
-def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
+def test_during_a_snapshot(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
     expected = undisturbed("training", STEPS, 16)
     program = start("training", STEPS, 16, STEPS - 100)  # at the latest there it rests, and a snapshot is taken
-    program.inject(kind, point="cut", sequence=chunk)
+    program.inject(kind, point="snapshot", sequence=chunk)
     harness.go(program)
     harness.wait_until(lambda: [r["outcome"] for r in program.recoveries()] == ["resumed"], "it is recovered")
     assert harness.output(program) == expected
@@ -43,13 +43,13 @@ def test_during_a_cut(start: Starter, undisturbed: Callable[..., str], kind: str
 
 
 @pytest.mark.parametrize("kind", ["kill", "fault"])
-def test_during_a_redo(start: Starter, undisturbed: Callable[..., str], kind: str) -> None:
+def test_during_a_replay(start: Starter, undisturbed: Callable[..., str], kind: str) -> None:
     expected = undisturbed("training", STEPS)
     program = start("training", STEPS)
-    for sequence in range(500, 5000, 500):  # several: right after a snapshot there is nothing to redo
+    for sequence in range(500, 5000, 500):  # several: right after a snapshot there is nothing to replay
         program.inject("kill", sequence=sequence)
     for record in (1, 2, 5, 100, 300):  # on a busy machine the last snapshot is a few records old, or some hundred
-        program.inject(kind, point="redo", sequence=record)
+        program.inject(kind, point="replay", sequence=record)
     harness.go(program)
     assert harness.output(program) == expected
     program.until("ended")
@@ -80,7 +80,7 @@ def test_own_fault_reaches_the_program(start: Starter, which: str, error: int) -
     assert "after a reset" in output
     program.until("ended")
     faults = program.faults()
-    # Once in the first run, once in the redo, and then it was the program's own.
+    # Once in the first run, once in the replay, and then it was the program's own.
     assert [f["kind"] for f in faults][:2] == ["device", "device"]
     assert {f["error"] for f in faults if f["error"] is not None} == {error}
     assert program.recoveries()[-1]["delivered_error"] == error

@@ -30,7 +30,7 @@ def test_a_kernel_of_the_programs_own(start: Starter) -> None:
     first, second, *rest = program.faults()
     assert [f["error"] for f in (first, second)] == [702, 702]
     assert "no progress" in first["text"]
-    assert (first["sequence"], second["op"]) == (None, "xmLaunch")  # found in the redo
+    assert (first["sequence"], second["op"]) == (None, "xmLaunch")  # found in the replay
     assert [(f["kind"], f["sequence"], f["error"]) for f in rest] == [("program", second["sequence"], 702)]
     assert program.recoveries()[-1]["delivered_error"] == 702
 

@@ -108,7 +108,7 @@ def test_what_is_not_complete_is_not_used(node: ManagedNode, kernels: Path) -> N
     program = stepwise(node, kernels)
     harness.steps(program, PARTS[0])
     kill_both(node, program)
-    node.lose("memfd:xmig-cut0")
+    node.lose("memfd:xmig-snapshot0")
     node.start()
     assert "not kept" in is_lost(program)
 

@@ -91,14 +91,14 @@ def test_killed_while_it_recovers(start: Starter, undisturbed: Callable[..., str
     assert sum(r["attempts"] for r in program.recoveries()) == 8
 
 
-def test_killed_at_every_redo(start: Starter, undisturbed: Callable[..., str]) -> None:
-    """Whatever kills each server as it begins to redo: the daemon does not spin, but says that it waits."""
+def test_killed_at_every_replay(start: Starter, undisturbed: Callable[..., str]) -> None:
+    """Whatever kills each server as it begins to replay: the daemon does not spin, but says that it waits."""
     deaths = 7
     expected = undisturbed("training", STEPS)
     program = start("training", STEPS)
     for _ in range(deaths):
-        program.inject("kill", point="redo", sequence=1)
-    for sequence in (4000, 8000, 12_000):  # several: right after a snapshot there is nothing to redo
+        program.inject("kill", point="replay", sequence=1)
+    for sequence in (4000, 8000, 12_000):  # several: right after a snapshot there is nothing to replay
         program.inject("kill", sequence=sequence)
     harness.go(program)
     began = time.monotonic()
@@ -128,7 +128,7 @@ def test_stopped_then_killed(start: Starter) -> None:
     os.kill(server, signal.SIGKILL)
     answers.append(harness.answer(program))
     assert answers == expected
-    program.until("running")  # it has its answer while the redo that gave it is still going on
+    program.until("running")  # it has its answer while the replay that gave it is still going on
     harness.output(program)
     check_recovered(program, at_least=1)
     assert program.recoveries()[-1]["outcome"] == "resumed"

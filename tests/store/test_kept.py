@@ -1,4 +1,4 @@
-"""Real jobs, real cuts: what the store has of them afterwards."""
+"""Real jobs, real snapshots: what the store has of them afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import harness
 from tests.forked import Node
 from tests.recovery.conftest import PROGRAMS
 from xmigd.demo.node import Program
-from xmigd.store.manifest import Manifest, Manifests, load_cut, verify
+from xmigd.store.manifest import Manifest, Manifests, load_snapshot, verify
 from xmigd.store.memory import records
 from xmigd.store.objects import Damaged, Objects
 
@@ -43,15 +43,15 @@ def segments(program: Program) -> list[dict[str, Any]]:
 
 
 def kept(program: Program) -> list[dict[str, Any]]:
-    return [segment for segment in segments(program) if segment["kept_bytes"] is not None]
+    return [segment for segment in segments(program) if segment["stored_bytes"] is not None]
 
 
 def manifests(node: Node) -> list[Manifest]:
     """All that the database names, checked from its hash down to the last byte; oldest first."""
     with sqlite3.connect(node.folder / "xmig.db") as database:
-        rows = database.execute("select process_id, number, manifest from kept_cuts order by at").fetchall()
+        rows = database.execute("select process_id, number, manifest from stored_snapshots order by at").fetchall()
     database.close()
-    found = [Manifests(node.folder / "store" / "cuts").read(*row) for row in rows]
+    found = [Manifests(node.folder / "store" / "snapshots").read(*row) for row in rows]
     for manifest in found:
         verify(objects(node), manifest)
     return found
@@ -66,7 +66,7 @@ def files(folder: Path) -> set[str]:
 
 
 def work_until_kept(program: Program, count: int, steps: int = 300) -> None:
-    """Let it work until so many of its cuts have been kept."""
+    """Let it work until so many of its snapshots have been kept."""
 
     def enough() -> bool:
         if len(kept(program)) >= count:
@@ -74,19 +74,19 @@ def work_until_kept(program: Program, count: int, steps: int = 300) -> None:
         harness.steps(program, steps)
         return False
 
-    harness.wait_until(enough, f"{count} cuts are kept")
+    harness.wait_until(enough, f"{count} snapshots are kept")
 
 
 @pytest.fixture
 def running(native_dir: Path, kernels: Path) -> Iterator[tuple[Node, Program]]:
-    with node_with(native_dir, store_cuts=4) as node:
+    with node_with(native_dir, store_snapshots=4) as node:
         program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
         harness.go(program)
         harness.steps(program, 1)
         yield node, program
 
 
-def test_cuts_journals_and_images_are_kept(running: tuple[Node, Program]) -> None:
+def test_snapshots_journals_and_images_are_kept(running: tuple[Node, Program]) -> None:
     node, program = running
     work_until_kept(program, 3)
     harness.output(program)
@@ -94,10 +94,12 @@ def test_cuts_journals_and_images_are_kept(running: tuple[Node, Program]) -> Non
     found = manifests(node)
     assert found
     for manifest in found:
-        cut = load_cut(objects(node), manifest)
-        assert cut.position == manifest.position
+        snapshot = load_snapshot(objects(node), manifest)
+        assert snapshot.position == manifest.position
         assert (
-            {part.name for part in manifest.parts if part.kind == "image"} == {str(n) for n, _ in cut.images} != set()
+            {part.name for part in manifest.parts if part.kind == "image"}
+            == {str(n) for n, _ in snapshot.images}
+            != set()
         )
         assert manifest.missing_images == 0
         journal = manifest.part("journal")
@@ -105,9 +107,9 @@ def test_cuts_journals_and_images_are_kept(running: tuple[Node, Program]) -> Non
         assert manifest.journal_from is not None
         assert journal.bytes == manifest.position - manifest.journal_from
         sequences = [record.sequence for record in records(objects(node).get(journal.hash, journal.bytes))]
-        assert sequences == list(range(sequences[0], manifest.sequence + 1)), "every record up to the cut"
+        assert sequences == list(range(sequences[0], manifest.sequence + 1)), "every record up to the snapshot"
     for earlier, later in itertools.pairwise(found):
-        assert later.journal_from == earlier.position, "nothing is missing between two kept cuts"
+        assert later.journal_from == earlier.position, "nothing is missing between two stored snapshots"
     # A cubin or shared object is there once, whoever uses it.
     assert len({part.hash for m in found for part in m.parts if part.kind == "image"}) == 1
     for path in (node.folder / "store").rglob("*"):
@@ -122,10 +124,10 @@ def test_only_the_newest_stay_and_nothing_else(running: tuple[Node, Program]) ->
     node.stop()
     stray = node.folder / "store" / "objects" / "tmpxyz.part"
     stray.write_bytes(b"what a daemon that was killed left behind")
-    lost = node.folder / "store" / "cuts" / ("0" * 32) / "7.json"
+    lost = node.folder / "store" / "snapshots" / ("0" * 32) / "7.json"
     lost.parent.mkdir()
     lost.write_bytes(b"{}")
-    node.environment["XMIG_STORE_CUTS"] = "1"
+    node.environment["XMIG_STORE_SNAPSHOTS"] = "1"
     node.start()
     program.until("running")
 
@@ -138,7 +140,7 @@ def test_only_the_newest_stay_and_nothing_else(running: tuple[Node, Program]) ->
     program.until("ended")
     node.stop()
     found = manifests(node)
-    assert files(node.folder / "store" / "cuts") <= {f"{m.number}.json" for m in found}
+    assert files(node.folder / "store" / "snapshots") <= {f"{m.number}.json" for m in found}
     assert files(node.folder / "store" / "objects") == {f"{part.hash}.zst" for m in found for part in m.parts}
 
 
@@ -165,11 +167,11 @@ def test_the_budget_bounds_what_is_kept(native_dir: Path, kernels: Path) -> None
         program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
         harness.go(program)
 
-        def cuts() -> bool:
+        def snapshots() -> bool:
             harness.steps(program, 100)
             return len(segments(program)) >= 20
 
-        harness.wait_until(cuts, "20 cuts")
+        harness.wait_until(snapshots, "20 snapshots")
         work_until_kept(program, 1)  # the first that was chosen may have been overtaken, and there must be others
         assert len(kept(program)) <= 10
         harness.output(program)
@@ -179,7 +181,7 @@ def test_it_can_be_turned_off(native_dir: Path, kernels: Path) -> None:
     with node_with(native_dir, store=False) as node:
         program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
         harness.go(program)
-        harness.wait_until(lambda: bool(harness.steps(program, 100)) and len(segments(program)) >= 3, "cuts")
+        harness.wait_until(lambda: bool(harness.steps(program, 100)) and len(segments(program)) >= 3, "snapshots")
         assert kept(program) == []
         assert not (node.folder / "store").exists()
         harness.output(program)
@@ -189,7 +191,7 @@ def test_a_store_that_cannot_be_written_is_no_jobs_business(native_dir: Path, ke
     with node_with(native_dir, store_free_mib=1 << 40) as node:
         program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
         harness.go(program)
-        harness.wait_until(lambda: bool(harness.steps(program, 100)) and len(segments(program)) >= 3, "cuts")
+        harness.wait_until(lambda: bool(harness.steps(program, 100)) and len(segments(program)) >= 3, "snapshots")
         assert kept(program) == []
         harness.output(program)
         # The store has a thread of its own, and no hurry.

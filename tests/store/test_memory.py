@@ -1,4 +1,4 @@
-"""Cuts and journals are read out of memory that others write: the answer is content or Unreadable."""
+"""Snapshots and journals are read out of memory that others write: the answer is content or Unreadable."""
 
 from __future__ import annotations
 
@@ -12,62 +12,71 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmigd.native import Layout
-from xmigd.store.memory import CUT_HEADER, CUT_MAGIC, FAILURES, Journal, Unreadable, parse_cut, read_cut, records
+from xmigd.store.memory import (
+    FAILURES,
+    SNAPSHOT_HEADER,
+    SNAPSHOT_MAGIC,
+    Journal,
+    Unreadable,
+    parse_snapshot,
+    read_snapshot,
+    records,
+)
 
 LAYOUT = Layout(header_bytes=1 << 16, tail_offset=6464)
 RING = 8 << 20
 
 
-def make_cut(number: int = 5, images: int = 2, *, claimed: int | None = None) -> bytes:
-    """A cut with three pieces of memory, a live range, two chunks."""
+def make_snapshot(number: int = 5, images: int = 2, *, claimed: int | None = None) -> bytes:
+    """A snapshot with three pieces of memory, a live range, two chunks."""
     counts = (3, 1, 2, images if claimed is None else claimed, 0, 0, 0)
     body = (
         bytes(FAILURES) + bytes(3 * 16 + 24 + 2 * 24) + b"".join(struct.pack("<2Q", i, 100 + i) for i in range(images))
     )
-    size = CUT_HEADER.size + len(body)
-    rest = CUT_HEADER.pack(CUT_MAGIC, size, 0, number, 700, 9, *counts)[24:] + body
-    return struct.pack("<3Q", CUT_MAGIC, size, xxhash.xxh3_64_intdigest(rest)) + rest
+    size = SNAPSHOT_HEADER.size + len(body)
+    rest = SNAPSHOT_HEADER.pack(SNAPSHOT_MAGIC, size, 0, number, 700, 9, *counts)[24:] + body
+    return struct.pack("<3Q", SNAPSHOT_MAGIC, size, xxhash.xxh3_64_intdigest(rest)) + rest
 
 
 @pytest.fixture
 def files() -> Iterator[tuple[int, int]]:
-    pair = (os.memfd_create("cut0"), os.memfd_create("cut1"))
+    pair = (os.memfd_create("snapshot0"), os.memfd_create("snapshot1"))
     yield pair
     for fd in pair:
         os.close(fd)
 
 
-def test_a_cut(files: tuple[int, int]) -> None:
-    os.pwrite(files[1], make_cut(), 0)
-    cut = read_cut(files, 5)
-    assert (cut.number, cut.position, cut.sequence, cut.images) == (5, 700, 9, ((0, 100), (1, 101)))
+def test_a_snapshot(files: tuple[int, int]) -> None:
+    os.pwrite(files[1], make_snapshot(), 0)
+    snapshot = read_snapshot(files, 5)
+    assert (snapshot.number, snapshot.position, snapshot.sequence, snapshot.images) == (5, 700, 9, ((0, 100), (1, 101)))
     with pytest.raises(Unreadable, match="cut off"):
-        read_cut(files, 4)
-    with pytest.raises(Unreadable, match="cut 5 has taken its place"):
-        read_cut(files, 3)
+        read_snapshot(files, 4)
+    with pytest.raises(Unreadable, match="snapshot 5 has taken its place"):
+        read_snapshot(files, 3)
 
 
-def test_a_cut_that_lies_about_its_parts() -> None:
+def test_a_snapshot_that_lies_about_its_parts() -> None:
     for claimed in (3, 1 << 40, (1 << 64) - 1):
         with pytest.raises(Unreadable, match="longer than the whole"):
-            parse_cut(make_cut(claimed=claimed))
+            parse_snapshot(make_snapshot(claimed=claimed))
 
 
-def test_a_huge_cut_is_not_read(files: tuple[int, int]) -> None:
+def test_a_huge_snapshot_is_not_read(files: tuple[int, int]) -> None:
     os.ftruncate(files[1], 1 << 40)
     with pytest.raises(Unreadable, match="bytes"):
-        read_cut(files, 5)
+        read_snapshot(files, 5)
 
 
 @given(st.binary(max_size=600), st.integers(0, 400), st.integers(0, 255))
 @settings(deadline=None)
 def test_no_bytes_do_harm(content: bytes, at: int, value: int) -> None:
-    good = make_cut()
+    good = make_snapshot()
     spoiled = bytearray(good)
     spoiled[at % len(good)] = value
     for each in (content, good[: at % len(good)], bytes(spoiled), good[:232] + content):
         try:
-            assert parse_cut(each).content == good
+            assert parse_snapshot(each).content == good
         except Unreadable:
             continue
     try:

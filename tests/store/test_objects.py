@@ -85,7 +85,7 @@ def test_the_sweep_removes_what_nobody_names(objects: Objects) -> None:
 
 
 def test_a_manifest_is_the_one_that_was_written(tmp_path: Path, objects: Objects) -> None:
-    manifests = Manifests(tmp_path / "cuts")
+    manifests = Manifests(tmp_path / "snapshots")
     stored = objects.put([CONTENT])
     part = Part(kind="journal", name="", hash=stored.hash, bytes=stored.bytes, stored_bytes=stored.stored_bytes)
     manifest = Manifest(

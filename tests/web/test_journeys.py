@@ -35,8 +35,8 @@ def test_run_a_job_and_see_it(page: Page, node: Node) -> None:
     expect(page.locator("#plot-memory canvas")).to_be_visible()
     page.get_by_text("The charts' numbers as a table").click()
     expect(page.locator("#samples tbody tr").first).to_contain_text("MiB")
-    # What the charts show of a program that has ended are its cuts.
-    wait_until(lambda: bool((program.info() or {}).get("live_bytes")), "a cut")
+    # What the charts show of a program that has ended are its snapshots.
+    wait_until(lambda: bool((program.info() or {}).get("live_bytes")), "a snapshot")
     end_calm(program)
     expect(page.locator(".status")).to_contain_text("ended")
     # What a person has opened stays open while the page renews itself.
@@ -236,7 +236,7 @@ def test_without_javascript(chromium: Browser, front: Front, node: Node) -> None
         page = context.new_page()
         page.goto("/")
         page.get_by_role("link", name="plain").click()
-        wait_until(lambda: len(node.client.get(f"/v1/processes/{_process(program)}/segments")) > 1, "cuts")
+        wait_until(lambda: len(node.client.get(f"/v1/processes/{_process(program)}/segments")) > 1, "snapshots")
         page.reload()
         page.get_by_text("The charts' numbers as a table").click()
         expect(page.locator("#samples tbody tr").first).to_be_visible()

@@ -26,7 +26,7 @@ def lived(node: Node, front: Front) -> Iterator[Program]:
     kill_server(program)
     wait_until(lambda: bool(program.recoveries()), "a recovery")
     info = program.until("running")
-    wait_until(lambda: bool((program.info() or {}).get("live_bytes")), "a cut")
+    wait_until(lambda: bool((program.info() or {}).get("live_bytes")), "a snapshot")
     node.client.post("/v1/migrations", {"process": info["id"], "target": "cpu:1"})
     wait_until(lambda: [m["state"] for m in node.client.get("/v1/migrations")] == ["done"], "a move")
     wait_until(lambda: [o["state"] for o in node.client.get("/v1/operations")] == ["succeeded"], "its operation's end")

@@ -19,7 +19,7 @@ from xmigd.demo.node import Node, Program
 def training(node: Node, front: Front) -> Iterator[Program]:
     """At its end everything that it computed was exact."""
     program = start_calm(node, "training", device="cpu:0", mebibytes=64)
-    wait_until(lambda: bool(process_of(program)["live_bytes"]), "a cut with its memory")
+    wait_until(lambda: bool(process_of(program)["live_bytes"]), "a snapshot with its memory")
     yield program
     end_calm(program)
 

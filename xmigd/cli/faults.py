@@ -25,8 +25,8 @@ class Point(StrEnum):
     record = "record"
     kernel = "kernel"
     copy = "copy"
-    cut = "cut"
-    redo = "redo"
+    snapshot = "snapshot"
+    replay = "replay"
     import_ = "import"
 
 
@@ -99,9 +99,9 @@ def recoveries(job: JobOption = None, limit: LimitOption = 50, output: OutputOpt
     columns = {
         "at": "TIME", "job": "JOB", "outcome": "OUTCOME", "expected_ms": "EXPECTED",
         "detected_ms": "DETECTED", "standby_ready_ms": "STANDBY",
-        "mapped_ms": "MAPPED", "restored_ms": "RESTORED", "redone_ms": "REDONE", "resumed_ms": "RESUMED",
+        "mapped_ms": "MAPPED", "restored_ms": "RESTORED", "replayed_ms": "REPLAYED", "resumed_ms": "RESUMED",
         "records": "RECORDS", "compared": "COMPARED", "exact": "EXACT", "attempts": "ATTEMPTS", "cause": "CAUSE",
     }  # fmt: skip
     show(rows if output is Output.json else with_jobs(rows), output, columns, "no recoveries",
-         optional=("compared", "mapped_ms", "standby_ready_ms", "restored_ms", "redone_ms", "detected_ms", "attempts",
+         optional=("compared", "mapped_ms", "standby_ready_ms", "restored_ms", "replayed_ms", "detected_ms", "attempts",
                    "records", "cause", "exact"))  # fmt: skip

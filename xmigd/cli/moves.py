@@ -143,7 +143,7 @@ def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None
     if output is Output.json:
         show_json(plan)
     else:
-        live = "not known before its first cut" if plan["live_bytes"] is None else size(plan["live_bytes"])
+        live = "not known before its first snapshot" if plan["live_bytes"] is None else size(plan["live_bytes"])
         console.print(f"on {escape(plan['source'])}: holds {size(plan['held_bytes'])}, of that live: {live}")
         rows = [
             {

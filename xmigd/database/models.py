@@ -104,7 +104,7 @@ class LogLine(Base):
 
 
 class JournalSegment(Base):
-    """The part of a journal that a cut made unnecessary; one row per cut, the newest of each process are kept."""
+    """The part of a journal that a snapshot made unnecessary; a row for each snapshot, of each process the newest."""
 
     __tablename__ = "journal_segments"
     __table_args__ = (UniqueConstraint("process_id", "number"),)
@@ -130,10 +130,10 @@ class JournalSegment(Base):
     at: Mapped[float]
 
 
-class KeptCut(Base):
-    """A cut that is in the store, with the journal before it; xmigd.store."""
+class StoredSnapshot(Base):
+    """A snapshot that is in the store, with the journal before it; xmigd.store."""
 
-    __tablename__ = "kept_cuts"
+    __tablename__ = "stored_snapshots"
     __table_args__ = (UniqueConstraint("process_id", "number"), Index(None, "at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -146,15 +146,15 @@ class KeptCut(Base):
     at: Mapped[float]
 
 
-class KeptPart(Base):
-    """An object of the store that a kept cut needs. Objects that no row names are removed."""
+class StoredPart(Base):
+    """An object of the store that a stored snapshot needs. Objects that no row names are removed."""
 
-    __tablename__ = "kept_parts"
-    __table_args__ = (Index(None, "kept_id"), Index(None, "hash"))
+    __tablename__ = "stored_parts"
+    __table_args__ = (Index(None, "snapshot_id"), Index(None, "hash"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    kept_id: Mapped[int] = mapped_column(ForeignKey("kept_cuts.id", ondelete="CASCADE"))
-    kind: Mapped[str] = mapped_column(String(16))  # cut, journal, image
+    snapshot_id: Mapped[int] = mapped_column(ForeignKey("stored_snapshots.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))  # snapshot, journal, image
     name: Mapped[str] = mapped_column(String(255))
     hash: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int]
@@ -193,13 +193,13 @@ class Recovery(Base):
     outcome: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int]
     standby: Mapped[str] = mapped_column(String(16))
-    cut: Mapped[int]
+    snapshot: Mapped[int]
     expected_ms: Mapped[float | None]  # the stall that was expected when it occurred
     detected_ms: Mapped[float]
     standby_ready_ms: Mapped[float | None]
     mapped_ms: Mapped[float | None]
     restored_ms: Mapped[float | None]
-    redone_ms: Mapped[float | None]
+    replayed_ms: Mapped[float | None]
     resumed_ms: Mapped[float | None]
     records: Mapped[int | None]
     compared: Mapped[int | None]

@@ -29,7 +29,7 @@ from xmigd.errors import XmigError
 from xmigd.native import find_native_dir
 
 KERNELS = "xmig_kernels.so"
-PHASES = ("detected", "standby_ready", "mapped", "restored", "redone", "resumed")
+PHASES = ("detected", "standby_ready", "mapped", "restored", "replayed", "resumed")
 CUDA_ERROR_LAUNCH_FAILED = 719
 
 
@@ -157,7 +157,7 @@ def disturbed(console: Console, node: Node, chance: random.Random, strikes: int,
     # Of 30 epochs the pipe has room for seven, and there is one more to do.
     moments = sorted(chance.uniform(0.02, 0.7) * epochs for _ in range(strikes))
     kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
-    console.print(f"[bold]{'':4}{'':7}{'expected':>10}{'detected':>10}{'standby':>10}{'memory':>10}{'cut':>10}{'redo':>10}"
+    console.print(f"[bold]{'':4}{'':7}{'expected':>10}{'detected':>10}{'standby':>10}{'memory':>10}{'snapshot':>10}{'replay':>10}"
                   f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
     console.print(f"[dim]{'':4}{'strike':7}{'stall':>10}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
                   f"{'records':>10}   replies[/dim]")  # fmt: skip

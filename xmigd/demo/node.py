@@ -201,10 +201,10 @@ class Program:
         return [str(line["text"]) for line in lines if line["source"] in (sources or ("program", "xmigd"))]
 
     def position(self) -> int:
-        """The last record that is known to be executed: that of the last cut. 0 before the first."""
+        """The last record that is known to be executed: that of the last snapshot. 0 before the first."""
         info = self.info()
-        cuts = self.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1) if info else []
-        return int(cuts[0]["sequence"]) if cuts else 0
+        snapshots = self.node.client.get(f"/v1/processes/{info['id']}/segments", limit=1) if info else []
+        return int(snapshots[0]["sequence"]) if snapshots else 0
 
     def finish(self, timeout: float = 120) -> tuple[int, str]:
         """Wait for its end: exit code and output. A program that takes longer is killed."""

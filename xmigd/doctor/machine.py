@@ -63,7 +63,7 @@ def locked_memory(system: System, settings: Settings) -> Iterator[Finding]:
 
 
 def shared_memory(system: System, settings: Settings) -> Iterator[Finding]:
-    """memfds (journals, cuts, device memory of cpu devices) live in the machine's memory; loaders use /dev/shm."""
+    """memfds (journals, snapshots, device memory of cpu devices) live in the machine's memory; loaders use /dev/shm."""
     memory = system.memory()
     available = memory.get("MemAvailable")
     if available is None:

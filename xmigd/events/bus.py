@@ -4,7 +4,8 @@ Invariants:
   A listener never sees an event that a crash could take back: delivery follows the commit.
   Ids are given in the order of publication, without gaps, and never twice.
   A listener gets everything from its subscription on, or its subscription ends; nothing is skipped.
-Transient events (progress between two phases, cuts) have no id and are not kept: who missed one has missed a sample.
+Transient events (progress between two phases, snapshots) have no id and are not kept: who missed one has missed a
+sample.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from xmigd.events import repository
 logger = log.get("events")
 
 EventType = Literal[
-    "process.state", "process.location", "fault", "fault.acknowledged", "recovery", "cut", "operation.created",
+    "process.state", "process.location", "fault", "fault.acknowledged", "recovery", "snapshot", "operation.created",
     "operation.progress", "operation.ended", "device.changed", "breaker.changed", "policy.changed", "job.created",
     "job.ended", "job.exited", "process.unprotected", "log", "audit", "events.lost",
 ]  # fmt: skip

@@ -35,19 +35,19 @@ class RecoveryInfo(Answer):
     outcome: str
     attempts: int
     standby: str
-    cut: int
+    snapshot: int
     expected_ms: float | None = Field(description="the stall that was expected when it occurred; null: not known")
     detected_ms: float
     standby_ready_ms: float | None
     mapped_ms: float | None
     restored_ms: float | None
-    redone_ms: float | None
+    replayed_ms: float | None
     resumed_ms: float | None
     records: int | None
     compared: int | None
     differing: int | None
     first_difference: int | None
-    exact: bool | None = Field(description="every reply that the program had was the same in the redo")
+    exact: bool | None = Field(description="every reply that the program had was the same in the replay")
     delivered_sequence: int | None
     delivered_error: int | None
     story: list[str]

@@ -68,7 +68,7 @@ def parse_notice(data: bytes) -> tuple[str, str] | None:
 
 def pack_notice(job: str, text: str) -> bytes:
     """What libcuda.so.1 sends; for tests."""
-    return NOTICE.pack(NOTICE_MAGIC, VERSION, job.encode(), _cut(text, 1015))
+    return NOTICE.pack(NOTICE_MAGIC, VERSION, job.encode(), _snapshot(text, 1015))
 
 
 def pack_hello(job: str = "", command: str = "", *, reattach: bool = False, visible: str | None = None) -> bytes:
@@ -80,7 +80,7 @@ def pack_hello(job: str = "", command: str = "", *, reattach: bool = False, visi
 
 
 def pack_welcome(status: int, *, fds: int = 0, job: str = "", message: str = "") -> bytes:
-    return WELCOME.pack(MAGIC, VERSION, status, fds, _cut(job, 63), _cut(message, 511))
+    return WELCOME.pack(MAGIC, VERSION, status, fds, _snapshot(job, 63), _snapshot(message, 511))
 
 
 def unpack_welcome(data: bytes) -> tuple[int, int, str, str]:
@@ -89,6 +89,6 @@ def unpack_welcome(data: bytes) -> tuple[int, int, str, str]:
     return status, fds, _text(job), _text(message)
 
 
-def _cut(text: str, longest: int) -> bytes:
+def _snapshot(text: str, longest: int) -> bytes:
     """At most so many bytes, and no half character at the end."""
     return text.encode()[:longest].decode(errors="ignore").encode()

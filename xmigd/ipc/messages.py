@@ -72,8 +72,8 @@ class MemoryDrop(Message):
     change: Number = 0
 
 
-class Cut(Message):
-    type: Literal["cut"]
+class Snapshot(Message):
+    type: Literal["snapshot"]
     number: Number
     position: Number
     sequence: Number
@@ -92,8 +92,8 @@ class Cut(Message):
     reason: Text
 
 
-class CutStands(Message):
-    type: Literal["cut_stands"]
+class SnapshotStands(Message):
+    type: Literal["snapshot_stands"]
     number: Number
 
 
@@ -110,7 +110,7 @@ class Fault(Message):
 
 class Phase(Message):
     type: Literal["phase"]
-    name: Literal["mapped", "restored", "redone", "resumed"]
+    name: Literal["mapped", "restored", "replayed", "resumed"]
     t: Number
     records: Number = 0
     compared: Number = 0
@@ -143,7 +143,7 @@ class Announce(Message):
     client_pid: Small
     generation: Number
     keeps: Literal["host", "file"] | None = None
-    """Of a keeper: where the state of its suspended process is."""
+    """Of a holder: where the state of its suspended process is."""
     changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
     takes_output: bool = False  # it knows the message `output`
     takes_backlog: bool = False  # likewise
@@ -155,7 +155,7 @@ class Announced(Message):
 
 
 class Kept(Message):
-    """A keeper has everything that it was given."""
+    """A holder has everything that it was given."""
 
     type: Literal["kept"]
 
@@ -186,7 +186,7 @@ class Bye(Message):
 class Round(Message):
     type: Literal["round"]
     number: Number
-    cut: Number
+    snapshot: Number
     """That was looked at: the one that was asked for, or a later one."""
     total_bytes: Number
     copied_bytes: Number
@@ -205,20 +205,20 @@ class RoundProgress(Message):
 
 class MoveFailed(Message):
     type: Literal["move_failed"]
-    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    code: Literal["no_peer", "no_room", "bad_snapshot", "failed"]
     text: Text
 
 
 class HandedOver(Message):
     type: Literal["handed_over"]
-    cut: Number
+    snapshot: Number
     position: Number
     t: Number
     stopped_t: Number = 0
     """When the last record before the handover had been given to the device. 0: a server that does not say."""
     drained_t: Number
-    """When the device had nothing left to do: the hash and the copy of the last cut began."""
-    cut_ms: Millis
+    """When the device had nothing left to do: the hash and the copy of the last snapshot began."""
+    snapshot_ms: Millis
 
 
 class HandoverFailed(Message):
@@ -248,7 +248,7 @@ class Preloaded(Message):
 
 class Suspended(Message):
     type: Literal["suspended"]
-    cut: Number
+    snapshot: Number
     position: Number
     bytes: Number
     t: Number
@@ -262,23 +262,23 @@ class SuspendFailed(Message):
 
 class ResumeFailed(Message):
     type: Literal["resume_failed"]
-    code: Literal["no_peer", "no_room", "bad_cut", "failed"]
+    code: Literal["no_peer", "no_room", "bad_snapshot", "failed"]
     text: Text
 
 
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
 ServerMessage = (
-    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Cut | CutStands | Fault | Phase | ProgramError | Injected
-    | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
-    | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
+    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase | ProgramError
+    | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed
+    | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
     | Kept
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
-        Hello | Unavailable | Ready | Memory | Cut | CutStands | Fault | Phase | ProgramError | Injected | Garbage
-        | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed | HandedOver
-        | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
-        | Kept,
+        Hello | Unavailable | Ready | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
+        | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
+        | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
+        | ResumeFailed | Kept,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
@@ -320,7 +320,7 @@ def pack_assign(
     """`ahead`: of a recovery, which is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
-        "job": job, "mode": assign.mode, "client_pid": client_pid, "cut_budget": snapshot_cost,
+        "job": job, "mode": assign.mode, "client_pid": client_pid, "snapshot_cost": snapshot_cost,
         "stall_bound": stall_bound, "hang_timeout": hang_timeout,
         "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
@@ -345,7 +345,7 @@ def pack_target(
 ) -> bytes:  # fmt: skip
     """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on."""
     return pack(
-        "assign", job=job, mode=mode, client_pid=client_pid, cut_budget=snapshot_cost, stall_bound=stall_bound,
+        "assign", job=job, mode=mode, client_pid=client_pid, snapshot_cost=snapshot_cost, stall_bound=stall_bound,
         hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from xmigd.memory.descriptor_store import Store
 from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.native import Layout
 
-JOB_FDS = ("journal", "staging", "pinned", "cut0", "cut1")
+JOB_FDS = ("journal", "staging", "pinned", "snapshot0", "snapshot1")
 BACKLOG = "backlog"
 INDEX = "index-"
 COMPACT_ABOVE = 8 << 20  # bytes of index, most of which speaks of what is gone

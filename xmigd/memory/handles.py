@@ -21,8 +21,8 @@ class JobMemory:
     journal: Fd
     staging: Fd
     pinned: Fd
-    cut0: Fd
-    cut1: Fd
+    snapshot0: Fd
+    snapshot1: Fd
 
     @classmethod
     def create(cls, layout: Layout, journal_bytes: int) -> JobMemory:
@@ -37,7 +37,7 @@ class JobMemory:
                 made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
                 os.ftruncate(made[-1].fileno(), size)
                 fcntl.fcntl(made[-1].fileno(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-            for name in ("cut0", "cut1"):
+            for name in ("snapshot0", "snapshot1"):
                 made.append(Fd(os.memfd_create(f"xmig-{name}", os.MFD_CLOEXEC)))
         except OSError:
             close_all(made)
@@ -46,7 +46,7 @@ class JobMemory:
 
     @property
     def all(self) -> tuple[Fd, Fd, Fd, Fd, Fd]:
-        return (self.journal, self.staging, self.pinned, self.cut0, self.cut1)
+        return (self.journal, self.staging, self.pinned, self.snapshot0, self.snapshot1)
 
     @property
     def shared(self) -> tuple[Fd, Fd, Fd]:

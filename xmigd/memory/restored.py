@@ -15,7 +15,7 @@ MAPPING = re.compile(r"^([0-9a-f]+-[0-9a-f]+) rw-s 0+ \S+ \d+ +/memfd:xmig-(jour
 
 
 def restored_memory(pid: int, before: JobMemory) -> JobMemory:
-    """The memory that process `pid` has mapped in the place of `before`; the cuts stay as they are.
+    """The memory that process `pid` has mapped in the place of `before`; the snapshots stay as they are.
 
     The process is as hostile as any program: what it has mapped must have the size that it had, and its size must be
     sealed. Raises NotFound, Forbidden.
@@ -34,7 +34,7 @@ def restored_memory(pid: int, before: JobMemory) -> JobMemory:
     missing = {"journal", "staging", "pinned"} - found.keys()
     if missing:
         raise NotFound(f"process {pid} has not mapped the memory of a job: no {' and no '.join(sorted(missing))}")
-    memory = JobMemory(found["journal"], found["staging"], found["pinned"], before.cut0, before.cut1)
+    memory = JobMemory(found["journal"], found["staging"], found["pinned"], before.snapshot0, before.snapshot1)
     for new, old in zip(memory.shared, before.shared, strict=True):
         if os.fstat(new.fileno()).st_size != os.fstat(old.fileno()).st_size:
             raise Forbidden(f"the memory of process {pid} is not this one's: it has another size")

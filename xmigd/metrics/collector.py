@@ -63,8 +63,8 @@ class ProcessCollector(Collector):
             key: tuple[str, ...] = (process.job.id, used)
             sums["held"][key] += sum(handle.size for handle in list(process.handles.values()))
             sums["shadow"][key] += process.shadow_bytes
-            if process.last_cut is not None:
-                sums["live"][key] += process.last_cut.live_bytes
+            if process.last_snapshot is not None:
+                sums["live"][key] += process.last_snapshot.live_bytes
             if process.memory is not None:
                 with contextlib.suppress(OSError, ValueError):
                     found = counters(process.memory.journal.fileno())
@@ -73,8 +73,8 @@ class ProcessCollector(Collector):
                         sums["calls"][key] += found.records
         for name, text in (
             ("held", "Memory that is held: programs' memory, shadows, module images"),
-            ("live", "Device memory that the last cut found live"),
-            ("shadow", "Device memory that holds the last cut"),
+            ("live", "Device memory that the last snapshot found live"),
+            ("shadow", "Device memory that holds the last snapshot"),
             ("journal", "What of the journals is in use"),
         ):
             yield _gauge(f"xmigd_{name}_bytes", text, labels, sums[name].items())

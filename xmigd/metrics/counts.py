@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from xmigd.ipc.messages import Cut
+from xmigd.ipc.messages import Snapshot
 from xmigd.process.events import FaultRecord, RecoveryRecord
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -19,14 +19,17 @@ class Counts:
             "xmigd_recovery_seconds", "From the fault to the moment the program goes on", buckets=BUCKETS,
             registry=self.registry,
         )  # fmt: skip
-        self._cuts = Counter("xmigd_cuts", "Cuts taken", ["job"], registry=self.registry)
-        self._cut_seconds = Counter(
-            "xmigd_cut_seconds", "Time in which cuts kept the program's work waiting", ["job"], registry=self.registry
+        self._snapshots = Counter("xmigd_snapshots", "Snapshots taken", ["job"], registry=self.registry)
+        self._snapshot_seconds = Counter(
+            "xmigd_snapshot_seconds",
+            "Time in which snapshots kept the program's work waiting",
+            ["job"],
+            registry=self.registry,
         )
-        self._cut_bytes = Counter(
-            "xmigd_cut_copied_bytes", "Bytes that cuts copied into shadows", ["job"], registry=self.registry
+        self._snapshot_bytes = Counter(
+            "xmigd_snapshot_copied_bytes", "Bytes that snapshots copied into shadows", ["job"], registry=self.registry
         )
-        self._jobs: set[str] = set()  # that have cuts
+        self._jobs: set[str] = set()  # that have snapshots
         self._counted: dict[str, int] = {}  # process → its last recovery that is counted
 
     def fault(self, fault: FaultRecord) -> None:
@@ -41,11 +44,11 @@ class Counts:
         if recovery.resumed is not None:
             self._seconds.observe((recovery.resumed - recovery.occurred) / 1e9)
 
-    def cut(self, job: str, cut: Cut) -> None:
+    def snapshot(self, job: str, snapshot: Snapshot) -> None:
         self._jobs.add(job)
-        self._cuts.labels(job).inc()
-        self._cut_seconds.labels(job).inc(cut.ms / 1e3)
-        self._cut_bytes.labels(job).inc(cut.copied_bytes)
+        self._snapshots.labels(job).inc()
+        self._snapshot_seconds.labels(job).inc(snapshot.ms / 1e3)
+        self._snapshot_bytes.labels(job).inc(snapshot.copied_bytes)
 
     def process_over(self, process: str) -> None:
         self._counted.pop(process, None)
@@ -54,5 +57,5 @@ class Counts:
         """Its series end: jobs come and go for ever."""
         if job in self._jobs:
             self._jobs.discard(job)
-            for counter in (self._cuts, self._cut_seconds, self._cut_bytes):
+            for counter in (self._snapshots, self._snapshot_seconds, self._snapshot_bytes):
                 counter.remove(job)

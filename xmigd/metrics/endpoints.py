@@ -51,7 +51,7 @@ async def get_process_series(
     process: Id,
     since: Since = 0.0,
 ) -> SeriesInfo:
-    """The last half hour of a process, a list for each value: memory, journal, calls a second, what cuts cost."""
+    """The last half hour of a process, a list for each value: memory, journal, calls a second, what snapshots cost."""
     await processes.check_seen(process, caller)
     return _shown(sampler.of_process(process), since)
 

@@ -27,7 +27,7 @@ logger = log.get("series")
 INTERVAL = 2.0  # seconds
 KEPT = 900  # samples: half an hour
 PROCESS_FIELDS = (
-    "held_bytes", "live_bytes", "shadow_bytes", "journal_bytes", "calls_per_s", "cut_ms", "cut_share",
+    "held_bytes", "live_bytes", "shadow_bytes", "journal_bytes", "calls_per_s", "snapshot_ms", "snapshot_share",
     "expected_stall_ms", "stall_bound_ms",
 )  # fmt: skip
 DEVICE_FIELDS = ("used_bytes", "free_bytes", "held_bytes", "utilisation")
@@ -59,7 +59,7 @@ class _Before:
     def __init__(self, process: Process, found: Counters | None) -> None:
         self.at = time.monotonic()
         self.records = None if found is None else found.records
-        self.cut_ms = process.cut_ms
+        self.snapshot_ms = process.snapshot_ms
 
 
 class Sampler:
@@ -119,13 +119,13 @@ class Sampler:
             seconds = now.at - before.at
             if now.records is not None and before.records is not None and now.records >= before.records:
                 rate = (now.records - before.records) / seconds
-            share = min(1.0, (now.cut_ms - before.cut_ms) / 1e3 / seconds)
-        cut, stall = process.last_cut, process.stall()
+            share = min(1.0, (now.snapshot_ms - before.snapshot_ms) / 1e3 / seconds)
+        snapshot, stall = process.last_snapshot, process.stall()
         return {
             "held_bytes": sum(handle.size for handle in process.handles.values()),
-            "live_bytes": None if cut is None else cut.live_bytes, "shadow_bytes": process.shadow_bytes,
+            "live_bytes": None if snapshot is None else snapshot.live_bytes, "shadow_bytes": process.shadow_bytes,
             "journal_bytes": None if found is None else found.used_bytes, "calls_per_s": rate,
-            "cut_ms": None if cut is None else cut.ms, "cut_share": share,
+            "snapshot_ms": None if snapshot is None else snapshot.ms, "snapshot_share": share,
             "expected_stall_ms": None if stall is None else stall.expected(time.monotonic_ns()) / 1e6,
             "stall_bound_ms": None if stall is None else stall.bound / 1e6,
         }  # fmt: skip

@@ -64,11 +64,11 @@ def names_of(device: str) -> list[str]:
 
 
 def needed_bytes(process: Process) -> list[int]:
-    """Device memory that the process's program has, for each of its devices. Of a suspended one: what its last cut says
+    """Device memory that the process's program has, for each of its devices. Of a suspended one: what its last snapshot
     is all on the first; that is what it will need at least."""
     needed = [0] * len(names_of(process.row.device))
     if process.state == "suspended":
-        needed[0] = process.last_cut.live_bytes if process.last_cut is not None else 0
+        needed[0] = process.last_snapshot.live_bytes if process.last_snapshot is not None else 0
         return needed
     for handle in process.handles.values():
         if handle.kind == "device" and handle.ordinal < len(needed):
@@ -83,7 +83,7 @@ def make_plan(
     plan = Plan(
         process=process.row.id, engine=engine,
         source=process.machine.where if process.state == "suspended" else process.row.device,
-        live_bytes=None if process.last_cut is None else process.last_cut.live_bytes,
+        live_bytes=None if process.last_snapshot is None else process.last_snapshot.live_bytes,
         held_bytes=process.program_bytes,
     )  # fmt: skip
     known = {place.id: place for place in places}
@@ -152,7 +152,7 @@ def against_suspension(process: Process, to: str, folder: Path) -> list[Reason]:
     why = process.moving.why_not("suspend")
     if why is not None:
         return [why]
-    needed = process.last_cut.live_bytes if process.last_cut is not None else sum(needed_bytes(process))
+    needed = process.last_snapshot.live_bytes if process.last_snapshot is not None else sum(needed_bytes(process))
     if to == "file":
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         disk = os.statvfs(existing)

@@ -39,7 +39,7 @@ class PlanInfo(Answer):
     process: str
     engine: str
     source: str = Field(description="its device; of a suspended process host or file")
-    live_bytes: int | None = Field(description="that its last cut holds: what is copied")
+    live_bytes: int | None = Field(description="that its last snapshot holds: what is copied")
     held_bytes: int = Field(description="device memory that it has")
     free_bytes: int | None = Field(description="of that, what it does not use now: not copied")
     targets: list[TargetInfo]

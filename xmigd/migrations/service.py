@@ -17,7 +17,7 @@ from xmigd.errors import Cancelled, Conflict, NotFound, ProcessLocation, XmigErr
 from xmigd.ids import new_id
 from xmigd.migrations import estimate, repository
 from xmigd.migrations import plan as plans
-from xmigd.migrations.estimate import CutSeen, Estimate, MoveSeen
+from xmigd.migrations.estimate import Estimate, MoveSeen, SnapshotSeen
 from xmigd.migrations.places import Places
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
@@ -28,7 +28,7 @@ from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.supervisor import Supervisor, over
 
 OPERATION: dict[Kind, str] = {"move": "migration", "suspend": "suspension", "resume": "resumption"}
-CUTS_SEEN, MOVES_SEEN = 10, 100  # that an estimate looks at
+SNAPSHOTS_SEEN, MOVES_SEEN = 10, 100  # that an estimate looks at
 RESOLVED_WITHIN = 60.0  # seconds after a start in which it turns out who has a process that was moving
 
 
@@ -98,15 +98,15 @@ class Moves:
         """How long it will stand still if it is moved."""
         kind = process.row.device.partition(":")[0]
         with Session(self._readers) as session:
-            rows = processes.segments(session, process.row.id, CUTS_SEEN)
-            cuts = [CutSeen(row.copied_bytes, row.ms) for row in rows]
+            rows = processes.segments(session, process.row.id, SNAPSHOTS_SEEN)
+            snapshots = [SnapshotSeen(row.copied_bytes, row.ms) for row in rows]
             moves = [
                 MoveSeen(each["downtime_ms"], each["iterations"][-1]["copied_bytes"], each["bytes_per_s"])
                 for each in repository.page(session, state="done", limit=MOVES_SEEN)
                 if each["kind"] == "move" and each["source"].partition(":")[0] == kind and each["engine"] == "proxy"
                 and each["downtime_ms"] is not None and each["iterations"] and each["bytes_per_s"]
             ]  # fmt: skip
-        return estimate.downtime(kind, cuts, moves)
+        return estimate.downtime(kind, snapshots, moves)
 
     # --- the work ---------------------------------------------------------------------------------------------------
 

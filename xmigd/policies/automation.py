@@ -1,7 +1,7 @@
 """What xMIG decides by itself: a device that faults again and again is drained.
 
-A fault counts if it was the device's and not the program's: the program has come past it, to another cut. Before it
-acts automation asks the circuit breaker, and it never takes the last device that takes processes. Faults are counted
+A fault counts if it was the device's and not the program's: the program has come past it, to another snapshot. Before
+it acts automation asks the circuit breaker, and it never takes the last device that takes processes. Faults are counted
 from the daemon's start on.
 """
 

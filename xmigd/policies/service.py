@@ -163,8 +163,6 @@ class Policies:
         for key, value in change.items():
             if key not in type(base).model_fields:
                 fields = ", ".join(type(base).model_fields)
-                if key == "cut_budget":
-                    fields = f"snapshot_cost, which it is called now, {fields}"
                 raise Invalid(
                     f"{key[:64]}: the policy {name} has no such value", code="unknown_field", hint=f"it has: {fields}"
                 )

@@ -12,7 +12,7 @@ from xmigd.process.limits import Limits
 
 State = Literal["starting", "running", "recovering", "suspended", "losing", "lost", "draining", "ended"]
 # preparing: a standby, from the moment in which the server of its process begins to end.
-# copying: the target of a move, before it has the process; a keeper, before it has everything.
+# copying: the target of a move, before it has the process; a holder, before it has everything.
 # stopped: the source, once it has handed over.
 ServerState = Literal["spawning", "warm", "preparing", "copying", "assigned", "stopped", "keeping", "dying"]
 
@@ -65,7 +65,7 @@ class Core(ABC):
         self._timers: set[str] = set()
         self._next_server = 0
         self._backoff = FIRST_BACKOFF
-        self._cut = (0, 0)  # number, sequence
+        self._snapshot = (0, 0)  # number, sequence
         self._alone = False  # the device takes one server only
         self._cause: e.Event | None = None
         self._out: list[e.Instruction] = []

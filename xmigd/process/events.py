@@ -26,8 +26,8 @@ class Adopted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperAdopted(Event):
-    """Likewise, the keeper of a suspended process. It is server 0."""
+class HolderAdopted(Event):
+    """Likewise, the holder of a suspended process. It is server 0."""
 
     where: str  # host or file
 
@@ -91,7 +91,7 @@ class Ready(ServerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReached(ServerEvent):
-    name: Literal["mapped", "restored", "redone", "resumed"]
+    name: Literal["mapped", "restored", "replayed", "resumed"]
     at: int
     records: int = 0
     compared: int = 0
@@ -100,7 +100,7 @@ class PhaseReached(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutCommitted(ServerEvent):
+class SnapshotCommitted(ServerEvent):
     number: int
     sequence: int
     ms: float = 0.0
@@ -129,7 +129,7 @@ class ProgramError(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InjectionStrikes(ServerEvent):
+class InjectionFires(ServerEvent):
     id: int
 
 
@@ -170,7 +170,7 @@ class Exited(ServerEvent):
 
 # --- what is injected, recorded ----------------------------------------------------------------------------------
 
-InjectPoint = Literal["record", "kernel", "copy", "cut", "redo", "import"]
+InjectPoint = Literal["record", "kernel", "copy", "snapshot", "replay", "import"]
 InjectKind = Literal["kill", "fault", "hang"]
 
 
@@ -219,11 +219,11 @@ class RecoveryRecord:
     expected: int | None = None  # the stall that was expected when it occurred, ns; None: not known
     standby: StandbyKind = "warm"
     attempts: int = 1
-    cut: int = 0
+    snapshot: int = 0
     standby_ready: int | None = None
     mapped: int | None = None
     restored: int | None = None
-    redone: int | None = None
+    replayed: int | None = None
     resumed: int | None = None
     records: int | None = None
     compared: int | None = None
@@ -250,7 +250,7 @@ class Spawn(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class AskCut(Instruction):
+class AskSnapshot(Instruction):
     server: int
     host: bool | None = None  # from now on, is the whole shadow kept in host memory? None: as before
 
@@ -269,8 +269,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Careful:
-    """The redo does the records after `after` up to `until` one by one, waiting for the device after each: if the fault
-    strikes there again, it is known whose it is."""
+    """The replay does the records after `after` up to `until` one by one, waiting for the device after each: if the
+    fault occurs there again, it is known whose it is."""
 
     after: int
     until: int

@@ -11,9 +11,13 @@ class MoveLimits:
     max_rounds: int = 20
     start_timeout: float = 30.0
     phase_timeout: float = 300.0
-    handover_timeout: float = 30.0  # a source says within 10 s whether its device came to rest; then it takes a cut
+    handover_timeout: float = (
+        30.0  # a source says within 10 s whether its device came to rest; then it takes a snapshot
+    )
     keep_timeout: float = 10.0
-    cut_patience: float = 0.1  # a source that has done nothing since its last cut takes none, and says nothing
+    snapshot_patience: float = (
+        0.1  # a source that has done nothing since its last snapshot takes none, and says nothing
+    )
 
 
 @dataclass(frozen=True, slots=True)

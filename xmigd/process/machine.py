@@ -4,7 +4,7 @@ States
 ------
 starting    the program waits in its handshake for its first server
 running     a server has the process
-recovering  the server is gone; another gets, or has got, the process and redoes
+recovering  the server is gone; another gets, or has got, the process and replays
 losing      it cannot be recovered; a server is being told to mark the journal lost, which wakes the program
 lost        marked; the program lives and gets errors
 suspended   no server has it: its state is in host memory or in files, and the program waits in its next call
@@ -13,7 +13,7 @@ ended       nothing is left
 
 Servers are numbered per process, from 0, and never used twice. Two exist as a rule: `active`, which has the process or
 is about to get it, and `standby`, warm or warming. While the process moves there is a third, the target of `move`;
-while it is suspended there is only its `keeper`, which holds descriptors for a daemon that may come later. A server
+while it is suspended there is only its `holder`, which holds descriptors for a daemon that may come later. A server
 that was told to die is `dying` until its exit is seen; the process is never given to another before that, since both
 would write the same memory. The one exception is a source that stands still because it has handed over. An exit takes
 long where a device is to be given back: meanwhile the standby is `preparing`, which writes nothing.
@@ -40,15 +40,15 @@ class Machine(Recovery):
     def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
         super().__init__(limits, faults=faults, recoveries=recoveries)
         self.move: Move | None = None
-        self.keeper: int | None = None
+        self.holder: int | None = None
         self.where = ""  # of a suspended process: host or file
-        self._keep = False  # the keeper gets everything as soon as it is there
+        self._keep = False  # the holder gets everything as soon as it is there
         self._source_death: Death | None = None  # of a move that may come to its end without its source
 
     def _take(self, event: e.Event) -> None:
         match event:
-            case e.KeeperAdopted():
-                self._keeper_adopted(event)
+            case e.HolderAdopted():
+                self._holder_adopted(event)
             case v.MoveRequested():
                 self._move_requested(event)
             case v.Kept():
@@ -67,12 +67,12 @@ class Machine(Recovery):
         move = self.move
         living = [n for n, s in self.servers.items() if s != "dying"]
         target = None if move is None else move.target
-        assert all(n in (self.active, self.standby, target, self.keeper) for n in living), (living, self.active)
-        assert len(living) <= 3 + (self.keeper is not None)
+        assert all(n in (self.active, self.standby, target, self.holder) for n in living), (living, self.active)
+        assert len(living) <= 3 + (self.holder is not None)
         assert self.active is None or self.active in self.servers
         assert self.standby is None or self.standby in self.servers
-        assert self.keeper is None or self.keeper in self.servers
-        assert self.active is None or self.active not in (self.standby, target, self.keeper)
+        assert self.holder is None or self.holder in self.servers
+        assert self.active is None or self.active not in (self.standby, target, self.holder)
         assigned = [n for n, s in self.servers.items() if s == "assigned"]
         assert len(assigned) <= 1, "two servers execute"
         assert not assigned or assigned[0] == self.active or (move is not None and move.target_took)
@@ -95,7 +95,7 @@ class Machine(Recovery):
             assert self.active is None
             assert self.standby is None
             assert self.where
-            assert self.keeper is not None or "keeper" in self._timers
+            assert self.holder is not None or "holder" in self._timers
         if self.state == "recovering":
             assert self.recovery is not None
             assert self.recovery.outcome == "running"
@@ -136,7 +136,7 @@ class Machine(Recovery):
             self._out.append(v.SaveMigration(record))
             return
         source = None if record.kind == "resume" else self.active
-        self.move = Move(record, source=source, cut=self._cut[0], limits=self.limits.move)
+        self.move = Move(record, source=source, snapshot=self._snapshot[0], limits=self.limits.move)
         self._interpret(self.move.begin(self._t))
 
     def _steer(self, event: e.Event) -> None:
@@ -160,14 +160,14 @@ class Machine(Recovery):
                     move.target = self._new_number()
                     self.servers[move.target] = "spawning"
                     self._out.append(e.Spawn(move.target, move.record.target))
-                case v.WantKeeper():
-                    self._want_keeper()
+                case v.WantHolder():
+                    self._want_holder()
                 case v.KeepNow():
                     self._keep, self.where = True, move.record.target
-                    if self.keeper is None:
-                        self._steer(v.KeeperGone(t=self._t, text="there is none"))
+                    if self.holder is None:
+                        self._steer(v.HolderGone(t=self._t, text="there is none"))
                     else:
-                        self._give_keeper()
+                        self._give_holder()
                 case v.DropStandby():
                     self._drop_standby()
                     self._clear("spawn")
@@ -183,7 +183,7 @@ class Machine(Recovery):
                     self._clear("move")
                     self.move = None
                     if self.state != "suspended":
-                        self._drop_keeper("nothing is suspended")
+                        self._drop_holder("nothing is suspended")
                     if source_lost:
                         self._recover_source()
                     elif self.state == "running":
@@ -210,7 +210,7 @@ class Machine(Recovery):
         self._drop_standby()
         self._clear("spawn")
         self._alone = False
-        self._drop_keeper("its process is resumed")
+        self._drop_holder("its process is resumed")
         if self.state == "suspended":
             self._go("running", "resumed")
         else:
@@ -218,7 +218,7 @@ class Machine(Recovery):
 
     def _look_who_is_left(self) -> None:
         """On the device that a suspended process is to leave."""
-        if self.move is not None and self.move.phase == "releasing" and not self.servers.keys() - {self.keeper}:
+        if self.move is not None and self.move.phase == "releasing" and not self.servers.keys() - {self.holder}:
             self._steer(v.DeviceLeft(t=self._t))
 
     def _park(self) -> None:
@@ -226,8 +226,8 @@ class Machine(Recovery):
         self._source_death = None
         self._out.append(v.DropDeviceMemory())
         self._go("suspended", f"its state is in {'files' if self.where == 'file' else 'host memory'}")
-        if self.keeper is None:
-            self._keeper_later("there is none")
+        if self.holder is None:
+            self._holder_later("there is none")
 
     def _source_gone(self, status: str) -> None:
         """Perhaps its target goes on without it."""
@@ -252,8 +252,8 @@ class Machine(Recovery):
     def _hello(self, event: e.Hello) -> None:
         spawning = self.servers[event.server] == "spawning"
         super()._hello(event)
-        if spawning and event.server == self.keeper:
-            self._give_keeper()
+        if spawning and event.server == self.holder:
+            self._give_holder()
         elif spawning and self._is_target(event.server):
             self._steer(v.TargetReady(t=event.t))
 
@@ -267,10 +267,10 @@ class Machine(Recovery):
         else:
             super()._phase(event)
 
-    def _cut_committed(self, event: e.CutCommitted) -> None:
-        super()._cut_committed(event)
+    def _snapshot_committed(self, event: e.SnapshotCommitted) -> None:
+        super()._snapshot_committed(event)
         if event.server == self.active:
-            self._steer(v.SourceCut(t=event.t, number=event.number, ms=event.ms, off_device=event.off_device))
+            self._steer(v.SourceSnapshot(t=event.t, number=event.number, ms=event.ms, off_device=event.off_device))
 
     def _faulted(self, event: e.Faulted) -> None:
         self._target_failed(event.server, code="target_fault", text=event.text or f"CUDA error {event.error}")
@@ -285,9 +285,9 @@ class Machine(Recovery):
             self._steer(v.TargetFailed(t=self._t, server=server, code=code, text=text))
 
     def _server_unavailable(self, number: int, reason: str) -> None:
-        if number == self.keeper:
+        if number == self.holder:
             del self.servers[number]
-            self._keeper_gone(reason)
+            self._holder_gone(reason)
         elif self._is_target(number):
             del self.servers[number]
             self._steer(v.TargetGone(t=self._t, code="target_lost", text=f"no server could be started: {reason}"))
@@ -299,9 +299,9 @@ class Machine(Recovery):
         if self._is_target(event.server):
             *_, status = self._forget(event)
             self._steer(v.TargetGone(t=event.t, code="target_lost", text=f"the target's server was lost: {status}"))
-        elif event.server == self.keeper:
+        elif event.server == self.holder:
             *_, status = self._forget(event)
-            self._keeper_gone(status)
+            self._holder_gone(status)
         else:
             super()._exited(event)
         self._look_who_is_left()
@@ -323,9 +323,9 @@ class Machine(Recovery):
         match event.name:
             case "move":
                 self._steer(v.TimeIsUp(t=event.t))
-            case "keeper":
-                if self.state == "suspended" and self.keeper is None:
-                    self._want_keeper()
+            case "holder":
+                if self.state == "suspended" and self.holder is None:
+                    self._want_holder()
             case _:
                 super()._timer_fired(event)
 
@@ -333,51 +333,51 @@ class Machine(Recovery):
         self._steer(v.ProgramGone(t=self._t))
 
     def _abandon(self, why: str) -> None:
-        self.keeper = None
+        self.holder = None
         if self.move is not None:
             move, self.move = self.move, None
             self._out += [i for i in move.abandon(self._t, why) if not isinstance(i, v.Over)]
 
-    # --- keepers ---------------------------------------------------------------------------------------------------
+    # --- holders ---------------------------------------------------------------------------------------------------
 
-    def _keeper_adopted(self, event: e.KeeperAdopted) -> None:
-        self.keeper = self._new_number()
-        self.servers[self.keeper] = "keeping"
+    def _holder_adopted(self, event: e.HolderAdopted) -> None:
+        self.holder = self._new_number()
+        self.servers[self.holder] = "keeping"
         self.where = event.where
-        self._go("suspended", "its keeper outlived the daemon and has announced itself")
+        self._go("suspended", "its holder outlived the daemon and has announced itself")
 
-    def _want_keeper(self) -> None:
-        if self.keeper is None:
-            self.keeper = self._new_number()
-            self.servers[self.keeper] = "spawning"
-            self._out.append(v.SpawnKeeper(self.keeper))
+    def _want_holder(self) -> None:
+        if self.holder is None:
+            self.holder = self._new_number()
+            self.servers[self.holder] = "spawning"
+            self._out.append(v.SpawnHolder(self.holder))
 
-    def _give_keeper(self) -> None:
-        if self._keep and self.keeper is not None and self.servers[self.keeper] == "warm":
-            self.servers[self.keeper] = "copying"
-            self._out.append(v.GiveKeeper(self.keeper, self.where))
+    def _give_holder(self) -> None:
+        if self._keep and self.holder is not None and self.servers[self.holder] == "warm":
+            self.servers[self.holder] = "copying"
+            self._out.append(v.GiveHolder(self.holder, self.where))
 
     def _kept(self, event: v.Kept) -> None:
-        if event.server == self.keeper and self.servers[event.server] == "copying":
+        if event.server == self.holder and self.servers[event.server] == "copying":
             self.servers[event.server] = "keeping"
             self._backoff = FIRST_BACKOFF
             self._steer(event)
 
-    def _keeper_gone(self, why: str) -> None:
-        self.keeper = None
-        self._steer(v.KeeperGone(t=self._t, text=why))
+    def _holder_gone(self, why: str) -> None:
+        self.holder = None
+        self._steer(v.HolderGone(t=self._t, text=why))
         if self.state == "suspended":
-            self._keeper_later(why)
+            self._holder_later(why)
 
-    def _keeper_later(self, why: str) -> None:
-        self._save(f"no keeper holds its memory for another daemon: {why}; trying again in {self._backoff:g} s")
-        self._timer("keeper", self._backoff)
+    def _holder_later(self, why: str) -> None:
+        self._save(f"no holder holds its memory for another daemon: {why}; trying again in {self._backoff:g} s")
+        self._timer("holder", self._backoff)
         self._backoff = min(self._backoff * 2, LAST_BACKOFF)
 
-    def _drop_keeper(self, why: str) -> None:
+    def _drop_holder(self, why: str) -> None:
         self._keep = False
-        self._clear("keeper")
-        if self.keeper is not None:
-            number, self.keeper = self.keeper, None
+        self._clear("holder")
+        if self.holder is not None:
+            number, self.holder = self.holder, None
             if self.servers.get(number, "dying") != "dying":
                 self._kill(number, why)

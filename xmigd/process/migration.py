@@ -9,13 +9,14 @@ suspend   preparing → handing_over → keeping → releasing → over
 resume    preparing → committing → taking → over
 
 preparing     the target server opens its device; of a suspension: the source brings the shadow to host memory or files
-copying       rounds: the source takes a cut, the target copies what it does not have of it. If its device cannot reach
-              the source's: preparing once more, with a new target, while the source brings its shadow to host memory
+copying       rounds: the source takes a snapshot, the target copies what it does not have of it. If its device cannot
+              reach the source's: preparing once more, with a new target, while the source brings its shadow to host
+              memory
 committing    it is being written down who hands over to whom
-handing_over  the source is to stop at a last cut
-keeping       a keeper is given every descriptor, so that the daemon may die while no server is there
+handing_over  the source is to stop at a last snapshot
+keeping       a holder is given every descriptor, so that the daemon may die while no server is there
 releasing     the exits of the source and of its standby give the device back
-taking        the target restores that cut and answers the program
+taking        the target restores that snapshot and answers the program
 rolling_back  it has failed; who must not go on is not gone yet, or the source still has to say whether it stopped
 
 The point of no return of a move and of a resumption is the moment at which the target has resumed the program; of a
@@ -31,7 +32,7 @@ from __future__ import annotations
 from copy import copy
 
 from xmigd.process import migration_events as v
-from xmigd.process.events import AskCut, Event, Instruction
+from xmigd.process.events import AskSnapshot, Event, Instruction
 from xmigd.process.limits import MoveLimits
 
 SETTLED = 0.8  # a round that took more than this share of the one before: another will not make it less
@@ -48,7 +49,7 @@ class Move:
     """See the module's docstring. `begin` once, then `handle`."""
 
     def __init__(
-        self, record: v.MigrationRecord, *, source: int | None, cut: int = 0, limits: MoveLimits | None = None
+        self, record: v.MigrationRecord, *, source: int | None, snapshot: int = 0, limits: MoveLimits | None = None
     ) -> None:  # fmt: skip
         self.record = record
         self.limits = limits or MoveLimits()
@@ -64,10 +65,10 @@ class Move:
         self._reroutes = False  # once it is taken back, it begins anew through the host
         self._intents = 0  # that are being written
         self._round = 0
-        self._cut = cut  # the source's last one
-        self._awaits_cut = False
-        self._cuts: list[int] = []  # when the cut of each round was taken
-        self._cut_ms = 0.0
+        self._snapshot = snapshot  # the source's last one
+        self._awaits_snapshot = False
+        self._snapshots: list[int] = []  # when the snapshot of each round was taken
+        self._snapshot_ms = 0.0
         self._stopped_at: int | None = None
         self._out: list[Instruction] = []
         self._t = record.started
@@ -103,7 +104,7 @@ class Move:
             assert self.source is not None
             self._out.append(v.DropStandby())  # it ends meanwhile
             self._out.append(v.PrepareSuspend(self.source, self.record.target))
-            self._out.append(v.WantKeeper())  # it starts meanwhile
+            self._out.append(v.WantHolder())  # it starts meanwhile
             self._out.append(v.Patience(self.limits.phase_timeout))
         else:
             if self.kind == "move":
@@ -120,10 +121,10 @@ class Move:
         match event:
             case v.TargetReady():
                 self._target_ready()
-            case v.SourceCut():
-                self._source_cut(event)
-            case v.CutStands() if event.server == self.source:
-                self._cut_stands(event)
+            case v.SourceSnapshot():
+                self._source_snapshot(event)
+            case v.SnapshotStands() if event.server == self.source:
+                self._snapshot_stands(event)
             case v.RoundProgress() if event.server == self.target:
                 self._round_progress(event)
             case v.RoundDone() if event.server == self.target:
@@ -150,8 +151,8 @@ class Move:
                     self._reroute(event.text)
                 elif self.phase != "rolling_back":
                     self._fail(event.code, event.text)
-            case v.Kept() | v.KeeperGone():
-                # Without a keeper the daemon holds it all, and goes on trying for one.
+            case v.Kept() | v.HolderGone():
+                # Without a holder the daemon holds it all, and goes on trying for one.
                 if self.phase == "keeping":
                     self._release()
             case v.TargetGone():
@@ -219,11 +220,11 @@ class Move:
         assert self.target is not None
         self._out.append(v.GiveTarget(self.target, "move"))
         self._go("copying")
-        self._ask_cut()
+        self._ask_snapshot()
 
     def _reroute(self, why: str) -> None:
-        """The target cannot map the source's device memory, and ends. It may find out late: the last cut is the first
-        that a young program has."""
+        """The target cannot map the source's device memory, and ends. It may find out late: the last snapshot is the
+        first that a young program has."""
         self._no_peer = why
         if self.phase in ("copying", "committing"):
             self._go_through_host()
@@ -237,43 +238,43 @@ class Move:
         if self.target is not None:
             self._out.append(v.Dismiss(self.target, self._no_peer))
         self.target, self._warm, self._reroutes = None, False, False
-        self._round, self._awaits_cut, self._cuts = 0, False, []
+        self._round, self._awaits_snapshot, self._snapshots = 0, False, []
         self.record.path, self.record.iterations = "host", []  # what was copied is lost
         self._go("preparing")
         self._out.append(v.WantTarget())
-        self._out.append(AskCut(self.source, host=True))
+        self._out.append(AskSnapshot(self.source, host=True))
         self._out.append(v.Patience(self.limits.phase_timeout))
 
-    def _ask_cut(self) -> None:
+    def _ask_snapshot(self) -> None:
         assert self.source is not None
         self._round += 1
-        self._awaits_cut = True
-        self._out.append(AskCut(self.source))
-        self._out.append(v.Patience(self.limits.cut_patience))
+        self._awaits_snapshot = True
+        self._out.append(AskSnapshot(self.source))
+        self._out.append(v.Patience(self.limits.snapshot_patience))
 
-    def _source_cut(self, event: v.SourceCut) -> None:
-        self._cut, self._cut_ms = event.number, event.ms
-        if self.phase == "copying" and self._awaits_cut:
+    def _source_snapshot(self, event: v.SourceSnapshot) -> None:
+        self._snapshot, self._snapshot_ms = event.number, event.ms
+        if self.phase == "copying" and self._awaits_snapshot:
             self._begin_round()
         elif self.phase == "preparing" and self.record.path == "host" and event.off_device:
             self._off_device = True
             if self._warm:
                 self._begin_copying()
 
-    def _cut_stands(self, event: v.CutStands) -> None:
-        if self.phase == "copying" and self._awaits_cut:
-            self._cut = event.number
+    def _snapshot_stands(self, event: v.SnapshotStands) -> None:
+        if self.phase == "copying" and self._awaits_snapshot:
+            self._snapshot = event.number
             self._begin_round()
 
     def _begin_round(self) -> None:
         assert self.target is not None
-        self._awaits_cut = False
-        self._cuts.append(self._t)
-        self._out.append(v.AskRound(self.target, self._round, self._cut))
+        self._awaits_snapshot = False
+        self._snapshots.append(self._t)
+        self._out.append(v.AskRound(self.target, self._round, self._snapshot))
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _round_progress(self, event: v.RoundProgress) -> None:
-        if self.phase != "copying" or self._awaits_cut or event.number != self._round:
+        if self.phase != "copying" or self._awaits_snapshot or event.number != self._round:
             return
         before = sum(iteration.copied_bytes for iteration in self.record.iterations)
         self.record.processed_bytes = before + event.copied_bytes
@@ -281,7 +282,7 @@ class Move:
         self._out.append(v.Patience(self.limits.phase_timeout))  # it is alive
 
     def _round_done(self, event: v.RoundDone) -> None:
-        if self.phase != "copying" or self._awaits_cut or event.number != self._round:
+        if self.phase != "copying" or self._awaits_snapshot or event.number != self._round:
             return
         record = self.record
         record.total_bytes = event.total_bytes
@@ -293,8 +294,8 @@ class Move:
         if copied:  # of the largest round: small ones are all overhead
             largest = max(copied)
             record.bytes_per_s = largest[0] / largest[1] * 1e3
-        if len(self._cuts) > 1 and self._cuts[-1] > self._cuts[-2]:
-            record.dirty_bytes_per_s = event.copied_bytes / ((self._cuts[-1] - self._cuts[-2]) / 1e9)
+        if len(self._snapshots) > 1 and self._snapshots[-1] > self._snapshots[-2]:
+            record.dirty_bytes_per_s = event.copied_bytes / ((self._snapshots[-1] - self._snapshots[-2]) / 1e9)
         self._out.append(v.Progress(copy(record)))
         self._decide()
 
@@ -305,13 +306,13 @@ class Move:
         rests = [
             (i.copied_bytes / record.bytes_per_s * 1e3 if record.bytes_per_s else 0.0) + i.loading_ms for i in rounds
         ]
-        record.expected_downtime_ms = self._cut_ms + rests[-1]
-        record.expected_downtime_basis = "the source's last cut, and what the last round copied and loaded"
+        record.expected_downtime_ms = self._snapshot_ms + rests[-1]
+        record.expected_downtime_basis = "the source's last snapshot, and what the last round copied and loaded"
         goal = self.limits.downtime_ms if record.max_downtime_ms is None else record.max_downtime_ms
         too_long = record.expected_downtime_ms > goal or rounds[-1].loading_ms > LOADED_MS
         falls = len(rounds) < 3 or rests[-1] < SETTLED * rests[-2]
         if too_long and falls and len(rounds) < self.limits.max_rounds:
-            self._ask_cut()
+            self._ask_snapshot()
         elif record.max_downtime_ms is not None and record.expected_downtime_ms > record.max_downtime_ms:
             self._fail(
                 "downtime",
@@ -364,7 +365,7 @@ class Move:
         self.target_took = True
         self.record.location = "moving"
         self._go("taking")
-        self._out.append(v.Take(self.target, event.cut))
+        self._out.append(v.Take(self.target, event.snapshot))
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _handover_failed(self, event: v.HandoverFailed) -> None:
@@ -409,7 +410,7 @@ class Move:
             return
         assert self.source is not None
         self.record.setup_ms = event.ms
-        self._out.append(v.WantKeeper())  # another, if that one has gone
+        self._out.append(v.WantHolder())  # another, if that one has gone
         self._asked = True
         self._go("handing_over")
         self._out.append(v.AskSuspend(self.source))
@@ -517,7 +518,7 @@ class Move:
     def _time_is_up(self) -> None:
         if self.phase == "keeping":
             self._release()
-        elif self.phase == "copying" and self._awaits_cut:
+        elif self.phase == "copying" and self._awaits_snapshot:
             self._begin_round()  # with the last one that there is
         elif self.phase == "releasing":
             self._out.append(v.Patience(self.limits.phase_timeout))  # they were killed: exits take what they take
@@ -545,7 +546,7 @@ class Move:
 
     def _end(self, state: v.Outcome, *, source_lost: bool = False) -> None:
         if self.record.path == "host" and self.source is not None:
-            self._out.append(AskCut(self.source, host=False))
+            self._out.append(AskSnapshot(self.source, host=False))
         self._finish(state)
         self._close(source_lost=source_lost)
 

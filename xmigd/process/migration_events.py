@@ -86,11 +86,11 @@ class TargetFailed(MoveServerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver(MoveServerEvent):
-    """The source stands still between two records, and its last cut is the state."""
+    """The source stands still between two records, and its last snapshot is the state."""
 
-    cut: int
+    snapshot: int
     drained: int
-    cut_ms: float = 0.0
+    snapshot_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Prepared(MoveServerEvent):
 class Suspended(MoveServerEvent):
     """The source stands still, and everything that is needed is in host memory or in files."""
 
-    cut: int
+    snapshot: int
     total_bytes: int
     at: int
     ms: float
@@ -123,7 +123,7 @@ class Suspended(MoveServerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(MoveServerEvent):
-    """The keeper has every descriptor: the daemon may die."""
+    """The holder has every descriptor: the daemon may die."""
 
 
 # Told by the machine of the process, which owns the servers.
@@ -144,20 +144,20 @@ class TargetGone(MoveEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPhase(MoveEvent):
-    name: Literal["mapped", "restored", "redone", "resumed"]
+    name: Literal["mapped", "restored", "replayed", "resumed"]
     at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCut(MoveEvent):
+class SourceSnapshot(MoveEvent):
     number: int
     ms: float = 0.0
     off_device: bool = False  # its whole shadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutStands(MoveServerEvent):
-    """The source has done nothing since that cut, and takes no other."""
+class SnapshotStands(MoveServerEvent):
+    """The source has done nothing since that snapshot, and takes no other."""
 
     number: int
 
@@ -175,7 +175,7 @@ class DeviceLeft(MoveEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperGone(MoveEvent):
+class HolderGone(MoveEvent):
     text: str
 
 
@@ -202,7 +202,7 @@ class PhaseTime:
 class Iteration:
     number: int
     copied_bytes: int
-    dirty_bytes: int  # still different when the round ended: the cut had moved on
+    dirty_bytes: int  # still different when the round ended: the snapshot had moved on
     ms: float
     loading_ms: float  # of code that the program had loaded since the round before, or since its start
 
@@ -258,7 +258,7 @@ class GiveTarget(Instruction):
 class AskRound(Instruction):
     server: int
     number: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ class Take(Instruction):
     """The process is the target's."""
 
     server: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +306,12 @@ class AbortSuspend(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnKeeper(Instruction):
+class SpawnHolder(Instruction):
     server: int
 
 
 @dataclass(frozen=True, slots=True)
-class GiveKeeper(Instruction):
+class GiveHolder(Instruction):
     """Every descriptor that the process will need."""
 
     server: int
@@ -367,13 +367,13 @@ class Patience(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class WantKeeper(Instruction):
+class WantHolder(Instruction):
     """It will be needed soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepNow(Instruction):
-    """Everything is where it can stay. Answered by Kept or KeeperGone."""
+    """Everything is where it can stay. Answered by Kept or HolderGone."""
 
 
 @dataclass(frozen=True, slots=True)

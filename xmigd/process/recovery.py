@@ -4,11 +4,11 @@ It knows nothing of moves; `machine.py` adds them, and says what else may become
 
 Whose fault?
 ------------
-A fault (record, error) that strikes again at the same record in the redo that follows is the program's own: the next
-server is told to deliver it. A device that works asynchronously cannot say which record it was, only that it was one of
-those that were not known to be done; then the redo does these one by one, and if one of them faults in the same way,
-that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only
-while there is progress: a new cut, a redo that got further than the best before, or a while of undisturbed running.
+A fault (record, error) that occurs again at the same record in the replay that follows is the program's own: the next
+server has to deliver it. A device that works asynchronously cannot say which record it was, only that it was one of
+those that were not known to be done; then the replay does these one by one, and if one of them faults in the same way,
+that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only while
+there is progress: a new snapshot, a replay that got further than the best before, or a while of undisturbed running.
 After `max_attempts` recoveries without any of these the process is lost. A SIGKILL does not count either: it came from
 outside. But whatever killed them, servers that die without progress get their successors ever more slowly: the first
 few at once, the others after a pause that doubles up to `LAST_BACKOFF` and that the process's state tells of.
@@ -57,11 +57,17 @@ class Recovery(Core):
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
         self._deaths: dict[int, Death] = {}
         self._striking: dict[int, int] = {}  # server -> injection
-        self._suspect: e.Deliver | None = None  # struck once; a cut behind it proves that it was not the program's own
+        self._suspect: e.Deliver | None = (
+            None  # struck once; a snapshot behind it proves that it was not the program's own
+        )
         self._window: _Window | None = None  # likewise, of a record that is not known
-        self._delivered: e.Deliver | None = None  # the program's own; comes back in every redo until a cut passes it
-        self._redo_from = 0  # number of the cut that the redo under way began at; it may take others on its way
-        self._best = (0, -1)  # cut number, records of the redo that got furthest
+        self._delivered: e.Deliver | None = (
+            None  # the program's own; comes back in every replay until a snapshot passes it
+        )
+        self._replay_from = (
+            0  # number of the snapshot that the replay under way began at; it may take others on its way
+        )
+        self._best = (0, -1)  # snapshot number, records of the replay that got furthest
         self._lost_tries = 0
         self._prepared: e.Prepare | None = None  # what the standby that prepares was told
         self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
@@ -98,14 +104,14 @@ class Recovery(Core):
                 self._ready(event)
             case e.PhaseReached():
                 self._phase(event)
-            case e.CutCommitted():
-                self._cut_committed(event)
+            case e.SnapshotCommitted():
+                self._snapshot_committed(event)
             case e.Faulted():
                 self._faulted(event)
             case e.ProgramError():
                 self._program_error(event)
-            case e.InjectionStrikes():
-                self._injection_strikes(event)
+            case e.InjectionFires():
+                self._injection_fires(event)
             case e.GarbageFound():
                 self._garbage(event)
             case e.SaidBye():
@@ -132,7 +138,7 @@ class Recovery(Core):
         self.active = number
         self._go("running", "its server outlived the daemon and has announced itself")
         if event.detour:
-            self._out.append(e.AskCut(number, host=False))
+            self._out.append(e.AskSnapshot(number, host=False))
         self._want_standby()
 
     def _orphaned(self, event: e.Orphaned) -> None:
@@ -200,9 +206,9 @@ class Recovery(Core):
             self._out.append(e.Enter(number))
         else:
             self._out.append(e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections))
-        self._redo_from = self._cut[0]
+        self._replay_from = self._snapshot[0]
         self.recovery.standby_ready = self._t
-        self.recovery.cut = self._cut[0]
+        self.recovery.snapshot = self._snapshot[0]
         if deliver is not None:
             self.recovery.delivered_sequence, self.recovery.delivered_error = deliver.sequence, deliver.error
         # The watchdog comes first: it knows that a kernel hangs, a time-out does not know why nothing happens.
@@ -265,18 +271,18 @@ class Recovery(Core):
             record.mapped = at
         elif event.name == "restored":
             record.restored = at
-        elif event.name == "redone":
-            record.redone = at
+        elif event.name == "replayed":
+            record.replayed = at
             record.records, record.compared = event.records, event.compared
             record.differing, record.first_difference = event.differing, event.first_difference
-            self._redo_passed(event.records)
+            self._replay_passed(event.records)
         else:
             record.resumed = at
             self._resumed()
 
-    def _redo_passed(self, records: int) -> None:
-        if (self._redo_from, records) > self._best:
-            self._best = (self._redo_from, records)
+    def _replay_passed(self, records: int) -> None:
+        if (self._replay_from, records) > self._best:
+            self._best = (self._replay_from, records)
             self._progressed()
 
     def _progressed(self) -> None:
@@ -293,10 +299,10 @@ class Recovery(Core):
         self._timer("stable", self.limits.stable_after)
         self._want_standby()
 
-    def _cut_committed(self, event: e.CutCommitted) -> None:
-        if event.server != self.active or event.number <= self._cut[0]:
+    def _snapshot_committed(self, event: e.SnapshotCommitted) -> None:
+        if event.server != self.active or event.number <= self._snapshot[0]:
             return
-        self._cut = (event.number, event.sequence)
+        self._snapshot = (event.number, event.sequence)
         self._progressed()
         if self._delivered is not None and event.sequence > self._delivered.sequence:
             self._delivered = None
@@ -339,7 +345,7 @@ class Recovery(Core):
             self._suspect = fault
 
     def _look_for_culprit(self, fault: _Window) -> None:
-        """If a careful redo did not meet it where it was looked for, the next one looks everywhere."""
+        """If a careful replay did not meet it where it was looked for, the next one looks everywhere."""
         window = self._window
         if window is None or window.error != fault.error or fault.after >= window.until:
             self._window = fault
@@ -356,7 +362,7 @@ class Recovery(Core):
             error=event.error,
         )
 
-    def _injection_strikes(self, event: e.InjectionStrikes) -> None:
+    def _injection_fires(self, event: e.InjectionFires) -> None:
         if self.armed.pop(event.id, None) is not None:
             self._striking[event.server] = event.id
 
@@ -447,7 +453,7 @@ class Recovery(Core):
         else:
             again = self.recovery
             again.attempts += 1
-            again.standby_ready = again.mapped = again.restored = again.redone = None
+            again.standby_ready = again.mapped = again.restored = again.replayed = None
         self.recovery.story.append(cause)
         self._clear("stable")
         if self.unrecoverable is not None:

@@ -58,5 +58,5 @@ async def rebind_process(
 def list_segments(
     processes: TheProcesses, caller: AnyCaller, process: ProcessId, limit: Limit = 100
 ) -> list[SegmentInfo]:
-    """The journal's segments, one per cut, newest first, and what of them is kept in the store."""
+    """The journal's segments, one per snapshot, newest first, and what of them is kept in the store."""
     return processes.segments(process, caller, limit)

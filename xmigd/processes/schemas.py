@@ -36,7 +36,7 @@ class ProcessInfo(Answer):
     ended_at: float | None
     exit_code: int | None = Field(default=None, description="null: not known, or a signal ended it")
     exit_signal: int | None = None
-    cuts: int | None = None
+    snapshots: int | None = None
     expected_stall_ms: float | None = Field(
         default=None, description="what the program would wait if its server died now; null: no server tells"
     )
@@ -44,7 +44,7 @@ class ProcessInfo(Answer):
     snapshots_ms: float | None = Field(default=None, description="what snapshots have cost it since it began")
     live_bytes: int | None = None
     held_bytes: int | None = Field(default=None, description="the program's memory, shadow and module images")
-    shadow_bytes: int | None = Field(default=None, description="device memory that holds the last cut")
+    shadow_bytes: int | None = Field(default=None, description="device memory that holds the last snapshot")
     server_bytes: int | None = Field(default=None, description="device memory of its servers' contexts, about")
     faults: int
     recoveries: int
@@ -76,5 +76,7 @@ class SegmentInfo(Answer):
     hashed_bytes: int = Field(description="where they are; what is copied is hashed with it")
     reason: str
     at: float
-    kept_bytes: int | None = Field(default=None, description="in the store, compressed; null: this cut was not kept")
+    stored_bytes: int | None = Field(
+        default=None, description="in the store, compressed; null: this snapshot was not kept"
+    )
     images: int | None = Field(default=None, description="module images that are kept with it")

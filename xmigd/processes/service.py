@@ -83,6 +83,6 @@ class Processes:
         if (stall := live.stall()) is not None:
             info.expected_stall_ms = stall.expected(time.monotonic_ns()) / 1e6
             info.stall_bound_ms, info.snapshots_ms = stall.bound / 1e6, stall.spent / 1e6
-        if live.last_cut is not None:
-            info.cuts, info.live_bytes = live.last_cut.number, live.last_cut.live_bytes
+        if live.last_snapshot is not None:
+            info.snapshots, info.live_bytes = live.last_snapshot.number, live.last_snapshot.live_bytes
         return info

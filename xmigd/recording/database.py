@@ -18,7 +18,7 @@ from xmigd.database import models
 from xmigd.database.rows import wall
 from xmigd.database.writer import Writer
 from xmigd.ipc.exits import End
-from xmigd.ipc.messages import Cut
+from xmigd.ipc.messages import Snapshot
 from xmigd.jobs import repository as jobs
 from xmigd.logs import repository as logs
 from xmigd.migrations import repository as migrations
@@ -28,7 +28,7 @@ from xmigd.processes.states import FINAL, UNPROTECTED
 from xmigd.records import JobRow, LogLine, ProcessRow
 
 SEGMENTS_KEPT = 1000
-PHASES = ("standby_ready", "mapped", "restored", "redone", "resumed")
+PHASES = ("standby_ready", "mapped", "restored", "replayed", "resumed")
 
 
 class DatabaseRecords:
@@ -100,14 +100,14 @@ class DatabaseRecords:
         )
         self._writer.record("processes.assign", lambda session: session.execute(statement))
 
-    def cut(self, process: str, cut: Cut) -> None:
-        values = cut.model_dump(exclude={"type", "off_device"}) | {"process_id": process, "at": time.time()}
+    def snapshot(self, process: str, snapshot: Snapshot) -> None:
+        values = snapshot.model_dump(exclude={"type", "off_device"}) | {"process_id": process, "at": time.time()}
 
         def write(session: Session) -> None:
             row = insert(models.JournalSegment).values(**values)
             session.execute(row.on_conflict_do_update(index_elements=["process_id", "number"], set_=values))
-            if cut.number % 100 == 0:
-                old = models.JournalSegment.number <= cut.number - SEGMENTS_KEPT
+            if snapshot.number % 100 == 0:
+                old = models.JournalSegment.number <= snapshot.number - SEGMENTS_KEPT
                 session.execute(delete(models.JournalSegment).where(models.JournalSegment.process_id == process, old))
 
         self._writer.record("segments.add", write)

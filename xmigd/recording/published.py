@@ -8,14 +8,14 @@ from dataclasses import asdict
 
 from xmigd.events.bus import Bus
 from xmigd.ipc.exits import End
-from xmigd.ipc.messages import Cut
+from xmigd.ipc.messages import Snapshot
 from xmigd.metrics.counts import Counts
 from xmigd.policies.breaker import Breaker
 from xmigd.process.events import FaultRecord, RecoveryRecord
 from xmigd.process.migration_events import MigrationRecord
 from xmigd.records import JobRow, LiveProcess, LogLine, ProcessRow, Records
 
-BETWEEN_CUTS = 1.0  # seconds between two events of one process's cuts
+BETWEEN_SNAPSHOTS = 1.0  # seconds between two events of one process's snapshots
 BETWEEN_LINES = 0.5  # and of one job's log
 OVER = ("lost", "ended")
 
@@ -40,7 +40,7 @@ class PublishingRecords:
         self._counts = counts
         self._breaker = breaker
         self._job_of = {each.row.id: each.row.job for each in live} | {row.id: row.job for row in unprotected}
-        self._cut_at: dict[str, float] = {}
+        self._snapshot_at: dict[str, float] = {}
         self._logged_at: dict[str, float] = {}
         # Processes with a fault of their device's, and the record of it, until it turns out whose it was.
         self._of_device: dict[str, int] = {}
@@ -97,7 +97,7 @@ class PublishingRecords:
             self._breaker.acted("loss", "process", process, why)
         if state in OVER:
             self._counts.process_over(process)
-            self._cut_at.pop(process, None)
+            self._snapshot_at.pop(process, None)
             self._of_device.pop(process, None)
             self._location.pop(process, None)
         if state == "ended":
@@ -110,22 +110,23 @@ class PublishingRecords:
     def server_assigned(self, process: str, pid: int, start_time: int, generation: int) -> None:
         self._records.server_assigned(process, pid, start_time, generation)
 
-    def cut(self, process: str, cut: Cut) -> None:
-        self._records.cut(process, cut)
+    def snapshot(self, process: str, snapshot: Snapshot) -> None:
+        self._records.snapshot(process, snapshot)
         if (job := self._job_of.get(process)) is not None:
-            self._counts.cut(job, cut)
-        # Who has resumed may meet the fault again; a cut is taken when everything before it has been executed.
-        if (sequence := self._of_device.get(process)) is not None and cut.sequence > sequence:
+            self._counts.snapshot(job, snapshot)
+        # Who has resumed may meet the fault again; a snapshot is taken when everything before it has been executed.
+        if (sequence := self._of_device.get(process)) is not None and snapshot.sequence > sequence:
             del self._of_device[process]
             self._device_faulted(process)
         now = time.monotonic()
-        if now - self._cut_at.get(process, 0.0) >= BETWEEN_CUTS:
-            self._cut_at[process] = now
+        if now - self._snapshot_at.get(process, 0.0) >= BETWEEN_SNAPSHOTS:
+            self._snapshot_at[process] = now
             data = {
-                "number": cut.number, "ms": cut.ms, "live_bytes": cut.live_bytes, "copied_bytes": cut.copied_bytes,
-                "journal_bytes": cut.journal_bytes, "reason": cut.reason,
+                "number": snapshot.number, "ms": snapshot.ms, "live_bytes": snapshot.live_bytes,
+                "copied_bytes": snapshot.copied_bytes,
+                "journal_bytes": snapshot.journal_bytes, "reason": snapshot.reason,
             }  # fmt: skip
-            self._bus.publish("cut", "process", process, self._job_of.get(process), data, durable=False)
+            self._bus.publish("snapshot", "process", process, self._job_of.get(process), data, durable=False)
 
     def fault(self, process: str, fault: FaultRecord) -> None:
         self._records.fault(process, fault)
@@ -142,7 +143,7 @@ class PublishingRecords:
         self._records.recovery(process, recovery)
         self._counts.recovery(process, recovery)
         since = recovery.occurred
-        moments = ("detected", "standby_ready", "mapped", "restored", "redone", "resumed")
+        moments = ("detected", "standby_ready", "mapped", "restored", "replayed", "resumed")
         reached = {f"{name}_ms": getattr(recovery, name) for name in moments}
         data = {
             "number": recovery.number, "cause": recovery.cause, "outcome": recovery.outcome,

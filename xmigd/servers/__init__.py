@@ -1,1 +1,1 @@
-"""GPU servers, and the keepers of suspended processes, as the daemon starts, adopts and hears them."""
+"""GPU servers, and the holders of suspended processes, as the daemon starts, adopts and hears them."""

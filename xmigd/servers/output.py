@@ -50,7 +50,7 @@ class Lines:
         rest = self._begun + data
         while rest:
             if self._tokens < 1:
-                # Counted, not cut into pieces: it may be all of a flood.
+                # Counted, not divided into pieces: it may be all of a flood.
                 self.dropped += rest.count(b"\n") - (1 if self._too_long and b"\n" in rest else 0)
                 self._too_long = self._too_long and b"\n" not in rest
                 rest = rest.rpartition(b"\n")[2]

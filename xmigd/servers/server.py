@@ -21,7 +21,7 @@ from xmigd.ipc.channel import Channel, Peer, Received
 from xmigd.ipc.fds import Fd, close_all
 from xmigd.ipc.messages import ServerMessage, expected_fds, pack, parse
 from xmigd.native import SERVER
-from xmigd.servers import keeper
+from xmigd.servers import holder
 from xmigd.servers.output import Output
 from xmigd.servers.scopes import Scopes
 
@@ -50,11 +50,11 @@ class ServerProgram:
         return [*command, "--runtime-dir", str(self.runtime_dir)]
 
 
-class KeeperProgram(ServerProgram):
-    """Likewise, of the keepers of suspended processes. They run as the daemon does: what they hold is the daemon's."""
+class HolderProgram(ServerProgram):
+    """Likewise, of the holders of suspended processes. They run as the daemon does: what they hold is the daemon's."""
 
     def command(self, device: str, control_fd: int) -> list[str]:
-        script = Path(keeper.__file__)
+        script = Path(holder.__file__)
         return [sys.executable, "-I", str(script), "--control-fd", str(control_fd), "--runtime-dir",
                 str(self.runtime_dir)]  # fmt: skip
 

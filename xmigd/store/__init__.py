@@ -1,1 +1,1 @@
-"""What is kept of jobs beside the database: cuts, the journal between them, module images. See docs/decisions/0014."""
+"""What is kept of jobs beside the database: snapshots, the journal between them, module images (decision 0014)."""

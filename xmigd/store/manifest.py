@@ -1,4 +1,4 @@
-"""What a kept cut consists of: one JSON file `cuts/<process>/<number>.json`, whose own hash is in the database.
+"""What a stored snapshot consists of: one JSON file `snapshots/<process>/<number>.json`, whose hash is in the database.
 
 Loading checks the chain from its beginning: the row's hash, the manifest, each object. Whatever does not fit is
 `Damaged`, and nothing of it is to be used.
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xmigd.store.memory import CutFile, Unreadable, parse_cut
+from xmigd.store.memory import SnapshotFile, Unreadable, parse_snapshot
 from xmigd.store.objects import Damaged, Objects, write_durably
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -22,7 +22,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["cut", "journal", "image"]
+    kind: Literal["snapshot", "journal", "image"]
     name: str  # of an image: its number in the process
     hash: Hash
     bytes: Count
@@ -65,15 +65,15 @@ class Manifests:
         try:
             content = self.path(process, number).read_bytes()
         except OSError as error:
-            raise Damaged(f"the manifest of cut {number} cannot be read: {error.strerror}") from None
+            raise Damaged(f"the manifest of snapshot {number} cannot be read: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != expected:
-            raise Damaged(f"the manifest of cut {number} is not the one that was written")
+            raise Damaged(f"the manifest of snapshot {number} is not the one that was written")
         try:
             manifest = Manifest.model_validate_json(content)
         except ValidationError as error:
-            raise Damaged(f"the manifest of cut {number} has another form: {error.errors()[0]['msg']}") from None
+            raise Damaged(f"the manifest of snapshot {number} has another form: {error.errors()[0]['msg']}") from None
         if (manifest.process, manifest.number) != (process, number):
-            raise Damaged(f"the manifest of cut {number} is that of another one")
+            raise Damaged(f"the manifest of snapshot {number} is that of another one")
         return manifest
 
     def remove(self, process: str, number: int) -> None:
@@ -95,23 +95,27 @@ class Manifests:
         return removed
 
 
-def load_cut(objects: Objects, manifest: Manifest) -> CutFile:
-    """The cut itself. Raises Damaged."""
-    part = manifest.part("cut")
+def load_snapshot(objects: Objects, manifest: Manifest) -> SnapshotFile:
+    """The snapshot itself. Raises Damaged."""
+    part = manifest.part("snapshot")
     if part is None:
-        raise Damaged(f"cut {manifest.number} was not kept")
+        raise Damaged(f"snapshot {manifest.number} was not kept")
     try:
-        cut = parse_cut(objects.get(part.hash, part.bytes))
+        snapshot = parse_snapshot(objects.get(part.hash, part.bytes))
     except Unreadable as error:
-        raise Damaged(f"cut {manifest.number}: {error}") from None
-    if (cut.number, cut.position, cut.sequence) != (manifest.number, manifest.position, manifest.sequence):
-        raise Damaged(f"cut {manifest.number} is another one than its manifest says")
-    return cut
+        raise Damaged(f"snapshot {manifest.number}: {error}") from None
+    if (snapshot.number, snapshot.position, snapshot.sequence) != (
+        manifest.number,
+        manifest.position,
+        manifest.sequence,
+    ):
+        raise Damaged(f"snapshot {manifest.number} is another one than its manifest says")
+    return snapshot
 
 
 def verify(objects: Objects, manifest: Manifest) -> None:
     """Read everything that it names. Raises Damaged."""
-    load_cut(objects, manifest)
+    load_snapshot(objects, manifest)
     for part in manifest.parts:
         for _ in objects.read(part.hash, part.bytes):
             pass

@@ -1,8 +1,8 @@
-"""Reading a process's cuts and journal out of its memfds.
+"""Reading a process's snapshots and journal out of its memfds.
 
 Server and program go on writing while we read, and either may write anything there: everything is read with pread (no
 mapping that somebody could shrink under us), every length is checked, and what was overwritten meanwhile is told apart
-from what was not. The formats are those of shim/server/snapshot/cut_file.cc and shim/journal/layout.h.
+from what was not. The formats are those of shim/server/snapshot/snapshot_file.cc and shim/journal/layout.h.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import xxhash
 
 from xmigd.native import Layout
 
-CUT_MAGIC = 0x3254554347494D58
-CUT_HEADER = struct.Struct("<13Q")  # magic, bytes, checksum, number, position, sequence, seven counts
+SNAPSHOT_MAGIC = 0x3254554347494D58
+SNAPSHOT_HEADER = struct.Struct("<13Q")  # magic, bytes, checksum, number, position, sequence, seven counts
 FAILURES = 8 * 16  # follow it
 CHECKSUMMED_FROM = 24
 EXTENT, LIVE_RANGE, CHUNK, IMAGE = 16, 24, 24, 16  # bytes of an entry, in the order of the file
-MAX_CUT = 64 << 20  # hashes of 5 TiB of device memory
+MAX_SNAPSHOT = 64 << 20  # hashes of 5 TiB of device memory
 PIECE = 1 << 20
 
 RECORD = struct.Struct("<IHHQIHHIIIIIIQ")  # RecordHeader, up to its end: 56 bytes
@@ -31,11 +31,11 @@ MAX_RECORD = (1 << 20) + (1 << 17)
 
 
 class Unreadable(Exception):
-    """A cut or a piece of journal that cannot be kept, and why. The job does not notice."""
+    """A snapshot or a piece of journal that cannot be kept, and why. The job does not notice."""
 
 
 @dataclass(frozen=True, slots=True)
-class CutFile:
+class SnapshotFile:
     number: int
     position: int
     sequence: int
@@ -55,35 +55,35 @@ class Record:
     result: int
 
 
-def read_cut(files: tuple[int, int], number: int) -> CutFile:
-    """The cut `number`, from the one of the two memfds that has it. Raises Unreadable: a later cut is in its place."""
+def read_snapshot(files: tuple[int, int], number: int) -> SnapshotFile:
+    """The snapshot `number`, from the one of the two memfds that has it. Raises Unreadable: it is overwritten."""
     fd = files[number & 1]
     size = os.fstat(fd).st_size
-    if size > MAX_CUT:
+    if size > MAX_SNAPSHOT:
         raise Unreadable(f"its file has {size} bytes")
     content = b"".join(_pieces(fd, 0, size))
-    cut = parse_cut(content)
-    if cut.number != number:
-        raise Unreadable(f"cut {cut.number} has taken its place")
-    return cut
+    snapshot = parse_snapshot(content)
+    if snapshot.number != number:
+        raise Unreadable(f"snapshot {snapshot.number} has taken its place")
+    return snapshot
 
 
-def parse_cut(content: bytes) -> CutFile:
-    """Raises Unreadable with the reason if these bytes are not a cut."""
-    if len(content) < CUT_HEADER.size + FAILURES:
+def parse_snapshot(content: bytes) -> SnapshotFile:
+    """Raises Unreadable with the reason if these bytes are not a snapshot."""
+    if len(content) < SNAPSHOT_HEADER.size + FAILURES:
         raise Unreadable("it is cut off")
-    magic, size, checksum, number, position, sequence, memory, live, chunks, images, *_ = CUT_HEADER.unpack_from(
+    magic, size, checksum, number, position, sequence, memory, live, chunks, images, *_ = SNAPSHOT_HEADER.unpack_from(
         content
     )
-    if magic != CUT_MAGIC or size != len(content):
-        raise Unreadable("it is not a whole cut")
+    if magic != SNAPSHOT_MAGIC or size != len(content):
+        raise Unreadable("it is not a whole snapshot")
     if xxhash.xxh3_64_intdigest(memoryview(content)[CHECKSUMMED_FROM:]) != checksum:
         raise Unreadable("its checksum is wrong")
-    start = CUT_HEADER.size + FAILURES + memory * EXTENT + live * LIVE_RANGE + chunks * CHUNK
+    start = SNAPSHOT_HEADER.size + FAILURES + memory * EXTENT + live * LIVE_RANGE + chunks * CHUNK
     if images > len(content) // IMAGE or start + images * IMAGE > len(content):
         raise Unreadable("its parts are longer than the whole")
     found = tuple(struct.unpack_from("<2Q", content, start + i * IMAGE) for i in range(images))
-    return CutFile(number, position, sequence, found, content)
+    return SnapshotFile(number, position, sequence, found, content)
 
 
 class Journal:

@@ -4,7 +4,7 @@ A process of the database is *expected* until its server has announced itself, o
 not expected (the database was lost or behind) is taken too, if its program is alive and belongs to the same user: no
 record is worth a running program.
 
-A process that was moving may have two servers: a source that stands still (or a keeper) and a target that was told to
+A process that was moving may have two servers: a source that stands still (or a holder) and a target that was told to
 take. The target is the one if it lives. So whoever else announces the process is kept waiting until the target has
 announced itself, and is killed then, or is taken once the target's exit was seen.
 """

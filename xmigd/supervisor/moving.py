@@ -1,4 +1,4 @@
-"""The hands of a move: what the source and the target say, and what they, the keeper and the database are told.
+"""The hands of a move: what the source and the target say, and what they, the holder and the database are told.
 
 The target's memory is kept apart from the source's until the target has resumed the program.
 """
@@ -22,7 +22,7 @@ from xmigd.memory.backlog import Backlog
 from xmigd.memory.handles import MAX_HANDLES, Handle, make_handle
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
-from xmigd.servers.server import KeeperProgram, Server, ServerProgram
+from xmigd.servers.server import HolderProgram, Server, ServerProgram
 from xmigd.supervisor.state import ProcessState
 
 logger = log.get("moving")
@@ -125,7 +125,7 @@ class Moving:
 
     def _reaches_target(self, handle: Handle) -> bool:
         """Shadows and images. Of shadows only those that its device can map: the source keeps more in its device memory
-        than cuts, and none of that is needed."""
+        than snapshots, and none of that is needed."""
         move = self._process.machine.move
         through_host = move is not None and move.record.path == "host"
         return handle.kind != "device" and (handle.kind != "shadow" or handle.on_host or not through_host)
@@ -150,13 +150,19 @@ class Moving:
                         loading_ms=message.loading_ms,
                     )
                 )  # fmt: skip
-            case m.CutStands():
-                self._tell(v.CutStands(t=t, server=number, number=message.number))
+            case m.SnapshotStands():
+                self._tell(v.SnapshotStands(t=t, server=number, number=message.number))
             case m.MoveFailed() | m.ResumeFailed():
                 self._tell(v.TargetFailed(t=t, server=number, code=message.code, text=message.text))
             case m.HandedOver():
                 self._tell(
-                    v.HandedOver(t=t, server=number, cut=message.cut, drained=message.drained_t, cut_ms=message.cut_ms)
+                    v.HandedOver(
+                        t=t,
+                        server=number,
+                        snapshot=message.snapshot,
+                        drained=message.drained_t,
+                        snapshot_ms=message.snapshot_ms,
+                    )
                 )
             case m.HandoverFailed() | m.SuspendFailed():
                 self._tell(v.HandoverFailed(t=t, server=number, text=message.text))
@@ -171,7 +177,12 @@ class Moving:
             case m.Suspended():
                 self._tell(
                     v.Suspended(
-                        t=t, server=number, cut=message.cut, total_bytes=message.bytes, at=message.t, ms=message.ms
+                        t=t,
+                        server=number,
+                        snapshot=message.snapshot,
+                        total_bytes=message.bytes,
+                        at=message.t,
+                        ms=message.ms,
                     )
                 )
             case m.Kept():
@@ -188,11 +199,11 @@ class Moving:
         match instruction:
             case v.GiveTarget():
                 self._give_target(instruction)
-            case e.AskCut():
+            case e.AskSnapshot():
                 host = {} if instruction.host is None else {"host": instruction.host}
-                self._send(instruction.server, "cut", **host)
+                self._send(instruction.server, "snapshot", **host)
             case v.AskRound():
-                self._send(instruction.server, "round", number=instruction.number, cut=instruction.cut)
+                self._send(instruction.server, "round", number=instruction.number, snapshot=instruction.snapshot)
             case v.WriteIntent():
                 self._write_intent(instruction)
             case v.AskHandover():
@@ -200,7 +211,7 @@ class Moving:
             case v.Take():
                 self._process.generation += 1
                 self._count_from_here()
-                self._send(instruction.server, "take", cut=instruction.cut)
+                self._send(instruction.server, "take", snapshot=instruction.snapshot)
             case v.GoOn():
                 self._process.generation += 1
                 self._process.recount()
@@ -211,16 +222,16 @@ class Moving:
                 self._send(instruction.server, "suspend")
             case v.AbortSuspend():
                 self._send(instruction.server, "abort_suspend")
-            case v.SpawnKeeper():
-                self._spawn_keeper(instruction.server)
-            case v.GiveKeeper():
-                self._give_keeper(instruction)
+            case v.SpawnHolder():
+                self._spawn_holder(instruction.server)
+            case v.GiveHolder():
+                self._give_holder(instruction)
             case v.Switch():
                 self._switch(instruction)
             case v.DropDeviceMemory():
                 for number in [h.id for h in self._process.handles.values() if h.kind == "device"]:
                     self._process.handles.pop(number).fd.close()
-                self._process.fd_store.forget(self._process.row.id)  # its keeper has what there is to keep
+                self._process.fd_store.forget(self._process.row.id)  # its holder has what there is to keep
             case v.SaveMigration() | v.Progress():
                 self._changed(instruction.record, save=isinstance(instruction, v.SaveMigration))
 
@@ -266,7 +277,7 @@ class Moving:
         server = self._process.server(instruction.server)
         if server is None:
             return
-        hint = 0 if self._process.last_cut is None else self._process.last_cut.live_bytes
+        hint = 0 if self._process.last_snapshot is None else self._process.last_snapshot.live_bytes
         packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
         if instruction.to != "file":
             room = self._process.host_pool.take(hint or self._process.program_bytes)
@@ -286,12 +297,12 @@ class Moving:
             return
         server.send(packed, (folder,))
 
-    def _spawn_keeper(self, number: int) -> None:
+    def _spawn_holder(self, number: int) -> None:
         program = self._process.program
-        keeper = KeeperProgram(program.native_dir, program.runtime_dir, program.device_memory, program.scopes)
-        self._start_server(number, "keeper", keeper, Peer(os.getpid(), os.geteuid(), os.getegid()))
+        holder = HolderProgram(program.native_dir, program.runtime_dir, program.device_memory, program.scopes)
+        self._start_server(number, "holder", holder, Peer(os.getpid(), os.geteuid(), os.getegid()))
 
-    def _give_keeper(self, instruction: v.GiveKeeper) -> None:
+    def _give_holder(self, instruction: v.GiveHolder) -> None:
         process, server = self._process, self._process.server(instruction.server)
         if server is None or process.memory is None:
             return
@@ -307,7 +318,7 @@ class Moving:
 
     def _switch(self, instruction: v.Switch) -> None:
         """The target has the process: what it holds takes the place of the source's device memory. The source's shadow
-        stays until the target has taken a cut of its own, and drops it."""
+        stays until the target has taken a snapshot of its own, and drops it."""
         process, server = self._process, self._process.server(instruction.server)
         through_host = instruction.record.path == "host"
         for handle in list(process.handles.values()):
@@ -333,7 +344,7 @@ class Moving:
     def _changed(self, record: v.MigrationRecord, *, save: bool) -> None:
         if save:
             if record.kind == "suspend" and (source := self._process.server(self._process.machine.active)) is not None:
-                # While it lives, it has the process, whatever a keeper says to the next daemon.
+                # While it lives, it has the process, whatever a holder says to the next daemon.
                 record.target_pid, record.target_start_time = source.pid, source.start_time
             self._process.records.migration(record)
         if record.state != "running":

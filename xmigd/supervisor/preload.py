@@ -10,13 +10,13 @@ from xmigd.supervisor.state import ProcessState
 
 
 class Preload:
-    """Tells each standby what its process has, memory and images, as they come and go, and when a cut may hold
+    """Tells each standby what its process has, memory and images, as they come and go, and when a snapshot may hold
     something new."""
 
     def __init__(self, process: ProcessState) -> None:
         self._process = process
         self._told: Server | None = None  # who knows all that there is
-        self._objects: int | None = None  # of the last cut that it was told of
+        self._objects: int | None = None  # of the last snapshot that it was told of
         self._changed = False
 
     def added(self, handle: Handle) -> None:
@@ -30,8 +30,8 @@ class Preload:
         if standby is not None and standby is self._told:
             standby.send(m.pack("memory", op="drop", id=handle.id))
 
-    def cut(self, objects: int | None) -> None:
-        """There is a standby, or a cut with so many objects: when their number is as before, so is what was loaded."""
+    def snapshot(self, objects: int | None) -> None:
+        """There is a standby, or a snapshot with so many objects: as many as before mean that nothing is new."""
         standby, memory = self._standby(), self._process.memory
         if standby is None or memory is None:
             return
@@ -42,7 +42,7 @@ class Preload:
         if self._changed or objects != self._objects:
             self._changed, self._objects = False, objects
             standby.preloaded = False
-            standby.send(m.pack("preload"), (memory.cut0, memory.cut1))
+            standby.send(m.pack("preload"), (memory.snapshot0, memory.snapshot1))
 
     def loaded(self, server: Server, message: m.Preloaded) -> None:
         server.preloaded_bytes = message.device_bytes

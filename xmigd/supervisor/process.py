@@ -59,7 +59,7 @@ class Process(ProcessState):
         fd_store: FdStore,
         suspend_dir: Path,
         host_pool: HostPool,
-        cut_committed: Callable[[Process, m.Cut], None],
+        snapshot_committed: Callable[[Process, m.Snapshot], None],
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -69,7 +69,7 @@ class Process(ProcessState):
             memory=memory, program=program, stall_bound=stall_bound, snapshot_cost=snapshot_cost, records=records,
             fd_store=fd_store, host_pool=host_pool,
         )  # fmt: skip
-        self.cut_ms = 0.0  # that its cuts have kept it waiting, all together
+        self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._stall_at = stall_at  # where the journal has the expected stall
@@ -77,7 +77,7 @@ class Process(ProcessState):
         self._admit = admit
         self._refuse = refuse
         self._finished = finished
-        self._cut_committed = cut_committed
+        self._snapshot_committed = snapshot_committed
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
@@ -101,10 +101,10 @@ class Process(ProcessState):
 
     @property
     def server_pid(self) -> int | None:
-        """Of a suspended process: its keeper's, once it has everything."""
-        keeper = self.machine.keeper
-        kept = self.state == "suspended" and keeper is not None and self.machine.servers[keeper] == "keeping"
-        server = self.server(keeper if kept else self.machine.active)
+        """Of a suspended process: its holder's, once it has everything."""
+        holder = self.machine.holder
+        kept = self.state == "suspended" and holder is not None and self.machine.servers[holder] == "keeping"
+        server = self.server(holder if kept else self.machine.active)
         return server.pid if server is not None and server.pid else None
 
     def stall(self) -> Stall | None:
@@ -132,12 +132,12 @@ class Process(ProcessState):
         server = None if number is None else self.servers.get(number)
         return server is not None and server.preloaded
 
-    def keeper_adopted(self, server: Server, generation: int, where: str) -> None:
-        """It is suspended, and its keeper has outlived an earlier daemon."""
+    def holder_adopted(self, server: Server, generation: int, where: str) -> None:
+        """It is suspended, and its holder has outlived an earlier daemon."""
         self.generation = generation
         self.servers[server.number] = server
         self.fd_store.forget(self.row.id)
-        self.tell(e.KeeperAdopted(t=now(), where=where))
+        self.tell(e.HolderAdopted(t=now(), where=where))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
     def adopted(self, server: Server, announce: m.Announce, *, detour: bool = False) -> None:
@@ -344,7 +344,7 @@ class Process(ProcessState):
                 else:
                     server.device_bytes = message.device_bytes
                     self.tell(e.Hello(t=t, server=number, warm_ms=message.warm_ms))
-                    self._preload.cut(None if self.last_cut is None else self.last_cut.objects)
+                    self._preload.snapshot(None if self.last_snapshot is None else self.last_snapshot.objects)
             case m.Preloaded():
                 self._preload.loaded(server, message)
             case m.Unavailable():
@@ -378,19 +378,19 @@ class Process(ProcessState):
                         first_difference=message.first_difference,
                     )
                 )  # fmt: skip
-            case m.Cut():
+            case m.Snapshot():
                 if has_process:
-                    self.last_cut = message
-                    self.cut_ms += message.ms
-                    self.records.cut(self.row.id, message)
-                    self._cut_committed(self, message)
+                    self.last_snapshot = message
+                    self.snapshot_ms += message.ms
+                    self.records.snapshot(self.row.id, message)
+                    self._snapshot_committed(self, message)
                     self.tell(
-                        e.CutCommitted(
+                        e.SnapshotCommitted(
                             t=t, server=number, number=message.number, sequence=message.sequence, ms=message.ms,
                             off_device=message.off_device,
                         )
                     )  # fmt: skip
-                    self._preload.cut(message.objects)
+                    self._preload.snapshot(message.objects)
             case m.Fault():
                 self.tell(
                     e.Faulted(
@@ -403,7 +403,7 @@ class Process(ProcessState):
                 self.tell(e.ProgramError(t=t, server=number, sequence=message.sequence, error=message.error))
             case m.Injected():
                 self._log.info("an armed fault strikes", server=number, injection=message.id)
-                self.tell(e.InjectionStrikes(t=t, server=number, id=message.id))
+                self.tell(e.InjectionFires(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
             case m.Bye():

@@ -42,7 +42,7 @@ class ProcessState:
         self.handles: dict[int, Handle] = {}
         self.servers: dict[int, Server] = {}
         self.generation = 0
-        self.last_cut: m.Cut | None = None
+        self.last_snapshot: m.Snapshot | None = None
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self.program = program
         self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
@@ -77,7 +77,7 @@ class ProcessState:
 
     @property
     def shadow_bytes(self) -> int:
-        """Device memory that holds the last cut. What of it the program needs goes to host memory."""
+        """Device memory that holds the last snapshot. What of it the program needs goes to host memory."""
         return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
 
     def server(self, number: int | None) -> Server | None:

@@ -40,7 +40,7 @@ from xmigd.process.recovery import (
 from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
-from xmigd.store.keeper import Keeper
+from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.guard import Guard
@@ -67,7 +67,7 @@ class Supervisor:
         live: list[LiveProcess],
         fd_store: FdStore,
         *,
-        keeper: Keeper | None,
+        snapshot_store: SnapshotStore | None,
         tells_ends: bool,
         unprotected: Iterable[tuple[ProcessRow, JobRow]],
         cordoned: Mapping[str, str],
@@ -80,7 +80,7 @@ class Supervisor:
         self._program = program
         self._records = records
         self._find_job = find_job
-        self._keeper = keeper
+        self._snapshot_store = snapshot_store
         self.job_log = JobLog(records, layout)
         self._loop = asyncio.get_running_loop()
         self._limits = Limits(
@@ -355,12 +355,12 @@ class Supervisor:
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, cut_committed=self._keep, fd_store=self._fd_store,
+            host_pool=self.host_pool, snapshot_committed=self._keep, fd_store=self._fd_store,
             faults=faults, recoveries=recoveries,
         )  # fmt: skip
 
     def _suspended_bytes(self) -> int | None:
-        """Host memory that suspended processes have; None while that changes, or is not known: what their keepers hold
+        """Host memory that suspended processes have; None while that changes, or is not known: what their holders hold
         they have yet to tell this daemon."""
         if any(live.state == "suspended" for live in self._expectations.rows):
             return None
@@ -380,16 +380,16 @@ class Supervisor:
         if sock is not None:
             answer(sock, error, job=process.row.id, message=message)
 
-    def _keep(self, process: Process, cut: m.Cut) -> None:
-        if self._keeper is not None and process.memory is not None:
+    def _keep(self, process: Process, snapshot: m.Snapshot) -> None:
+        if self._snapshot_store is not None and process.memory is not None:
             memory = process.memory
-            fds = (memory.journal, memory.cut0, memory.cut1)
-            self._keeper.cut(process.row.id, process.job.id, cut, fds, process.handles)
+            fds = (memory.journal, memory.snapshot0, memory.snapshot1)
+            self._snapshot_store.snapshot(process.row.id, process.job.id, snapshot, fds, process.handles)
 
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
-        if self._keeper is not None:
-            self._keeper.ended(process.row.id)
+        if self._snapshot_store is not None:
+            self._snapshot_store.ended(process.row.id)
         sock = self._starting.pop(process.row.id, None)
         if sock is not None:
             answer(sock, CUDA_ERROR_SYSTEM_NOT_READY, message="xmigd is stopping; try again when it is back")
@@ -429,7 +429,7 @@ class Supervisor:
     def _make_adopted(self, announce: m.Announce, peer: Peer, client: Fd, memory: JobMemory) -> Process:
         live = self._expectations.take(announce.job)
         if live is not None:
-            # A keeper has no device; a server knows its own better than a record that may be behind.
+            # A snapshot_store has no device; a server knows its own better than a record that may be behind.
             row = live.row if announce.keeps is not None else replace(live.row, device=announce.device)
             return self._make(row, live.job, client, memory, live.faults, live.recoveries)
         uid = pidfds.owner(announce.client_pid)
@@ -454,7 +454,7 @@ class Supervisor:
         if live is not None and live.migration is not None:
             self._records.migration(resolved(live.migration, server.pid, announce))
         if announce.keeps is not None:
-            process.keeper_adopted(server, announce.generation, announce.keeps)
+            process.holder_adopted(server, announce.generation, announce.keeps)
         else:
             detour = live is not None and live.migration is not None and live.migration.path == "host"
             process.adopted(server, announce, detour=detour)

@@ -30,7 +30,7 @@ WORDS = {
         "concepts.md",
     ),
     "snapshot": Word(
-        "Snapshot (cut)",
+        "Snapshot",
         "A consistent state of device memory, taken now and then while the program runs. After a fault the "
         "program goes on from the last one, and only what came after it is done again.",
         "recovery.md",
@@ -50,8 +50,8 @@ WORDS = {
         "The log of the program's GPU calls since the last snapshot.",
         "protocol.md",
     ),
-    "redone": Word(
-        "Redone",
+    "replayed": Word(
+        "Replayed",
         "Calls since the last snapshot that were executed again after a fault.",
         "recovery.md",
     ),

@@ -1,4 +1,4 @@
-"""What the charts of a process show: its last minutes while it runs, and its cuts when it is over."""
+"""What the charts of a process show: its last minutes while it runs, and its snapshots when it is over."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Sample:
     utilisation: float | None  # of its device, 0 to 1
     calls_per_s: float | None
     journal_bytes: float | None
-    cut_ms: float | None
-    cut_share: float | None  # of its time, 0 to 1
+    snapshot_ms: float | None
+    snapshot_share: float | None  # of its time, 0 to 1
     expected_stall_ms: float | None = None  # what it would wait if its server died
     stall_bound_ms: float | None = None
 
@@ -32,8 +32,8 @@ def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> li
         round(at / STEP): value for at, value in zip(device.get("at", []), device.get("utilisation", []), strict=True)
     }
     columns = (
-        "live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "cut_ms", "cut_share", "expected_stall_ms",
-        "stall_bound_ms",
+        "live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "snapshot_ms", "snapshot_share",
+        "expected_stall_ms", "stall_bound_ms",
     )  # fmt: skip
     nothing = [None] * len(process["at"])  # a daemon of an earlier version
     rows = zip(process["at"], *(process.get(name, nothing) for name in columns), strict=True)
@@ -43,20 +43,20 @@ def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> li
     ][-MOST:]
 
 
-def of_cuts(cuts: Sequence[dict[str, Any]]) -> list[Sample]:
-    """Oldest first, from the API's newest first. Rates and shares are over the time since the cut before."""
+def of_snapshots(snapshots: Sequence[dict[str, Any]]) -> list[Sample]:
+    """Oldest first, from the API's newest first. Rates and shares are over the time since the snapshot before."""
     made: list[Sample] = []
     before: dict[str, Any] | None = None
-    for cut in reversed(cuts[:MOST]):
-        between = cut["at"] - before["at"] if before is not None else 0.0
-        forward = cut["sequence"] - before["sequence"] if before is not None else 0
+    for snapshot in reversed(snapshots[:MOST]):
+        between = snapshot["at"] - before["at"] if before is not None else 0.0
+        forward = snapshot["sequence"] - before["sequence"] if before is not None else 0
         made.append(Sample(
-            at=cut["at"], live_bytes=cut["live_bytes"], held_bytes=None, utilisation=None,
+            at=snapshot["at"], live_bytes=snapshot["live_bytes"], held_bytes=None, utilisation=None,
             calls_per_s=forward / between if between > 0 and forward >= 0 else None,
-            journal_bytes=cut["journal_bytes"], cut_ms=cut["ms"],
-            cut_share=min(cut["ms"] / between / 1000, 1.0) if between > 0 else None,
+            journal_bytes=snapshot["journal_bytes"], snapshot_ms=snapshot["ms"],
+            snapshot_share=min(snapshot["ms"] / between / 1000, 1.0) if between > 0 else None,
         ))  # fmt: skip
-        before = cut
+        before = snapshot
     return made
 
 
@@ -73,8 +73,8 @@ CHARTS = (
     (Chart("memory", "Device memory: used (line), held (dashes)", "1,2", "bytes"), "live_bytes"),
     (Chart("calls", "Calls executed per second", "4", "count"), "calls_per_s"),
     (Chart("journal", "Journal", "5", "bytes"), "journal_bytes"),
-    (Chart("cost", "What cuts cost, share of its time", "7", "percent"), "cut_share"),
-    (Chart("cut", "What a cut takes", "6", "ms"), "cut_ms"),
+    (Chart("cost", "What snapshots cost, share of its time", "7", "percent"), "snapshot_share"),
+    (Chart("snapshot", "What a snapshot takes", "6", "ms"), "snapshot_ms"),
     (Chart("busy", "Utilisation of its device", "3", "percent"), "utilisation"),
 )
 

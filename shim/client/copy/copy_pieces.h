@@ -1,4 +1,4 @@
-// A copy cut into pieces that fit a record or a staging slot, in order: whole rows while they fit, else parts of one.
+// A copy divided into pieces that fit a record or a staging slot, in order: whole rows while they fit, else parts of one.
 #pragma once
 
 #include <algorithm>

@@ -64,7 +64,7 @@ bool completed(CUevent handle, uint64_t recorded) {
 }
 
 // The program learns here, from shared memory, that work is done, and will rely on it: it uses the memory again, on
-// another stream. A redo must keep to that order, so the journal says so, once: as a wait that finds its event complete
+// another stream. A replay must keep to that order, so the journal says so, once: as a wait that finds its event complete
 // and whose reply nobody takes.
 CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen& seen) {
   if (seen.noted < seen.recorded) {
@@ -183,7 +183,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
     if (capture_event_wait(hStream, hEvent, Flags, place, look(*event).recorded != 0, result)) return result;
   }
   if (look(*event).recorded == 0) return CUDA_SUCCESS;
-  // Also when it has completed already: at a redo it has not.
+  // Also when it has completed already: at a replay it has not.
   return record::cuStreamWaitEvent(hStream, hEvent, Flags);
 }
 

@@ -190,7 +190,7 @@ CUresult StandIns::bring(const std::vector<Taken>& taken) {
   for (const auto& [ordinal, memory] : memory_) {
     if (!memory.words) continue;
     const Collect collect(before_);
-    // What no body writes is copied to the program, too, which does not look at it. But a redo has to find there what was there
+    // What no body writes is copied to the program, too, which does not look at it. But a replay has to find there what was there
     // before, and memory that nobody has written may hold anything.
     const CUresult result = record::cuMemsetD32Async(memory.address, 0, memory.bytes / sizeof(uint32_t), nullptr);
     if (result != CUDA_SUCCESS) return result;

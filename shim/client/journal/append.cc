@@ -195,7 +195,7 @@ CUresult wait_for_room(Thread& thread, uint32_t size) {
     const uint32_t seen = header.trimmed_futex.load(std::memory_order_seq_cst);
     const uint64_t used = header.tail.load(std::memory_order_relaxed) - header.trimmed.load(std::memory_order_acquire);
     if (used + size <= process.ring_bytes) break;
-    // The server may sleep with everything executed: it is to see that somebody waits for a cut.
+    // The server may sleep with everything executed: it is to see that somebody waits for a snapshot.
     ring_doorbell(header, thread, true);
     if (thread.rung != 0) give_way(thread);
     journal::futex_wait(header.trimmed_futex, seen, kLook);

@@ -23,7 +23,7 @@ CUresult enter();
 uint64_t create_handle(journal::Kind kind);
 void free_handle(uint64_t handle);
 
-// Append a record and return at once. Waits only while the ring is full (until the server's next cut).
+// Append a record and return at once. Waits only while the ring is full (until the server's next snapshot).
 CUresult append(Op op, const void* args, size_t args_bytes);
 
 struct Slice {

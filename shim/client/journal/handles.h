@@ -1,7 +1,7 @@
 // Numbers for objects, and flat tables from a number to an object.
 //
 // A freed number goes to the end of a queue. Reuse is safe in any case (the record that destroys an object lies before
-// the one that makes the next of this number, at a redo too); the queue is there so that a program that goes on using a
+// the one that makes the next of this number, at a replay too); the queue is there so that a program that goes on using a
 // destroyed handle is told so, for a while, instead of being given another object.
 #pragma once
 

@@ -38,7 +38,7 @@ class FreeRanges {
   void add(const FreeRange& range);
 
   // The smallest range that fits, of `stream`'s own first, else a universal one; aligned to a power of two. The rest
-  // stays free. `freed` of the result is that of the range it was cut from.
+  // stays free. `freed` of the result is that of the range it was taken from.
   std::optional<FreeRange> take(uint64_t bytes, uint64_t alignment, uint64_t stream = 0);
   // Exactly [address, address + bytes) if all of it lies in one universal range.
   bool take_at(uint64_t address, uint64_t bytes);

@@ -271,7 +271,7 @@ void add_memory_functions(DriverTable& t) {
   t.cuMemHostUnregister = [](void*) { return CUDA_SUCCESS; };
 }
 
-// --- copies: what reaches the host is zeros, so that a redo reads the same again ----------------------------------
+// --- copies: what reaches the host is zeros, so that a replay reads the same again ----------------------------------
 
 void add_copy_functions(DriverTable& t) {
   t.cuMemcpyHtoDAsync_v2 = [](CUdeviceptr, const void*, size_t, CUstream) { return CUDA_SUCCESS; };

@@ -150,8 +150,8 @@ void Daemon::memory_drop(uint64_t id) {
   send(message);
 }
 
-void Daemon::cut(const CutReport& report) {
-  send(dump({{"type", "cut"},
+void Daemon::snapshot(const SnapshotReport& report) {
+  send(dump({{"type", "snapshot"},
              {"number", report.number},
              {"position", report.position},
              {"sequence", report.sequence},
@@ -169,7 +169,7 @@ void Daemon::cut(const CutReport& report) {
              {"reason", report.reason}}));
 }
 
-void Daemon::cut_stands(uint64_t number) { send(dump({{"type", "cut_stands"}, {"number", number}})); }
+void Daemon::snapshot_stands(uint64_t number) { send(dump({{"type", "snapshot_stands"}, {"number", number}})); }
 
 void Daemon::fault(const Culprit& culprit, std::string_view op, int error, std::string_view text) {
   send(dump({{"type", "fault"},
@@ -184,11 +184,11 @@ void Daemon::fault(const Culprit& culprit, std::string_view op, int error, std::
 
 void Daemon::phase(std::string_view name) { send(dump({{"type", "phase"}, {"name", name}, {"t", now_ns()}})); }
 
-void Daemon::redone(const RedoReport& report) {
+void Daemon::replayed(const ReplayReport& report) {
   Json first;
   if (report.first_difference) first = *report.first_difference;
   send(dump({{"type", "phase"},
-             {"name", "redone"},
+             {"name", "replayed"},
              {"t", now_ns()},
              {"records", report.records},
              {"compared", report.compared},
@@ -248,7 +248,7 @@ void Daemon::hang_up() {
 void Daemon::round(const RoundReport& report) {
   send(dump({{"type", "round"},
              {"number", report.number},
-             {"cut", report.cut},
+             {"snapshot", report.snapshot},
              {"total_bytes", report.total_bytes},
              {"copied_bytes", report.copied_bytes},
              {"settled_bytes", report.settled_bytes},
@@ -265,14 +265,14 @@ void Daemon::move_failed(std::string_view code, std::string_view text) {
   send(dump({{"type", "move_failed"}, {"code", code}, {"text", text}}));
 }
 
-void Daemon::handed_over(uint64_t cut, uint64_t position, uint64_t stopped, uint64_t drained, double cut_ms) {
+void Daemon::handed_over(uint64_t snapshot, uint64_t position, uint64_t stopped, uint64_t drained, double snapshot_ms) {
   send(dump({{"type", "handed_over"},
-             {"cut", cut},
+             {"snapshot", snapshot},
              {"position", position},
              {"t", now_ns()},
              {"stopped_t", stopped},
              {"drained_t", drained},
-             {"cut_ms", cut_ms}}));
+             {"snapshot_ms", snapshot_ms}}));
 }
 
 void Daemon::handover_failed(std::string_view text) { send(dump({{"type", "handover_failed"}, {"text", text}})); }
@@ -283,9 +283,9 @@ void Daemon::suspend_progress(uint64_t done_bytes, uint64_t total_bytes) {
 
 void Daemon::prepared(double ms) { send(dump({{"type", "prepared"}, {"ms", ms}})); }
 
-void Daemon::suspended(uint64_t cut, uint64_t position, uint64_t bytes, double ms) {
+void Daemon::suspended(uint64_t snapshot, uint64_t position, uint64_t bytes, double ms) {
   send(dump({{"type", "suspended"},
-             {"cut", cut},
+             {"snapshot", snapshot},
              {"position", position},
              {"bytes", bytes},
              {"t", now_ns()},

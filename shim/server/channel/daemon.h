@@ -25,7 +25,7 @@
 
 namespace xmig::server {
 
-struct CutReport {
+struct SnapshotReport {
   uint64_t number = 0, position = 0, sequence = 0;
   double ms = 0;         // in which nothing was executed and the device was idle
   double waited_ms = 0;  // before that, for the device to finish what it had
@@ -44,15 +44,15 @@ struct Culprit {
   uint64_t until = 0;
 };
 
-// What a round of a move has done. Of the bytes that the cut holds, `settled` are here and are right, `differing` are not
+// What a round of a move has done. Of the bytes that the snapshot holds, `settled` are here and are right, `differing` are not
 // (yet), `copied` were copied now. `loading_ms`: what code took to load, after the `ms` of the rest.
 struct RoundReport {
-  uint64_t number = 0, cut = 0;
+  uint64_t number = 0, snapshot = 0;
   uint64_t total_bytes = 0, copied_bytes = 0, settled_bytes = 0, differing_bytes = 0;
   double ms = 0, loading_ms = 0;
 };
 
-struct RedoReport {
+struct ReplayReport {
   uint64_t records = 0, compared = 0, differing = 0;
   std::optional<uint64_t> first_difference;
 };
@@ -84,11 +84,11 @@ class Daemon {
   void memory_add(const Hosted& memory);
   void memory_again(const Hosted& memory);  // in an announcement: it is nothing new
   void memory_drop(uint64_t id);
-  void cut(const CutReport& report);
-  void cut_stands(uint64_t number);
+  void snapshot(const SnapshotReport& report);
+  void snapshot_stands(uint64_t number);
   void fault(const Culprit& culprit, std::string_view op, int error, std::string_view text);
   void phase(std::string_view name);
-  void redone(const RedoReport& report);
+  void replayed(const ReplayReport& report);
   void program_error(uint64_t sequence, int error);
   void injected(uint64_t id);
   void garbage(uint64_t position, std::string_view text);
@@ -104,11 +104,11 @@ class Daemon {
   void round(const RoundReport& report);
   void round_progress(uint64_t number, uint64_t copied_bytes);
   void move_failed(std::string_view code, std::string_view text);
-  void handed_over(uint64_t cut, uint64_t position, uint64_t stopped, uint64_t drained, double cut_ms);
+  void handed_over(uint64_t snapshot, uint64_t position, uint64_t stopped, uint64_t drained, double snapshot_ms);
   void handover_failed(std::string_view text);
   void suspend_progress(uint64_t done_bytes, uint64_t total_bytes);
   void prepared(double ms);
-  void suspended(uint64_t cut, uint64_t position, uint64_t bytes, double ms);
+  void suspended(uint64_t snapshot, uint64_t position, uint64_t bytes, double ms);
   void suspend_failed(std::string_view text);
   void resume_failed(std::string_view code, std::string_view text);
 

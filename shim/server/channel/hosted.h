@@ -11,7 +11,7 @@ namespace xmig::server {
 
 enum class HostedKind : uint8_t {
   kDevice,  // physical memory of the program's device range
-  kShadow,  // where cuts keep the content of changed chunks
+  kShadow,  // where snapshots keep the content of changed chunks
   kImage,   // a module image
 };
 
@@ -35,13 +35,13 @@ struct Hosted {
   std::string name;
   ipc::UniqueFd fd;
   bool mapped = false;   // it is plain, and at its address all the same, for the processor only
-  bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own cut
+  bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own snapshot
 
   // The daemon gives it back by name: one of these, or `file:` and the file's name.
   Place place() const {
     return name.empty() ? Place::kDevice : name == kLockedName || name == kPlainName ? Place::kHost : Place::kFile;
   }
-  // Has it no address that the device reaches? Then it is read and written by the processor (Bounce).
+  // Has it no address that the device reaches? Then it is read and written by the processor (StagingCopy).
   bool plain() const { return name == kPlainName || place() == Place::kFile; }
 };
 

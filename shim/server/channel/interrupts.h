@@ -13,8 +13,8 @@ namespace xmig::server {
 
 class Interrupts {
  public:
-  // kAnswer: if there is nothing to cut, the daemon is told so.
-  enum What : uint32_t { kStop = 1, kCut = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
+  // kAnswer: if there is nothing to preserve, the daemon is told so.
+  enum What : uint32_t { kStop = 1, kSnapshot = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
 
   // `release`: the executor can be woken on any processor now.
   Interrupts(const Job& job, std::function<void()> release) : job_(job), release_(std::move(release)) {}
@@ -27,21 +27,21 @@ class Interrupts {
     header.doorbell.fetch_add(1, std::memory_order_seq_cst);
     journal::futex_wake(header.doorbell);
   }
-  // How often a cut that was asked for was taken, or found not to be needed or not possible.
-  uint64_t cuts_decided() const { return cuts_decided_.load(); }
+  // How often a snapshot that was asked for was taken, or found not to be needed or not possible.
+  uint64_t snapshots_decided() const { return snapshots_decided_.load(); }
 
   // The executor's thread.
   uint32_t pending(std::memory_order order = std::memory_order_relaxed) const { return pending_.load(order); }
   void add(uint32_t what) { pending_.fetch_or(what); }
   // Which of these there were.
   uint32_t take(uint32_t what) { return pending_.fetch_and(~what) & what; }
-  void cut_decided() { cuts_decided_.fetch_add(1); }
+  void snapshot_decided() { snapshots_decided_.fetch_add(1); }
 
  private:
   const Job& job_;
   const std::function<void()> release_;
   std::atomic<uint32_t> pending_{0};
-  std::atomic<uint64_t> cuts_decided_{0};
+  std::atomic<uint64_t> snapshots_decided_{0};
 };
 
 }  // namespace xmig::server

@@ -111,8 +111,8 @@ void read_injection(Fields& fields, device::Injection& injection) {
                 {{"record", InjectPoint::kRecord},
                  {"kernel", InjectPoint::kKernel},
                  {"copy", InjectPoint::kCopy},
-                 {"cut", InjectPoint::kCut},
-                 {"redo", InjectPoint::kRedo},
+                 {"snapshot", InjectPoint::kSnapshot},
+                 {"replay", InjectPoint::kReplay},
                  {"import", InjectPoint::kImport}});
   fields.choice("kind", injection.kind,
                 {{"kill", InjectKind::kKill}, {"fault", InjectKind::kFault}, {"hang", InjectKind::kHang}});
@@ -141,8 +141,8 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
        {"move", AssignMode::kMove},
        {"resume", AssignMode::kResume}});
   fields.integer("client_pid", assign.client_pid);
-  fields.real("cut_budget", assign.cut_budget);
-  if (!(assign.cut_budget > 0 && assign.cut_budget <= 1)) fields.fail("cut_budget is not in (0, 1]");
+  fields.real("snapshot_cost", assign.snapshot_cost);
+  if (!(assign.snapshot_cost > 0 && assign.snapshot_cost <= 1)) fields.fail("snapshot_cost is not in (0, 1]");
   if (fields.has("stall_bound")) fields.real("stall_bound", assign.stall_bound);
   if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
@@ -276,20 +276,20 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fields.finished()) request = Go{};
   } else if (type == "enter") {
     if (fields.finished()) request = Enter{};
-  } else if (type == "cut") {
-    TakeCut cut;
-    if (fields.has("host")) fields.boolean("host", cut.host.emplace());
-    if (fields.finished()) request = cut;
+  } else if (type == "snapshot") {
+    TakeSnapshot snapshot;
+    if (fields.has("host")) fields.boolean("host", snapshot.host.emplace());
+    if (fields.finished()) request = snapshot;
   } else if (type == "round") {
     Round round;
     fields.unsigned_number("number", round.number);
-    fields.unsigned_number("cut", round.cut);
+    fields.unsigned_number("snapshot", round.snapshot);
     if (fields.finished()) request = round;
   } else if (type == "handover") {
     if (fields.finished()) request = Handover{};
   } else if (type == "take") {
     Take take;
-    fields.unsigned_number("cut", take.cut);
+    fields.unsigned_number("snapshot", take.snapshot);
     if (fields.finished()) request = take;
   } else if (type == "room") {
     if (fds.empty()) fields.fail("room comes with descriptors");

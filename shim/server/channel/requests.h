@@ -20,7 +20,7 @@ namespace xmig::server {
 // gone.
 enum class AssignMode { kFresh, kRecover, kLost, kMove, kResume };
 
-// A fault that belongs to the program: redo up to this record, then hand it over.
+// A fault that belongs to the program: replay up to this record, then hand it over.
 struct Delivery {
   uint64_t sequence;
   int error;
@@ -33,14 +33,14 @@ struct Careful {
 };
 
 struct JobFds {
-  ipc::UniqueFd journal, staging, pinned, cut[2];
+  ipc::UniqueFd journal, staging, pinned, snapshot[2];
 };
 
 struct Assign {
   std::string job;
   AssignMode mode = AssignMode::kFresh;
   int client_pid = 0;
-  double cut_budget = 0.01;   // share of time that cuts may cost
+  double snapshot_cost = 0.01;   // share of time that snapshots may cost
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
   std::optional<Delivery> deliver;
@@ -65,19 +65,19 @@ struct Enter {};
 struct Inject {
   device::Injection injection;
 };
-struct TakeCut {
+struct TakeSnapshot {
   std::optional<bool> host;  // from now on, is the whole shadow kept in host memory?
 };
-// kMove: copy what this cut holds and is not here yet.
+// kMove: copy what this snapshot holds and is not here yet.
 struct Round {
   uint64_t number = 0;
-  uint64_t cut = 0;
+  uint64_t snapshot = 0;
 };
-// Stop for good, at a cut: another server goes on from there.
+// Stop for good, at a snapshot: another server goes on from there.
 struct Handover {};
-// kMove: that cut of the source is its last one. The job is this server's.
+// kMove: that snapshot of the source is its last one. The job is this server's.
 struct Take {
-  uint64_t cut = 0;
+  uint64_t snapshot = 0;
 };
 // Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next.
 struct Room {
@@ -92,9 +92,9 @@ struct PrepareSuspend {
   std::vector<ipc::UniqueFd> room;  // kHost: what came before it
 };
 struct Suspend {};
-// To a standby: load what these cuts of the process have that it may get.
+// To a standby: load what these snapshots of the process have that it may get.
 struct LoadAhead {
-  ipc::UniqueFd cut[2];
+  ipc::UniqueFd snapshot[2];
 };
 struct AbortSuspend {};
 struct Pause {};
@@ -115,7 +115,7 @@ struct Stop {
   std::string reason;
 };
 
-using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeCut, Round, Handover, Take, Room,
+using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
                              Backlog, Stop>;
 

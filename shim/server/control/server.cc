@@ -196,7 +196,7 @@ void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
   const Services services{*device_, device_->driver(), contexts_, daemon_, log_, faults_, injector_, *job_};
-  const Limits limits{assignment_->cut_budget, assignment_->hang_timeout, assignment_->stall_bound};
+  const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
   executor_ = std::make_unique<Executor>(services, preload_, physical_, limits);
 }
 
@@ -249,12 +249,12 @@ void Server::give_back(const std::string& why) {
   ::_exit(kLostExit);
 }
 
-// The cuts are written by the process's server all the time: of the two, one is whole.
+// The snapshots are written by the process's server all the time: of the two, one is whole.
 std::optional<int> Server::operator()(LoadAhead& request) {
   if (assignment_) return std::nullopt;
-  std::optional<CutContent> newest;
-  for (const ipc::UniqueFd& fd : request.cut) {
-    Result<CutContent> content = read_cut_file(fd.get());
+  std::optional<SnapshotContent> newest;
+  for (const ipc::UniqueFd& fd : request.snapshot) {
+    Result<SnapshotContent> content = read_snapshot_file(fd.get());
     if (content && (!newest || content->number > newest->number)) newest = std::move(*content);
   }
   if (newest) preload_.want(*newest);
@@ -310,12 +310,12 @@ std::optional<int> Server::operator()(Inject& request) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(TakeCut& request) {
+std::optional<int> Server::operator()(TakeSnapshot& request) {
   if (!begun_) return std::nullopt;
   if (request.host && serving_) {
     executor_->departure().keep_on_host(*request.host);
   } else {
-    executor_->ask_for_cut();
+    executor_->ask_for_snapshot();
   }
   return std::nullopt;
 }

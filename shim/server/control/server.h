@@ -48,7 +48,7 @@ class Server {
   std::optional<int> operator()(Go& request);
   std::optional<int> operator()(Enter& request);
   std::optional<int> operator()(Inject& request);
-  std::optional<int> operator()(TakeCut& request);
+  std::optional<int> operator()(TakeSnapshot& request);
   std::optional<int> operator()(Round& request);
   std::optional<int> operator()(Handover& request);
   std::optional<int> operator()(Take& request);

@@ -58,10 +58,10 @@ void Server::move() {
 Result<> Server::make_step(Step& step) {
   Incoming& incoming = executor_->incoming();
   if (auto* const add = std::get_if<MemoryAdd>(&step)) return incoming.import(std::move(add->memory));
-  if (const auto* const round = std::get_if<Round>(&step)) return incoming.round(round->number, round->cut);
+  if (const auto* const round = std::get_if<Round>(&step)) return incoming.round(round->number, round->snapshot);
   if (const auto* const take = std::get_if<Take>(&step)) {
     enter_job();
-    return executor_->take(take->cut);
+    return executor_->take(take->snapshot);
   }
   incoming.forget(std::get<MemoryDrop>(step).id);
   return {};

@@ -113,7 +113,7 @@ Executor::Executor(const Services& services, Preload& preload, Physical& physica
       interrupts_(job_, [this] { placement_.release(); }),
       staging_(memory_),
       snapshots_(services_, memory_, granules_, objects_, staging_),
-      schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.cut_budget, device_.recovery_ns()),
+      schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -158,7 +158,7 @@ Executor::~Executor() {
 void Executor::run_to_tail() {
   while (!broken_ && execute_batch()) {
     waits_.poll();
-    consider_cut(false);
+    consider_snapshot(false);
   }
 }
 
@@ -189,10 +189,10 @@ Result<> Executor::start_fresh() {
   return {};
 }
 
-Result<> Executor::take(uint64_t cut) {
-  const uint64_t last = job_.header().cut.load() >> 1;
-  if (last != cut) {
-    return Error{"the journal's last cut is " + std::to_string(last) + " and not " + std::to_string(cut), "bad_cut"};
+Result<> Executor::take(uint64_t snapshot) {
+  const uint64_t last = job_.header().snapshot.load() >> 1;
+  if (last != snapshot) {
+    return Error{"the journal's last snapshot is " + std::to_string(last) + " and not " + std::to_string(snapshot), "bad_snapshot"};
   }
   return recovery_.arrive({});
 }
@@ -214,7 +214,7 @@ Result<> Executor::run() {
   const uint64_t longest = longest_spin(), watch = longest_watch();
   uint64_t spin = longest;
   uint32_t looks = 0;
-  check_finished_redo();  // who takes a job over tells so before it executes anything
+  check_finished_replay();  // who takes a job over tells so before it executes anything
   while (!broken_) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
     bool worked = !schedule_.stopping() && execute_batch();
@@ -226,10 +226,10 @@ Result<> Executor::run() {
       spin = kShortestSpin;  // it has waited there already
       continue;
     }
-    worked |= check_finished_redo();
+    worked |= check_finished_replay();
     snapshots_.trim();
     snapshots_.trim_shadow();
-    consider_cut(!worked);
+    consider_snapshot(!worked);
     if (worked) {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
       if (idle_since != 0) spin = std::min(2 * spin, longest);
@@ -275,7 +275,7 @@ uint32_t Executor::hear(journal::JournalHeader& header) {
 // between two batches? Who waits for the device gives way as well.
 bool Executor::gives_way() {
   const bool waits = waits_.watching() || waits_.at_barrier();
-  if (schedule_.stopping() || schedule_.cut_now() || interrupts_.pending() != 0 ||
+  if (schedule_.stopping() || schedule_.snapshot_now() || interrupts_.pending() != 0 ||
       (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
     placement_.leave();
   }
@@ -301,7 +301,7 @@ void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   const std::lock_guard lock(memory_.mutex);
   const auto only_this_thread = daemon_.attach(std::move(socket));
   const JobFds& fds = job_.fds();
-  const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.cut[0].get(), fds.cut[1].get()};
+  const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.snapshot[0].get(), fds.snapshot[1].get()};
   daemon_.announce(job_.name(), device, job_.client_pid(), generation_, all);
   const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
   memory_.hosting.for_each(add);
@@ -343,7 +343,7 @@ bool Executor::execute_batch() {
     if (waits_.unarmed()) waits_.arm();
     execute_one();
     caller_ = record_.header().thread;
-    if (schedule_.cut_now()) break;
+    if (schedule_.snapshot_now()) break;
   }
   publish_executed();
   return true;
@@ -414,7 +414,7 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
 
 void Executor::execute() {
   const uint64_t sequence = record_.sequence();
-  if (replay_.running() && position_ < replay_.until()) injector_.at_redo(replay_.count(), sequence);
+  if (replay_.running() && position_ < replay_.until()) injector_.at_replay(replay_.count(), sequence);
   if (replay_.delivers_at(sequence)) [[unlikely]] {
     fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
   }
@@ -546,9 +546,9 @@ void Executor::dispatch() {
 void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error) {
   failures_[ordinal] = {static_cast<uint32_t>(error), 0, sequence};
   any_failure_ = true;
-  // First the cut: a later redo must not start before the fault, which it would meet again after the program has
+  // First the snapshot: a later replay must not start before the fault, which it would meet again after the program has
   // perhaps reset the context already.
-  if (!take_cut("program error")) interrupts_.add(Interrupts::kCut);
+  if (!take_snapshot("program error")) interrupts_.add(Interrupts::kSnapshot);
   journal::JournalHeader& header = job_.header();
   header.context_error_ordinal.store(ordinal);
   header.context_error_sequence.store(sequence);
@@ -557,7 +557,7 @@ void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error)
 }
 
 void Executor::publish_executed() {
-  if (position_ <= published_) return;  // a redo is not there yet
+  if (position_ <= published_) return;  // a replay is not there yet
   published_ = position_;
   job_.header().executed.store(position_, std::memory_order_release);
 }
@@ -612,15 +612,15 @@ void Executor::garbage(std::string text) {
   broken_ = "the journal does not decode at position " + std::to_string(position_) + ": " + std::move(text);
 }
 
-bool Executor::check_finished_redo() {
+bool Executor::check_finished_replay() {
   if (!replay_.running() || position_ < replay_.until() || !replies_.all_met()) return false;
   replay_.end();
-  RedoReport report = replies_.report();
+  ReplayReport report = replies_.report();
   report.records = replay_.records();
-  daemon_.redone(report);
+  daemon_.replayed(report);
   if (const std::string text = replay_.times(now_ns()); !text.empty()) log_(Level::kInfo, text);
   if (report.differing != 0) {
-    log_(Level::kWarning, "the redo was not bit-exact: " + std::to_string(report.differing) + " of " +
+    log_(Level::kWarning, "the replay was not bit-exact: " + std::to_string(report.differing) + " of " +
                               std::to_string(report.compared) + " results differ, first that of record " +
                               std::to_string(report.first_difference.value_or(0)));
   }

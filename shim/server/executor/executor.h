@@ -1,4 +1,4 @@
-// The executor: reads the journal, drives the device. One thread; it never waits for the device except to take a cut.
+// The executor: reads the journal, drives the device. One thread; it never waits for the device except to take a snapshot.
 //
 // Invariants:
 //   position_ is the start of the next record; everything before it was executed once, in order.
@@ -67,7 +67,7 @@ using Handler = CUresult (*)(Executor&, Record&);
 extern const Handler kHandlers[];  // by Op; generated
 
 struct Limits {
-  double cut_budget;          // the share of time that may be spent on cuts
+  double snapshot_cost;          // the share of time that may be spent on snapshots
   double hang_timeout = 0;    // seconds without progress after which the device's work counts as hung; 0: never
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
 };
@@ -82,8 +82,8 @@ class Executor final : public Witness, private Execution {
   Result<> recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry) {
     return recovery_.follow(std::move(given), deliver, careful, entry);
   }
-  // The job of a move's source, whose last cut is this one. Before that, and before a resumption: Incoming.
-  Result<> take(uint64_t cut);
+  // The job of a move's source, whose last snapshot is this one. Before that, and before a resumption: Incoming.
+  Result<> take(uint64_t snapshot);
   // A job that no server has, whose memory is all in its shadow.
   Result<> resume_suspended(std::vector<Hosted> given);
   Incoming& incoming() { return incoming_; }
@@ -95,9 +95,9 @@ class Executor final : public Witness, private Execution {
 
   // From other threads.
   void stop() { interrupts_.request(Interrupts::kStop); }
-  void ask_for_cut() { interrupts_.request(Interrupts::kCut | Interrupts::kAnswer); }
+  void ask_for_snapshot() { interrupts_.request(Interrupts::kSnapshot | Interrupts::kAnswer); }
   void pause() { interrupts_.request(Interrupts::kPause); }
-  // Stop at a cut: another server takes the job, unless resume() comes first.
+  // Stop at a snapshot: another server takes the job, unless resume() comes first.
   void hand_over() { interrupts_.request(Interrupts::kHandover); }
   void suspend() { interrupts_.request(Interrupts::kSuspend); }
   Departure& departure() { return departure_; }
@@ -124,7 +124,7 @@ class Executor final : public Witness, private Execution {
     return variables_.empty() ? address : variable_at(address);
   }
   // May a record's work touch this? Device memory that is allocated; the program's page-locked memory too, which a
-  // redo would write once more than the program expects, so that a cut follows.
+  // replay would write once more than the program expects, so that a snapshot follows.
   bool reachable(uint64_t address, uint64_t bytes) {
     if (live(address, bytes)) return true;
     if (!job_.is_pinned(address, bytes)) return false;
@@ -191,7 +191,7 @@ class Executor final : public Witness, private Execution {
  private:
   enum class Mode {
     kRun,      // from the ring
-    kRestore,  // object records of a cut
+    kRestore,  // object records of a snapshot
     kObjects,  // from the ring, but the device's work is done already: objects only
   };
   struct HostCall;     // host_functions.cc
@@ -228,14 +228,14 @@ class Executor final : public Witness, private Execution {
   void unregister_shared();
   const std::vector<CUstream>& busy_streams(uint32_t ordinal);
   CUstream thread_stream();
-  bool check_finished_redo();
+  bool check_finished_replay();
 
   void settle_after_arrival();
 
   // stops.cc
-  void consider_cut(bool idle);
+  void consider_snapshot(bool idle);
   std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
-  bool nothing_to_cut(uint32_t asked);
+  bool nothing_to_snapshot(uint32_t asked);
   void act_upon(const Schedule::Stop& stop);
   bool external_waits();
   bool device_idle();
@@ -246,12 +246,12 @@ class Executor final : public Witness, private Execution {
   uint64_t position() const override { return position_; }
   bool replaying() const override { return replay_.running(); }
   void come_to_rest() override;
-  Result<> take_cut(const char* reason, uint64_t stopped = 0) override;
+  Result<> take_snapshot(const char* reason, uint64_t stopped = 0) override;
   void park(const std::function<void()>& tell) override;
   void go_on() override;
   void entered() override;
-  void start_at(const CutContent& content, uint64_t executed) override;
-  Result<> make_objects(const CutContent& content) override;
+  void start_at(const SnapshotContent& content, uint64_t executed) override;
+  Result<> make_objects(const SnapshotContent& content) override;
   Result<> restore_variables() override;
   Result<> execute_objects(uint64_t until) override;
   void begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) override;
@@ -291,7 +291,7 @@ class Executor final : public Witness, private Execution {
   template <typename Work>
   CUresult on_device_of(uint32_t ordinal, CUstream stream, Work&& work) {
     if (capture_ || ordinal == stream_ordinal()) {
-      contexts_.use(stream_ordinal());  // a cut that was taken meanwhile may have left another one
+      contexts_.use(stream_ordinal());  // a snapshot that was taken meanwhile may have left another one
       return work(stream);
     }
     CUstream aside = nullptr;
@@ -326,7 +326,7 @@ class Executor final : public Witness, private Execution {
 
   // Work of the device reads or writes page-locked memory by itself.
   void uses_pinned() {
-    schedule_.set_cut_now(true);
+    schedule_.set_snapshot_now(true);
     intake_.may_write_all();
   }
 
@@ -401,7 +401,7 @@ class Executor final : public Witness, private Execution {
   bool any_failure_ = false;
   std::optional<std::string> broken_;  // the job is over, and why
 
-  std::string cut_trouble_;  // the last reason why a cut was not possible: logged once
+  std::string snapshot_trouble_;  // the last reason why a snapshot was not possible: logged once
   std::atomic<uint64_t> outside_waits_{0};  // host functions that the program has yet to run
   std::atomic<bool> value_waits_{false};    // a stream waits for a value that a later record may write
 

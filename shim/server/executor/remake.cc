@@ -1,4 +1,4 @@
-// For a recovery: the program's objects are made again, and execution begins at the last cut.
+// For a recovery: the program's objects are made again, and execution begins at the last snapshot.
 #include <algorithm>
 
 #include "server/clock.h"
@@ -7,7 +7,7 @@
 namespace xmig::server {
 namespace {
 
-// Which records of the ring change what a cut keeps beside memory.
+// Which records of the ring change what a snapshot keeps beside memory.
 bool changes_objects(Op op) {
   switch (op) {
     case Op::cuStreamCreateWithPriority:
@@ -45,7 +45,7 @@ bool changes_objects(Op op) {
 
 void Executor::entered() { generation_ = job_.header().generation.load(); }
 
-void Executor::start_at(const CutContent& content, uint64_t executed) {
+void Executor::start_at(const SnapshotContent& content, uint64_t executed) {
   position_ = content.position;
   published_ = executed;
   sequence_ = content.sequence;
@@ -53,7 +53,7 @@ void Executor::start_at(const CutContent& content, uint64_t executed) {
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
 }
 
-Result<> Executor::make_objects(const CutContent& content) {
+Result<> Executor::make_objects(const SnapshotContent& content) {
   mode_ = Mode::kRestore;
   for (const std::span<const std::byte> stored : content.objects) {
     if (Result<> made = make_object(stored); !made) return made;
@@ -69,18 +69,18 @@ Result<> Executor::make_objects(const CutContent& content) {
 
 Result<> Executor::make_object(std::span<const std::byte> stored) {
   if (!record_.load_stored(stored) || record_.header().ordinal >= contexts_.count()) {
-    return Error{"an object record of the last cut does not decode"};
+    return Error{"an object record of the last snapshot does not decode"};
   }
   contexts_.use(record_.header().ordinal);
   used_stream_.reset();
   const CUresult result = kHandlers[record_.header().op](*this, record_);
   faults_.check(result);
   if (result == CUDA_SUCCESS && !broken_) return {};
-  return Error{std::string("an object of the last cut cannot be made again: ") + record_.info().name + ": CUDA error " +
+  return Error{std::string("an object of the last snapshot cannot be made again: ") + record_.info().name + ": CUDA error " +
                std::to_string(result)};
 }
 
-// It was complete at the cut. Times between such events and later ones are lost.
+// It was complete at the snapshot. Times between such events and later ones are lost.
 void Executor::record_again(const RecordedEvent& recorded) {
   Event* const event =
       recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;

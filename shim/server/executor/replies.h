@@ -61,11 +61,11 @@ class Replies {
   }
   void compare(const Answer& answer, uint32_t result, uint64_t hash);
 
-  // Work whose outcome will be compared later; the redo is complete only after it.
+  // Work whose outcome will be compared later; the replay is complete only after it.
   void expect() { expected_.fetch_add(1, std::memory_order_relaxed); }
   void met() { expected_.fetch_sub(1, std::memory_order_release); }
   bool all_met() const { return expected_.load(std::memory_order_acquire) == 0; }
-  RedoReport report() const {
+  ReplayReport report() const {
     const std::lock_guard lock(mutex_);
     return report_;
   }
@@ -74,7 +74,7 @@ class Replies {
   void* const program_;
   std::atomic<uint64_t> expected_{0};
   mutable std::mutex mutex_;
-  RedoReport report_;  // guarded by mutex_
+  ReplayReport report_;  // guarded by mutex_
 };
 
 inline void Replies::compare(const Answer& answer, uint32_t result, uint64_t hash) {

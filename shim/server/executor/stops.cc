@@ -1,4 +1,4 @@
-// Where the executor stops between two records: until the device is idle, to take a cut; or until somebody lets it go on.
+// Where the executor stops between two records: until the device is idle, to take a snapshot; or until somebody lets it go on.
 #include <unistd.h>
 
 #include "journal/futex.h"
@@ -7,8 +7,8 @@
 
 namespace xmig::server {
 
-// Device work that only ends when the program does something: a cut that waited for it could wait for ever, because the
-// program may in turn wait for records that come after the cut.
+// Device work that only ends when the program does something: a snapshot that waited for it could wait for ever, because the
+// program may in turn wait for records that come after the snapshot.
 bool Executor::external_waits() {
   if (outside_waits_.load(std::memory_order_acquire) != 0) return true;
   if (value_waits_ && !device_idle()) return true;
@@ -19,9 +19,9 @@ bool Executor::external_waits() {
          header.callbacks_taken.load(std::memory_order_acquire);
 }
 
-// Decides between two batches whether to cut, and if so stops execution until the device is idle. The executor goes on
+// Decides between two batches whether to take a snapshot, and if so stops execution until the device is idle. The executor goes on
 // answering meanwhile.
-void Executor::consider_cut(bool idle) {
+void Executor::consider_snapshot(bool idle) {
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {
@@ -46,8 +46,8 @@ void Executor::act_upon(const Schedule::Stop& stop) {
     case Interrupts::kHandover: return departure_.hand_over(stop.since);
     case Interrupts::kSuspend: return departure_.suspend(stop.since);
     default:
-      static_cast<void>(take_cut(stop.reason, stop.since));  // if it was not possible, the log says why
-      interrupts_.cut_decided();
+      static_cast<void>(take_snapshot(stop.reason, stop.since));  // if it was not possible, the log says why
+      interrupts_.snapshot_decided();
   }
 }
 
@@ -57,7 +57,7 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
   }
   const uint64_t gained = position_ - snapshots_.position();
   const uint32_t asked = interrupts_.pending();
-  if (gained == 0 && nothing_to_cut(asked)) return std::nullopt;
+  if (gained == 0 && nothing_to_snapshot(asked)) return std::nullopt;
   const journal::JournalHeader& header = job_.header();
   std::optional<Schedule::Stop> stop = schedule_.wanted({
       .now = now,
@@ -82,20 +82,20 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
   return stop;
 }
 
-// Nothing was executed since the last cut. Is there nothing to stop for either? Then who asked for a cut is told so.
-bool Executor::nothing_to_cut(uint32_t asked) {
+// Nothing was executed since the last snapshot. Is there nothing to stop for either? Then who asked for a snapshot is told so.
+bool Executor::nothing_to_snapshot(uint32_t asked) {
   const std::atomic<bool>& must_settle = staging_.wishes.must_settle;
-  schedule_.set_cut_now(false);
+  schedule_.set_snapshot_now(false);
   if (asked & (Interrupts::kPause | Interrupts::kHandover | Interrupts::kSuspend)) return false;
-  if (asked & Interrupts::kCut && must_settle) return false;
-  if (!(asked & (Interrupts::kCut | Interrupts::kAnswer))) return true;
-  const uint32_t answered = interrupts_.take(Interrupts::kCut | Interrupts::kAnswer);
+  if (asked & Interrupts::kSnapshot && must_settle) return false;
+  if (!(asked & (Interrupts::kSnapshot | Interrupts::kAnswer))) return true;
+  const uint32_t answered = interrupts_.take(Interrupts::kSnapshot | Interrupts::kAnswer);
   if (must_settle) {
-    interrupts_.add(answered);  // since the look at `asked` there is something to cut after all
+    interrupts_.add(answered);  // since the look at `asked` there is something to preserve after all
   } else if (answered & Interrupts::kAnswer) {
-    daemon_.cut_stands(snapshots_.number());
+    daemon_.snapshot_stands(snapshots_.number());
   }
-  interrupts_.cut_decided();
+  interrupts_.snapshot_decided();
   return true;
 }
 
@@ -124,7 +124,7 @@ void Executor::come_to_rest() {
   publish_executed();
 }
 
-Result<> Executor::take_cut(const char* reason, uint64_t stopped) {
+Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   if (placement_.bound()) placement_.leave();
   if (external_waits()) return Error{"work of the device waits for the program"};
   come_to_rest();
@@ -138,24 +138,24 @@ Result<> Executor::take_cut(const char* reason, uint64_t stopped) {
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
   if (!taken) {
-    schedule_.cut_failed(now_ns());
-    if (taken.why() != cut_trouble_) {
-      log_(Level::kWarning, "no cut is possible, the last one stays: " + taken.why() +
-                                ". The job goes on; a recovery would redo more, and a full journal would stop it");
-      cut_trouble_ = taken.why();
+    schedule_.snapshot_failed(now_ns());
+    if (taken.why() != snapshot_trouble_) {
+      log_(Level::kWarning, "no snapshot is possible, the last one stays: " + taken.why() +
+                                ". The job goes on; a recovery would replay more, and a full journal would stop it");
+      snapshot_trouble_ = taken.why();
     }
     return taken.error();
   }
-  cut_trouble_.clear();
+  snapshot_trouble_.clear();
   relocation_.settle_at(0);
   const uint64_t waited = stopped != 0 ? start - stopped : 0;
-  schedule_.cut_taken(start, taken->end, taken->once_ns, waited);
-  CutReport& report = taken->report;
+  schedule_.snapshot_taken(start, taken->end, taken->once_ns, waited);
+  SnapshotReport& report = taken->report;
   report.reason = reason;
   report.ms = static_cast<double>(taken->end - start) / 1e6;
   report.waited_ms = static_cast<double>(waited) / 1e6;
   interrupts_.take(Interrupts::kAnswer);
-  daemon_.cut(report);
+  daemon_.snapshot(report);
   relocation_.end_settling();
   return {};
 }

@@ -83,7 +83,7 @@ CUresult Waits::query(Wait& wait) const {
 }
 
 bool Waits::poll() {
-  // A redo watches hundreds at a time, most of them for the same stream: that one is asked once.
+  // A replay watches hundreds at a time, most of them for the same stream: that one is asked once.
   const Wait* unready = nullptr;
   const auto is_ready = [&](const std::unique_ptr<Wait>& wait) {
     if (unready && wait->ordinal == unready->ordinal && wait->streams == unready->streams && wait->event == unready->event &&
@@ -133,7 +133,7 @@ void Waits::hand_over() {
   if (watched_.empty()) return;
   arm();
   const std::lock_guard lock(mutex_);
-  // Nobody waits for those that a redo compares.
+  // Nobody waits for those that a replay compares.
   std::erase_if(watched_, [&](std::unique_ptr<Wait>& wait) {
     if (wait->answer.replied || wait->barrier) return false;
     queue_.push_back(std::move(wait));

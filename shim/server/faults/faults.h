@@ -1,5 +1,5 @@
 // The end of a server whose device has a sticky fault: tell the daemon, exit. Nothing is answered any more; the next
-// server does that, after a redo.
+// server does that, after a replay.
 //
 // What lies in this folder: faults, watchdog (a device that does not come back counts as one), injector (faults on purpose).
 #pragma once

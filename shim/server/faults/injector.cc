@@ -19,8 +19,8 @@ void Injector::arm(const device::Injection& injection) {
   Place place = kWork;
   switch (injection.point) {
     case device::InjectPoint::kRecord: break;
-    case device::InjectPoint::kRedo: place = kRedo; break;
-    case device::InjectPoint::kCut: place = kCut; break;
+    case device::InjectPoint::kReplay: place = kReplay; break;
+    case device::InjectPoint::kSnapshot: place = kSnapshot; break;
     case device::InjectPoint::kImport: place = kImport; break;
     case device::InjectPoint::kKernel:
     case device::InjectPoint::kCopy:
@@ -54,7 +54,7 @@ void Injector::at_record(uint64_t sequence, Stream stream) {
 }
 
 void Injector::strike_at(Place place, uint64_t count, uint64_t sequence) {
-  const auto point = place == kRedo ? device::InjectPoint::kRedo : device::InjectPoint::kCut;
+  const auto point = place == kReplay ? device::InjectPoint::kReplay : device::InjectPoint::kSnapshot;
   if (const auto injection = take(place, point, count)) hit(*injection, sequence, {});
 }
 

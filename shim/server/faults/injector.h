@@ -1,4 +1,4 @@
-// Faults on purpose. The server strikes at records, in cuts, in redos and at imports itself. What strikes in kernels and copies is,
+// Faults on purpose. The server strikes at records, in snapshots, in replays and at imports itself. What strikes in kernels and copies is,
 // on a device that can be spoiled, real work that faults, hangs or is killed beside them; other devices do it themselves.
 #pragma once
 
@@ -41,14 +41,14 @@ class Injector {
   std::optional<Beside> beside(device::InjectPoint point, uint64_t sequence, Stream stream);
   void strike(const Beside& beside);
 
-  void at_redo(uint64_t records, uint64_t sequence) { at(kRedo, records, sequence); }
-  bool cut_due(uint64_t chunks) const { return chunks >= next_[kCut].load(std::memory_order_relaxed); }
-  void at_cut(uint64_t chunks, uint64_t sequence) { at(kCut, chunks, sequence); }
+  void at_replay(uint64_t records, uint64_t sequence) { at(kReplay, records, sequence); }
+  bool snapshot_due(uint64_t chunks) const { return chunks >= next_[kSnapshot].load(std::memory_order_relaxed); }
+  void at_snapshot(uint64_t chunks, uint64_t sequence) { at(kSnapshot, chunks, sequence); }
   // What the driver is to answer to this import of another device's memory.
   CUresult at_import(uint64_t imports);
 
  private:
-  enum Place { kWork, kRedo, kCut, kImport, kPlaces };
+  enum Place { kWork, kReplay, kSnapshot, kImport, kPlaces };
   void at(Place place, uint64_t count, uint64_t sequence) {
     if (count >= next_[place].load(std::memory_order_relaxed)) [[unlikely]] strike_at(place, count, sequence);
   }

@@ -1,7 +1,7 @@
 // Copies between the program and the device.
 //
-// The journal is the source of copies from pageable memory: the payload stays where it is until a cut. Bytes from
-// pinned memory are kept on the device (CopyLog). Bytes that the program has are never written twice: a redo brings them
+// The journal is the source of copies from pageable memory: the payload stays where it is until a snapshot. Bytes from
+// pinned memory are kept on the device (CopyLog). Bytes that the program has are never written twice: a replay brings them
 // to a scratch buffer, and compares.
 //
 // A device copies from and to its own memory; where that is another one's than the stream's, peers.cc has the way.
@@ -165,18 +165,18 @@ CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) 
   return driver_.cuMemcpy3DPeerAsync(&copy, stream);
 }
 
-// Nothing, if not even a cut makes room.
+// Nothing, if not even a snapshot makes room.
 std::optional<uint64_t> Executor::log_space(uint32_t ordinal, uint64_t bytes) {
   const auto take = [&] {
     const std::lock_guard lock(memory_.mutex);
     return memory_.copy_log.take(ordinal, bytes, position_);
   };
   std::optional<uint64_t> space = take();
-  if (!space && bytes <= journal::kGranule && take_cut("much was copied from page-locked memory")) space = take();
+  if (!space && bytes <= journal::kGranule && take_snapshot("much was copied from page-locked memory")) space = take();
   return space;
 }
 
-// In stream order: from here on a redo finds the bytes where the record says.
+// In stream order: from here on a replay finds the bytes where the record says.
 CUresult Executor::note_copied(Record& record, uint64_t kept, CUstream stream) {
   record.shared()->reply_hash = kept;
   const auto state = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&record.shared()->state));
@@ -200,7 +200,7 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
   const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(home, to.bytes);
   return on_device_of(home, stream, [&](CUstream there) -> CUresult {
     if (!space) {
-      schedule_.set_cut_now(true);  // before the program can know that the buffer is its own again
+      schedule_.set_snapshot_now(true);  // before the program can know that the buffer is its own again
       return to_device_in_turn(to, from, home, there);
     }
     Plane kept{*space, args.width, args.width, args.height};

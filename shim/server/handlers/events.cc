@@ -36,7 +36,7 @@ CUresult Executor::on_cuEventSynchronize(Record& record) {
   return await(record, std::move(wait));
 }
 
-// Calls that only look. Where a redo passes one that said "complete", the program went on from there.
+// Calls that only look. Where a replay passes one that said "complete", the program went on from there.
 CUresult Executor::on_cuStreamQuery(Record& record) {
   Args_cuStreamQuery args;
   CUstream stream = nullptr;
@@ -123,7 +123,7 @@ CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, u
   const uint64_t published = word.load(std::memory_order_acquire);
   const bool pending = event.publisher && event.recorded > published;
   const bool elsewhere = pending && *event.publisher != stream;
-  const bool seen = published >= sequence;  // a redo: the program has seen this one complete
+  const bool seen = published >= sequence;  // a replay: the program has seen this one complete
   CUresult result = CUDA_SUCCESS;
   if (!seen && !elsewhere) {
     result = driver_.cuStreamWriteValue64_v2(stream, address, sequence, CU_STREAM_WRITE_VALUE_DEFAULT);

@@ -208,9 +208,9 @@ class Executor::GraphBuilder {
     }
     Record record;
     record.load_operation(executor_.record_, op, arguments, payload);
-    const bool before = executor_.schedule_.set_cut_now(false);
+    const bool before = executor_.schedule_.set_snapshot_now(false);
     const CUresult result = kHandlers[head.op](executor_, record);
-    parts_.touches_host |= executor_.schedule_.set_cut_now(before);
+    parts_.touches_host |= executor_.schedule_.set_snapshot_now(before);
     return result;
   }
 
@@ -310,7 +310,7 @@ CUresult Executor::on_xmGraph(Record& record) {
   GraphExec made{.owner = owner};
   const CUresult result = make_graph(image, args.flags, made, args.update ? slot : nullptr);
   if (result != CUDA_SUCCESS) {
-    // Work that the program has taken the ground from since (a module, memory): at this cut the graph could not be launched
+    // Work that the program has taken the ground from since (a module, memory): at this snapshot the graph could not be launched
     // either. It may get new work, or new memory at the same addresses, before it is launched again.
     const bool groundless = mode_ == Mode::kRestore && (result == CUDA_ERROR_INVALID_HANDLE ||
                                                         result == CUDA_ERROR_INVALID_VALUE);

@@ -22,7 +22,7 @@ uint64_t Executor::shadow_bytes(uint32_t ordinal) {
 CUresult Executor::on_xmGrow(Record& record) {
   Args_xmGrow args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  // The program was told that there was no memory and went another way: a redo must not find some after all.
+  // The program was told that there was no memory and went another way: a replay must not find some after all.
   if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
   // The address says which device is meant: the calling thread's current one may be another.
   const uint32_t ordinal = ordinal_of_device_address(args.address);
@@ -34,13 +34,13 @@ CUresult Executor::on_xmGrow(Record& record) {
   };
   CUresult result = grow();
   if (result != CUDA_ERROR_OUT_OF_MEMORY || mode_ != Mode::kRun || replay_.running()) return result;
-  // What the program gave back is released by a cut, and what the shadow takes belongs to the program first.
+  // What the program gave back is released by a snapshot, and what the shadow takes belongs to the program first.
   relocation_.end_settling();
   const uint64_t shadow = shadow_bytes(ordinal), dead = memory_.hosting.dead_bytes(ordinal);
   snapshots_.evict(shadow != 0);
   if (memory_.hosting.has_dead() || shadow != 0) {
     const uint64_t before = free_bytes(ordinal);
-    if (take_cut("the device's memory is full")) {
+    if (take_snapshot("the device's memory is full")) {
       const uint64_t now = shadow_bytes(ordinal);
       wait_for_room(ordinal, args.bytes, before + dead + shadow - std::min(shadow, now));
       result = grow();
@@ -105,7 +105,7 @@ CUresult Executor::on_xmReuse(Record& record) {
 CUresult Executor::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
-  // A cut releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
+  // A snapshot releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
   const uint32_t ordinal = record.header().ordinal;
   reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
@@ -156,7 +156,7 @@ CUresult Executor::on_xmContextReset(Record& record) {
   any_failure_ = false;
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   journal::JournalHeader& header = job_.header();
-  // A redo may pass a reset that lies before the fault that the program has been told of since.
+  // A replay may pass a reset that lies before the fault that the program has been told of since.
   const bool earlier = header.context_error_sequence.load() < record.sequence();
   if (earlier && header.context_error_ordinal.load() == ordinal) {
     header.context_error.store(0, std::memory_order_release);

@@ -169,7 +169,7 @@ void Executor::to_variable(Variable& variable) {
   faults_.check(driver_.cuStreamSynchronize(nullptr));
 }
 
-// For a cut: what has been written to the variable since the last one.
+// For a snapshot: what has been written to the variable since the last one.
 void Executor::from_variable(Variable& variable) {
   const Module* const module = objects_.modules.find(variable.module);
   contexts_.use(module->owner.ordinal);

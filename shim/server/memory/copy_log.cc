@@ -71,7 +71,7 @@ void CopyLog::release(uint64_t position, bool all) {
     it = last_.erase(it);
   }
   for (Space& space : spaces_) {
-    // As much as was in use at once stays; of a burst half goes with every cut.
+    // As much as was in use at once stays; of a burst half goes with every snapshot.
     const size_t keep = all ? 0 : space.empty.size() - space.empty.size() / 2;
     const size_t least = all ? 0 : 8;
     while (space.empty.size() > std::max(keep, least)) {

@@ -1,5 +1,5 @@
-// What copies from page-locked memory brought, and copies to it took away, since the last cut: the program's buffers are
-// its own again as soon as it knows that a copy is done, so a redo must not read or write them a second time.
+// What copies from page-locked memory brought, and copies to it took away, since the last snapshot: the program's buffers are
+// its own again as soon as it knows that a copy is done, so a replay must not read or write them a second time.
 //
 // The bytes stay on the device, in slots of the shadow: keeping them costs a copy within the device's memory, where going
 // through the host would cost the device a wait for it. Where a record's bytes are, the record says (reply_hash).
@@ -20,17 +20,17 @@ class CopyLog {
  public:
   explicit CopyLog(Shadow& shadow) : shadow_(shadow) {}
 
-  // How much memory a device has: a small share of it may be used before a cut has to make room.
+  // How much memory a device has: a small share of it may be used before a snapshot has to make room.
   void set_device(uint32_t ordinal, uint64_t bytes) {
     spaces_[ordinal].most = std::max(kLeast, bytes / 64 / journal::kGranule);
   }
 
-  // Space for the bytes of the record at `position`, at most a granule. Nothing: a cut has to make room.
+  // Space for the bytes of the record at `position`, at most a granule. Nothing: a snapshot has to make room.
   std::optional<uint64_t> take(uint32_t ordinal, uint64_t bytes, uint64_t position);
   // Recovery: the record at `position` has its bytes there. False: that is no place of ours.
   bool keep(uint64_t address, uint64_t bytes, uint64_t position);
   bool holds(uint64_t address, uint64_t bytes) const;
-  // A cut was committed: what lies before `position` needs no bytes. `all`: nor is the space to be kept for later.
+  // A snapshot was committed: what lies before `position` needs no bytes. `all`: nor is the space to be kept for later.
   void release(uint64_t position, bool all);
 
  private:

@@ -4,7 +4,7 @@ namespace xmig::server {
 
 using journal::kGranule;
 
-// A cut's own kernel and copies go where the program's last kernel went. In a stream of their own they left an H200 in a state
+// A snapshot's own kernel and copies go where the program's last kernel went. In a stream of their own they left an H200 in a state
 // in which each of the program's kernels begins 0.3 us later behind the one before (decision 0020).
 device::Device::Where Granules::where(uint32_t ordinal, While when) const {
   if (when == While::kRunning) return std::nullopt;
@@ -46,8 +46,8 @@ bool Granules::copy(const std::vector<Move>& all) {
 }
 
 Result<> Granules::copy(const Moves& moves, While when) {
-  if (Result<> copied = bounce_.to_plain(moves.to_plain); !copied) return copied;
-  if (Result<> copied = bounce_.to_device(moves.from_plain); !copied) return copied;
+  if (Result<> copied = staging_copy_.to_plain(moves.to_plain); !copied) return copied;
+  if (Result<> copied = staging_copy_.to_device(moves.from_plain); !copied) return copied;
   std::vector<device::Move> batch;  // of one device
   uint32_t batch_ordinal = 0;
   const auto flush = [&] {

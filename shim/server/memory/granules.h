@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "server/contexts.h"
 #include "server/faults/faults.h"
-#include "server/memory/bounce.h"
+#include "server/memory/staging_copy.h"
 #include "server/memory/shadow.h"
 
 namespace xmig::server {
@@ -31,7 +31,7 @@ class Granules {
         contexts_(contexts),
         faults_(faults),
         shadow_(shadow),
-        bounce_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }) {}
+        staging_copy_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }) {}
   Granules(const Granules&) = delete;
 
   // The program's last kernel of this device is in this stream.
@@ -51,13 +51,13 @@ class Granules {
   // Moves by how they have to be made.
   struct Moves {
     std::vector<Move> direct;
-    std::vector<Bounce::Piece> to_plain, from_plain;
+    std::vector<StagingCopy::Piece> to_plain, from_plain;
   };
   // The shadow does not change meanwhile.
   void add(Moves& moves, uint64_t to, uint64_t from) const;
   Result<> copy(const Moves& moves, While when = While::kDrained);
 
-  Bounce& bounce() { return bounce_; }
+  StagingCopy& staging_copy() { return staging_copy_; }
 
  private:
   device::Device& device_;
@@ -65,7 +65,7 @@ class Granules {
   Contexts& contexts_;
   Faults& faults_;
   const Shadow& shadow_;
-  Bounce bounce_;
+  StagingCopy staging_copy_;
   std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
 };
 

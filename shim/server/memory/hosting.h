@@ -1,7 +1,7 @@
 // The physical memory behind the program's device addresses.
 //
 // The unit of mapping is what one xmGrow made; the unit of xmShrink is the granule. A granule that was given back is
-// dead at once for the program, but stays until the next cut: a redo may pass through the time when it was in use.
+// dead at once for the program, but stays until the next snapshot: a replay may pass through the time when it was in use.
 #pragma once
 
 #include <functional>
@@ -24,20 +24,20 @@ class Hosting {
   CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
   void shrink(uint64_t address, uint64_t bytes);
   bool backed(uint64_t address, uint64_t bytes) const;
-  // Is there memory that a cut would give back?
+  // Is there memory that a snapshot would give back?
   bool has_dead() const { return dead_granules_ != 0; }
   // How much it would give back.
   uint64_t dead_bytes(uint32_t ordinal) const;
-  // A cut was committed: nothing needs the dead any more.
+  // A snapshot was committed: nothing needs the dead any more.
   void release_dead();
 
-  // The granules that are alive, for the cut. Each extent lies in one piece of memory: whoever makes the memory again makes
+  // The granules that are alive, for the snapshot. Each extent lies in one piece of memory: whoever makes the memory again makes
   // it in such pieces that it can be given back as here.
   std::vector<Extent> extents() const;
   uint64_t bytes() const;
 
   // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
-  // since the cut, and is returned: the redo must find it as new.
+  // since the snapshot, and is returned: the replay must find it as new.
   CUresult adopt(Hosted memory);
   // For a job that comes without its memory: back exactly these granules, with memory of this server's devices; what is
   // backed already keeps its content. `made` hears of the end of each extent that is backed.

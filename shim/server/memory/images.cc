@@ -46,7 +46,7 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
   }
   Image& image = found->second;
   image.tried = false;
-  // A redo brings pieces that are here already; in the first run they come in order.
+  // A replay brings pieces that are here already; in the first run they come in order.
   if (image.memory.bytes != total || image.memory.address != 0 || offset > image.received) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -58,7 +58,7 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
 CUresult Images::add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path) {
   if (const auto found = images_.find(number); found != images_.end()) {
     found->second.tried = false;
-    return CUDA_SUCCESS;  // a redo: the file that was meant is the one that is held
+    return CUDA_SUCCESS;  // a replay: the file that was meant is the one that is held
   }
   if (total == 0 || total > kMaxImageBytes || offset + total < offset) return CUDA_ERROR_INVALID_VALUE;
   // Not blocking: the path may name anything. The server is the job's user and may read what the program may.
@@ -112,7 +112,7 @@ CUresult Images::adopt(Hosted memory) {
   Image& image = images_.try_emplace(name->number).first->second;
   image.received = name->file ? memory.bytes : 0;
   image.memory = std::move(memory);
-  image.tried = true;  // unless the cut or the redo says otherwise
+  image.tried = true;  // unless the snapshot or the replay says otherwise
   return CUDA_SUCCESS;
 }
 

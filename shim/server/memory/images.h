@@ -29,7 +29,7 @@ class Images {
   std::span<const std::byte> bytes(uint64_t number);
   // It is for one load, which has been tried: from now on it is needed only as long as its module is there.
   void tried(uint64_t number);
-  // A cut was committed: images that were tried and are not among `needed` go.
+  // A snapshot was committed: images that were tried and are not among `needed` go.
   void release_unneeded(const std::vector<uint64_t>& needed);
 
   CUresult adopt(Hosted memory);
@@ -54,7 +54,7 @@ class Images {
   };
   // Of those that a recovery would need.
   std::vector<State> states(const std::vector<uint64_t>& needed) const;
-  // Recovery: what a cut says of an image. False if it is not here, or shorter than that.
+  // Recovery: what a snapshot says of an image. False if it is not here, or shorter than that.
   bool restore(const State& state);
 
   template <typename F>

@@ -1,4 +1,4 @@
-// Which bytes of device memory are allocated, and what copies may touch; which of them cuts preserve.
+// Which bytes of device memory are allocated, and what copies may touch; which of them snapshots preserve.
 //
 // Invariant: what is discarded is whole granules, each of them allocated to its last byte.
 #pragma once
@@ -88,7 +88,7 @@ class LiveSet {
 
   // Of what is preserved.
   uint64_t bytes() const { return bytes_ - discarded_.size() * journal::kGranule; }
-  // As a cut writes them down: in order, and the granules that have anything of them to preserve. Cuts ask while the device stands
+  // As a snapshot writes them down: in order, and the granules that have anything of them to preserve. Snapshots ask while the device stands
   // still, and mostly nothing has changed since the one before.
   struct Listed {
     std::vector<LiveRange> ranges;

@@ -160,7 +160,7 @@ void Physical::lock_pages(const Hosted& memory) {
       driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, kFlags);
   if (result == CUDA_SUCCESS) return;
   log_(Level::kWarning, "a shadow in host memory cannot be page-locked (CUDA error " + std::to_string(result) +
-                            "): cuts and recoveries take longer");
+                            "): snapshots and recoveries take longer");
 }
 
 CUresult Physical::no_pages(const char* where, uint64_t bytes, std::string* why) {

@@ -5,7 +5,7 @@
 // thread where it only looks. `live` is that thread's alone.
 //
 // What lies in this folder: physical (memory with a descriptor that the daemon holds), and by what it is for hosting, shadow,
-// copy_log, images and live_set; granules, bounce, intake and scratch (copies of it); adoption (of what another server has made).
+// copy_log, images and live_set; granules, staging_copy, intake and scratch (copies of it); adoption (of what another server has made).
 #pragma once
 
 #include <mutex>
@@ -26,8 +26,8 @@ struct ProcessMemory {
 
   Physical& physical;
   Hosting hosting;   // behind the program's device addresses
-  Shadow shadow;     // where cuts keep content
-  CopyLog copy_log;  // what copies brought since the last cut
+  Shadow shadow;     // where snapshots keep content
+  CopyLog copy_log;  // what copies brought since the last snapshot
   Images images;     // of modules and graphs
   std::mutex mutex;
   LiveSet live;      // what of the program's memory is in use

@@ -1,4 +1,4 @@
-// Buffers that a redo copies to what the program has already: known to the device, so that such a copy is as
+// Buffers that a replay copies to what the program has already: known to the device, so that such a copy is as
 // asynchronous as the one that it repeats.
 #pragma once
 

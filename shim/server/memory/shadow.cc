@@ -216,7 +216,7 @@ bool Shadow::take(uint64_t slot) {
   const auto it = containing(slot);
   if (it == slabs_.end() || slot % kGranule != 0) return false;
   const size_t index = (slot - it->first) / kGranule;
-  if (it->second.used[index]) return false;  // two chunks in one slot: not a cut of ours
+  if (it->second.used[index]) return false;  // two chunks in one slot: not a snapshot of ours
   it->second.used[index] = true;
   ++it->second.used_count;
   note_room(it->first, it->second);

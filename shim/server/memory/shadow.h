@@ -1,4 +1,4 @@
-// Where cuts keep content: slots of one granule, in slabs that are hosted like device memory.
+// Where snapshots keep content: slots of one granule, in slabs that are hosted like device memory.
 #pragma once
 
 #include <map>

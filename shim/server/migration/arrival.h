@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "server/clock.h"
-#include "server/memory/bounce.h"
+#include "server/memory/staging_copy.h"
 
 namespace xmig::server {
 
 class Arrival {
  public:
   // Begins. `pieces` by their device addresses; none of them has memory yet.
-  Arrival(Bounce& bounce, std::vector<Bounce::Piece> pieces)
-      : pieces_(std::move(pieces)), thread_([this, &bounce] {
-          good_ = static_cast<bool>(bounce.to_device(pieces_, &made_));
+  Arrival(StagingCopy& staging_copy, std::vector<StagingCopy::Piece> pieces)
+      : pieces_(std::move(pieces)), thread_([this, &staging_copy] {
+          good_ = static_cast<bool>(staging_copy.to_device(pieces_, &made_));
         }) {}
   // Gives up, if it is not over.
   ~Arrival() {
@@ -34,12 +34,12 @@ class Arrival {
     return good_;
   }
 
-  const std::vector<Bounce::Piece>& pieces() const { return pieces_; }
+  const std::vector<StagingCopy::Piece>& pieces() const { return pieces_; }
   uint64_t began() const { return began_; }  // CLOCK_MONOTONIC, ns
 
  private:
   const uint64_t began_ = now_ns();
-  const std::vector<Bounce::Piece> pieces_;
+  const std::vector<StagingCopy::Piece> pieces_;
   Watermark made_;
   bool good_ = false;
   std::thread thread_;  // last: it uses the others

@@ -18,7 +18,7 @@ void Departure::keep_on_host(bool host) {
   } else if (wishes_.place != Place::kHost) {
     return relocation_.start(Relocation::Purpose::kMoveThroughHost, Place::kHost, 0, {});
   }
-  interrupts_.request(Interrupts::kCut | Interrupts::kAnswer);
+  interrupts_.request(Interrupts::kSnapshot | Interrupts::kAnswer);
 }
 
 void Departure::prepare_suspend(PrepareSuspend prepare) {
@@ -36,24 +36,24 @@ void Departure::abort_suspend() {
   relocation_.end(true);
   suspend_to_ = Place::kHost;
   wishes_.must_settle = true;  // so that the room goes, too
-  interrupts_.request(Interrupts::kCut | Interrupts::kAnswer);
+  interrupts_.request(Interrupts::kSnapshot | Interrupts::kAnswer);
 }
 
 void Departure::hand_over(uint64_t stopped) {
   execution_.come_to_rest();
   const uint64_t drained = now_ns();
   if (execution_.replaying()) return services_.daemon.handover_failed("the job is being recovered");
-  // Nothing was executed since the last cut: then that one will do.
+  // Nothing was executed since the last snapshot: then that one will do.
   const bool due = execution_.position() != snapshots_.position() || snapshots_.number() == 0 || wishes_.must_settle;
   if (due) {
-    if (const Result<> taken = execution_.take_cut("handover"); !taken) {
+    if (const Result<> taken = execution_.take_snapshot("handover"); !taken) {
       return services_.daemon.handover_failed(taken.why());
     }
   }
   if (snapshots_.trim_shadow_at() != 0) snapshots_.trim_shadow_at_once();  // nobody is to import what is empty
-  const double cut_ms = static_cast<double>(now_ns() - drained) / 1e6;
+  const double snapshot_ms = static_cast<double>(now_ns() - drained) / 1e6;
   execution_.park([=, this] {
-    services_.daemon.handed_over(snapshots_.number(), execution_.position(), stopped, drained, cut_ms);
+    services_.daemon.handed_over(snapshots_.number(), execution_.position(), stopped, drained, snapshot_ms);
   });
   execution_.go_on();
   services_.daemon.continued(execution_.position());
@@ -75,14 +75,14 @@ void Departure::suspend(uint64_t stopped) {
   services_.daemon.continued(execution_.position());
 }
 
-// The last cut, to where it stays. How much that is.
+// The last snapshot, to where it stays. How much that is.
 Result<uint64_t> Departure::leave_device() {
   if (execution_.replaying()) return Error{"the job is being recovered"};
   relocation_.end(false);
   wishes_.place = suspend_to_.load();
-  if (const Result<> taken = execution_.take_cut("suspend"); !taken) return taken.error();
+  if (const Result<> taken = execution_.take_snapshot("suspend"); !taken) return taken.error();
   relocation_.end(true);
-  // Now, not slab by slab nor with the next cut: the daemon keeps what it is not told of, and some of that is device memory.
+  // Now, not slab by slab nor with the next snapshot: the daemon keeps what it is not told of, and some of that is device memory.
   snapshots_.trim_shadow_at_once();
   uint64_t bytes = 0;
   for (const ChunkState& chunk : snapshots_.chunks()) {
@@ -100,7 +100,7 @@ void Departure::back_to_device() {
   suspend_to_ = Place::kHost;
   wishes_.returns = true;
   wishes_.must_settle = true;
-  interrupts_.add(Interrupts::kCut);
+  interrupts_.add(Interrupts::kSnapshot);
 }
 
 void Departure::fail_suspend(const std::string& why) {

@@ -1,7 +1,7 @@
 // A job leaves this server: it is handed over to another one, or suspended, so that its state is its shadow, in host memory or in
 // files, and nobody else's (docs/decisions/0008, 0009).
 //
-// Most of the way of a suspension is made while the program runs (relocation.h). The last cut copies what has changed since,
+// Most of the way of a suspension is made while the program runs (relocation.h). The last snapshot copies what has changed since,
 // straight to where it stays.
 //
 // What lies in this folder: departure (the source's side), relocation (the shadow goes elsewhere meanwhile), incoming and arrival

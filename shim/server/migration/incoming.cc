@@ -20,8 +20,8 @@ namespace {
 
 constexpr uint64_t kBatchGranules = 128;            // between two looks at the clock, and what is hashed at once
 constexpr uint64_t kLongFill = 500'000'000;         // ns
-constexpr int kCutReads = 200;                      // of a source that takes one cut after the other
-constexpr auto kCutReadPause = std::chrono::milliseconds(5);
+constexpr int kSnapshotReads = 200;                      // of a source that takes one snapshot after the other
+constexpr auto kSnapshotReadPause = std::chrono::milliseconds(5);
 
 std::string error_text(CUresult result) { return " (CUDA error " + std::to_string(result) + ")"; }
 
@@ -56,16 +56,16 @@ void Incoming::forget(uint64_t id) {
   if (!memory_.shadow.forget(id)) memory_.images.forget(id);
 }
 
-// The source's last cut, at least this one. It is written by another process all the time: what does not decode, or is not
+// The source's last snapshot, at least this one. It is written by another process all the time: what does not decode, or is not
 // the one that the header names, is read again.
-std::optional<CutContent> Incoming::read_cut(uint64_t at_least) const {
-  for (int tries = 0; tries < kCutReads; ++tries) {
-    if (tries != 0) std::this_thread::sleep_for(kCutReadPause);
-    const uint64_t cut = services_.job.header().cut.load();
-    if (cut >> 1 < at_least) continue;
-    if (cut == 0) return CutContent{};
-    auto content = read_cut_file(services_.job.fds().cut[cut & 1].get());
-    if (content && content->number == cut >> 1) return std::move(*content);
+std::optional<SnapshotContent> Incoming::read_snapshot(uint64_t at_least) const {
+  for (int tries = 0; tries < kSnapshotReads; ++tries) {
+    if (tries != 0) std::this_thread::sleep_for(kSnapshotReadPause);
+    const uint64_t snapshot = services_.job.header().snapshot.load();
+    if (snapshot >> 1 < at_least) continue;
+    if (snapshot == 0) return SnapshotContent{};
+    auto content = read_snapshot_file(services_.job.fds().snapshot[snapshot & 1].get());
+    if (content && content->number == snapshot >> 1) return std::move(*content);
   }
   return std::nullopt;
 }
@@ -78,19 +78,19 @@ std::optional<uint64_t> Incoming::known_hash(std::vector<Known>::const_iterator&
 
 struct Incoming::Round {
   const uint64_t start = now_ns();
-  CutContent content;
+  SnapshotContent content;
   RoundReport report;
   std::vector<size_t> wanted;   // of its chunks, those to be copied
   std::vector<uint64_t> zeros;  // granules that are to be
 };
 
-Result<> Incoming::round(uint64_t number, uint64_t cut) {
+Result<> Incoming::round(uint64_t number, uint64_t snapshot) {
   Round round;
-  std::optional<CutContent> content = read_cut(cut);
-  if (!content) return Error{"cut " + std::to_string(cut) + " of the source cannot be read", "bad_cut"};
+  std::optional<SnapshotContent> content = read_snapshot(snapshot);
+  if (!content) return Error{"snapshot " + std::to_string(snapshot) + " of the source cannot be read", "bad_snapshot"};
   round.content = std::move(*content);
   round.report.number = number;
-  round.report.cut = round.content.number;
+  round.report.snapshot = round.content.number;
   if (Result<> made = make_missing(round.content); !made) return made;
   if (Result<> compared = compare(round); !compared) return compared;
   granules_.clear(round.zeros);
@@ -106,7 +106,7 @@ Result<> Incoming::round(uint64_t number, uint64_t cut) {
   return {};
 }
 
-// What of the cut is here already, and what is not.
+// What of the snapshot is here already, and what is not.
 Result<> Incoming::compare(Round& round) {
   const std::vector<ChunkState>& chunks = round.content.chunks;
   std::vector<Known> known;
@@ -115,7 +115,7 @@ Result<> Incoming::compare(Round& round) {
   for (const ChunkState& chunk : chunks) {
     const bool in_order = known.empty() || chunk.address > known.back().address;
     if (!in_order || chunk.address % kGranule != 0 || !memory_.hosting.backed(chunk.address, kGranule)) {
-      return Error{"a chunk of the source's cut has no memory, or its turn is another", "bad_cut"};
+      return Error{"a chunk of the source's snapshot has no memory, or its turn is another", "bad_snapshot"};
     }
     const std::optional<uint64_t> hash = known_hash(before, chunk.address);
     const bool here = hash == chunk.hash;
@@ -173,25 +173,25 @@ void Incoming::prepare_resumption() {
   }
 }
 
-// For as much as its last cut holds.
+// For as much as its last snapshot holds.
 void Incoming::make_buffers() {
-  const uint64_t cut = services_.job.header().cut.load();
-  if (cut == 0) return;
-  const auto content = read_cut_file(services_.job.fds().cut[cut & 1].get());
+  const uint64_t snapshot = services_.job.header().snapshot.load();
+  if (snapshot == 0) return;
+  const auto content = read_snapshot_file(services_.job.fds().snapshot[snapshot & 1].get());
   if (!content) return;  // the recovery says so
   std::map<uint32_t, size_t> pieces;
   for (const ChunkState& chunk : content->chunks) {
     if (chunk.slot != 0) ++pieces[ordinal_of_device_address(chunk.address)];
   }
   for (const auto& [ordinal, count] : pieces) {
-    if (ordinal < services_.contexts.count()) granules_.bounce().make_ready(ordinal, count);
+    if (ordinal < services_.contexts.count()) granules_.staging_copy().make_ready(ordinal, count);
   }
 }
 
 // --- the recovery of both
 
-// Memory for what the cut holds. What goes is in no chunk of the cut, so that nothing is known of it after this round.
-Result<> Incoming::make_missing(const CutContent& content) {
+// Memory for what the snapshot holds. What goes is in no chunk of the snapshot, so that nothing is known of it after this round.
+Result<> Incoming::make_missing(const SnapshotContent& content) {
   const std::lock_guard lock(memory_.mutex);
   Contexts& contexts = services_.contexts;
   const CUresult result = memory_.hosting.become(
@@ -208,13 +208,13 @@ Result<> Incoming::make_missing(const CutContent& content) {
 }
 
 // What is in no device's memory comes while there is nothing to know of here yet. What is wrong with it fill() finds.
-void Incoming::begin_arrival(const CutContent& content) {
+void Incoming::begin_arrival(const SnapshotContent& content) {
   const auto by_address = [](const auto& a, const auto& b) { return a.address < b.address; };
   if (!known_.empty() || !std::is_sorted(content.memory.begin(), content.memory.end(), by_address) ||
       !std::is_sorted(content.chunks.begin(), content.chunks.end(), by_address)) {
     return;
   }
-  std::vector<Bounce::Piece> pieces;
+  std::vector<StagingCopy::Piece> pieces;
   auto memory = content.memory.begin();
   for (const ChunkState& chunk : content.chunks) {
     while (memory != content.memory.end() && memory->address + memory->bytes <= chunk.address) ++memory;
@@ -226,7 +226,7 @@ void Incoming::begin_arrival(const CutContent& content) {
   }
   if (pieces.empty()) return;
   try {
-    arrival_ = std::make_unique<Arrival>(granules_.bounce(), std::move(pieces));
+    arrival_ = std::make_unique<Arrival>(granules_.staging_copy(), std::move(pieces));
   } catch (const std::system_error&) {
     // No thread to be had: fill() brings it.
   }
@@ -237,17 +237,17 @@ void Incoming::end_arrival() {
   const std::unique_ptr<Arrival> arrival = std::move(arrival_);
   if (!arrival || !arrival->finish()) return;
   std::vector<uint64_t> granules, hashes;
-  for (const Bounce::Piece& piece : arrival->pieces()) granules.push_back(piece.device);
+  for (const StagingCopy::Piece& piece : arrival->pieces()) granules.push_back(piece.device);
   if (!granules_.hash(granules, hashes)) return;
   for (size_t i = 0; i < granules.size(); ++i) known_.push_back({granules[i], hashes[i]});
   if (const uint64_t took = now_ns() - arrival->began(); took > kLongFill) {
     services_.log(Level::kInfo, "bringing and hashing " + std::to_string(granules.size() * kGranule >> 20) +
                                     " MiB took " + in_ms(took) + ", beside the rest; " +
-                                    Bounce::text(granules_.bounce().spent()));
+                                    StagingCopy::text(granules_.staging_copy().spent()));
   }
 }
 
-// The cut's content, where it is not known to be here already. What is copied is hashed, and has to be right.
+// The snapshot's content, where it is not known to be here already. What is copied is hashed, and has to be right.
 Result<> Incoming::fill(const std::vector<ChunkState>& chunks, uint64_t sequence) {
   end_arrival();
   std::vector<Granules::Move> moves;
@@ -263,17 +263,17 @@ Result<> Incoming::fill(const std::vector<ChunkState>& chunks, uint64_t sequence
     }
   }
   granules_.clear(zeros);
-  granules_.bounce().spent();
+  granules_.staging_copy().spent();
   const uint64_t start = now_ns();
   if (!granules_.copy_and_hash(moves, hashes)) {
     services_.faults.give_up(sequence, "the device could not copy from the shadow");
   }
   if (const uint64_t took = now_ns() - start; took > kLongFill) {
     services_.log(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " +
-                                    in_ms(took) + "; " + Bounce::text(granules_.bounce().spent()));
+                                    in_ms(took) + "; " + StagingCopy::text(granules_.staging_copy().spent()));
   }
   if (hashes == expected) return {};
-  return Error{"what was copied from the shadow is not what the cut says: it was changed, or is damaged", "bad_cut"};
+  return Error{"what was copied from the shadow is not what the snapshot says: it was changed, or is damaged", "bad_snapshot"};
 }
 
 bool Incoming::end() {

@@ -1,10 +1,10 @@
 // A job that comes without its device memory: a move, which is a planned recovery on another device, with memory that was copied
 // before (docs/decisions/0008); or a resumption (0009).
 //
-// The target of a move copies what the source's last cut holds out of the source's shadow, which is mapped here at its own
-// addresses, and never touches what is the program's or the source's until it takes the job. The source may take its next cut at
+// The target of a move copies what the source's last snapshot holds out of the source's shadow, which is mapped here at its own
+// addresses, and never touches what is the program's or the source's until it takes the job. The source may take its next snapshot at
 // any time, and write into the shadow while it is read. That is no harm: what counts is the hash of what has arrived, and what
-// is not as the cut says is copied again in a later round, in the last resort when the source stands still.
+// is not as the snapshot says is copied again in a later round, in the last resort when the source stands still.
 //
 // All calls are made on one thread, which becomes the executor's.
 #pragma once
@@ -21,7 +21,7 @@
 #include "server/memory/process_memory.h"
 #include "server/migration/arrival.h"
 #include "server/services.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 #include "server/snapshot/preload.h"
 
 namespace xmig::server {
@@ -37,13 +37,13 @@ class Incoming {
   Result<> begin_move(uint64_t first_id);
   Result<> import(Hosted memory);
   void forget(uint64_t id);
-  Result<> round(uint64_t number, uint64_t cut);
+  Result<> round(uint64_t number, uint64_t snapshot);
   // A resumption: what can be done while descriptors still come in.
   void prepare_resumption();
 
-  // The recovery, with what the last cut holds: memory for it, its content. `sequence`: of its last record.
-  void begin_arrival(const CutContent& content);
-  Result<> make_missing(const CutContent& content);
+  // The recovery, with what the last snapshot holds: memory for it, its content. `sequence`: of its last record.
+  void begin_arrival(const SnapshotContent& content);
+  Result<> make_missing(const SnapshotContent& content);
   Result<> fill(const std::vector<ChunkState>& chunks, uint64_t sequence);
 
   // What was known of the memory is no longer so: the job is executed. Did it come without its memory?
@@ -59,7 +59,7 @@ class Incoming {
   // A round under way.
   struct Round;
 
-  std::optional<CutContent> read_cut(uint64_t at_least) const;
+  std::optional<SnapshotContent> read_snapshot(uint64_t at_least) const;
   std::optional<uint64_t> known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const;
   Result<> compare(Round& round);
   Result<> copy(Round& round);

@@ -23,13 +23,13 @@ using journal::kGranule;
 
 namespace {
 
-// For what is being copied a cut may have to wait, and work of the program. One that is about to be suspended waits soon
+// For what is being copied a snapshot may have to wait, and work of the program. One that is about to be suspended waits soon
 // anyway, and large batches are faster.
 constexpr uint64_t kBatchTime = 80'000'000, kSettlingBatchTime = 10'000'000;  // ns
 constexpr size_t kLargestBatch = 2048, kSettlingBatch = 256;                  // granules
 constexpr int kPasses = 4;              // over what has changed since the one before
 constexpr uint64_t kLong = 500'000'000;               // ns
-constexpr uint64_t kPatienceForCut = 1'000'000'000;  // ns
+constexpr uint64_t kPatienceForSnapshot = 1'000'000'000;  // ns
 constexpr uint64_t kSpared = 256ull << 20;        // host memory that others are to have
 
 // Of the machine: pages that can be had without swapping. Nothing if it does not say.
@@ -79,11 +79,11 @@ class Relocation::Transfer {
 
   void run() {
     const uint64_t start = now_ns();
-    granules_.bounce().spent();
+    granules_.staging_copy().spent();
     std::thread preparing;
     if (to_ != Place::kDevice) preparing = std::thread([this] { make_buffers(); });
-    if (purpose_ != Purpose::kSettling) wait_for_cut();  // which there would copy all of it
-    const uint64_t cut = now_ns();
+    if (purpose_ != Purpose::kSettling) wait_for_snapshot();  // which there would copy all of it
+    const uint64_t snapshot = now_ns();
     Result<> result = make_room();
     const uint64_t room = now_ns();
     if (preparing.joinable()) preparing.join();
@@ -93,33 +93,33 @@ class Relocation::Transfer {
     const char* const where = purpose_ == Purpose::kSettling ? "to" : "off";
     if (const uint64_t end = now_ns(); end - start > kLong || purpose_ == Purpose::kSettling) {
       services_.log(Level::kInfo, "bringing " + std::to_string(done_ >> 20) + " MiB of the shadow " + where +
-                                       " the device took " + in_ms(end - room) + ", after " + in_ms(cut - start) +
-                                       " for a cut and " + in_ms(room - cut) + " for room; " +
-                                       Bounce::text(granules_.bounce().spent()));
+                                       " the device took " + in_ms(end - room) + ", after " + in_ms(snapshot - start) +
+                                       " for a snapshot and " + in_ms(room - snapshot) + " for room; " +
+                                       StagingCopy::text(granules_.staging_copy().spent()));
     }
     if (purpose_ == Purpose::kSuspension) return services_.daemon.prepared(static_cast<double>(now_ns() - start) / 1e6);
     staging_.wishes.place = to_;
     staging_.wishes.must_settle = true;
-    interrupts_.request(Interrupts::kCut);
+    interrupts_.request(Interrupts::kSnapshot);
   }
 
   void fail(const std::string& why) {
     staging_.drop();
     staging_.wishes.returns = true;
     staging_.wishes.must_settle = true;
-    // After a move there is no other way: the cut looks for room once more, and says where it found none.
+    // After a move there is no other way: the snapshot looks for room once more, and says where it found none.
     if (purpose_ != Purpose::kSettling) services_.log(Level::kWarning, "the shadow stays where it is: " + why);
     if (purpose_ == Purpose::kSuspension) services_.daemon.suspend_failed(why);
     if (purpose_ == Purpose::kMoveThroughHost) services_.daemon.handover_failed(why);
-    interrupts_.request(Interrupts::kCut);  // the empty slabs go with it, and somebody may wait for one
+    interrupts_.request(Interrupts::kSnapshot);  // the empty slabs go with it, and somebody may wait for one
   }
 
-  // What no cut has yet would have to be copied while the program stands. If none is possible for so long, it has to go
+  // What no snapshot has yet would have to be copied while the program stands. If none is possible for so long, it has to go
   // without.
-  void wait_for_cut() {
-    const uint64_t before = interrupts_.cuts_decided(), until = now_ns() + kPatienceForCut;
-    interrupts_.request(Interrupts::kCut);
-    while (!stopping_ && interrupts_.cuts_decided() == before && now_ns() < until) {
+  void wait_for_snapshot() {
+    const uint64_t before = interrupts_.snapshots_decided(), until = now_ns() + kPatienceForSnapshot;
+    interrupts_.request(Interrupts::kSnapshot);
+    while (!stopping_ && interrupts_.snapshots_decided() == before && now_ns() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -127,7 +127,7 @@ class Relocation::Transfer {
   // Beside the copying it would take several times as long.
   void make_buffers() {
     for (uint32_t ordinal = 0; ordinal < services_.contexts.count() && !stopping_; ++ordinal) {
-      granules_.bounce().make_ready(ordinal);
+      granules_.staging_copy().make_ready(ordinal);
     }
   }
 
@@ -198,7 +198,7 @@ class Relocation::Transfer {
     return physical.create_memfd(kKind, ordinal, address, bytes, memory, &why, std::move(given));
   }
 
-  // Pass after pass over what the cuts have changed meanwhile, as long as that makes it less.
+  // Pass after pass over what the snapshots have changed meanwhile, as long as that makes it less.
   Result<> bring() {
     uint64_t told = now_ns(), before = ~0ull;
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -219,7 +219,7 @@ class Relocation::Transfer {
     return reserve();
   }
 
-  // A cut may fill what is still empty, and then there is nobody to tell that there are no pages.
+  // A snapshot may fill what is still empty, and then there is nobody to tell that there are no pages.
   Result<> reserve() {
     std::vector<Shadow::Room> rooms;
     {
@@ -321,7 +321,7 @@ bool Relocation::begin_settling() {
   settle_at_ = 0;
   const std::lock_guard lock(mutex_);
   if (transfer_) {
-    interrupts_.request(Interrupts::kCut);
+    interrupts_.request(Interrupts::kSnapshot);
     return false;
   }
   settling_ = true;

@@ -1,7 +1,7 @@
 // The shadow goes to another place while the program runs: off the device, for a suspension (docs/decisions/0009) or a move
 // between devices that cannot reach each other; or to this device, after a move or a resumption (docs/decisions/0008).
 //
-// Room for it is made, then content is brought there, out of the shadow and never out of live memory. The next cut finds it
+// Room for it is made, then content is brought there, out of the shadow and never out of live memory. The next snapshot finds it
 // there (snapshot/staging.h), and has to copy no more than what has changed since the last one.
 //
 // Lock order: mutex_, then what staging.h says.
@@ -25,7 +25,7 @@ namespace xmig::server {
 class Relocation {
  public:
   enum class Purpose { kSuspension, kMoveThroughHost, kSettling };
-  // ns: then a cut that is due copies the rest of what settles itself.
+  // ns: then a snapshot that is due copies the rest of what settles itself.
   static constexpr uint64_t kPatienceToSettle = 2'000'000'000;
 
   Relocation(const Services& services, ProcessMemory& memory, Granules& granules, Staging& staging,
@@ -35,16 +35,16 @@ class Relocation {
 
   // From any thread. What was under way is given up, and what was staged.
   void start(Purpose purpose, Place to, uint64_t bytes_hint, std::vector<ipc::UniqueFd> room);
-  // Nothing is staged any more after this; what has been is kept for a cut, or given up.
+  // Nothing is staged any more after this; what has been is kept for a snapshot, or given up.
   void end(bool drop);
 
   // The executor's thread. After a move or a resumption the shadow comes to this device: from then on (ns); 0: not.
   void settle_at(uint64_t time) { settle_at_ = time; }
   uint64_t settle_at() const { return settle_at_; }
-  // False: another relocation is under way, which wants a cut anyway.
+  // False: another relocation is under way, which wants a snapshot anyway.
   bool begin_settling();
   bool settling() const { return settling_; }
-  // A cut has put the shadow where it belongs, or the program needs the room.
+  // A snapshot has put the shadow where it belongs, or the program needs the room.
   void end_settling();
 
  private:

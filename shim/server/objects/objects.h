@@ -4,7 +4,7 @@
 // the records that set something on it.
 //
 // What lies in this folder: objects, loading and linker (how modules are made), placed_variables and variable_directory (their
-// variables where a driver chooses the address). All of it is the executor's thread's; handlers change it, a cut reads it.
+// variables where a driver chooses the address). All of it is the executor's thread's; handlers change it, a snapshot reads it.
 #pragma once
 
 #include <cuda.h>
@@ -57,7 +57,7 @@ struct Kernel {
 
 // A module's variable that the device has placed, and its twin in the program's memory, whose address the program knows.
 // The two are made equal where they could be told apart: what the program writes goes to both; what kernels have
-// written to the variable itself is brought over before the program, or a cut, reads the twin.
+// written to the variable itself is brought over before the program, or a snapshot, reads the twin.
 struct Variable {
   uint32_t module = 0;
   uint64_t address = 0;  // of the twin

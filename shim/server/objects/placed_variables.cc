@@ -89,14 +89,14 @@ CUresult PlacedVariables::create(uint32_t index, const Module& module, std::span
     variable.original = variable.first;
   }
   if (const CUresult result = write_directory(place, stream); result != CUDA_SUCCESS) return result;
-  cut_up(place);
+  split_up(place);
   if (!device_.hash_placed(place.ordinal, place.pieces, place.hashes, std::nullopt)) return CUDA_ERROR_UNKNOWN;
   layouts_.erase(index);
   places_.emplace(index, std::move(place));
   return CUDA_SUCCESS;
 }
 
-void PlacedVariables::cut_up(Place& place) {
+void PlacedVariables::split_up(Place& place) {
   place.pieces.clear();
   for (const Variable& variable : place.variables) {
     for (uint64_t at = 0; at < variable.kept.bytes; at += kHashedPiece) {
@@ -111,7 +111,7 @@ void PlacedVariables::forget(uint32_t index) {
   places_.erase(index);
 }
 
-// --- a cut
+// --- a snapshot
 
 template <typename F>
 bool PlacedVariables::hash(const Where& where, F&& f) {
@@ -261,7 +261,7 @@ CUresult PlacedVariables::restore(uint32_t index, Place& place, const Module& mo
     why = "the device could not copy";
     return CUDA_ERROR_UNKNOWN;
   }
-  cut_up(place);
+  split_up(place);
   place.adopted = false;
   return CUDA_SUCCESS;
 }

@@ -27,7 +27,7 @@ namespace xmig::server {
 
 class PlacedVariables {
  public:
-  // Where the device hashes and copies for a cut, by ordinal.
+  // Where the device hashes and copies for a snapshot, by ordinal.
   using Where = std::function<device::Device::Where(uint32_t)>;
 
   PlacedVariables(device::Device& device, Contexts& contexts, Log& log)
@@ -73,7 +73,7 @@ class PlacedVariables {
   };
 
   const Layout& layout(uint32_t index, const Module& module, std::span<const std::byte> image);
-  static void cut_up(Place& place);
+  static void split_up(Place& place);
   CUresult restore(uint32_t index, Place& place, const Module& module, CUstream stream, std::string& why);
   // f(Place&, hashes) for each place, with what its pieces hash to.
   template <typename F>

@@ -1,7 +1,7 @@
 // One record while it is executed: a private copy of what decides anything, and the places in the ring that data is
 // read from and the reply goes to.
 //
-// What lies in this folder: record (checked once, here, before anybody acts upon it), stored_records (those that a cut keeps),
+// What lies in this folder: record (checked once, here, before anybody acts upon it), stored_records (those that a snapshot keeps),
 // reader (for bytes of which nothing is believed).
 #pragma once
 
@@ -54,7 +54,7 @@ class Record {
     return true;
   }
 
-  // A record that a cut kept: header and arguments, no payload, nobody who waits.
+  // A record that a snapshot kept: header and arguments, no payload, nobody who waits.
   bool load_stored(std::span<const std::byte> stored) {
     if (stored.size() < sizeof(header_)) return false;
     shared_ = nullptr;

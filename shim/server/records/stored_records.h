@@ -1,4 +1,4 @@
-// The records that made the program's objects, or set something on them: a cut writes them down, and a recovery dispatches
+// The records that made the program's objects, or set something on them: a snapshot writes them down, and a recovery dispatches
 // them again.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace xmig::server {
 
-// Records in the order in which they happened, one after the other as they are in a cut's file.
+// Records in the order in which they happened, one after the other as they are in a snapshot's file.
 class RecordList {
  public:
   class Iterator {
@@ -72,7 +72,7 @@ class StoredRecords {
     list_.reset();
     return Kept(this, records_.emplace(sequence, std::move(record)));
   }
-  // All of them. Cuts ask for it while the device stands still, and mostly nothing has changed since the one before.
+  // All of them. Snapshots ask for it while the device stands still, and mostly nothing has changed since the one before.
   const RecordList& list();
 
  private:

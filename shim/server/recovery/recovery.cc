@@ -27,7 +27,7 @@ Result<> Recovery::follow(std::vector<Hosted> given, std::optional<Delivery> del
   if (!ahead) begin_to_write();
   Result<Found> found = look();
   if (!found) return found.error();
-  found->cutting = services_.job.header().cutting.load();
+  found->committing = services_.job.header().committing.load();
   if (Result<> reached = check_reach(*found); !reached) return reached;
   Entry* const awaited = ahead ? &entry : nullptr;
   const Result<> recovered = found->memory_is_state() ? from_memory(*found, std::move(given), awaited, times)
@@ -80,7 +80,7 @@ Result<> Recovery::from_memory(Found& found, std::vector<Hosted> given, Entry* e
   if (Result<> made = make_objects(found); !made) return made;
   times.made = now_ns();
   if (Result<> variables = restored(found, entry ? Times{} : times); !variables) return variables;
-  return found.cut_again() ? take_cut_again(found) : Result<>{};
+  return found.snapshot_again() ? take_snapshot_again(found) : Result<>{};
 }
 
 Result<> Recovery::from_elsewhere(Found& found, std::vector<Hosted> given, Times& times) {
@@ -112,11 +112,11 @@ Result<Recovery::Found> Recovery::look() const {
   Found found;
   found.tail = header.tail.load();
   found.executed = std::min(header.executed.load(), found.tail);
-  const uint64_t cut = header.cut.load();
-  if (cut == 0) return found;
-  Result<CutContent> content = read_cut_file(services_.job.fds().cut[cut & 1].get());
-  if (!content) return Error{"the last cut cannot be read: " + content.why()};
-  if (content->number != cut >> 1) return Error{"the last cut cannot be read: it has another number"};
+  const uint64_t snapshot = header.snapshot.load();
+  if (snapshot == 0) return found;
+  Result<SnapshotContent> content = read_snapshot_file(services_.job.fds().snapshot[snapshot & 1].get());
+  if (!content) return Error{"the last snapshot cannot be read: " + content.why()};
+  if (content->number != snapshot >> 1) return Error{"the last snapshot cannot be read: it has another number"};
   found.content = std::move(*content);
   return found;
 }
@@ -124,8 +124,8 @@ Result<Recovery::Found> Recovery::look() const {
 Result<> Recovery::check_reach(const Found& found) const {
   const uint64_t position = found.content.position;
   if (position > found.tail || found.tail - position > services_.job.journal().ring_bytes() ||
-      (found.cut_again() && found.cutting - 1 > found.tail)) {
-    return Error{"the journal does not reach back to the last cut"};
+      (found.snapshot_again() && found.committing - 1 > found.tail)) {
+    return Error{"the journal does not reach back to the last snapshot"};
   }
   return {};
 }
@@ -157,15 +157,15 @@ Result<> Recovery::adopt(std::vector<Hosted> given) {
   return {};
 }
 
-// Exactly the cut's memory is the program's. What was made for it that had been grown since the cut.
-Result<std::vector<Extent>> Recovery::back(const CutContent& content) {
+// Exactly the snapshot's memory is the program's. What was made for it that had been grown since the snapshot.
+Result<std::vector<Extent>> Recovery::back(const SnapshotContent& content) {
   std::vector<Extent> fresh;
-  if (!memory_.hosting.restore(content.memory, fresh)) return Error{"physical memory of the last cut is missing"};
+  if (!memory_.hosting.restore(content.memory, fresh)) return Error{"physical memory of the last snapshot is missing"};
   return fresh;
 }
 
 Result<> Recovery::make_objects(Found& found) {
-  CutContent& content = found.content;
+  SnapshotContent& content = found.content;
   execution_.start_at(content, found.executed);
   const uint64_t trimmed = std::min(services_.job.header().trimmed.load(), content.position);
   if (Result<> taken = snapshots_.take_over(content, trimmed); !taken) return taken;
@@ -174,10 +174,10 @@ Result<> Recovery::make_objects(Found& found) {
   return execution_.make_objects(content);
 }
 
-Result<> Recovery::restore_live(const CutContent& content) {
+Result<> Recovery::restore_live(const SnapshotContent& content) {
   for (const LiveRange& range : content.live) {
     if (!memory_.hosting.backed(range.address, range.bytes) || !memory_.live.add(range)) {
-      return Error{"an allocation of the last cut has no memory"};
+      return Error{"an allocation of the last snapshot has no memory"};
     }
   }
   for (const Images::State& image : content.images) {
@@ -187,7 +187,7 @@ Result<> Recovery::restore_live(const CutContent& content) {
   return {};
 }
 
-// What was live at the cut and is in no chunk of it had been given back by the program's allocator.
+// What was live at the snapshot and is in no chunk of it had been given back by the program's allocator.
 void Recovery::discard_what_was_not_kept() {
   const std::vector<uint64_t> granules = memory_.live.listed().granules;  // a copy: the list changes with what it says
   const std::vector<ChunkState>& chunks = snapshots_.chunks();
@@ -198,12 +198,12 @@ void Recovery::discard_what_was_not_kept() {
   }
 }
 
-// Bytes that copies have left on the device, for the redo.
+// Bytes that copies have left on the device, for the replay.
 Result<> Recovery::keep_copies(const Found& found) {
   for (uint64_t at = found.content.position; at < found.tail;) {
     journal::RecordHeader record;
     std::memcpy(static_cast<void*>(&record), services_.job.journal().at(at), sizeof(record));
-    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > found.tail - at) break;  // the redo will say so
+    if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > found.tail - at) break;  // the replay will say so
     const auto op = static_cast<Op>(record.op);
     const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
     // One byte at least: how many there are is checked when the record's turn comes.
@@ -218,7 +218,7 @@ Result<> Recovery::keep_copies(const Found& found) {
 
 void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequence) {
   const DriverTable& driver = services_.driver;
-  // Grown since the cut: the redo must find it as the first run did.
+  // Grown since the snapshot: the replay must find it as the first run did.
   for (const Extent& extent : fresh) {
     services_.contexts.use(ordinal_of_device_address(extent.address));
     services_.faults.check(driver.cuMemsetD8Async(extent.address, 0, extent.bytes, nullptr));
@@ -241,7 +241,7 @@ void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequenc
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
 }
 
-// Memory is as at the cut. `times.mapped`: 0, if nothing is to be said of them.
+// Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be said of them.
 Result<> Recovery::restored(const Found& found, const Times& times) {
   if (Result<> variables = execution_.restore_variables(); !variables) return variables;
   services_.daemon.phase("restored");
@@ -254,17 +254,17 @@ Result<> Recovery::restored(const Found& found, const Times& times) {
   return {};
 }
 
-Result<> Recovery::take_cut_again(const Found& found) {
-  if (Result<> executed = execution_.execute_objects(found.cutting - 1); !executed) return executed;
-  const Result<> taken = execution_.take_cut("the lost server was taking it");
+Result<> Recovery::take_snapshot_again(const Found& found) {
+  if (Result<> executed = execution_.execute_objects(found.committing - 1); !executed) return executed;
+  const Result<> taken = execution_.take_snapshot("the lost server was taking it");
   if (taken) return {};
-  return Error{"the cut that the lost server was taking cannot be taken again: " + taken.why()};
+  return Error{"the snapshot that the lost server was taking cannot be taken again: " + taken.why()};
 }
 
 void Recovery::hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful) {
   journal::JournalHeader& header = services_.job.header();
-  header.cutting.store(0);
-  header.cut_position.store(snapshots_.position());
+  header.committing.store(0);
+  header.snapshot_position.store(snapshots_.position());
   execution_.begin_replay(found.executed, deliver, careful);
 }
 

@@ -1,17 +1,17 @@
 // The job of a server that is gone, or that has given it away, continued here.
 //
-// Memory is mapped, the last cut's objects are made again, its content is put back, and then the records since are simply
+// Memory is mapped, the last snapshot's objects are made again, its content is put back, and then the records since are simply
 // executed (replay.h). What the program has already is compared (Record::replied, CopyState, CallbackState).
 //
 // There are three ways to the content, each a path of its own:
-//   from the shadow, after a server that was lost between two cuts: chunks that are not as the cut says come from there;
-//   from memory, after one that was lost while it took a cut (`cutting`): the device memory is the state at that cut, and the
-//     shadow is not to be trusted. Only the objects are brought forward to it, and the cut is taken again;
+//   from the shadow, after a server that was lost between two snapshots: chunks that are not as the snapshot says come from there;
+//   from memory, after one that was lost while it took a snapshot (`committing`): the device memory is the state at that snapshot, and the
+//     shadow is not to be trusted. Only the objects are brought forward to it, and the snapshot is taken again;
 //   from elsewhere, for a job that comes without its device memory (migration/incoming.h).
 //
-// What lies in this folder: recovery, and replay with redo_times (the only state: how far it is, the executor's thread's). What a
+// What lies in this folder: recovery, and replay with replay_times (the only state: how far it is, the executor's thread's). What a
 // recovery makes belongs to ProcessMemory, Snapshots and the executor, through which it works (Execution). A recovery of several
-// processes would agree on a cut before these paths, and on their entry.
+// processes would agree on a snapshot before these paths, and on their entry.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 #include "server/memory/process_memory.h"
 #include "server/migration/incoming.h"
 #include "server/services.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 #include "server/snapshot/snapshots.h"
 
 namespace xmig::server {
@@ -53,12 +53,12 @@ class Recovery {
  private:
   // What there is to recover.
   struct Found {
-    CutContent content;
+    SnapshotContent content;
     uint64_t tail = 0, executed = 0;
-    uint64_t cutting = 0;  // JournalHeader::cutting
-    // Was a cut being taken, or had just been, so that memory is its state? And is it to be taken again?
-    bool memory_is_state() const { return cutting != 0 && cutting - 1 >= content.position; }
-    bool cut_again() const { return cutting != 0 && cutting - 1 > content.position; }
+    uint64_t committing = 0;  // JournalHeader::committing
+    // Was a snapshot being taken, or had just been, so that memory is its state? And is it to be taken again?
+    bool memory_is_state() const { return committing != 0 && committing - 1 >= content.position; }
+    bool snapshot_again() const { return committing != 0 && committing - 1 > content.position; }
   };
   // When what was done, for the log.
   struct Times {
@@ -76,14 +76,14 @@ class Recovery {
   Result<> enter(Entry& entry, const Times& times);
   void begin_to_write();
   Result<> adopt(std::vector<Hosted> given);
-  Result<std::vector<Extent>> back(const CutContent& content);
+  Result<std::vector<Extent>> back(const SnapshotContent& content);
   Result<> make_objects(Found& found);
-  Result<> restore_live(const CutContent& content);
+  Result<> restore_live(const SnapshotContent& content);
   void discard_what_was_not_kept();
   Result<> keep_copies(const Found& found);
   void restore_memory(const std::vector<Extent>& fresh, uint64_t sequence);
   Result<> restored(const Found& found, const Times& times);
-  Result<> take_cut_again(const Found& found);
+  Result<> take_snapshot_again(const Found& found);
   void hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful);
 
   const Services services_;

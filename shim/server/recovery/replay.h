@@ -1,4 +1,4 @@
-// The records from the last cut to where a lost server was, executed again. The executor's thread's alone.
+// The records from the last snapshot to where a lost server was, executed again. The executor's thread's alone.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "server/channel/requests.h"
-#include "server/recovery/redo_times.h"
+#include "server/recovery/replay_times.h"
 
 namespace xmig::server {
 
@@ -18,7 +18,7 @@ class Replay {
   void begin(uint64_t now, uint64_t until, std::optional<Delivery> deliver, std::optional<Careful> careful) {
     running_ = true;
     until_ = until;
-    times_ = RedoTimes(now);
+    times_ = ReplayTimes(now);
     deliver_ = deliver;
     careful_ = careful;
   }
@@ -44,7 +44,7 @@ class Replay {
   bool running_ = false;
   uint64_t until_ = 0;
   uint64_t records_ = 0;
-  RedoTimes times_;
+  ReplayTimes times_;
   std::optional<Delivery> deliver_;
   std::optional<Careful> careful_;
 };

@@ -48,7 +48,7 @@ void Preload::drop(uint64_t id) {
   });
 }
 
-void Preload::want(const CutContent& content) {
+void Preload::want(const SnapshotContent& content) {
   std::map<uint64_t, uint64_t> received;
   for (const Images::State& image : content.images) received[image.number] = image.received;
   std::set<uint32_t> wanted;

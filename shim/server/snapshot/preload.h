@@ -1,7 +1,7 @@
 // Modules and kernels that are loaded before they are needed: by a standby, for the process that it may get, and by the
 // target of a move. A recovery finds them instead of loading them (docs/decisions/0010).
 //
-// The images come from the daemon, what is to be loaded from a cut. Nothing of the job is touched; what is loaded here
+// The images come from the daemon, what is to be loaded from a snapshot. Nothing of the job is touched; what is loaded here
 // and never taken is unloaded again. All calls are made by one thread at a time: the control thread's as long as the
 // server waits, the executor's afterwards.
 #pragma once
@@ -19,7 +19,7 @@
 #include "server/channel/hosted.h"
 #include "server/contexts.h"
 #include "server/objects/objects.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 
 namespace xmig::server {
 
@@ -37,8 +37,8 @@ class Preload {
   void add(const Hosted& image);
   // It has it no longer.
   void drop(uint64_t id);
-  // Load what this cut has, as far as the images are here; unload what it has not.
-  void want(const CutContent& content);
+  // Load what this snapshot has, as far as the images are here; unload what it has not.
+  void want(const SnapshotContent& content);
   // Is there something left to do?
   bool pending() const { return !work_.empty(); }
   // One piece of it, a module or a kernel; or nothing, if more than `most` bytes of the device are taken.

@@ -20,8 +20,8 @@ constexpr uint64_t kTrimShadowEvery = 5'000'000;
 }  // namespace
 
 void Snapshots::begin(const Moment& moment) {
-  services_.job.header().cutting.store(moment.position + 1, std::memory_order_seq_cst);
-  services_.injector.at_cut(0, moment.sequence);
+  services_.job.header().committing.store(moment.position + 1, std::memory_order_seq_cst);
+  services_.injector.at_snapshot(0, moment.sequence);
 }
 
 Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
@@ -41,7 +41,7 @@ Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
   }
   if (!possible) {
     give_up(draft);
-    services_.job.header().cutting.store(0, std::memory_order_seq_cst);
+    services_.job.header().committing.store(0, std::memory_order_seq_cst);
     return possible.error();
   }
 
@@ -58,7 +58,7 @@ Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
   return taken;
 }
 
-void Snapshots::hash(Draft& draft, const Moment& moment, CutReport& report) {
+void Snapshots::hash(Draft& draft, const Moment& moment, SnapshotReport& report) {
   const std::vector<uint64_t>& granules = draft.granules;
   {
     const std::lock_guard lock(memory_.mutex);
@@ -123,7 +123,7 @@ Result<> Snapshots::place(Draft& draft) {
   return {};
 }
 
-// Of a granule that the last cut has, too: the slot that it has there, or what was staged for it, or one nearer to the device.
+// Of a granule that the last snapshot has, too: the slot that it has there, or what was staged for it, or one nearer to the device.
 // Nothing if it needs another, or none.
 Snapshots::Placed Snapshots::keep_or_move(Draft& draft, const ChunkState& old, uint64_t hash, bool zeros) {
   const bool leaves = zeros || old.slot == 0 || must_leave(old.slot);
@@ -155,7 +155,7 @@ std::optional<uint64_t> Snapshots::new_slot(Draft& draft, uint32_t ordinal) {
 }
 
 void Snapshots::describe(Draft& draft, const Moment& moment) {
-  CutContent& content = draft.content;
+  SnapshotContent& content = draft.content;
   content.number = number_ + 1;
   content.position = moment.position;
   content.sequence = moment.sequence;
@@ -174,8 +174,8 @@ void Snapshots::describe(Draft& draft, const Moment& moment) {
 
 Result<> Snapshots::reserve(const Draft& draft) {
   const uint64_t bytes = serialised_bytes(draft.content);
-  if (reserve_cut_file(file_of(draft), bytes)) return {};
-  return Error{"there is no space for " + std::to_string(bytes) + " bytes in the cut's file: " + std::strerror(errno)};
+  if (reserve_snapshot_file(file_of(draft), bytes)) return {};
+  return Error{"there is no space for " + std::to_string(bytes) + " bytes in the snapshot's file: " + std::strerror(errno)};
 }
 
 void Snapshots::give_up(const Draft& draft) {
@@ -186,16 +186,16 @@ void Snapshots::give_up(const Draft& draft) {
 void Snapshots::copy(Draft& draft, const Moment& moment) {
   const bool copied = fill_shadow(draft.content.chunks, draft.changed, moment.sequence);
   if (!copied || !ipc::write_all(file_of(draft), serialise(draft.content))) {
-    services_.faults.give_up(moment.sequence, "a cut could not be written");
+    services_.faults.give_up(moment.sequence, "a snapshot could not be written");
   }
 }
 
 void Snapshots::commit(Draft& draft, const Moment& moment, bool gradually) {
-  CutContent& content = draft.content;
+  SnapshotContent& content = draft.content;
   journal::JournalHeader& header = services_.job.header();
-  header.cut.store(content.number << 1 | (content.number & 1), std::memory_order_seq_cst);
-  header.cut_position.store(moment.position, std::memory_order_relaxed);
-  header.cutting.store(0, std::memory_order_seq_cst);
+  header.snapshot.store(content.number << 1 | (content.number & 1), std::memory_order_seq_cst);
+  header.snapshot_position.store(moment.position, std::memory_order_relaxed);
+  header.committing.store(0, std::memory_order_seq_cst);
 
   number_ = content.number;
   position_ = moment.position;
@@ -218,7 +218,7 @@ void Snapshots::commit(Draft& draft, const Moment& moment, bool gradually) {
   }
 }
 
-void Snapshots::report(const Draft& draft, const Moment& moment, CutReport& report) const {
+void Snapshots::report(const Draft& draft, const Moment& moment, SnapshotReport& report) const {
   report.number = number_;
   report.position = position_;
   report.sequence = moment.sequence;
@@ -230,7 +230,7 @@ void Snapshots::report(const Draft& draft, const Moment& moment, CutReport& repo
   report.off_device = place_ != Place::kDevice;
 }
 
-int Snapshots::file_of(const Draft& draft) const { return services_.job.fds().cut[draft.content.number & 1].get(); }
+int Snapshots::file_of(const Draft& draft) const { return services_.job.fds().snapshot[draft.content.number & 1].get(); }
 
 // What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
 std::optional<uint64_t> Snapshots::zeros_hash() {
@@ -285,7 +285,7 @@ std::array<uint64_t, journal::kMaxDevices> Snapshots::slots_wanted(const std::ve
   return wanted;
 }
 
-// What the last cut had to copy, and what may stay where it is: it is copied again without a look. That reads it once, not twice,
+// What the last snapshot had to copy, and what may stay where it is: it is copied again without a look. That reads it once, not twice,
 // and where it has not changed, the shadow gets what it has.
 std::vector<bool> Snapshots::likely_changed(const std::vector<uint64_t>& granules) const {
   std::vector<bool> likely(granules.size());
@@ -304,7 +304,7 @@ std::vector<bool> Snapshots::likely_changed(const std::vector<uint64_t>& granule
 
 // What is copied is what these chunks hash to.
 bool Snapshots::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed, uint64_t sequence) {
-  std::vector<Bounce::Piece> plain;
+  std::vector<StagingCopy::Piece> plain;
   std::vector<ChunkState*> direct;
   for (const auto& [number, before] : changed) {
     ChunkState& chunk = chunks[number];
@@ -320,9 +320,9 @@ bool Snapshots::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<C
   const auto in_parts = [this, sequence](size_t others, size_t count, auto&& bring) {
     size_t brought = 0;
     for (size_t i = 0; i < count; ++i) {
-      if (!services_.injector.cut_due(others + i + 1)) continue;
+      if (!services_.injector.snapshot_due(others + i + 1)) continue;
       if (!bring(brought, i)) return false;
-      services_.injector.at_cut(others + i + 1, sequence);
+      services_.injector.at_snapshot(others + i + 1, sequence);
       brought = i;
     }
     return bring(brought, count);
@@ -330,7 +330,7 @@ bool Snapshots::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<C
   std::vector<device::Move> moves;  // of one device
   std::vector<uint64_t> hashes;
   return in_parts(0, plain.size(), [&](size_t first, size_t end) {
-    return static_cast<bool>(granules_.bounce().to_plain(std::span(plain).subspan(first, end - first)));
+    return static_cast<bool>(granules_.staging_copy().to_plain(std::span(plain).subspan(first, end - first)));
   }) && in_parts(plain.size(), direct.size(), [&](size_t first, size_t end) {
     while (first < end) {
       const uint32_t ordinal = ordinal_of_device_address(direct[first]->address);
@@ -377,7 +377,7 @@ void Snapshots::trim() {
   if (header.trimmed_waiters.load(std::memory_order_seq_cst) != 0) journal::futex_wake(header.trimmed_futex);
 }
 
-Result<> Snapshots::take_over(CutContent& content, uint64_t trimmed) {
+Result<> Snapshots::take_over(SnapshotContent& content, uint64_t trimmed) {
   number_ = content.number;
   position_ = content.position;
   trimmed_ = trimmed;
@@ -386,7 +386,7 @@ Result<> Snapshots::take_over(CutContent& content, uint64_t trimmed) {
     const bool in_order = chunk.address > last && chunk.address % kGranule == 0;
     const bool kept = chunk.slot == 0 || memory_.shadow.take(chunk.slot);
     if (!in_order || !memory_.hosting.backed(chunk.address, kGranule) || !kept) {
-      return Error{"a chunk of the last cut has no memory, or no shadow"};
+      return Error{"a chunk of the last snapshot has no memory, or no shadow"};
     }
     last = chunk.address;
   }

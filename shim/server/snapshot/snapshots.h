@@ -1,11 +1,11 @@
-// The last cut, and how the next one takes its place: see docs/architecture.md.
+// The last snapshot, and how the next one takes its place: see docs/architecture.md.
 //
-// The shadow is updated in place. That is safe because, from `cutting` to the store of `cut`, the device memory itself
-// is the state: a server that dies in between is followed by one that takes the same cut again. So before the first
-// byte of the shadow changes, everything that the cut needs must be there: slots, and pages for its file.
+// The shadow is updated in place. That is safe because, from `committing` to the store of `snapshot`, the device memory itself
+// is the state: a server that dies in between is followed by one that takes the same snapshot again. So before the first
+// byte of the shadow changes, everything that the snapshot needs must be there: slots, and pages for its file.
 //
-// What lies in this folder: cut_file (what a cut is), snapshots (how one is taken), schedule, cut_policy and stall (when), staging
-// (where its content goes, and what was brought there ahead), preload (code that it needs, ahead of a recovery). A cut is of a
+// What lies in this folder: snapshot_file (what a snapshot is), snapshots (how one is taken), schedule, snapshot_policy and stall (when), staging
+// (where its content goes, and what was brought there ahead), preload (code that it needs, ahead of a recovery). A snapshot is of a
 // position that the caller names: the executor's own, and one day one that several processes have agreed on.
 //
 // The executor's thread's, but: ShadowWishes are any thread's, and `chunks` may be read by who has begun a batch of staging.
@@ -23,7 +23,7 @@
 #include "server/memory/process_memory.h"
 #include "server/objects/objects.h"
 #include "server/services.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 #include "server/snapshot/staging.h"
 
 namespace xmig::server {
@@ -43,9 +43,9 @@ class Snapshots {
   // From now on the device memory is the state; the device is drained, and no variable is elsewhere.
   void begin(const Moment& moment);
   struct Taken {
-    CutReport report;
+    SnapshotReport report;
     uint64_t end = 0;      // when it was over
-    uint64_t once_ns = 0;  // of its time, what the next cut of the same work will not take, because this one found new places
+    uint64_t once_ns = 0;  // of its time, what the next snapshot of the same work will not take, because this one found new places
                            // in the shadow
   };
   // After begin(). If it is not possible, nothing has changed. `gradually`: memory that becomes empty goes slab by slab.
@@ -54,16 +54,16 @@ class Snapshots {
   // Until this is over, the program needs the device memory that the shadow takes.
   void evict(bool on) { evict_ = on; }
 
-  // Give the journal back up to the last cut, as far as nobody waits for a reply in it.
+  // Give the journal back up to the last snapshot, as far as nobody waits for a reply in it.
   void trim();
-  // What the first cut after a move or a resumption has left empty goes slab by slab. All at once stopped a program of 40 GB
+  // What the first snapshot after a move or a resumption has left empty goes slab by slab. All at once stopped a program of 40 GB
   // for 25 ms.
   void trim_shadow();
   void trim_shadow_at_once() { trim_slabs(~0ull); }
   uint64_t trim_shadow_at() const { return trim_shadow_at_; }
 
   // Recovery: this was the last one. The journal has been given back up to `trimmed`.
-  Result<> take_over(CutContent& content, uint64_t trimmed);
+  Result<> take_over(SnapshotContent& content, uint64_t trimmed);
 
   uint64_t number() const { return number_; }
   uint64_t position() const { return position_; }
@@ -71,18 +71,18 @@ class Snapshots {
   const std::vector<ChunkState>& chunks() const { return chunks_; }  // by address
 
  private:
-  // Chunks of a cut whose content goes to their slots: where each is in the list, and its content's hash in the last cut if that
+  // Chunks of a snapshot whose content goes to their slots: where each is in the list, and its content's hash in the last snapshot if that
   // had the slot, too.
   struct Changed {
     size_t chunk;
     std::optional<uint64_t> before;
   };
-  // A cut on its way.
+  // A snapshot on its way.
   struct Draft {
     const std::vector<uint64_t>& granules;
     std::vector<bool> unseen;      // is copied without a look
     std::vector<uint64_t> hashes;  // of the others
-    CutContent content;
+    SnapshotContent content;
     std::vector<Changed> changed;
     std::vector<uint64_t> taken, given_back;  // slots
     size_t fresh = 0;                         // of those taken, how many hold what had none
@@ -96,13 +96,13 @@ class Snapshots {
   };
 
   // The steps of take(). Until copy() nothing has changed; after it, nothing can fail.
-  void hash(Draft& draft, const Moment& moment, CutReport& report);
+  void hash(Draft& draft, const Moment& moment, SnapshotReport& report);
   Result<> place(Draft& draft);
   void describe(Draft& draft, const Moment& moment);
   Result<> reserve(const Draft& draft);
   void copy(Draft& draft, const Moment& moment);
   void commit(Draft& draft, const Moment& moment, bool gradually);
-  void report(const Draft& draft, const Moment& moment, CutReport& report) const;
+  void report(const Draft& draft, const Moment& moment, SnapshotReport& report) const;
   void give_up(const Draft& draft);
 
   Placed keep_or_move(Draft& draft, const ChunkState& old, uint64_t hash, bool zeros);
@@ -126,10 +126,10 @@ class Snapshots {
   Staging& staging_;
 
   uint64_t number_ = 0, position_ = 0;
-  std::vector<ChunkState> chunks_;  // of the last committed cut, by address
-  std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the cut before
+  std::vector<ChunkState> chunks_;  // of the last committed snapshot, by address
+  std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the snapshot before
   std::optional<uint64_t> zeros_hash_;
-  Place place_ = Place::kDevice;  // where content goes; changed between cuts only
+  Place place_ = Place::kDevice;  // where content goes; changed between snapshots only
   bool evict_ = false;
   uint64_t trimmed_ = 0;
   std::optional<uint32_t> blocking_slot_;  // the thread whose unread reply keeps the journal from being trimmed

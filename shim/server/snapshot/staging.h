@@ -1,6 +1,6 @@
-// Where cuts are to put content, and what has been brought there ahead of them, behind the executor (migration/relocation.h).
+// Where snapshots are to put content, and what has been brought there ahead of them, behind the executor (migration/relocation.h).
 //
-// A cut keeps it still as long as it decides and copies. Lock order: mutex, then ProcessMemory::mutex.
+// A snapshot keeps it still as long as it decides and copies. Lock order: mutex, then ProcessMemory::mutex.
 #pragma once
 
 #include <atomic>
@@ -13,15 +13,15 @@
 #include <utility>
 
 #include "server/memory/process_memory.h"
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 
 namespace xmig::server {
 
-// Any thread may set these; a cut acts upon them, and takes back what it has done.
+// Any thread may set these; a snapshot acts upon them, and takes back what it has done.
 struct ShadowWishes {
   std::atomic<Place> place{Place::kDevice};
-  std::atomic<bool> returns{false};      // what is not on the device may go there with the next cut
-  std::atomic<bool> must_settle{false};  // a cut that is asked for is taken although nothing was executed
+  std::atomic<bool> returns{false};      // what is not on the device may go there with the next snapshot
+  std::atomic<bool> must_settle{false};  // a snapshot that is asked for is taken although nothing was executed
 };
 
 class Staging {
@@ -35,16 +35,16 @@ class Staging {
 
   ShadowWishes wishes;
 
-  // For a cut, which changes the slots that are copied from, and takes what is staged.
+  // For a snapshot, which changes the slots that are copied from, and takes what is staged.
   std::unique_lock<std::mutex> keep_still() {
-    cut_waits_ = true;
+    snapshot_waits_ = true;
     std::unique_lock lock(mutex_);
-    cut_waits_ = false;
+    snapshot_waits_ = false;
     return lock;
   }
-  // For who stages: behind a cut that waits, unless `stopping`.
+  // For who stages: behind a snapshot that waits, unless `stopping`.
   std::unique_lock<std::mutex> begin_batch(const std::atomic<bool>& stopping) {
-    while (cut_waits_ && !stopping) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (snapshot_waits_ && !stopping) std::this_thread::sleep_for(std::chrono::microseconds(50));
     return std::unique_lock(mutex_);
   }
 
@@ -61,7 +61,7 @@ class Staging {
     return staged->slot;
   }
   void put(uint64_t address, Staged staged) { staged_[address] = staged; }
-  // Committed: the slot is the cut's own.
+  // Committed: the slot is the snapshot's own.
   void consume(const ChunkState& chunk) {
     const auto found = staged_.find(chunk.address);
     if (found != staged_.end() && found->second.slot == chunk.slot) staged_.erase(found);
@@ -72,13 +72,13 @@ class Staging {
     const std::scoped_lock both(mutex_, memory_.mutex);
     for (const auto& [address, staged] : staged_) memory_.shadow.free(staged.slot);
     staged_.clear();
-    memory_.shadow.unhold();  // empty slabs go with the next cut
+    memory_.shadow.unhold();  // empty slabs go with the next snapshot
   }
 
  private:
   ProcessMemory& memory_;
   std::mutex mutex_;
-  std::atomic<bool> cut_waits_{false};
+  std::atomic<bool> snapshot_waits_{false};
   std::unordered_map<uint64_t, Staged> staged_;  // by granule; guarded by mutex_
 };
 

@@ -14,7 +14,7 @@ from xmigd.web.page import Page, ThePage
 from xmigd.web.pages.devices import devices_of
 from xmigd.web.pages.faults import join
 from xmigd.web.paging import ThePages
-from xmigd.web.series import MOST, STEP, Sample, charts, of_cuts, of_series
+from xmigd.web.series import MOST, STEP, Sample, charts, of_series, of_snapshots
 
 router = APIRouter()
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -66,7 +66,7 @@ async def _measured(page: Page, process: dict[str, Any]) -> list[Sample]:
         )
         if found := of_series(its["samples"], devices["samples"]):
             return found
-    return of_cuts(await page.api.get(f"{of}/segments", limit=MOST))
+    return of_snapshots(await page.api.get(f"{of}/segments", limit=MOST))
 
 
 @router.post("/jobs/{job}/stop")

@@ -1,4 +1,4 @@
-// Where the time of a redo goes: said in the job's log when it is worth it.
+// Where the time of a replay goes: said in the job's log when it is worth it.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace xmig::server {
 
-class RedoTimes {
+class ReplayTimes {
  public:
-  RedoTimes() = default;
-  explicit RedoTimes(uint64_t now) : start_(now) {}
+  ReplayTimes() = default;
+  explicit ReplayTimes(uint64_t now) : start_(now) {}
 
   // A record has been executed, which is not to say that the device has done its work.
   void took(Op op, uint64_t ns) {
@@ -33,7 +33,7 @@ class RedoTimes {
   std::string text(uint64_t records, uint64_t now) const {
     const uint64_t took = now - start_;
     if (took < kLong) return {};
-    std::string text = "the redo of " + std::to_string(records) + " records took " + in_ms(took) + ": " + in_ms(issued_) +
+    std::string text = "the replay of " + std::to_string(records) + " records took " + in_ms(took) + ": " + in_ms(issued_) +
                        " to give them to the device";
     constexpr const char* kNames[] = {"launches", "copies and fills", "modules, kernels and graphs", "events and waits",
                                       "others"};

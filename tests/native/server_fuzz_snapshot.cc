@@ -1,11 +1,11 @@
-// The reader of a cut's file. The checksum would stop nearly everything, so it is put right first.
+// The reader of a snapshot's file. The checksum would stop nearly everything, so it is put right first.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(bytes.data() + 8, &length, sizeof(length));
     std::memcpy(bytes.data() + 16, &checksum, sizeof(checksum));
   }
-  const auto content = parse_cut(bytes);
+  const auto content = parse_snapshot(bytes);
   if (!content) {
     if (content.why().empty()) std::abort();
     return 0;

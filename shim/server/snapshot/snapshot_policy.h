@@ -1,16 +1,16 @@
-// When to take a cut (a snapshot).
+// When to take a snapshot.
 //
 // The number that decides is the expected stall (Stall): what the program would wait if the server died now. It is to stay
-// below a bound. Cuts cost time in which nothing is executed: not more than a share of time, the cap. What the next one will
+// below a bound. Snapshots cost time in which nothing is executed: not more than a share of time, the cap. What the next one will
 // cost is learnt from the last ones, without what those did for the first time.
 //
 // Where the two conflict the cap wins, up to a point: a stall of several bounds is no stall of that kind any more. From there on
-// up to several caps are spent. And nothing postpones the next cut by more than a second: no device that did not finish in
-// time, and no single dear cut. What one costs beyond the usual is owed: the intervals are a little longer until it is paid.
+// up to several caps are spent. And nothing postpones the next snapshot by more than a second: no device that did not finish in
+// time, and no single dear snapshot. What one costs beyond the usual is owed: the intervals are a little longer until it is paid.
 //
 // Good moments, when the device has nothing to do anyway, are taken as soon as one is due: when the replay takes half of what
 // it may. A device that never rests is stopped where the program has least live memory, if that differs, for a
-// cut costs what is live. When a cut is overdue the executor stops for a while and lets the device finish, wherever that
+// snapshot costs what is live. When a snapshot is overdue the executor stops for a while and lets the device finish, wherever that
 // is, but not for long, so that work that takes long holds nobody up. Only a journal that fills has to wait as long as it
 // takes.
 #pragma once
@@ -21,7 +21,7 @@
 
 namespace xmig::server {
 
-class CutPolicy {
+class SnapshotPolicy {
  public:
   // What is known at a moment: replay and constant part of the expected stall, and whether the replay grows with time.
   struct Now {
@@ -31,14 +31,14 @@ class CutPolicy {
     uint64_t live = 0;  // bytes
   };
 
-  // Nothing postpones a cut by more.
+  // Nothing postpones a snapshot by more.
   static constexpr uint64_t kLongestDelay = 1'000'000'000;
 
-  CutPolicy(uint64_t bound, double cap) : bound_(bound), cap_(cap) {}
+  SnapshotPolicy(uint64_t bound, double cap) : bound_(bound), cap_(cap) {}
 
   void start(uint64_t now) { begin(now, kFirst); }
   // A recovery is to be short; but if it is long, it must get somewhere even if the server is lost again and again.
-  void start_redo(uint64_t now) { begin(now, kFirstInRedo); }
+  void start_replay(uint64_t now) { begin(now, kFirstInReplay); }
   // `cost`: of its time, what the next one is expected to take. `waited`: for the device to finish.
   void taken(uint64_t now, uint64_t cost, uint64_t waited) {
     if (cost != 0) costs_[count_++ % costs_.size()] = cost;  // of a server's first one nothing is known
@@ -57,7 +57,7 @@ class CutPolicy {
   }
   // Not possible before then.
   void postpone(uint64_t until) { not_before_ = until; }
-  // A cut was due, but this was no good moment: the device had work. That makes it no less urgent.
+  // A snapshot was due, but this was no good moment: the device had work. That makes it no less urgent.
   void busy(uint64_t now) { look_at_ = now + kLookEvery; }
   // The device did not finish within patience().
   void gave_up(uint64_t now, uint64_t waited) {
@@ -88,13 +88,13 @@ class CutPolicy {
     const uint64_t grown = now.replay >= half ? now.time : now.working ? now.time + (half - now.replay) : forced_;
     return std::max(std::max(added(last_, wait_), not_before_), std::min(grown, forced_));
   }
-  // How long the executor may stop for an overdue cut while the device gets no further: the longer there has been none, the longer, and
+  // How long the executor may stop for an overdue snapshot while the device gets no further: the longer there has been none, the longer, and
   // twice as long if that was in vain. As long as it gets further, at most kLongestDelay.
   uint64_t patience(uint64_t now) const {
     return std::min(std::max(kLeastPatience, share_in(now - last_)) << gave_up_, kLongestDelay);
   }
 
-  // The journal decides on its own: `filled` bytes of `ring` could be trimmed if a cut were taken now.
+  // The journal decides on its own: `filled` bytes of `ring` could be trimmed if a snapshot were taken now.
   static bool needs_room(uint64_t filled, uint64_t gained, uint64_t ring, bool waiters, bool caught_up) {
     if (gained == 0) return false;
     return filled >= ring / 4 * 3 || (waiters && (caught_up || gained >= ring / 4));
@@ -102,7 +102,7 @@ class CutPolicy {
 
  private:
   static constexpr uint64_t kFirst = 20'000'000;
-  static constexpr uint64_t kFirstInRedo = 200'000'000;
+  static constexpr uint64_t kFirstInReplay = 200'000'000;
   // Shorter would make a replay shorter that is short already, and cost a program that never lets the device idle.
   static constexpr uint64_t kShortest = 50'000'000;
   // One is due by then in any case, when the device rests: what was done then is safe, and costs no journal.
@@ -116,7 +116,7 @@ class CutPolicy {
   static constexpr uint64_t kWorthOfIt = 4;     // so many of it
   static constexpr uint64_t kInstalments = 4;   // what is owed makes an interval longer by a part of it
   static constexpr uint64_t kMostOwed = 20'000'000;  // what is beyond it is paid at once
-  static constexpr uint64_t kSmallDifference = 64ull << 20;  // bytes: a cut of them costs next to nothing
+  static constexpr uint64_t kSmallDifference = 64ull << 20;  // bytes: a snapshot of them costs next to nothing
   static constexpr uint64_t kNothing = ~0ull;
 
   static uint64_t added(uint64_t a, uint64_t b) { return a + b < a ? ~0ull : a + b; }
@@ -125,7 +125,7 @@ class CutPolicy {
     const double time = static_cast<double>(cost) / cap_;
     return time < 1e18 ? static_cast<uint64_t>(time) : static_cast<uint64_t>(1e18);
   }
-  // What cuts cost as a rule: the median of the last ones, so that a single dear one changes nothing. A new server's first
+  // What snapshots cost as a rule: the median of the last ones, so that a single dear one changes nothing. A new server's first
   // ones are dear because the next standby starts beside them: until more is known, not more than the cap allows for one
   // in each bound.
   uint64_t usual_cost() const {
@@ -142,7 +142,7 @@ class CutPolicy {
     const uint64_t share = share_in(time);
     owed_ -= std::min(owed_, share - std::min(share, cost));
   }
-  // What a replay may take. Where the constant part leaves nothing, it is still not worth cutting all the time.
+  // What a replay may take. Where the constant part leaves nothing, it is still not worth taking snapshots all the time.
   uint64_t room(const Now& now) const { return std::max(bound_ - std::min(bound_, now.constant), kShortest); }
   bool unbearable(const Now& now) const { return now.replay + now.constant >= kUnbearable * bound_; }
   bool allowed(const Now& now) const {
@@ -181,7 +181,7 @@ class CutPolicy {
   uint64_t look_at_ = 0;     // for a good moment
   uint64_t drain_ = 0;       // what the device needs to finish, as a rule
   uint32_t gave_up_ = 0;     // in a row
-  uint64_t owed_ = 0;        // what cuts have cost beyond the usual, and no time has paid for yet
+  uint64_t owed_ = 0;        // what snapshots have cost beyond the usual, and no time has paid for yet
   static constexpr size_t kRemembered = 5, kFew = 3;
   std::array<uint64_t, kRemembered> costs_{};
   size_t count_ = 0;

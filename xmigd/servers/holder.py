@@ -3,7 +3,7 @@
 It speaks the servers' protocol (docs/protocol.md), does no work, and needs nothing but the standard library: the daemon
 starts it by its path. When the daemon goes away it announces itself to the next one. It ends with its program.
 
-    python keeper.py --control-fd N --runtime-dir DIR
+    python holder.py --control-fd N --runtime-dir DIR
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FDS = 5
 RETRY_AFTER = 0.02
 
 
-class Keeper:
+class Holder:
     def __init__(self, sock: socket.socket, runtime_dir: str) -> None:
         self._sock = sock
         self._runtime_dir = runtime_dir
@@ -36,7 +36,7 @@ class Keeper:
         self._complete = False
 
     def run(self) -> int:
-        self._send("hello", pid=os.getpid(), device="keeper", warm_ms=0.0, device_bytes=0)
+        self._send("hello", pid=os.getpid(), device="holder", warm_ms=0.0, device_bytes=0)
         while True:
             poll = select.poll()  # not select: it holds more descriptors than select can number
             poll.register(self._sock, select.POLLIN)
@@ -83,7 +83,7 @@ class Keeper:
                 time.sleep(RETRY_AFTER)
         assert self._job is not None
         self._send(
-            "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="keeper",
+            "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="holder",
             client_pid=self._job["client_pid"], generation=self._job["generation"], keeps=self._job["keeps"],
             takes_output=True,
         )  # fmt: skip
@@ -119,7 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sys.exit(Keeper(socket.socket(fileno=options.control_fd), options.runtime_dir).run())
+    sys.exit(Holder(socket.socket(fileno=options.control_fd), options.runtime_dir).run())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-#include "server/snapshot/cut_file.h"
+#include "server/snapshot/snapshot_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,10 +15,10 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kCutMagic = 0x3254554347494d58;  // "XMIGCUT2"
-constexpr uint64_t kMaxCutBytes = 8ull << 30;
+constexpr uint64_t kSnapshotMagic = 0x3254554347494d58;  // "XMIGCUT2"
+constexpr uint64_t kMaxSnapshotBytes = 8ull << 30;
 
-struct CutHeader {
+struct SnapshotHeader {
   uint64_t magic;
   uint64_t bytes;     // of the whole file's content
   uint64_t checksum;  // XXH3 of everything after this field
@@ -26,7 +26,7 @@ struct CutHeader {
   uint64_t memory, live, chunks, images, events, objects, variables;  // how many
   std::array<Failure, journal::kMaxDevices> failures;
 };
-constexpr size_t kChecksummedFrom = offsetof(CutHeader, number);
+constexpr size_t kChecksummedFrom = offsetof(SnapshotHeader, number);
 
 class Writer {
  public:
@@ -51,9 +51,9 @@ using AboutVariable = std::array<uint64_t, 3>;
 
 }  // namespace
 
-std::vector<std::byte> serialise(const CutContent& content) {
-  CutHeader header{};
-  header.magic = kCutMagic;
+std::vector<std::byte> serialise(const SnapshotContent& content) {
+  SnapshotHeader header{};
+  header.magic = kSnapshotMagic;
   header.number = content.number;
   header.position = content.position;
   header.sequence = content.sequence;
@@ -67,7 +67,7 @@ std::vector<std::byte> serialise(const CutContent& content) {
   header.failures = content.failures;
   Writer writer;
   writer.data().reserve(serialised_bytes(content));
-  writer.put(std::span<const CutHeader>(&header, 1));
+  writer.put(std::span<const SnapshotHeader>(&header, 1));
   writer.put(content.memory);
   writer.put(content.live);
   writer.put(content.chunks);
@@ -86,24 +86,24 @@ std::vector<std::byte> serialise(const CutContent& content) {
   return data;
 }
 
-uint64_t serialised_bytes(const CutContent& content) {
-  uint64_t bytes = sizeof(CutHeader) + sizeof(Extent) * content.memory.size() + sizeof(LiveRange) * content.live.size() +
+uint64_t serialised_bytes(const SnapshotContent& content) {
+  uint64_t bytes = sizeof(SnapshotHeader) + sizeof(Extent) * content.memory.size() + sizeof(LiveRange) * content.live.size() +
                    sizeof(ChunkState) * content.chunks.size() + sizeof(Images::State) * content.images.size() +
                    sizeof(RecordedEvent) * content.events.size() + content.objects.bytes().size();
   for (const Variable& variable : content.variables) bytes += sizeof(AboutVariable) + variable.name.size();
   return bytes;
 }
 
-Result<CutContent> parse_cut(std::span<const std::byte> bytes) {
+Result<SnapshotContent> parse_snapshot(std::span<const std::byte> bytes) {
   const auto bad = [](const char* text) { return Error{text}; };
-  CutHeader header;
+  SnapshotHeader header;
   Reader reader(bytes);
-  if (!reader.get(header) || header.magic != kCutMagic) return bad("not a cut");
-  if (header.bytes != bytes.size()) return bad("the cut is cut off");
+  if (!reader.get(header) || header.magic != kSnapshotMagic) return bad("not a snapshot");
+  if (header.bytes != bytes.size()) return bad("the snapshot is cut off");
   if (header.checksum != XXH3_64bits(bytes.data() + kChecksummedFrom, bytes.size() - kChecksummedFrom)) {
-    return bad("the cut's checksum is wrong");
+    return bad("the snapshot's checksum is wrong");
   }
-  CutContent content;
+  SnapshotContent content;
   content.number = header.number;
   content.position = header.position;
   content.sequence = header.sequence;
@@ -111,7 +111,7 @@ Result<CutContent> parse_cut(std::span<const std::byte> bytes) {
   if (!reader.get(content.memory, header.memory) || !reader.get(content.live, header.live) ||
       !reader.get(content.chunks, header.chunks) || !reader.get(content.images, header.images) ||
       !reader.get(content.events, header.events)) {
-    return bad("the cut's parts are longer than the whole");
+    return bad("the snapshot's parts are longer than the whole");
   }
   auto objects = RecordList::take(header.objects, reader.rest());
   if (!objects) return bad("an object record is cut off");
@@ -131,7 +131,7 @@ Result<CutContent> parse_cut(std::span<const std::byte> bytes) {
   return content;
 }
 
-bool reserve_cut_file(int fd, uint64_t bytes) {
+bool reserve_snapshot_file(int fd, uint64_t bytes) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return false;
   if (static_cast<uint64_t>(status.st_size) > bytes && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return false;
@@ -145,16 +145,16 @@ bool reserve_cut_file(int fd, uint64_t bytes) {
   return result == 0;
 }
 
-Result<CutContent> read_cut_file(int fd) {
+Result<SnapshotContent> read_snapshot_file(int fd) {
   struct stat status {};
-  if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxCutBytes) {
-    return Error{"the cut's file cannot be read, or is too long"};
+  if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<uint64_t>(status.st_size) > kMaxSnapshotBytes) {
+    return Error{"the snapshot's file cannot be read, or is too long"};
   }
   std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
   if (!ipc::read_all(fd, bytes)) {
-    return Error{std::string("the cut's file cannot be read: ") + std::strerror(errno)};
+    return Error{std::string("the snapshot's file cannot be read: ") + std::strerror(errno)};
   }
-  return parse_cut(bytes);
+  return parse_snapshot(bytes);
 }
 
 }  // namespace xmig::server

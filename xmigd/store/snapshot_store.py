@@ -1,8 +1,9 @@
-"""The thread that keeps cuts: off the event loop, within a budget, and never a reason for a job to wait.
+"""The thread that stores snapshots: off the event loop, within a budget, and never a reason for a job to wait.
 
-A cut that comes too early for the budget is skipped; the next one that is kept takes the journal since the last kept
-one along, as far as it is still there. Content of device memory is not kept here: that is a checkpoint. What is kept is
-what makes one complete: the cut's file (objects, memory map, the hash of every chunk), the journal, the module images.
+A snapshot that comes too early for the budget is skipped; the next one that is stored takes the journal since the last
+stored one along, as far as it is still there. Content of device memory is not stored here: that is a checkpoint. What
+is stored is what makes one complete: the snapshot's file (objects, memory map, the hash of every chunk), the journal,
+the module images.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from xmigd.database.writer import Writer
 from xmigd.errors import Unavailable
 from xmigd.failpoints import Write
 from xmigd.ipc.fds import Fd, close_all
-from xmigd.ipc.messages import Cut
+from xmigd.ipc.messages import Snapshot
 from xmigd.native import Layout
 from xmigd.settings import MIB, Settings
 from xmigd.store import catalogue
 from xmigd.store.manifest import Manifest, Manifests, Part
-from xmigd.store.memory import CutFile, Journal, Unreadable, image_pieces, read_cut
+from xmigd.store.memory import Journal, SnapshotFile, Unreadable, image_pieces, read_snapshot
 from xmigd.store.objects import Objects, Stored, private_folder
 
 logger = log.get("store")
 
-ACTIVE = 60.0  # seconds after its last cut in which a process has a share of the budget
-POSITIONS = 64  # skipped cuts whose positions are remembered: places where a kept journal may begin
+ACTIVE = 60.0  # seconds after its last snapshot in which a process has a share of the budget
+POSITIONS = 64  # skipped snapshots whose positions are remembered: places where a kept journal may begin
 TIDY_AFTER = 10.0
 SWEEP_AFTER = 3600.0
 SAY_AFTER = 60.0
@@ -56,12 +57,12 @@ class HasFd(Protocol):
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of a process between its cuts."""
+    """What is known of a process between its snapshots."""
 
-    # Of the last kept cut and of those since; the loop appends, the thread takes from the front.
+    # Of the last stored snapshot and of those since; the loop appends, the thread takes from the front.
     positions: list[int] = field(default_factory=list)
     not_before: float = 0.0
-    last_cut: float = 0.0
+    last_snapshot: float = 0.0
     # By the message that hands it over: how much of it was there, and what is kept.
     images: dict[bytes, tuple[int, Part]] = field(default_factory=dict)
     asked_database: bool = False
@@ -72,8 +73,8 @@ class Seen:
 class Request:
     process: str
     job: str
-    cut: Cut
-    fds: list[Fd]  # journal, cut0, cut1
+    snapshot: Snapshot
+    fds: list[Fd]  # journal, snapshot0, snapshot1
     images: list[tuple[bytes, Fd | None]]  # without a descriptor: its part is known
 
 
@@ -89,14 +90,14 @@ class Figures:
     failure: str | None = None  # why nothing can be kept at present
 
 
-class Keeper:
+class SnapshotStore:
     def __init__(self, settings: Settings, layout: Layout, writer: Writer, readers: Engine) -> None:
         self._settings = settings
         self._layout = layout
         self._writer = writer
         self._readers = readers
         self.objects = Objects(settings.store_folder / "objects")
-        self.manifests = Manifests(settings.store_folder / "cuts")
+        self.manifests = Manifests(settings.store_folder / "snapshots")
         self.figures = Figures()
         self._seen: dict[str, Seen] = {}
         self._queue: list[Request] = []
@@ -110,12 +111,14 @@ class Keeper:
 
     # --- the event loop's side: never waits -------------------------------------------------------------------------
 
-    def cut(self, process: str, job: str, cut: Cut, fds: Sequence[Fd], handles: Mapping[int, HasFd]) -> None:
-        """A cut was committed. `fds`: journal, cut0, cut1."""
+    def snapshot(
+        self, process: str, job: str, snapshot: Snapshot, fds: Sequence[Fd], handles: Mapping[int, HasFd]
+    ) -> None:
+        """A snapshot was committed. `fds`: journal, snapshot0, snapshot1."""
         seen = self._seen.setdefault(process, Seen())
         now = time.monotonic()
-        seen.last_cut = now
-        seen.positions.append(cut.position)
+        seen.last_snapshot = now
+        seen.positions.append(snapshot.position)
         if len(seen.positions) > POSITIONS:
             del seen.positions[1]
         if seen.busy or now < seen.not_before:
@@ -132,11 +135,11 @@ class Keeper:
                     images.append((handle.message, None if known else Fd(os.dup(handle.fd.fileno()))))
         except OSError as error:
             close_all([*taken, *(fd for _, fd in images if fd is not None)])
-            self._failed(process, cut, f"no descriptors: {error.strerror}")
+            self._failed(process, snapshot, f"no descriptors: {error.strerror}")
             return
         seen.busy = True
         with self._wake:
-            self._queue.append(Request(process, job, cut, taken, images))
+            self._queue.append(Request(process, job, snapshot, taken, images))
             self._wake.notify()
 
     def ended(self, process: str) -> None:
@@ -177,20 +180,20 @@ class Keeper:
             self._check_room()
             self._keep(request, seen)
         except (Unreadable, Unavailable) as error:
-            self._failed(request.process, request.cut, str(error))
+            self._failed(request.process, request.snapshot, str(error))
         except OSError as error:
-            self._failed(request.process, request.cut, error.strerror or str(error), lasting=True)
+            self._failed(request.process, request.snapshot, error.strerror or str(error), lasting=True)
         else:
             self.figures.kept += 1
             if self.figures.failure is not None:
-                logger.info("cuts are kept again")
+                logger.info("snapshots are kept again")
                 self.figures.failure = None
         finally:
             self._close(request)
             cost = time.thread_time() - began
             self.figures.seconds += cost
             now = time.monotonic()
-            active = sum(other.last_cut > now - ACTIVE for other in list(self._seen.values()))
+            active = sum(other.last_snapshot > now - ACTIVE for other in list(self._seen.values()))
             seen.not_before = now + cost / self._settings.store_budget * max(1, active)
             seen.busy = False
 
@@ -211,7 +214,7 @@ class Keeper:
             raise
         failpoints.hit("store.manifest")
         try:
-            self._write("kept_cuts.add", lambda session: catalogue.add(session, manifest, digest))
+            self._write("stored_snapshots.add", lambda session: catalogue.add(session, manifest, digest))
         except Unavailable:
             self.manifests.remove(manifest.process, manifest.number)
             self._take_back(parts)
@@ -221,21 +224,21 @@ class Keeper:
 
     def _keep_parts(self, request: Request, seen: Seen, parts: list[Part]) -> Manifest:
         """What the manifest is to name. Each of `parts` is in the store, also when the next one cannot be kept."""
-        journal_fd, cut0, cut1 = request.fds
+        journal_fd, snapshot0, snapshot1 = request.fds
         # The journal first: it is what is written over soonest.
         start, journal = self._keep_journal(Journal(journal_fd.fileno(), self._layout), request, seen)
         if journal is not None:
             parts.append(_part("journal", "", journal))
-        cut = read_cut((cut0.fileno(), cut1.fileno()), request.cut.number)
-        if cut.position != request.cut.position:
+        snapshot = read_snapshot((snapshot0.fileno(), snapshot1.fileno()), request.snapshot.number)
+        if snapshot.position != request.snapshot.position:
             raise Unreadable("its file says another position than its report")
-        parts.insert(0, _part("cut", "", self.objects.put([cut.content])))
-        missing = self._keep_images(request, cut, seen, parts)
+        parts.insert(0, _part("snapshot", "", self.objects.put([snapshot.content])))
+        missing = self._keep_images(request, snapshot, seen, parts)
         failpoints.hit("store.objects")
         return Manifest(
-            process=request.process, job=request.job, number=cut.number, position=cut.position, sequence=cut.sequence,
-            journal_from=start if journal is not None else None, missing_images=missing, at=time.time(),
-            parts=tuple(parts),
+            process=request.process, job=request.job, number=snapshot.number, position=snapshot.position,
+            sequence=snapshot.sequence, journal_from=start if journal is not None else None, missing_images=missing,
+            at=time.time(), parts=tuple(parts),
         )  # fmt: skip
 
     def _take_back(self, parts: list[Part]) -> None:
@@ -248,8 +251,8 @@ class Keeper:
                     self.objects.remove(part.hash)
 
     def _keep_journal(self, journal: Journal, request: Request, seen: Seen) -> tuple[int, Stored | None]:
-        """From the last kept cut on, or from the first one since that is still there."""
-        end = request.cut.position
+        """From the last stored snapshot on, or from the first one since that is still there."""
+        end = request.snapshot.position
         if not seen.asked_database:
             with Session(self._readers) as session:
                 last = catalogue.latest(session, request.process)
@@ -265,9 +268,9 @@ class Keeper:
                     raise
         return end, None
 
-    def _keep_images(self, request: Request, cut: CutFile, seen: Seen, parts: list[Part]) -> int:
+    def _keep_images(self, request: Request, snapshot: SnapshotFile, seen: Seen, parts: list[Part]) -> int:
         """Returns how many are missing."""
-        wanted = dict(cut.images)
+        wanted = dict(snapshot.images)
         known: dict[bytes, tuple[int, Part]] = {}
         for message, fd in request.images:
             number, offset, size = _image(message)
@@ -278,7 +281,7 @@ class Keeper:
             if before is not None and before[0] == received and self.objects.path(before[1].hash).exists():
                 part: Part | None = before[1]
             elif fd is None or received > self._settings.store_image_mib * MIB:
-                part = None  # known in vain: the store has lost it, and the next kept cut brings it again
+                part = None  # known in vain: the store has lost it, and the next stored snapshot brings it again
             else:
                 part = self._keep_image(fd, number, offset, received)
             if part is None:
@@ -321,7 +324,7 @@ class Keeper:
             self._tidy_at = now + TIDY_AFTER
             with contextlib.suppress(Unavailable):
                 self._forget(lambda session: catalogue.superfluous(
-                    session, cuts=self._settings.store_cuts, days=self._settings.store_days
+                    session, snapshots=self._settings.store_snapshots, days=self._settings.store_days
                 ))  # fmt: skip
                 while self._size() > self._settings.store_mib * MIB and self._forget(catalogue.oldest):
                     pass
@@ -340,7 +343,7 @@ class Keeper:
         with Session(self._readers) as session:
             if not choose(session):
                 return 0
-        keys, hashes = self._write("kept_cuts.remove", write)
+        keys, hashes = self._write("stored_snapshots.remove", write)
         for process, number in keys:
             self.manifests.remove(process, number)
         for name in hashes:
@@ -352,7 +355,7 @@ class Keeper:
         done: T = future.result(60)
         return done
 
-    def _failed(self, process: str, cut: Cut, why: str, *, lasting: bool = False) -> None:
+    def _failed(self, process: str, snapshot: Snapshot, why: str, *, lasting: bool = False) -> None:
         self.figures.failed += 1
         if lasting:
             self.figures.failure = why
@@ -360,7 +363,9 @@ class Keeper:
         if now >= self._say_at:
             self._say_at = now + SAY_AFTER
             failed = self.figures.failed
-            logger.warning("a cut is not kept", process=process[:12], cut=cut.number, why=why, failed=failed)
+            logger.warning(
+                "a snapshot is not kept", process=process[:12], snapshot=snapshot.number, why=why, failed=failed
+            )
 
     @staticmethod
     def _close(request: Request) -> None:

@@ -47,14 +47,14 @@ class Watermark {
   std::atomic<uint64_t> level_{0};
 };
 
-class Bounce {
+class StagingCopy {
  public:
   // More make memory no faster (docs/decisions/0009).
   static constexpr size_t kMostThreads = 16;
   // `use_ordinal` makes a device's context the calling thread's current one.
-  Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads = kMostThreads);
-  ~Bounce();
-  Bounce(const Bounce&) = delete;
+  StagingCopy(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads = kMostThreads);
+  ~StagingCopy();
+  StagingCopy(const StagingCopy&) = delete;
 
   struct Piece {
     uint64_t device;

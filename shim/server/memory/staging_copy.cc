@@ -1,4 +1,4 @@
-#include "server/memory/bounce.h"
+#include "server/memory/staging_copy.h"
 
 #include <emmintrin.h>
 #include <sys/mman.h>
@@ -44,7 +44,7 @@ class Timer {
 };
 
 // 0, or an errno.
-int transfer(auto&& call, const Bounce::Piece& piece, std::byte* buffer) {
+int transfer(auto&& call, const StagingCopy::Piece& piece, std::byte* buffer) {
   for (uint64_t done = 0; done < piece.bytes;) {
     const ssize_t now = call(piece.fd, buffer + done, piece.bytes - done, static_cast<off_t>(piece.offset + done));
     if (now < 0 && errno == EINTR) continue;
@@ -69,10 +69,10 @@ void stream(void* to, const void* from, uint64_t bytes) {
 }
 
 // Those that follow each other on both sides are copied at once, unless the kernel is to write them.
-std::vector<Bounce::Piece> joined(std::span<const Bounce::Piece> pieces, bool to_device) {
-  std::vector<Bounce::Piece> result;
-  for (const Bounce::Piece& piece : pieces) {
-    Bounce::Piece* const last = result.empty() ? nullptr : &result.back();
+std::vector<StagingCopy::Piece> joined(std::span<const StagingCopy::Piece> pieces, bool to_device) {
+  std::vector<StagingCopy::Piece> result;
+  for (const StagingCopy::Piece& piece : pieces) {
+    StagingCopy::Piece* const last = result.empty() ? nullptr : &result.back();
     const bool fits = last && (to_device || piece.mapped != 0) && last->bytes + piece.bytes <= kMostBytes;
     if (fits && last->fd == piece.fd && last->ordinal == piece.ordinal && last->device + last->bytes == piece.device &&
         last->offset + last->bytes == piece.offset) {
@@ -87,7 +87,7 @@ std::vector<Bounce::Piece> joined(std::span<const Bounce::Piece> pieces, bool to
 }  // namespace
 
 // Page-locked memory for the buffers of several lanes: when each locked its own, sixteen took 115 ms.
-class Bounce::Locked {
+class StagingCopy::Locked {
  public:
   Locked(const DriverTable& driver, size_t bytes) : driver_(driver) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
@@ -114,7 +114,7 @@ class Bounce::Locked {
 };
 
 // What one thread has: a stream of one device, and two buffers with an event behind the last use of each.
-class Bounce::Lane {
+class StagingCopy::Lane {
  public:
   static constexpr size_t kBytes = 2 * kMostBytes;
 
@@ -209,7 +209,7 @@ class Bounce::Lane {
 };
 
 // Each thread takes the next piece when it is done with one: they end at about the same time.
-struct Bounce::Run {
+struct StagingCopy::Run {
   bool to_plain;
   std::vector<Piece> pieces{};
   const Watermark* made = nullptr;
@@ -225,10 +225,10 @@ struct Bounce::Run {
   }
 };
 
-Bounce::Bounce(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads)
+StagingCopy::StagingCopy(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads)
     : driver_(driver), use_ordinal_(std::move(use_ordinal)), most_threads_(most_threads) {}
 
-Bounce::~Bounce() {
+StagingCopy::~StagingCopy() {
   for (std::unique_ptr<Lane>& lane : idle_) {
     use_ordinal_(lane->ordinal());
     lane.reset();
@@ -237,7 +237,7 @@ Bounce::~Bounce() {
 
 // The kernel lets no two threads write to one descriptor at once. So neighbours are of different ones, as far as a device has
 // several: the first piece of each, then the second of each.
-Result<> Bounce::to_plain(std::span<const Piece> pieces) {
+Result<> StagingCopy::to_plain(std::span<const Piece> pieces) {
   std::map<int, size_t> count;
   std::vector<std::tuple<uint32_t, size_t, Piece>> turns;
   for (const Piece& piece : joined(pieces, false)) turns.emplace_back(piece.ordinal, count[piece.fd]++, piece);
@@ -249,12 +249,12 @@ Result<> Bounce::to_plain(std::span<const Piece> pieces) {
   return run(all);
 }
 
-Result<> Bounce::to_device(std::span<const Piece> pieces, const Watermark* made) {
+Result<> StagingCopy::to_device(std::span<const Piece> pieces, const Watermark* made) {
   Run all{.to_plain = false, .pieces = joined(pieces, true), .made = made};
   return run(all);
 }
 
-void Bounce::make_ready(uint32_t ordinal, size_t pieces) {
+void StagingCopy::make_ready(uint32_t ordinal, size_t pieces) {
   const std::lock_guard lock(mutex_);
   const auto there = std::count_if(idle_.begin(), idle_.end(), [&](const auto& one) { return one->ordinal() == ordinal; });
   const size_t wanted = threads_for(pieces);
@@ -263,7 +263,7 @@ void Bounce::make_ready(uint32_t ordinal, size_t pieces) {
 }
 
 // Under mutex_.
-void Bounce::make_lanes(uint32_t ordinal, size_t count) {
+void StagingCopy::make_lanes(uint32_t ordinal, size_t count) {
   const Timer timer(spent_.making_ns);
   use_ordinal_(ordinal);
   const auto memory = std::make_shared<Locked>(driver_, count * Lane::kBytes);
@@ -273,12 +273,12 @@ void Bounce::make_lanes(uint32_t ordinal, size_t count) {
   }
 }
 
-size_t Bounce::threads_for(size_t pieces) const {
+size_t StagingCopy::threads_for(size_t pieces) const {
   const size_t processors = std::max(1u, std::thread::hardware_concurrency());
   return std::min({most_threads_, processors, pieces});
 }
 
-Result<> Bounce::run(Run& run) {
+Result<> StagingCopy::run(Run& run) {
   if (run.pieces.empty()) return {};
   std::map<uint32_t, size_t> pieces;
   for (const Piece& piece : run.pieces) ++pieces[piece.ordinal];
@@ -296,7 +296,7 @@ Result<> Bounce::run(Run& run) {
   return {};
 }
 
-void Bounce::work(Run& run) {
+void StagingCopy::work(Run& run) {
   std::unique_ptr<Lane> mine;
   const auto check = [&](bool fine) {
     if (fine) return;
@@ -323,7 +323,7 @@ void Bounce::work(Run& run) {
 }
 
 // Null: there is no memory for one.
-std::unique_ptr<Bounce::Lane> Bounce::lane(uint32_t ordinal) {
+std::unique_ptr<StagingCopy::Lane> StagingCopy::lane(uint32_t ordinal) {
   const std::lock_guard lock(mutex_);
   const auto find = [&] {
     return std::find_if(idle_.begin(), idle_.end(), [&](const auto& one) { return one->ordinal() == ordinal; });
@@ -336,7 +336,7 @@ std::unique_ptr<Bounce::Lane> Bounce::lane(uint32_t ordinal) {
   return lane;
 }
 
-void Bounce::give_back(std::unique_ptr<Lane> lane) {
+void StagingCopy::give_back(std::unique_ptr<Lane> lane) {
   const std::lock_guard lock(mutex_);
   const Spent spent = lane->spent();
   spent_.copying_ns += spent.copying_ns;
@@ -344,12 +344,12 @@ void Bounce::give_back(std::unique_ptr<Lane> lane) {
   idle_.push_back(std::move(lane));
 }
 
-std::string Bounce::text(const Spent& spent) {
+std::string StagingCopy::text(const Spent& spent) {
   return "of all threads together " + in_ms(spent.copying_ns) + " copying, " + in_ms(spent.waiting_ns) +
          " waiting for the device, " + in_ms(spent.making_ns) + " making buffers";
 }
 
-Bounce::Spent Bounce::spent() {
+StagingCopy::Spent StagingCopy::spent() {
   const std::lock_guard lock(mutex_);
   return std::exchange(spent_, {});
 }

@@ -1,4 +1,4 @@
-// What a cut writes into its memfd, and how a recovery reads it. The file has been out of our hands: every length is
+// What a snapshot writes into its memfd, and how a recovery reads it. The file has been out of our hands: every length is
 // checked, and a checksum covers it all.
 #pragma once
 
@@ -25,7 +25,7 @@ struct Failure {
 };
 using Failures = std::array<Failure, journal::kMaxDevices>;  // by ordinal
 
-// A granule with live content, and where the cut keeps that. Zeros are kept nowhere: frameworks allocate most of a
+// A granule with live content, and where the snapshot keeps that. Zeros are kept nowhere: frameworks allocate most of a
 // device before they use it.
 struct ChunkState {
   uint64_t address;
@@ -38,10 +38,10 @@ struct RecordedEvent {
   uint64_t sequence;
 };
 
-struct CutContent {
+struct SnapshotContent {
   uint64_t number = 0;
   uint64_t position = 0;
-  uint64_t sequence = 0;  // of the last record before the cut
+  uint64_t sequence = 0;  // of the last record before the snapshot
   Failures failures{};
   std::vector<Extent> memory;
   std::vector<LiveRange> live;
@@ -52,12 +52,12 @@ struct CutContent {
   std::vector<Variable> variables;
 };
 
-std::vector<std::byte> serialise(const CutContent& content);
-uint64_t serialised_bytes(const CutContent& content);
-Result<CutContent> parse_cut(std::span<const std::byte> bytes);
+std::vector<std::byte> serialise(const SnapshotContent& content);
+uint64_t serialised_bytes(const SnapshotContent& content);
+Result<SnapshotContent> parse_snapshot(std::span<const std::byte> bytes);
 
 // Take the pages for `bytes` now: false if there are none (errno).
-bool reserve_cut_file(int fd, uint64_t bytes);
-Result<CutContent> read_cut_file(int fd);
+bool reserve_snapshot_file(int fd, uint64_t bytes);
+Result<SnapshotContent> read_snapshot_file(int fd);
 
 }  // namespace xmig::server
