@@ -64,8 +64,8 @@ def licence_of(metadata: Message) -> str:
     """An SPDX expression. Raises ValueError: the wheel does not say, and somebody has to look."""
     if expression := metadata.get("License-Expression"):
         return str(expression)
-    if (said := str(metadata.get("License") or "").strip()) and "\n" not in said and len(said) < 60:
-        return NAMES.get(said, said)
+    if (reported := str(metadata.get("License") or "").strip()) and "\n" not in reported and len(reported) < 60:
+        return NAMES.get(reported, reported)
     for classifier in metadata.get_all("Classifier") or []:
         if classifier in CLASSIFIERS:
             return CLASSIFIERS[classifier]

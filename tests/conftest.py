@@ -46,8 +46,8 @@ def frameworks() -> Path:
     environment = ROOT / ".venv-frameworks"
     if not (environment / "stamp").exists():
         why = ROOT / ".cache" / "frameworks"
-        said = why.read_text().strip() if why.exists() else "they are not installed"
-        pytest.skip(f"{said} (packaging/setup/frameworks.sh)")
+        reported = why.read_text().strip() if why.exists() else "they are not installed"
+        pytest.skip(f"{reported} (packaging/setup/frameworks.sh)")
     return environment / "bin" / "python"
 
 

@@ -34,7 +34,7 @@ class Zygote:
             stdout=subprocess.PIPE,
         )  # fmt: skip
         self._lock = threading.Lock()  # who holds it listens
-        self._said = b""
+        self._reported = b""
         self._ended: dict[int, int] = {}
 
     def fork(self, environment: Mapping[str, str], log: Path, folder: Path | None = None) -> Forked:
@@ -68,14 +68,14 @@ class Zygote:
         """Listen for a line: the pid of who was born, or 0 when somebody has ended, which is noted. None: no line came
         within `timeout` seconds."""
         assert self._process.stdout is not None
-        while b"\n" not in self._said:
+        while b"\n" not in self._reported:
             if not select.select([self._process.stdout], [], [], timeout)[0]:
                 return None
-            said = os.read(self._process.stdout.fileno(), 4096)
-            if not said:
+            reported = os.read(self._process.stdout.fileno(), 4096)
+            if not reported:
                 raise ChildProcessError(f"the zygote has ended, exit code {self._process.wait()}")
-            self._said += said
-        line, _, self._said = self._said.partition(b"\n")
+            self._reported += reported
+        line, _, self._reported = self._reported.partition(b"\n")
         pid, *status = map(int, line.split())
         if not status:
             return pid

@@ -57,7 +57,7 @@ def cudart(version: str) -> Path:
 
 @contextlib.contextmanager
 def own_node(native_dir: Path, **settings: object) -> Iterator[Node]:
-    """A daemon in a folder of its own, with cpu devices of 1 GiB if nothing else is said; nothing is left of it."""
+    """A daemon in a folder of its own, with cpu devices of 1 GiB if nothing else is reported; nothing is left of it."""
     # Not pytest's own folder: a socket's path has at most 107 bytes.
     settings = {"native_dir": native_dir, "device_memory": 1 << 30} | settings
     with tempfile.TemporaryDirectory(prefix="xmig-") as folder, forked.Node(Path(folder), **settings) as node:
@@ -91,8 +91,8 @@ def is_ready(program: Program) -> None:
     """It has shaken hands, and waits for `go`."""
     assert program.process.stdout is not None
     if program.process.stdout.readline() != "ready\n":
-        _, said = program.process.communicate()
-        raise AssertionError(f"it did not start: {said} {program.lines()}")
+        _, reported = program.process.communicate()
+        raise AssertionError(f"it did not start: {reported} {program.lines()}")
     program.until("running")
 
 
@@ -104,7 +104,7 @@ def go(program: Program) -> None:
 
 
 def output(program: Program, timeout: float = 300) -> str:
-    """What it printed. Fails with what it said when it did not end well."""
+    """What it printed. Fails with what it reported when it did not end well."""
     try:
         out, err = program.process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -153,16 +153,17 @@ def found_again(node: Node) -> None:
     wait_until(lambda: status(node.settings.api_socket, "/readyz") == 200, "it has found every program again")
 
 
-def struck(program: Program, count: int = 1) -> None:
-    """So many of the faults that were armed have struck. What waits for one may have been kept from getting there."""
+def injected(program: Program, count: int = 1) -> None:
+    """So many of the faults that were armed have been injected. What waits for one may have been kept from getting
+    there."""
     info = program.info()
     assert info is not None
-    said = ("an armed fault strikes", f"process={info['id'][:12]}")
+    reported = ("an armed fault is injected", f"process={info['id'][:12]}")
 
     def lines() -> list[str]:
-        return [line for line in program.node.log.read_text().splitlines() if all(each in line for each in said)]
+        return [line for line in program.node.log.read_text().splitlines() if all(each in line for each in reported)]
 
-    wait_until(lambda: len(lines()) >= count, f"{count} of its faults strike")
+    wait_until(lambda: len(lines()) >= count, f"{count} of its faults are injected")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
@@ -268,7 +269,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def stands_still(program: Program) -> bool:
-    """Does it come to rest, and use no processor time? On a busy machine it may not have read yet what it was asked."""
+    """Does it come to rest, and use no processor time? On a busy machine it may not have read yet what it was
+    queried."""
     for _ in range(20):
         before = cpu_seconds(program.process.pid)
         time.sleep(0.5)

@@ -17,7 +17,7 @@ from xmigd.api.server import bind_tcp
 PROGRAMS = [("xmigd", "xmigd.main", "XMIG_"), ("xmig-web", "xmigd.web.main", "XMIG_WEB_")]
 
 
-def said(folder: Path, module: str, *arguments: str, **variables: object) -> tuple[int, str]:
+def reported(folder: Path, module: str, *arguments: str, **variables: object) -> tuple[int, str]:
     """Exit code and standard error."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("XMIG_")}
     own = {"XMIG_RUNTIME_DIR": folder / "run", "XMIG_DATABASE": folder / "xmig.db", "PYTHONPATH": ROOT}
@@ -32,21 +32,21 @@ def said(folder: Path, module: str, *arguments: str, **variables: object) -> tup
 @pytest.mark.parametrize(("program", "module", "prefix"), PROGRAMS)
 class TestRefused:
     def test_a_file_that_is_not_there(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
-        code, text = said(tmp_path, module, "--config", str(tmp_path / "none.toml"))
+        code, text = reported(tmp_path, module, "--config", str(tmp_path / "none.toml"))
         assert (code, text) == (2, f"{program}: there is no settings file {tmp_path}/none.toml\n")
 
     def test_a_file_that_cannot_be_read(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
         file = tmp_path / "settings.toml"
         for content in (b'port = "', b"port = \xff"):
             file.write_bytes(content)
-            code, text = said(tmp_path, module, **{prefix + "CONFIG": file})
+            code, text = reported(tmp_path, module, **{prefix + "CONFIG": file})
             assert code == 2
             assert text.startswith(f"{program}: the settings file {file} cannot be read: ")
 
     def test_values(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
         file = tmp_path / "settings.toml"
         file.write_text('port = 99999\nlog_level = "loud"\n')
-        code, text = said(tmp_path, module, "--config", str(file))
+        code, text = reported(tmp_path, module, "--config", str(file))
         assert code == 2
         first, second = text.splitlines()
         assert first.startswith(f"{program}: setting port ({prefix}PORT): Input should be less than")
@@ -54,13 +54,13 @@ class TestRefused:
 
     def test_a_port_that_is_taken(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            code, text = said(tmp_path, module, **{prefix + "PORT": taken.getsockname()[1]})
+            code, text = reported(tmp_path, module, **{prefix + "PORT": taken.getsockname()[1]})
         assert code == 1
         assert text.splitlines()[-1].startswith(f"{program}: cannot listen at 127.0.0.1 port ")
         assert f"choose another port with {prefix}PORT" in text
 
 
-def test_who_is_told_the_address_can_connect() -> None:
+def test_who_is_reported_the_address_can_connect() -> None:
     """Before the event loop that will answer runs."""
     with contextlib.closing(bind_tcp("127.0.0.1", 0)) as listening:
         socket.create_connection(listening.getsockname(), timeout=10).close()
@@ -68,7 +68,9 @@ def test_who_is_told_the_address_can_connect() -> None:
 
 def test_a_certificate_of_the_dashboard_that_is_none(tmp_path: Path) -> None:
     none = tmp_path / "none.pem"
-    code, text = said(tmp_path, "xmigd.web.main", XMIG_WEB_PORT=0, XMIG_WEB_TLS_CERTIFICATE=none, XMIG_WEB_TLS_KEY=none)
+    code, text = reported(
+        tmp_path, "xmigd.web.main", XMIG_WEB_PORT=0, XMIG_WEB_TLS_CERTIFICATE=none, XMIG_WEB_TLS_KEY=none
+    )
     assert code == 1
     assert f"xmig-web: {none} and {none} cannot be used" in text
     assert "XMIG_WEB_TLS_KEY" in text

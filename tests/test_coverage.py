@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.asked import called, not_covered
+from tests.frameworks.requested import called, not_covered
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 
@@ -55,8 +55,8 @@ assert driver.cuInit(0) == 0
     ids=["call", "look-up", "table", "nothing"],
 )
 def test_what_is_missed_is_named(daemon: Node, tmp_path: Path, asks: str, found: list[str]) -> None:
-    asked = tmp_path / "asked"
-    program = daemon.program([sys.executable, "-c", PROGRAM % asks], environment={"XMIG_ASKED": str(asked)})
+    requested = tmp_path / "requested"
+    program = daemon.program([sys.executable, "-c", PROGRAM % asks], environment={"XMIG_ASKED": str(requested)})
     assert program.process.wait() == 0
-    assert not_covered(asked) == found
-    assert "cuInit" in called(asked)
+    assert not_covered(requested) == found
+    assert "cuInit" in called(requested)

@@ -18,10 +18,10 @@ LATE = 4.0  # seconds, in which a training that does not wait is over
 def test_on_a_machine_that_is_busy_in_the_beginning_only(
     native_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All strikes fall into the second training, even if it is much faster than the first one was, and also those that
-    come so late that it would be over. So does the move into the third one."""
-    finish, strike, move = main.finish, main.strike, moving.move
-    struck = 0
+    """All injections fall into the second training, even if it is much faster than the first one was, and also those
+    that come so late that it would be over. So does the move into the third one."""
+    finish, inject, move = main.finish, main.inject, moving.move
+    injected = 0
 
     def slow_at_first(node: Node, program: Program, name: str, *rest: Any) -> main.Training:
         training = finish(node, program, name, *rest)
@@ -30,30 +30,30 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
         return training
 
     def late_at_last(program: Program, kind: str) -> None:
-        nonlocal struck
-        struck += 1
-        if struck > 7:
+        nonlocal injected
+        injected += 1
+        if injected > 7:
             time.sleep(LATE)
-        strike(program, kind)
+        inject(program, kind)
 
     def late(node: Node, program: Program) -> dict[str, Any]:
         time.sleep(LATE)
         return move(node, program)
 
     monkeypatch.setattr(main, "finish", slow_at_first)
-    monkeypatch.setattr(main, "strike", late_at_last)
+    monkeypatch.setattr(main, "inject", late_at_last)
     monkeypatch.setattr(moving, "move", late)
     code = main.run()
-    said = capsys.readouterr().out
-    assert code == 0, said
-    assert "through 8 recoveries" in said
-    assert "across a live migration" in said
+    reported = capsys.readouterr().out
+    assert code == 0, reported
+    assert "through 8 recoveries" in reported
+    assert "across a live migration" in reported
     # What README shows of it has the same columns.
     shown = (ROOT / "README.md").read_text().partition("<!-- demo -->")[2].partition("<!-- /demo -->")[0]
     heads = [
         line.rstrip()
-        for line in said.splitlines()
-        if line.split()[:2] in (["expected", "detected"], ["strike", "stall"])
+        for line in reported.splitlines()
+        if line.split()[:2] in (["expected", "detected"], ["fault", "stall"])
     ]
     assert len(heads) == 2
     assert all(head in shown for head in heads), heads

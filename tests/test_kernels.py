@@ -33,8 +33,8 @@ def compiler() -> Path:
     found = shutil.which("nvcc", path=os.pathsep.join([*places, os.environ.get("PATH", os.defpath)]))
     if found is None:
         pytest.skip("there is no nvcc: packaging/setup/frameworks.sh installs one")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    if f"V{locked()}" not in said:
+    reported = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    if f"V{locked()}" not in reported:
         pytest.skip(f"{found} is not version {locked()}, which packaging/locks asks for")
     return Path(found)
 

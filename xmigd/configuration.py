@@ -68,10 +68,10 @@ def from_command_line(settings: type[Settings], description: str) -> Settings:
         _end(program, EXIT_USAGE, f"the settings file {path} cannot be read: {error}")
 
 
-def _what_is_wrong(settings: type[Configuration], place: tuple[int | str, ...], said: str) -> str:
+def _what_is_wrong(settings: type[Configuration], place: tuple[int | str, ...], reported: str) -> str:
     name = ".".join(str(part) for part in place)
     where = f"setting {name} ({settings.variable(name)})" if name else "settings"
-    return f"{where}: {said.removeprefix('Value error, ')}"
+    return f"{where}: {reported.removeprefix('Value error, ')}"
 
 
 def run(program: str, work: Callable[[], None]) -> None:

@@ -248,7 +248,7 @@ async def serve(settings: Settings) -> None:
         pooling.cancel()
         guarding.cancel()
         manager.stopping("programs and servers go on")
-        logger.info("stopping", why="a signal asked for it")
+        logger.info("stopping", why="a signal requested it")
         await operations.stop()
         await sampler.stop()
         await supervisor.stop()

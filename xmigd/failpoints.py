@@ -1,9 +1,9 @@
 """Places at which a test lets the daemon die as a crash does: at once, with nothing cleaned up.
 
 Each write to the database has a name and two places: `write.begun NAME`, when the transaction is open and nothing is on
-the disk, and `write.committed NAME`, when it is on the disk and nobody has been told. The store has two between what
-it writes. `XMIG_FAILPOINT` names a file that is read at every place: the daemon kills itself (SIGKILL) when it comes to
-the place that the file names. Without it a place is one comparison.
+the disk, and `write.committed NAME`, when it is on the disk and nobody has been informed. The store has two between
+what it writes. `XMIG_FAILPOINT` names a file that is read at every place: the daemon kills itself (SIGKILL) when it
+comes to the place that the file names. Without it a place is one comparison.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def arm(file: str) -> None:
 def hit(place: Between) -> None:
     """The daemon has come to this place."""
     if _file is not None:
-        _strike({place})
+        _inject({place})
 
 
 def hit_write(moment: Moment, *writes: Write) -> None:
     """The same, in a transaction with these writes."""
     if _file is not None:
-        _strike({f"{moment} {write}" for write in writes})
+        _inject({f"{moment} {write}" for write in writes})
 
 
-def _strike(places: set[str]) -> None:
+def _inject(places: set[str]) -> None:
     if _file is not None and _file.exists() and _file.read_text() in places:
         os.kill(os.getpid(), signal.SIGKILL)
 

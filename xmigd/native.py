@@ -86,7 +86,7 @@ def link_names(folder: Path, shims: list[Path]) -> None:
 
 
 def read_layout(native_dir: Path) -> Layout:
-    """Ask the server for its layout. Raises StartError when it does not run or speaks another layout."""
+    """Ask the server for its layout. Raises StartError when it does not run or uses another layout."""
     server = native_dir / SERVER
     try:
         done = subprocess.run(
@@ -95,9 +95,9 @@ def read_layout(native_dir: Path) -> Layout:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartError(f"{server} does not run: {error}", hint="build it again (make build)") from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()[:300]
+        reported = done.stderr.decode(errors="replace").strip()[:300]
         raise StartError(
-            f"{server} --layout failed with exit code {done.returncode}: {said}", hint="build it again (make build)"
+            f"{server} --layout failed with exit code {done.returncode}: {reported}", hint="build it again (make build)"
         )
     try:
         layout = Layout.model_validate_json(done.stdout)

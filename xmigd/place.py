@@ -43,12 +43,12 @@ class Place:
         return self.runtime_dir / API_SOCKET
 
     def is_on(self, name: str) -> bool:
-        """A setting that is on unless somebody has said otherwise."""
+        """A setting that is on unless somebody has reported otherwise."""
         return str(self.values.get(name, True)).strip().lower() not in ("0", "false", "no", "off", "f", "n")
 
 
 def needs_every_rule() -> bool:
-    """Does the environment set what only the daemon understands? A wrong value is to be told here as there."""
+    """Does the environment set what only the daemon understands? A wrong value is to be reported here as there."""
     return any(name.startswith(PREFIX) and name not in CALLERS for name in os.environ)
 
 

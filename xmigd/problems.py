@@ -133,7 +133,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "read_only": ("This caller may only read.", "Use the local socket, or a token of scope operate."),
     "request_timeout": (
-        "A request was not here within `request_timeout`, or a connection was opened and nothing was asked.",
+        "A request was not here within `request_timeout`, or a connection was opened and nothing was requested.",
         "Send headers and body without a pause.",
     ),
     "same_device": ("The process is on the target already.", "Choose another one."),

@@ -1,4 +1,4 @@
-"""The service manager, where there is one: it is told how the daemon is, and keeps descriptors for the next one.
+"""The service manager, where there is one: it is informed how the daemon is, and keeps descriptors for the next one.
 
 Everything here is a datagram to $NOTIFY_SOCKET (sd_notify(3)). Without one nothing is sent, and nothing else changes.
 """
@@ -75,7 +75,7 @@ class ServiceManager:
     def watch(self, process: str, pidfd: Fd) -> None:
         """The manager keeps what it has until the daemon or an operator says otherwise."""
 
-    def when_told(self, then: Callable[[], None]) -> None:
+    def when_reported(self, then: Callable[[], None]) -> None:
         """`then`, once everything of before is with the manager."""
         if self._outbox is not None:
             self._outbox.when_empty(then)

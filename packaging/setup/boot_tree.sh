@@ -24,16 +24,16 @@ done
 
 # What tests/packages/container.py does, but for the boot: not everywhere is root allowed to.
 finish() {
-  local try said starts=false
+  local try reported starts=false
   try=$(mktemp --directory)
   mkdir "$try"/{root,upper,work}
-  if said=$(mount -t overlay overlay -o "lowerdir=$PWD/$boot/tree,upperdir=$try/upper,workdir=$try/work" "$try/root" 2>&1); then
-    said=$(systemd-nspawn --quiet --register=no --keep-unit --private-network --pipe "--directory=$try/root" \
+  if reported=$(mount -t overlay overlay -o "lowerdir=$PWD/$boot/tree,upperdir=$try/upper,workdir=$try/work" "$try/root" 2>&1); then
+    reported=$(systemd-nspawn --quiet --register=no --keep-unit --private-network --pipe "--directory=$try/root" \
       /bin/true 2>&1 </dev/null) && starts=true
     umount --recursive --lazy "$try/root"
   fi
   rm -rf --one-file-system "$try"
-  "$starts" || fail "no container starts here: $(tail -n 1 <<<"$said")"
+  "$starts" || fail "no container starts here: $(tail -n 1 <<<"$reported")"
   rm -f "$boot/why"
 }
 

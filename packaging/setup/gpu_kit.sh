@@ -30,7 +30,7 @@ PYTHON
 cat >"$kit/run.sh" <<'RUN'
 #!/usr/bin/env bash
 # run.sh [OPTION...]: `make gpu` from this folder alone; results go to $OUT (default: results), what programs and daemons
-# said into its logs.tar.gz. PYTHON has the frameworks; WHEELS: a folder of wheels other than the one here.
+# reported into its logs.tar.gz. PYTHON has the frameworks; WHEELS: a folder of wheels other than the one here.
 set -euo pipefail
 out="$(realpath -m "${OUT:-results}")"
 cd "$(dirname "$0")"

@@ -77,11 +77,11 @@ appends one line for each:
 |---|---|
 | `refused NAME` | called a function that is not supported, or a slot of an unpublished table that has no answer |
 | `missing NAME` | looked up, by `cuGetProcAddress`, a name that no version of `cuda.h` up to this one has |
-| `table UUID` | asked for an unpublished table that is not there |
+| `table UUID` | a request for an unpublished table that is not there |
 | `called NAME` | called this exported function (the first time in the process; covered or not) |
 
 The tests with PyTorch, CuPy, JAX and Triton (`tests/frameworks`) run so, and fail with the names when there is any of
-the first three but what is listed [below](#what-is-asked-for-and-not-missed). They do not see names that a library
+the first three but what is listed [below](#what-is-requested-for-and-not-missed). They do not see names that a library
 asks the dynamic linker for: every function of `cuda.h` is exported.
 """
 
@@ -100,13 +100,13 @@ def coverage_md(protos: dict[str, Prototype], points: EntryPoints) -> str:
     check_reasons(rows)
     counts = Counter(r.call for r in rows)
     covered = len(rows) - counts["not supported"]
-    said = (
+    reported = (
         f"**{covered} of {len(rows)} functions are covered**: {counts['local']} local, {counts['queued']} queued, "
         f"{counts['synchronous']} synchronous; {counts['not supported']} are not supported. "
         f"{sum(r.per_thread for r in rows)} have a form for per-thread default streams, too."
     )
     newest = max(version for _, version, _, _ in points)
-    out = [ABOUT.format(version=version_text(newest), counts=said)]
+    out = [ABOUT.format(version=version_text(newest), counts=reported)]
     for title, members in grouped(rows):
         inside = sum(r.call != "not supported" for r in members)
         out.append(f"\n## {title}: {inside} of {len(members)}\n\n")
@@ -164,12 +164,12 @@ def export_tables_md() -> str:
     out = [
         "\n## Unpublished tables (`cuGetExportTable`)\n\nA slot that is not named here answers "
         "`CUDA_ERROR_NOT_SUPPORTED` and names itself in the job's log.\n\n"
-        "| table | asked for by | slots that are called, of | what each answers |\n|---|---|---|---|\n"
+        "| table | requested by | slots that are called, of | what each answers |\n|---|---|---|---|\n"
     ]
     for t in table.EXPORT_TABLES:
         answers = ", ".join(f"{n}: {what}" for n, (_, what) in t.answers.items())
-        out.append(f"| {t.name} `{t.uuid}` | {t.asked_by} | {len(t.answers)} of {t.slots} | {answers} |\n")
-    out.append("\n## What is asked for and not missed\n\n| name or table | why |\n|---|---|\n")
+        out.append(f"| {t.name} `{t.uuid}` | {t.requested_by} | {len(t.answers)} of {t.slots} | {answers} |\n")
+    out.append("\n## What is requested and not missed\n\n| name or table | why |\n|---|---|\n")
     for what, why in {**table.UNKNOWN_NAMES, **table.DENIED_TABLES}.items():
         out.append(f"| `{what.replace('|', '&#124;')}` | {why} |\n")
     return "".join(out)

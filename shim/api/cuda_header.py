@@ -69,7 +69,7 @@ def prototypes(include: Path, compiler: str) -> dict[str, Prototype]:
 
 
 def entry_points(include: Path, symbols: set[str]) -> list[tuple[str, int, bool, str]]:
-    """What ``cuGetProcAddress`` is asked for: (base name, first driver version, per-thread stream, exported symbol).
+    """What ``cuGetProcAddress`` is requested: (base name, first driver version, per-thread stream, exported symbol).
 
     ``cudaTypedefs.h`` names the version in which each form of a function appeared, oldest form first; the forms of a
     symbol are the plain name, then _v2, _v3 and so on. Where it knows fewer forms than there are symbols, the newest

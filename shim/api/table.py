@@ -142,7 +142,7 @@ local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrima
       "cuCtxGetSharedMemConfig", "cuCtxSetSharedMemConfig", "cuCtxGetExecAffinity", "cuFlushGPUDirectRDMAWrites")
 synchronous("cuCtxSynchronize", client="custom", server="custom")
 local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
-local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; asked for again, it is answered locally")
+local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; requested again, it is answered locally")
 record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the "
        "device rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
 record("xmPeer", "synchronous", "A device reaches another one's memory from here on, or no longer. peer: the context "
@@ -343,7 +343,7 @@ record("xmTensorMap", "synchronous", "Make a tensor map, or (replace) give one a
        "uint64_t strides[5]", "uint32_t box[5]", "uint32_t steps[5]", "int32_t lower[3]", "int32_t upper[3]",
        "uint64_t map[16]")
 local("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapReplaceAddress",
-      note="xmTensorMap: asked of the device's driver each time")
+      note="xmTensorMap: requested of the device's driver each time")
 
 # --- earlier forms of functions, the same in every respect: answered as the form named ----------------------------
 SAME_AS: dict[str, str] = {
@@ -421,7 +421,7 @@ class ExportTable:
     name: str
     uuid: str
     slots: int
-    asked_by: str
+    requested_by: str
     answers: dict[int, tuple[str, str]]
     sized: bool = True
 
@@ -474,7 +474,7 @@ EXPORT_TABLES: tuple[ExportTable, ...] = (
     }),
 )
 
-# Tables that are asked for and not there, and names (patterns) that are looked up and that no header used here has.
+# Tables that are requested and not there, and names (patterns) that are looked up and that no header used here has.
 # Nobody misses them, and why.
 DENIED_TABLES: dict[str, str] = {
     "f8cff951-2146-8b4e-b9e2-fb469e7c0dd9": "libcudart 13 asks before cuInit, and goes on without",

@@ -29,7 +29,7 @@ struct Global {
   uint64_t address;  // where the device put it, or 0: the server places it with bind_global
 };
 
-// Where an injected fault strikes (tests, `xmigctl fault inject`).
+// Where a fault is injected (tests, `xmigctl fault inject`).
 enum class InjectPoint { kRecord, kKernel, kCopy, kSnapshot, kReplay, kImport };
 enum class InjectKind { kKill, kFault, kHang };  // SIGKILL of the server; a sticky device fault; a kernel without end
 struct Injection {
@@ -154,18 +154,18 @@ class Device {
   virtual bool bind_global(CUmodule module, uint32_t index, uint64_t address) = 0;
 
   // Puts work into a stream, of the current context, that ends in this sticky error, or (kHang) never: what happens then
-  // is what happens with a program's own. A device that does not support it is struck by arm() instead.
-  virtual CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) {
+  // is what happens with a program's own. A device that does not support it is injected by arm() instead.
+  virtual CUresult inject(CUstream stream, uint32_t ordinal, InjectKind kind, int error) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  virtual bool spoils() const { return false; }
-  // An injection is armed: what spoil() needs is to be there.
-  virtual void prepare_to_spoil() {}
+  virtual bool injects() const { return false; }
+  // An injection is armed: what inject() needs is to be there.
+  virtual void prepare_to_inject() {}
 
   // The server gets a job. Until then, as a standby, it takes as little of its devices as it can.
   virtual void wake() {}
 
-  // Called by the server before `id` of an armed injection strikes, so that it strikes only once.
+  // Called by the server before `id` of an armed injection takes effect, so that it is injected only once.
   using Notify = void (*)(void* user, uint64_t id);
   virtual void arm(const Injection& injection, Notify notify, void* user) = 0;
 };

@@ -74,7 +74,7 @@ struct DeviceDescription {
 
 // How a device reaches the memory of another one, in one word (JournalHeader::peers).
 enum PeerAccess : uint32_t {
-  kPeerReaches = 1,      // kernels read and write it once the program has asked for that
+  kPeerReaches = 1,      // kernels read and write it once the program has requested that
   kPeerAtomics = 2,      // with every atomic operation
   kPeerSomeAtomics = 4,  // with some
 };
@@ -108,12 +108,12 @@ struct alignas(64) ThreadSlot {
 };
 
 // The expected stall, for whoever shows it and for the job's next server (server/snapshot/stall.h). Written by the server. In ns;
-// moments are of CLOCK_MONOTONIC. A server died at `t` with `constant + (replay + (working ? t - told_at : 0)) * correction /
+// moments are of CLOCK_MONOTONIC. A server died at `t` with `constant + (replay + (working ? t - reported_at : 0)) * correction /
 // 1000` to come.
 struct alignas(64) StallWords {
-  std::atomic<uint64_t> told_at;     // 0: by no server yet
+  std::atomic<uint64_t> reported_at;     // 0: by no server yet
   std::atomic<uint64_t> working;     // 1: since then there has been work, so that the replay grows with time
-  std::atomic<uint64_t> replay;      // as it was at told_at, not corrected
+  std::atomic<uint64_t> replay;      // as it was at reported_at, not corrected
   std::atomic<uint64_t> correction;  // of the replay, in thousandths
   std::atomic<uint64_t> constant;    // the rest of a recovery
   std::atomic<uint64_t> bound;       // what snapshots are to keep it below
@@ -205,7 +205,7 @@ struct JournalHeader {
   // [device * kMaxDevices + peer]: how it is between the devices that the job runs on now (PeerAccess). Written by every
   // server that takes the job.
   std::atomic<uint32_t> peers[kMaxDevices * kMaxDevices];
-  // The same pairs, a bit each: the program was told that the device reaches the peer. Written by the client. Whoever takes
+  // The same pairs, a bit each: the program was informed that the device reaches the peer. Written by the client. Whoever takes
   // the job later must be able to keep it.
   std::atomic<uint64_t> peers_promised;
 

@@ -5,7 +5,7 @@
 //   LinkInput, its LinkOptions, name   } input_count times; the name is not terminated, and padded to 8
 //
 // Its reply: LinkReply, then the answer from xmLink's `offset` on, as far as it fits. The answer is the image, once everything
-// is linked, what the linker said to inform, and what it said of errors. Words come last, and the reply is not compared at a
+// is linked, what the linker printed, and its errors. Words come last, and the reply is not compared at a
 // replay, because a linker may tell how long it took.
 #pragma once
 

@@ -143,7 +143,7 @@ XMIG_KERNEL(spin, (uint64_t, nanoseconds)) {
   while (now.tv_sec * 1000000000ll + now.tv_nsec < end);
 }
 
-/* Writes where it is told to, mapped or not. */
+/* Writes where it is instructed to, mapped or not. */
 XMIG_KERNEL(touch, (volatile uint8_t *, address)) { *address = 1; }
 
 XMIG_KERNEL(assert_fail, (int32_t, value)) { XMIG_ASSERT(value == 42); }

@@ -27,7 +27,7 @@ constinit std::mutex mutex;
 constinit Devices known{};  // count 0: nothing yet
 constinit bool is_final = false;  // `known` is what this process's own driver says
 
-// CUDA does not show all of them. Asked once: a program that sets the variable does so before it asks for devices. Where it
+// CUDA does not show all of them. Queried once: a program that sets the variable does so before it asks for devices. Where it
 // hides every device, NVML has none either: no GPU server is taken for a program that does not want a GPU.
 bool some_are_hidden() {
   static const bool found = [] {
@@ -58,8 +58,8 @@ pid_t start_probe(int output, int ordinal) {
   const std::string own = path_of(reinterpret_cast<const void*>(&list_devices));
   std::string program = own.substr(0, own.rfind('/') + 1) + "xmig-nvml-probe";
   std::string library = path_of(reinterpret_cast<const void*>(driver().cuInit));
-  std::string asked = std::to_string(ordinal);
-  char* arguments[] = {program.data(), library.data(), asked.data(), nullptr};
+  std::string requested = std::to_string(ordinal);
+  char* arguments[] = {program.data(), library.data(), requested.data(), nullptr};
   std::vector<char*> environment;
   for (char** variable = environ; variable && *variable; ++variable) {
     const std::string_view set(*variable);

@@ -2,8 +2,8 @@
 //
 //   1. This process uses CUDA: from its own driver.
 //   2. It does not, or not yet: a child asks, which shakes hands, answers and ends (xmig-nvml-probe). Programs count
-//      devices through NVML before they fork just because NVML, unlike cuInit, does not spoil CUDA for the children;
-//      a handshake of this process would. What the child said is kept: only the first question costs a GPU server.
+//      devices through NVML before they fork just because NVML, unlike cuInit, does not disable CUDA for the children;
+//      a handshake of this process would. What the child reported is kept: only the first question costs a GPU server.
 //      Its devices are those that the daemon would give this process now; a job without a fixed device may get others
 //      later, and from then on 1. answers.
 //      With $CUDA_VISIBLE_DEVICES a child asks in any case, for all that the variable could name: natively NVML counts

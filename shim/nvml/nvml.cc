@@ -128,7 +128,7 @@ using namespace xmig::nvml;
 
 // --- the library ------------------------------------------------------------------------------------------------
 
-// Only counts. The daemon is asked when something about a device is.
+// Only counts. The daemon is queried when something about a device is.
 XMIG_NVML nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
   prepare_for_forks();
   users.fetch_add(1);

@@ -142,12 +142,12 @@ int measure(const std::string& name, uint64_t mib) {
   };
   for (const size_t threads : {8, 16}) {
     StagingCopy staging_copy(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
-    auto& said = result["threads"][std::to_string(threads)];
+    auto& reported = result["threads"][std::to_string(threads)];
     const auto take = [&](const std::string& way, int runs, const std::function<bool()>& run) {
       staging_copy.spent();
-      said[way + "_gb_s"] = speed(bytes, runs, run);
+      reported[way + "_gb_s"] = speed(bytes, runs, run);
       const StagingCopy::Spent spent = staging_copy.spent();
-      said[way + "_thread_ms"] = {{"copying", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
+      reported[way + "_thread_ms"] = {{"copying", spent.copying_ns / 1'000'000}, {"device", spent.waiting_ns / 1'000'000},
                                   {"buffers", spent.making_ns / 1'000'000}};
     };
     {

@@ -24,7 +24,7 @@ Result<> keeps_promises(const Services& services) {
           (services.device.peer(static_cast<int>(device), static_cast<int>(peer)) & journal::kPeerReaches) != 0) {
         continue;
       }
-      return Error{"the program was told that its device " + std::to_string(device) + " reaches the memory of its device " +
+      return Error{"the program was informed that its device " + std::to_string(device) + " reaches the memory of its device " +
                    std::to_string(peer) + ", and these devices do not reach each other: choose devices with peer "
                    "access (nvidia-smi topo -p2p r)"};
     }

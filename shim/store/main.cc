@@ -1,7 +1,7 @@
 // xmig-descriptor-store: holds copies of the daemon's descriptors, so that memory outlives daemon and server at once where
 // no service manager does that (decision 0027). Started by xmigd, found again by the next one through the same socket.
 //
-// It speaks the words of sd_notify(3), one SOCK_SEQPACKET message each, of lines NAME=VALUE:
+// It uses the words of sd_notify(3), one SOCK_SEQPACKET message each, of lines NAME=VALUE:
 //   FDSTORE=1, FDNAME=..., PROCESS=... (may be left out), with one descriptor: hold it
 //   FDSTOREREMOVE=1, FDNAME=...: and no longer
 //   WATCH=1, PROCESS=..., with a pidfd of the process's program
@@ -100,7 +100,7 @@ class Store {
     had_one_ = true;
   }
 
-  // The daemon that had the connection has died, mostly: what it has said counts, and is in what the next one is sent.
+  // The daemon that had the connection has died, mostly: what it has reported counts, and is in what the next one is sent.
   void hear_out() {
     for (int i = 0; daemon_ && i < kMostOutstanding; ++i) {
       pollfd one{daemon_.get(), POLLIN, 0};

@@ -76,7 +76,7 @@ class TestBus:
 
         run(writer, test)
 
-    def test_what_can_never_be_written_is_told(self, writer: Writer) -> None:
+    def test_what_can_never_be_written_is_reported(self, writer: Writer) -> None:
         async def test(bus: Bus) -> None:
             subscription = bus.subscribe(lambda event: True)
             bus.publish("fault", "process", "p", None, {"n": object()})
@@ -141,8 +141,8 @@ class TestStream:
         database.close()
         node.start()
         with node.http() as http:
-            for asked, why in (("0", "trimmed"), ("999999", "unknown")):
-                heard = listen(http, **{"Last-Event-ID": asked})
+            for requested, why in (("0", "trimmed"), ("999999", "unknown")):
+                heard = listen(http, **{"Last-Event-ID": requested})
                 next(heard)
                 reset = next(heard)
                 assert reset["event"] == "reset"

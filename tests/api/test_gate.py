@@ -216,7 +216,7 @@ def test_paths(http: httpx.Client) -> None:
 
 
 class Audit:
-    """Remembers what it is told."""
+    """Remembers what it is sent."""
 
     def __init__(self) -> None:
         self.outcomes: list[tuple[str, str, int | None]] = []
@@ -284,11 +284,11 @@ class TestAcknowledging:
             seen = http.get("/v1/faults", params={"acknowledged": True}).json()
             assert [each["id"] for each in seen] == [fault["id"]]
 
-            def told() -> list[int]:
+            def reported() -> list[int]:
                 events = http.get("/v1/events").json()
                 return [event["data"]["fault"] for event in events if event["type"] == "fault.acknowledged"]
 
-            assert until(told, "the event") == [fault["id"]]
+            assert until(reported, "the event") == [fault["id"]]
             assert f"POST {path}:ack" in {entry["action"] for entry in http.get("/v1/audit").json()}
         assert code(node_answer(node, "POST", "/v1/faults/99999:ack")) == (404, "not_found")
 

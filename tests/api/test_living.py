@@ -1,6 +1,6 @@
 """The contract where something lives: programs compute on cpu devices while what Schemathesis makes up moves, suspends,
 resumes, drains, pauses, faults and stops them; first each with a process that it fits, then in any order. Whatever is
-asked, no program ever reads a wrong value."""
+requested, no program ever reads a wrong value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ AIMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "resume_process": lambda it: {"device": it["device"]},
     "inject_fault": lambda it: {"process": it["id"]},
 }  # fmt: skip
-# With what has to be done to a process before. Armed faults may strike at any time from then on, so they come late.
+# With what has to be done to a process before. Armed faults may be injected at any time from then on, so they come
+# late.
 ACTIONS = {
     "start_migration": "", "plan_migration": "", "suspend_process": "", "resume_process": "suspend", "drain_device": "",
     "pause_process": "", "continue_process": "pause", "inject_fault": "", "stop_job": "",
@@ -54,7 +55,7 @@ class Living:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.programs: list[Program] = []
-        self.stopped: set[str] = set()  # processes that were told to end, and may not have done so yet
+        self.stopped: set[str] = set()  # processes that were instructed to end, and may not have done so yet
         transport = httpx.HTTPTransport(uds=str(node.settings.api_socket), verify=False)
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE)
         self.address = node.client.get("/v1/node")["tcp_address"]
@@ -62,7 +63,7 @@ class Living:
         self.headers = {"Authorization": f"Bearer {token}"}
 
     def settle(self) -> None:
-        """Undo what requests have left behind: two programs run, and nothing speaks against any request."""
+        """Undo what requests have left behind: two programs run, and nothing uses against any request."""
         for policy in self.node.client.get("/v1/policies"):
             self._change(f"/v1/policies/{policy['name']}", dict.fromkeys(policy["settings"]))
         for device in self.node.client.get("/v1/devices"):
@@ -162,14 +163,16 @@ def test_it_is_done_to_a_process_that_lives(living: Living, name: str) -> None:
 
 
 def test_whatever_follows_upon_what(living: Living) -> None:
-    asked = st.sampled_from([*ACTIONS, *BESIDES]).flatmap(lambda name: schema.find_operation_by_id(name).as_strategy())
+    requested = st.sampled_from([*ACTIONS, *BESIDES]).flatmap(
+        lambda name: schema.find_operation_by_id(name).as_strategy()
+    )
 
     class AmongTheLiving(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
             living.settle()
 
-        @rule(case=asked, which=st.integers(0, 1))
+        @rule(case=requested, which=st.integers(0, 1))
         def ask(self, case: schemathesis.Case, which: int) -> None:
             if found := living.processes():
                 living.ask(case, found[which % len(found)])

@@ -1,4 +1,4 @@
-"""Metrics and series, of a daemon with the real server and of one that only speaks the protocol."""
+"""Metrics and series, of a daemon with the real server and of one that only uses the protocol."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_the_header_is_read_where_the_layout_has_it() -> None:
         os.pwrite(fd, struct.pack("<QQ", 90, 40), 6528)
         assert header.counters(fd) == header.Counters(records=7, used_bytes=60)
         at = Layout().stall_at  # that the server says the same is tested in tests/daemon/test_handshake.py
-        assert header.stall(fd, at) is None  # no server has told anything
+        assert header.stall(fd, at) is None  # no server has reported to anything
         os.pwrite(fd, struct.pack("<9Q", 1000, 1, 40, 1500, 30, 200, 150, 9, 2), at)
-        told = header.stall(fd, at)
-        assert told == header.Stall(1000, True, 40, 1500, 30, 200, 150, 9)
-        assert (told.expected(1000), told.expected(1020), told.expected(900)) == (90, 120, 90)
+        reported = header.stall(fd, at)
+        assert reported == header.Stall(1000, True, 40, 1500, 30, 200, 150, 9)
+        assert (reported.expected(1000), reported.expected(1020), reported.expected(900)) == (90, 120, 90)
         assert header.stall(fd, 0) is None  # a layout without it
         for place in range(7):  # the program can write there, too
             if place != 1:

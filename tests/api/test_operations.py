@@ -142,7 +142,7 @@ def test_cancelling(run: Run) -> None:
 
         async def patient(operation: Operation) -> None:
             await operation.cancelled.wait()
-            raise Cancelled("as asked", process_location="source")
+            raise Cancelled("as requested", process_location="source")
 
         async def commits(operation: Operation) -> None:
             operation.point_of_no_return("the target has the process")

@@ -41,11 +41,13 @@ def make(tree: Path, target: str, row: str, limit: float) -> Row:
     environment |= {"HOME": str((WORK / "home").resolve()), "NO_COLOR": "1", "DEBIAN_FRONTEND": "noninteractive"}
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    with log.open("wb") as said:
-        done = subprocess.run(["make", target], cwd=tree, env=environment, stdout=said, stderr=said, check=False)
+    with log.open("wb") as reported:
+        done = subprocess.run(
+            ["make", target], cwd=tree, env=environment, stdout=reported, stderr=reported, check=False
+        )
     took, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
-        raise Failed(f"make {target} failed: {log} has what it said")
+        raise Failed(f"make {target} failed: {log} has what it reported")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     tests = log.read_text(errors="replace").strip().splitlines()[-1].strip(" =")
     conditions = f"{cores} cores, load {load:.1f} before, {used:.0f} s of processor time; {tests}"

@@ -25,7 +25,7 @@ from xmigd.measurements import Row
 DEVICES = ",".join(f"cpu:{ordinal}" for ordinal in range(8))
 JOBS = 16
 IDLE_SECONDS = 10
-RATE, SECONDS = 1050, 10  # a little more than what is asked for
+RATE, SECONDS = 1050, 10  # a little more than what is requested
 LISTENERS, EVENTS, ANSWERS = 200, 50, 100  # per second
 RECORDS = 10_000
 PATIENCE = 60
@@ -147,7 +147,7 @@ def load(*words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def said(process: subprocess.Popen[str]) -> dict[str, float]:
+def reported(process: subprocess.Popen[str]) -> dict[str, float]:
     output, _ = process.communicate(timeout=PATIENCE)
     if process.returncode != 0:
         raise Failed(f"those who ask ended with exit code {process.returncode}")
@@ -158,10 +158,10 @@ def said(process: subprocess.Popen[str]) -> dict[str, float]:
 def answers(node: Node) -> Iterator[Row]:
     """GET /v1/jobs, which lists the jobs that run."""
     socket = node.settings.api_socket
-    said(load("requests", socket, "--rate", 100, "--seconds", 1))
+    reported(load("requests", socket, "--rate", 100, "--seconds", 1))
     assert node.process is not None
     before = cpu_seconds(node.process.pid)
-    found = said(load("requests", socket, "--rate", RATE, "--seconds", SECONDS))
+    found = reported(load("requests", socket, "--rate", RATE, "--seconds", SECONDS))
     share = (cpu_seconds(node.process.pid) - before) / SECONDS
     if found["good"] != found["sent"]:
         raise Failed(f"not every request was answered well: {found}")
@@ -180,7 +180,7 @@ def answers(node: Node) -> Iterator[Row]:
 
 
 def events(node: Node) -> Iterator[Row]:
-    """Jobs are registered, each is an event, and everybody is told of all."""
+    """Jobs are registered, each is an event, and everybody is informed of all."""
     socket = node.settings.api_socket
     assert node.process is not None
     listening = load("listeners", socket, "--count", LISTENERS)
@@ -195,13 +195,13 @@ def events(node: Node) -> Iterator[Row]:
         SECONDS,
     )  # fmt: skip
     asking = load("requests", socket, "--path", "/v1/node", "--rate", ANSWERS, "--seconds", SECONDS)
-    made, asked = said(making), said(asking)
+    made, requested = reported(making), reported(asking)
     share = (cpu_seconds(node.process.pid) - before) / SECONDS
     listening.stdin.close()
     listening.stdin = None
-    found = said(listening)
-    if made["good"] != made["sent"] or asked["good"] != asked["sent"]:
-        raise Failed(f"not every request was answered well: {made} {asked}")
+    found = reported(listening)
+    if made["good"] != made["sent"] or requested["good"] != requested["sent"]:
+        raise Failed(f"not every request was answered well: {made} {requested}")
     if found["events"] < made["sent"]:
         raise Failed(f"{made['sent']} events were made, but the listeners heard of {found['events']}")
     conditions = f"{LISTENERS} listeners, {EVENTS} jobs registered a second for {SECONDS} s"
@@ -214,7 +214,7 @@ def events(node: Node) -> Iterator[Row]:
         conditions=f"the same; from publication to a listener's hands, median {found['median_ms']:.0f} ms",
     )  # fmt: skip
     yield Row(
-        name="requests beside it, 99th percentile", value=round(asked["p99_ms"], 1), unit="ms", target=50,
+        name="requests beside it, 99th percentile", value=round(requested["p99_ms"], 1), unit="ms", target=50,
         better="lower", conditions=f"GET /v1/node, {ANSWERS}/s, in the same seconds",
     )  # fmt: skip
 

@@ -43,12 +43,12 @@ def first_results(programs: Programs, runs: int) -> Iterator[Row]:
         for _ in range(runs):
             words = [programs.built("steps"), programs.kernels, LIVE_MIB, 12, STEP_MS]
             program = node.program([str(word) for word in words], name="steps")
-            struck = list(strikes(node, program, chance))
+            injected = list(injections(node, program, chance))
             _, output = program.finish()
             if program.process.returncode != 0:
                 raise Wrong("a result of the stepping program was wrong after a recovery")
             slow = json.loads(output)[:-1]
-            for at in struck:
+            for at in injected:
                 first = next((end for begin, end in slow if begin <= at < end or begin >= at), None)
                 if first is not None:
                     delays.append(first - at)
@@ -61,7 +61,7 @@ def first_results(programs: Programs, runs: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def strikes(node: Node, program: Program, chance: random.Random) -> Iterator[float]:
+def injections(node: Node, program: Program, chance: random.Random) -> Iterator[float]:
     """Kill its server now and then while it runs; when, in CLOCK_MONOTONIC seconds."""
     program.until("running")
     time.sleep(2)
@@ -98,11 +98,11 @@ def storm(node: Node, kills: int) -> Iterator[Row]:
                 done += 1
             wait_for_recovery(program, info)
     try:
-        struck = demo.finish(node, program, "storm")
+        injected = demo.finish(node, program, "storm")
     except subprocess.TimeoutExpired:
         raise Failed("the training run under kills did not end") from None
-    differences = sum(a != b for a, b in zip(quiet.losses, struck.losses, strict=True))
-    differences += quiet.result["weights"] != struck.result["weights"]
+    differences = sum(a != b for a, b in zip(quiet.losses, injected.losses, strict=True))
+    differences += quiet.result["weights"] != injected.result["weights"]
     with contextlib.suppress(AssertionError):
         harness.wait_until(lambda: harness.held(node) == before, "nothing is left", 15)
     after = harness.held(node)
@@ -118,8 +118,8 @@ def storm(node: Node, kills: int) -> Iterator[Row]:
     ]
     if done < kills:
         raise Failed(f"the training run was over after {done} kills")
-    for name, value, said in rows:
-        yield Row(name=name, value=value, unit="in all", target=0, better="lower", conditions=said)
+    for name, value, reported in rows:
+        yield Row(name=name, value=value, unit="in all", target=0, better="lower", conditions=reported)
 
 
 def wait_for_recovery(program: Program, before: dict[str, Any]) -> None:

@@ -90,9 +90,9 @@ def two_trainings(node: Node, seconds: float) -> Iterator[Row]:
     began = time.monotonic()
     count = 0
     while time.monotonic() - began < seconds:
-        struck = trainings[count % 2]
-        if not struck.kill():
-            raise Failed(f"{struck.name} was not running when its server was to be killed")
+        injected = trainings[count % 2]
+        if not injected.kill():
+            raise Failed(f"{injected.name} was not running when its server was to be killed")
         count += 1
         time.sleep(BETWEEN_KILLS)
         for each in trainings:

@@ -1,4 +1,4 @@
-"""A daemon that only speaks its protocols, as in tests/daemon; and one that answers what a test has written down."""
+"""A daemon that only uses its protocols, as in tests/daemon; and one that answers what a test has written down."""
 
 from __future__ import annotations
 

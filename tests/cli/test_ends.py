@@ -193,9 +193,9 @@ class TestReporting:
                 sys.executable, [sys.executable, "-m", "xmigd.cli", "run", "--", sys.executable, "-c", code],
                 scripted.environment,
             )  # fmt: skip
-        said = b""
-        while b"ready" not in said:
-            said += os.read(terminal, 1024)
+        reported = b""
+        while b"ready" not in reported:
+            reported += os.read(terminal, 1024)
         os.write(terminal, b"\x03")
         _, status = os.waitpid(pid, 0)
         os.close(terminal)
@@ -212,7 +212,7 @@ class TestReporting:
                 until(lambda: not os.path.exists(f"/proc/{program}/fd/0"), "the program has ended")
                 os.close(pidfd)
 
-    def test_a_daemon_that_is_away_is_told_later(self, scripted: Scripted) -> None:
+    def test_a_daemon_that_is_away_is_reported_later(self, scripted: Scripted) -> None:
         with self.running(scripted, "sh", "-c", "echo begun; read line; exit 6") as runner:
             assert runner.stdout is not None
             assert runner.stdout.readline() == "begun\n"
@@ -222,7 +222,7 @@ class TestReporting:
             assert runner.returncode == 6  # at once, whoever reads its output included
             scripted.answer = answer
             (scripted.folder / "away.sock").rename(sock)
-            until(lambda: self.reported(scripted), "it is told")
+            until(lambda: self.reported(scripted), "it is informed")
         assert self.reported(scripted) == [{"exit_code": 6}]
 
 

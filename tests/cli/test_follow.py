@@ -110,7 +110,9 @@ def test_an_interrupt_cancels(scripted: Scripted, client: Client, interrupt: Cal
     assert any(method == "DELETE" for method, *_ in scripted.requests)
 
 
-def test_an_interrupt_detaches_when_asked(scripted: Scripted, client: Client, interrupt: Callable[[int], None]) -> None:
+def test_an_interrupt_detaches_when_requested(
+    scripted: Scripted, client: Client, interrupt: Callable[[int], None]
+) -> None:
     scripted.answer = script(operation("running"))
     interrupt(1)
     with pytest.raises(CommandError, match="goes on; xmigctl op watch 77") as caught:

@@ -52,14 +52,14 @@ def test_help_has_every_command(scripted: Scripted, arguments: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reported"),
     [
         (("ps", "--limit", "0"), "greater than or equal to 1"),
         (("ps", "--limit", "many"), "valid integer"), (("ps", "-o", "xml"), "xml"),
         (("fault", "inject", "j", "--kind", "bite"), "bite"), (("fault", "ack", "-1"), "-1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_as_before(scripted: Scripted, arguments: tuple[str, ...], said: str) -> None:
+def test_what_is_wrong_is_reported_as_before(scripted: Scripted, arguments: tuple[str, ...], reported: str) -> None:
     done = ctl_process(scripted, *arguments)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, reported in done.stderr) == (2, True), done.stderr
     assert scripted.requests == []

@@ -44,7 +44,7 @@ def test_audit(node: Node) -> None:
     until(lambda: "outcome" in ctl(node, "audit").stdout, "the outcome is written")
     rows = json.loads(ctl(node, "audit", "-o", "json").stdout)
     assert {row["entry"] for row in rows} == {"intent", "outcome"}
-    assert "nothing was asked for" in ctl(node, "audit", "--requestor", "nobody").stdout
+    assert "nothing was requested" in ctl(node, "audit", "--requestor", "nobody").stdout
 
 
 def test_tokens(node: Node) -> None:

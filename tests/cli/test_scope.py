@@ -68,7 +68,7 @@ class TestWithoutAnAnswer:
 
     def test_it_hangs_up(self, bus: Path, capsys: pytest.CaptureFixture[str]) -> None:
         def hang_up() -> None:
-            for _ in range(2):  # it is asked again once
+            for _ in range(2):  # it is queried again once
                 connection, _ = listener.accept()
                 connection.close()
 

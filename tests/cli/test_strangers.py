@@ -120,7 +120,7 @@ def test_arguments_that_are_no_text(node: Node, words: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-m", "xmigd.cli", *map(os.fsencode, words)], env=node.environment,
                           capture_output=True, timeout=60, check=False)  # fmt: skip
     assert done.returncode in (2, 4), done.stderr
-    said = done.stderr.decode()
-    assert said.startswith("xmigctl: "), said
-    assert only_seen(said)
-    assert "Traceback" not in said
+    reported = done.stderr.decode()
+    assert reported.startswith("xmigctl: "), reported
+    assert only_seen(reported)
+    assert "Traceback" not in reported

@@ -32,20 +32,20 @@ def in_a_terminal(node: Node | Scripted, width: int, *arguments: str) -> str:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
         environment = {name: value for name, value in node.environment.items() if name not in ("COLUMNS", "LINES")}
         os.execve(sys.executable, [sys.executable, "-m", "xmigd.cli", *arguments], environment | {"TERM": "xterm"})
-    said = b""
+    reported = b""
     with contextlib.suppress(OSError):  # the other end is closed
         while more := os.read(terminal, 1 << 16):
-            said += more
+            reported += more
     os.close(terminal)
-    assert os.waitpid(pid, 0)[1] == 0, said.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
+    assert os.waitpid(pid, 0)[1] == 0, reported.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", reported.decode().replace("\r\n", "\n"))
 
 
 def fitted(node: Node | Scripted, width: int, *arguments: str) -> list[str]:
-    said = in_a_terminal(node, width, *arguments)
-    lines = [line.rstrip() for line in said.splitlines()]
-    assert max(len(line) for line in lines) <= width, said
-    assert "…" not in said
+    reported = in_a_terminal(node, width, *arguments)
+    lines = [line.rstrip() for line in reported.splitlines()]
+    assert max(len(line) for line in lines) <= width, reported
+    assert "…" not in reported
     return lines
 
 
@@ -72,7 +72,7 @@ def test_tables_fit_the_terminal(node: Node, width: int) -> None:
             fitted(node, width, *command.split())
 
 
-def test_what_has_no_room_is_said(node: Node) -> None:
+def test_what_has_no_room_is_reported(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
         narrow, wide = (in_a_terminal(node, width, "ps") for width in (80, 240))

@@ -61,14 +61,14 @@ __global__ void places(uint32_t *out) {
 /* By way of both: 1024 bytes of its own, and what the launch asks for. */
 __global__ void __launch_bounds__(64) reverse(uint64_t *x) {
   __shared__ uint64_t own[128];
-  extern __shared__ uint64_t asked_for[];
+  extern __shared__ uint64_t requested_for[];
   uint64_t *const part = x + (uint64_t)blockIdx.x * blockDim.x;
   own[threadIdx.x] = part[threadIdx.x];
   own[64 + threadIdx.x] = threadIdx.x;
   __syncthreads();
-  asked_for[blockDim.x - 1 - own[64 + threadIdx.x]] = own[threadIdx.x];
+  requested_for[blockDim.x - 1 - own[64 + threadIdx.x]] = own[threadIdx.x];
   __syncthreads();
-  part[threadIdx.x] = asked_for[threadIdx.x];
+  part[threadIdx.x] = requested_for[threadIdx.x];
 }
 
 __global__ void nothing() {}

@@ -89,17 +89,17 @@ MISTAKES = [
 )
 def test_a_program_hides_its_devices(null_node: Node, visible: str | None, code: int) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    asked = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    program = null_node.program([sys.executable, "-c", asked], environment=environment)
+    requested = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    program = null_node.program([sys.executable, "-c", requested], environment=environment)
     assert program.process.communicate(timeout=60)[0] == f"{code}\n"
     assert (program.info() is not None) == (code == 0)
 
 
 @pytest.mark.parametrize(("setup", "call", "error", "line"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_told_once_and_returned_each_time(null_node: Node, setup: str, call: str, error: int, line: str) -> None:
+def test_reported_once_and_returned_each_time(null_node: Node, setup: str, call: str, error: int, line: str) -> None:
     program = null_node.program([sys.executable, "-c", PROGRAM % (setup, call)], stderr=subprocess.PIPE)
-    output, said = program.process.communicate(timeout=60)
-    assert program.process.returncode == 0, said
+    output, reported = program.process.communicate(timeout=60)
+    assert program.process.returncode == 0, reported
     assert json.loads(output) == [error] * 3
-    assert said == ""
+    assert reported == ""
     assert program.lines() == [line]

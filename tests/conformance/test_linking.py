@@ -36,42 +36,42 @@ def complete(link):
     code = cuda.cuLinkComplete(link, byref(image), byref(size))
     return code, image, size.value
 
-told = {}
+reported = {}
 log = create_string_buffer(200)
 options = (c_int * 4)(5, 6, 0, 12)  # the log of errors and its size, registers, verbose
 values = (c_void_p * 4)(cast(log, c_void_p), 200, 32, 1)
 link, other = c_void_p(), c_void_p()
-told["create"] = cuda.cuLinkCreate_v2(4, options, values, byref(link))
+reported["create"] = cuda.cuLinkCreate_v2(4, options, values, byref(link))
 # Several pieces each way: some of a journal's payloads, and more than one reply of the answer.
-told["add"] = [add(link, kernels(b"large", 4000), b"large"), add(link, kernels(b"small", 3), b"small")]
+reported["add"] = [add(link, kernels(b"large", 4000), b"large"), add(link, kernels(b"small", 3), b"small")]
 # Another link in between: the first one's state is not the one that the server has at hand.
-told["between"] = [cuda.cuLinkCreate_v2(0, None, None, byref(other)), add(other, kernels(b"alone", 1), b"alone")]
-told["bad"] = add(link, b".version 8.0\n.entry f(.param .align 3 .b8 x[4]) { ret; }", b"bad")
-told["log"] = [log.value.decode(), values[1]]
+reported["between"] = [cuda.cuLinkCreate_v2(0, None, None, byref(other)), add(other, kernels(b"alone", 1), b"alone")]
+reported["bad"] = add(link, b".version 8.0\n.entry f(.param .align 3 .b8 x[4]) { ret; }", b"bad")
+reported["log"] = [log.value.decode(), values[1]]
 path = os.environ["PTX"]
 with open(path, "wb") as file:
     file.write(kernels(b"file", 2))
-told["file"] = [cuda.cuLinkAddFile_v2(link, 1, path.encode(), 0, None, None),
+reported["file"] = [cuda.cuLinkAddFile_v2(link, 1, path.encode(), 0, None, None),
                 cuda.cuLinkAddFile_v2(link, 1, b"/no/such/file", 0, None, None)]
 os.unlink(path)
 print("added", flush=True)
 sys.stdin.readline()
 code, image, size = complete(link)
-told["complete"] = [code, size, hashlib.sha256(ctypes.string_at(image, size)).hexdigest()]
-told["again"] = complete(link)[2] == size
-told["alone"] = complete(other)[::2]
+reported["complete"] = [code, size, hashlib.sha256(ctypes.string_at(image, size)).hexdigest()]
+reported["again"] = complete(link)[2] == size
+reported["alone"] = complete(other)[::2]
 module, function, memory = c_void_p(), c_void_p(), c_uint64()
-told["load"] = cuda.cuModuleLoadData(byref(module), image)
+reported["load"] = cuda.cuModuleLoadData(byref(module), image)
 names = (b"large_0", b"large_3999", b"small_2", b"file_1", b"alone_0", b"f")
-told["functions"] = [cuda.cuModuleGetFunction(byref(function), module, name) for name in names]
-told["destroy"] = [cuda.cuLinkDestroy(each) for each in (link, other, link)]
+reported["functions"] = [cuda.cuModuleGetFunction(byref(function), module, name) for name in names]
+reported["destroy"] = [cuda.cuLinkDestroy(each) for each in (link, other, link)]
 cuda.cuModuleGetFunction(byref(function), module, b"small_1")
 cuda.cuMemAlloc_v2(byref(memory), c_size_t(1024))
 parameters = (c_void_p * 1)(cast(ctypes.pointer(memory), c_void_p))
 for _ in range(50):
     assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None) == 0
-told["end"] = cuda.cuCtxSynchronize()
-print(json.dumps(told))
+reported["end"] = cuda.cuCtxSynchronize()
+print(json.dumps(reported))
 """
 LOG = "bad: it is PTX with a kernel whose declaration cannot be read"
 
@@ -104,14 +104,14 @@ def undisturbed(null_node: Node, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def test_what_is_linked(undisturbed: dict[str, Any]) -> None:
-    told = dict(undisturbed)
-    code, size, _ = told.pop("complete")
+    reported = dict(undisturbed)
+    code, size, _ = reported.pop("complete")
     assert code == 0
     assert size > 3 * (64 << 10)  # so it came in pieces
-    code, size = told.pop("alone")
+    code, size = reported.pop("alone")
     assert code == 0
     assert size < 200
-    assert told == {
+    assert reported == {
         "create": 0, "add": [0, 0], "between": [0, 0], "bad": 218, "log": [LOG, len(LOG)], "file": [0, 301],
         "again": True, "load": 0, "functions": [0, 0, 0, 0, 500, 500], "destroy": [0, 0, 400], "end": 0,
     }  # fmt: skip

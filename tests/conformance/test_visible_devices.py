@@ -1,4 +1,4 @@
-"""$CUDA_VISIBLE_DEVICES: which devices a program gets, what it is told, and what NVML says beside it."""
+"""$CUDA_VISIBLE_DEVICES: which devices a program gets, what it is sent, and what NVML says beside it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ for ordinal in range(count.value):
     cuda.cuDeviceGetUuid_v2(uuid, ordinal)
     uuids.append(uuid.raw.hex())
 pynvml.nvmlInit()
-told = {"error": error, "cuda": uuids, "variable": os.environ.get("CUDA_VISIBLE_DEVICES")}
+reported = {"error": error, "cuda": uuids, "variable": os.environ.get("CUDA_VISIBLE_DEVICES")}
 if not error:
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    told["nvml"] = [pynvml.nvmlDeviceGetUUID(handle).removeprefix("GPU-").replace("-", "") for handle in handles]
-    own = handles[told["nvml"].index(uuids[0])]
+    reported["nvml"] = [pynvml.nvmlDeviceGetUUID(handle).removeprefix("GPU-").replace("-", "") for handle in handles]
+    own = handles[reported["nvml"].index(uuids[0])]
     before, context, memory = pynvml.nvmlDeviceGetMemoryInfo(own).free, c_void_p(), c_uint64()
     cuda.cuDevicePrimaryCtxRetain(byref(context), 0)
     cuda.cuCtxSetCurrent(context)
     cuda.cuMemAlloc_v2(byref(memory), c_size_t(1 << 26))
-    told["seen"] = before - pynvml.nvmlDeviceGetMemoryInfo(own).free >= 1 << 26
-    told["others"] = all(pynvml.nvmlDeviceGetMemoryInfo(handle).free > 0 for handle in handles)
-print(json.dumps(told))
+    reported["seen"] = before - pynvml.nvmlDeviceGetMemoryInfo(own).free >= 1 << 26
+    reported["others"] = all(pynvml.nvmlDeviceGetMemoryInfo(handle).free > 0 for handle in handles)
+print(json.dumps(reported))
 """
 
 
@@ -101,8 +101,8 @@ def three(native_dir: Path) -> Iterator[Node]:
         yield node
 
 
-def told(node: Node, device: str | None, variable: str | None) -> tuple[dict[str, object], str | None, list[str]]:
-    """What the program found, its device, and what was said about it."""
+def reported(node: Node, device: str | None, variable: str | None) -> tuple[dict[str, object], str | None, list[str]]:
+    """What the program found, its device, and what was reported about it."""
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
     command = [sys.executable, "-c", PROGRAM]
     program = node.program(command, device=device, environment=environment, stderr=subprocess.PIPE)
@@ -116,8 +116,8 @@ def told(node: Node, device: str | None, variable: str | None) -> tuple[dict[str
 
 @pytest.fixture(scope="module")
 def uuids(three: Node) -> list[str]:
-    """Of the three devices; once asked for, the daemon knows them, too."""
-    found = told(three, "null:0,1,2", None)[0]["cuda"]
+    """Of the three devices; once requested, the daemon knows them, too."""
+    found = reported(three, "null:0,1,2", None)[0]["cuda"]
     assert isinstance(found, list)
     assert len(set(found)) == 3
     return found
@@ -138,7 +138,7 @@ def uuids(three: Node) -> list[str]:
 def test_devices_of_a_program(
     three: Node, uuids: list[str], job: str | None, variable: str | None, device: str, nvml: list[int]
 ) -> None:
-    found, own, lines = told(three, job, variable)
+    found, own, lines = reported(three, job, variable)
     assert (own, lines) == (device, [])
     assert found["cuda"] == [uuids[int(ordinal)] for ordinal in device.partition(":")[2].split(",")]
     assert found["nvml"] == [uuids[each] for each in nvml]
@@ -146,13 +146,13 @@ def test_devices_of_a_program(
 
 
 def test_a_device_by_its_uuid(three: Node, uuids: list[str]) -> None:
-    found, own, _ = told(three, None, f"GPU-{uuids[2][:8]}")
+    found, own, _ = reported(three, None, f"GPU-{uuids[2][:8]}")
     assert (own, found["cuda"]) == ("null:2", [uuids[2]])
 
 
 @pytest.mark.parametrize("variable", ["7", "1,1", "GPU-ffffffff-ffff", "MIG-0", "1" * 600])
 def test_no_such_device(three: Node, uuids: list[str], variable: str) -> None:
-    found, own, lines = told(three, "null:2,1", variable)
+    found, own, lines = reported(three, "null:2,1", variable)
     assert (found["error"], own) == (100, None)
     named = "" if len(variable) > 507 else variable
     line = f"CUDA_VISIBLE_DEVICES={named} names no device; the job has 0 (null:2), 1 (null:1)"

@@ -60,12 +60,12 @@ def ask(target: str | Path, path: str, *, uid: int = 0, token: str = "") -> tupl
         bearer = f"Authorization: Bearer {token}\r\n" if token else ""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{bearer}\r\n".encode())
-        said = b""
+        reported = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := sock.recv(1 << 16):
-                said += piece
-    head, _, body = said.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 "), said
+                reported += piece
+    head, _, body = reported.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 "), reported
     return int(head[9:12]), json.loads(body) if b"json" in head else {}
 
 

@@ -3,7 +3,7 @@
 TARGET: the path of a socket, or HOST:PORT. KIND is silent: nothing is sent. slow: a byte of a request's headers now and
 then. idle: a whole request, and another one long after it. busy: a page, and the next when it is there, until each has
 had one. handshakes: at the programs' socket, and again when they are closed. It prints "open" when it has them, and
-when its standard input has ended and everything is read that was said to it, what became of them; of pages also how
+when its standard input has ended and everything is read that was reported to it, what became of them; of pages also how
 many there were, and the median of their seconds.
 """
 
@@ -23,7 +23,7 @@ PAGE = b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SLOWLY = b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 4000
 PACE = 1.0  # seconds between two bytes, or two attempts
 REST = 20.0  # seconds between two requests: that all of them have to be answered is another matter (busy)
-asked: dict[socket.socket, float] = {}  # when its page was
+requested: dict[socket.socket, float] = {}  # when its page was
 took: list[float] = []  # seconds of each page
 
 
@@ -55,18 +55,18 @@ def main() -> None:
         os.setuid(int(sys.argv[4]))
     selector = selectors.DefaultSelector()
     socks = [connect(target, kind) for _ in range(count)]
-    said: dict[socket.socket, bytearray] = {sock: bytearray() for sock in socks}
+    reported: dict[socket.socket, bytearray] = {sock: bytearray() for sock in socks}
     ended: set[socket.socket] = set()
     for sock in socks:
         selector.register(sock, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     for sock in socks if kind == "busy" else ():
-        asked[sock] = time.monotonic()
+        requested[sock] = time.monotonic()
         sock.send(PAGE)
     print("open", flush=True)
-    step, due, told_to_end = 0, time.monotonic(), False
+    step, due, reported_to_end = 0, time.monotonic(), False
     while True:
-        if time.monotonic() >= due and not told_to_end and kind in ("slow", "idle"):
+        if time.monotonic() >= due and not reported_to_end and kind in ("slow", "idle"):
             for sock in socks:
                 if sock not in ended:
                     with contextlib.suppress(OSError):
@@ -74,21 +74,21 @@ def main() -> None:
                             REQUEST if kind == "idle" else SLOWLY[:30] if step == 0 else SLOWLY[29 + step : 30 + step]
                         )
             step, due = step + 1, time.monotonic() + (REST if kind == "idle" else PACE)
-        if time.monotonic() >= due and not told_to_end and kind == "handshakes":
+        if time.monotonic() >= due and not reported_to_end and kind == "handshakes":
             for sock in ended:
-                said[again := connect(target, kind)] = bytearray()
+                reported[again := connect(target, kind)] = bytearray()
                 selector.register(again, selectors.EVENT_READ)
-                said.pop(sock)
+                reported.pop(sock)
                 sock.close()
             ended, due = set(), time.monotonic() + PACE
         ready = selector.select(0.1)
-        if told_to_end and (len(took) > count if kind == "busy" else not ready):
-            print(json.dumps(summary(said, ended)), flush=True)
+        if reported_to_end and (len(took) > count if kind == "busy" else not ready):
+            print(json.dumps(summary(reported, ended)), flush=True)
             return
         for key, _ in ready:
             if key.fileobj is sys.stdin:
                 selector.unregister(sys.stdin)
-                told_to_end = True
+                reported_to_end = True
                 continue
             sock = key.fileobj  # type: ignore[assignment]
             try:
@@ -96,36 +96,42 @@ def main() -> None:
             except OSError:
                 piece = b""
             if kind == "busy" and piece:
-                answered(sock, said[sock], piece)
+                answered(sock, reported[sock], piece)
                 continue
-            said[sock] += piece
+            reported[sock] += piece
             if not piece:
                 selector.unregister(sock)
                 ended.add(sock)
 
 
-def answered(sock: socket.socket, said: bytearray, piece: bytes) -> None:
+def answered(sock: socket.socket, reported: bytearray, piece: bytes) -> None:
     """A page ends with the end of its document."""
-    said[:] = (said + piece)[-2000:]
-    if b"</html>" in said:
-        said.clear()
-        took.append(time.monotonic() - asked[sock])
-        asked[sock] = time.monotonic()
+    reported[:] = (reported + piece)[-2000:]
+    if b"</html>" in reported:
+        reported.clear()
+        took.append(time.monotonic() - requested[sock])
+        requested[sock] = time.monotonic()
         with contextlib.suppress(OSError):
             sock.send(PAGE)
 
 
-def summary(said: dict[socket.socket, bytearray], ended: set[socket.socket]) -> dict[str, object]:
+def summary(reported: dict[socket.socket, bytearray], ended: set[socket.socket]) -> dict[str, object]:
     """How many connections have ended with which status of HTTP, and the last words of one that was refused."""
     statuses: dict[str, int] = {}
     why = b""
     for sock in ended:
-        last = bytes(said[sock]).rpartition(b"HTTP/1.1 ")[2]
+        last = bytes(reported[sock]).rpartition(b"HTTP/1.1 ")[2]
         statuses[last[:3].decode(errors="replace")] = statuses.get(last[:3].decode(errors="replace"), 0) + 1
         if last.startswith(b"429"):
             why = last.rpartition(b"\r\n\r\n")[2]
     page = sorted(took)[len(took) // 2] if took else 0.0
-    return {"open": len(said) - len(ended), "statuses": statuses, "why": why.decode(), "pages": len(took), "page": page}
+    return {
+        "open": len(reported) - len(ended),
+        "statuses": statuses,
+        "why": why.decode(),
+        "pages": len(took),
+        "page": page,
+    }
 
 
 if __name__ == "__main__":

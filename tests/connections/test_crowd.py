@@ -40,7 +40,7 @@ def descriptors(node: Node) -> int:
 @pytest.mark.parametrize("kind", ["silent", "slow", "idle"])
 @pytest.mark.parametrize("where", ["unix", "tcp", "web"])
 def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
-    patient = {"request_timeout": "600", "idle_timeout": "600"}  # what is silent stays until it is told to go
+    patient = {"request_timeout": "600", "idle_timeout": "600"}  # what is silent stays until it is instructed to go
     node = make_node(**{f"XMIG_{name.upper()}": value for name, value in patient.items()})
     node.start()
     before = descriptors(node)
@@ -87,13 +87,15 @@ def test_programs_of_others_shake_hands(make_node: MakeNode) -> None:
             welcome = program.welcome()
             assert welcome[0] == 0, welcome
 
-        def told() -> bool:
+        def reported() -> bool:
             """Not if the crowd has the places for those who have none, too."""
             with become(HOG):
-                said = send_raw(node.runtime_dir / "client.sock", pack_hello("", "x"))
-            return bool(said) and unpack_welcome(said)[3].startswith(f"user {HOG} has 128 unfinished handshakes open")
+                reported = send_raw(node.runtime_dir / "client.sock", pack_hello("", "x"))
+            return bool(reported) and unpack_welcome(reported)[3].startswith(
+                f"user {HOG} has 128 unfinished handshakes open"
+            )
 
-        until(told, "it is told why")
+        until(reported, "it gets the reason")
     with become(HOG):
         until(
             lambda: "no job" in unpack_welcome(send_raw(node.runtime_dir / "client.sock", pack_hello("j", "x")))[3],
@@ -102,7 +104,7 @@ def test_programs_of_others_shake_hands(make_node: MakeNode) -> None:
 
 
 @harness.needs_root
-def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) -> None:
+def test_a_program_says_what_it_was_reported(make_node: MakeNode, native_dir: Path) -> None:
     """The real library, of a user who has too many handshakes open: one line for whoever has started the program."""
     node = make_node(native_dir, XMIG_DEVICES="cpu:0")
     node.start()
@@ -116,19 +118,19 @@ def test_a_program_says_what_it_was_told(make_node: MakeNode, native_dir: Path) 
 
     def says() -> str | None:
         """None: it was let in, at a moment at which the daemon had closed some of the others."""
-        with tempfile.TemporaryFile("w+") as said:  # a pipe of ours is none that the other user can open anew
+        with tempfile.TemporaryFile("w+") as reported:  # a pipe of ours is none that the other user can open anew
             done = subprocess.run(
-                [sys.executable, "-c", code, str(native_dir / "libcuda.so.1")], env=environment, stderr=said,
+                [sys.executable, "-c", code, str(native_dir / "libcuda.so.1")], env=environment, stderr=reported,
                 timeout=60, check=False,
             )  # fmt: skip
-            said.seek(0)
-            text = said.read()
+            reported.seek(0)
+            text = reported.read()
         assert done.returncode == (1 if text == "" else 0), text
         return text or None
 
     with crowd("handshakes", node.runtime_dir / "client.sock", MANY, HOG):
-        said = [until(says, "one is refused") for _ in range(5)]
-    for line in said:
+        reported = [until(says, "one is refused") for _ in range(5)]
+    for line in reported:
         assert f"xmigd refused this process: user {HOG} has 128 unfinished handshakes open" in line
         assert "start fewer programs at once" in line
 
@@ -201,7 +203,7 @@ def test_idle_connections_are_closed(make_node: MakeNode) -> None:
         whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         part = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123"
         for door in doors:
-            # Whoever asks for what needs a token is told that first.
+            # Whoever asks for what needs a token is informed that first.
             for begun in (whole, b"", b"GET /healthz HTTP/1.1\r\nHost:", *([part] if isinstance(door, str) else [])):
                 sock = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET))
                 sock.settimeout(60)
@@ -209,22 +211,22 @@ def test_idle_connections_are_closed(make_node: MakeNode) -> None:
                 sock.sendall(begun)
                 waiting.append((sock, begun))
         for sock, begun in waiting:
-            said = read(sock)
+            reported = read(sock)
             if begun is whole:
-                assert said.startswith(b"HTTP/1.1 200 ")
-                assert said.count(b"HTTP/1.1") == 1  # it has got what it asked for, and nothing else
+                assert reported.startswith(b"HTTP/1.1 200 ")
+                assert reported.count(b"HTTP/1.1") == 1  # it has got what it requested, and nothing else
                 continue
-            status, problem = int(said[9:12]), json.loads(said.partition(b"\r\n\r\n")[2])
-            assert (status, problem["code"]) == (408, "request_timeout"), said
+            status, problem = int(reported[9:12]), json.loads(reported.partition(b"\r\n\r\n")[2])
+            assert (status, problem["code"]) == (408, "request_timeout"), reported
             assert problem["hint"] == "send headers and body without a pause"
 
 
 def read(sock: socket.socket) -> bytes:
     """Until it ends."""
-    said = b""
+    reported = b""
     while piece := sock.recv(1 << 16):
-        said += piece
-    return said
+        reported += piece
+    return reported
 
 
 def node_metrics(node: Node) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Who is asked nothing does nothing: neither program wakes up to look whether there is something to do."""
+"""Who is queried nothing does nothing: neither program wakes up to look whether there is something to do."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_the_date_of_an_answer(make_node: MakeNode) -> None:
     with Front(node) as front, httpx.Client(base_url=front.address, timeout=60) as http:
         for _ in range(2):
             before = int(time.time())
-            said = email.utils.parsedate_to_datetime(http.get("/healthz").headers["date"]).timestamp()
-            assert before <= said <= time.time()
+            reported = email.utils.parsedate_to_datetime(http.get("/healthz").headers["date"]).timestamp()
+            assert before <= reported <= time.time()
             time.sleep(1.2)

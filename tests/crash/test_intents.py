@@ -54,7 +54,7 @@ Check = Callable[[], bool]
 
 @dataclass
 class Scene:
-    """A node with a program that works, another one that the driver knows, and what somebody was told was done."""
+    """A node with a program that works, another one that the driver knows, and what somebody was sent was done."""
 
     node: ForkedNode
     point: Path  # names the place at which the daemon dies

@@ -28,7 +28,7 @@ def in_memory() -> str | None:
 
 @pytest.fixture(scope="session")
 def peer_native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A native folder whose server only speaks the control protocol."""
+    """A native folder whose server only uses the control protocol."""
     folder = tmp_path_factory.mktemp("native")
     server = folder / "xmig-server"
     server.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "peer_server.py"} "$@"\n')

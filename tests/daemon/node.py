@@ -1,4 +1,4 @@
-"""A daemon under test: a real process, with the native programs or with a peer that only speaks their protocol."""
+"""A daemon under test: a real process, with the native programs or with a peer that only uses their protocol."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Node:
         return descriptors(self.pid, self.database)
 
     def wait_until_closed(self, before: list[str]) -> None:
-        """It has no more open than `before`, which `descriptors` said."""
+        """It has no more open than `before`, which `descriptors` reported."""
         now: list[str] = []
 
         def closed() -> bool:

@@ -46,11 +46,11 @@ class Peer:
         self.generation = 0
         self.snapshots = 0
         self.mode = ""
-        self.entered = True  # if it was told to prepare only: has it been told to enter?
+        self.entered = True  # if it was instructed to prepare only: has it been instructed to enter?
         self.next_id = 1
         self.took = False
         self.off_device = False  # its shadow
-        self.stopped: dict[str, Any] | None = None  # what it said when it stopped for a move
+        self.stopped: dict[str, Any] | None = None  # what it reported when it stopped for a move
 
     def wanted(self, point: str) -> Any:
         path = self.runtime_dir / "behaviour.json"
@@ -194,7 +194,7 @@ class Peer:
                 self.snapshots += 1
                 self.send(
                     "snapshot", number=self.snapshots, position=100, sequence=5, ms=0.5, chunks=1, copied_bytes=GRANULE,
-                    live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="asked",
+                    live_bytes=GRANULE, journal_bytes=100, objects=2, off_device=self.off_device, reason="requested",
                 )  # fmt: skip
             case "pause":
                 self.behave("pause")
@@ -285,7 +285,7 @@ class Peer:
 
     def reconnect(self) -> None:
         if (self.mode == "move" and not self.took) or not self.entered:
-            leave(0)  # it has not been told to take
+            leave(0)  # it has not been instructed to take
         while self.job is not None:
             if self.client is not None and select.select([self.client], [], [], 0)[0]:
                 leave(0)

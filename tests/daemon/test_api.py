@@ -47,7 +47,7 @@ def test_errors_are_problems(node: Node) -> None:
             assert problem["detail"]
 
 
-def test_an_answer_has_what_happened_before_it_was_asked_for(node: Node) -> None:
+def test_an_answer_has_what_happened_before_it_was_requested_for(node: Node) -> None:
     """A program is let in whether the database takes writes or not; who asks for it then waits until it is written."""
     node.behave(hello="hold")  # to start everything may take longer than anybody waits for a lock
     lock = sqlite3.connect(node.database, isolation_level=None, check_same_thread=False)

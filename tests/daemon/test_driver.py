@@ -36,7 +36,7 @@ def build_driver(folder: Path, *, without: str = "", fails: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("without", "fails", "error", "said"),
+    ("without", "fails", "error", "reported"),
     [
         ("cuFuncGetParamInfo", {}, 803, "it lacks cuFuncGetParamInfo; xMIG needs one for CUDA 12.4 or newer"),
         ("", {"cuDevicePrimaryCtxRetain": 46}, 46, "the GPU is in exclusive mode and another process has it"),
@@ -45,9 +45,9 @@ def build_driver(folder: Path, *, without: str = "", fails: dict[str, int]) -> N
     ],
     ids=["older than 12.4", "exclusive mode", "no memory", "no GPU"],
 )
-def test_the_program_is_told(
+def test_the_program_is_reported(
     native_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, fails: dict[str, int], error: int,
-    said: str,
+    reported: str,
 ) -> None:  # fmt: skip
     build_driver(tmp_path, without=without, fails=fails)
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")]))
@@ -59,7 +59,7 @@ def test_the_program_is_told(
         assert (output, errors) == (f"{error} {error}\n", "")
         # Each time that it asks: a line of its job's log, and one that its job is refused in the daemon's.
         assert len(lines) == 2
-        assert all(said in line for line in lines), lines
+        assert all(reported in line for line in lines), lines
         log = [line for line in (Path(folder) / "xmigd.log").read_text().splitlines() if "program refused" in line]
         assert len(log) == 2, log
-        assert all(said in line and f"error={error} " in line for line in log), log
+        assert all(reported in line and f"error={error} " in line for line in log), log

@@ -44,7 +44,7 @@ class Manager:
     def when_renewed(self, then: Callable[[], None]) -> None:
         pass
 
-    def when_told(self, then: Callable[[], None]) -> None:
+    def when_reported(self, then: Callable[[], None]) -> None:
         if not self.full:
             then()
 
@@ -166,20 +166,20 @@ def test_what_no_daemon_has_heard_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reported",
     [b"", b"{}", b'{"type":"bye","reason":"x"}', m.pack("memory", op="drop", id=1, change=2**70),
      m.pack("memory", op="drop", id=7, change=9), b"\xff" * 4096],
 )  # fmt: skip
-def test_what_a_server_says_there_that_makes_no_sense(said: bytes) -> None:
+def test_what_a_server_says_there_that_makes_no_sense(reported: bytes) -> None:
     manager = Manager()
     _, memory, server = with_backlog(manager)
     with socket.socket(fileno=os.dup(server.fileno())) as sock:
-        sock.send(said)
+        sock.send(reported)
     one = handle(1, memfd("device"))
     say(server, 2, 1, one.fd)
     count(memory, 2)
     left = start(manager).left(PROCESS)
-    if said and b'change":9' not in said:
+    if reported and b'change":9' not in reported:
         assert_all_there(start(manager), memory, [one])
     else:  # nothing is read behind what comes too early, or behind the end
         assert left == "its memory changed while no daemon was there, and nobody has what came"

@@ -153,11 +153,11 @@ def test_descriptors_sent_by_strangers_are_closed(node: Node) -> None:
 
 
 def test_silent_connections_do_not_keep_others_out(node: Node) -> None:
-    """Who has opened too many is told so, and served when they are gone; who has not is served now."""
+    """Who has opened too many is informed, and served when they are gone; who has not is served now."""
     uid = 65534 if os.geteuid() == 0 else os.geteuid()
     path = node.runtime_dir / "client.sock"
 
-    def told() -> str:
+    def reported() -> str:
         with become(uid) if os.geteuid() == 0 else contextlib.nullcontext():
             answer = send_raw(path, pack_hello("nonsense", "x"))
         return unpack_welcome(answer)[3] if answer else ""
@@ -165,19 +165,19 @@ def test_silent_connections_do_not_keep_others_out(node: Node) -> None:
     with contextlib.ExitStack() as silent:
         refused = f"user {uid} has 128 unfinished handshakes open, as many as one user or address may have"
 
-        def told_why() -> bool:
+        def reported_why() -> bool:
             """Not if the daemon's patience with them is over already."""
             silent.close()
             for _ in range(150):
                 sock = silent.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 with become(uid) if os.geteuid() == 0 else contextlib.nullcontext():
                     sock.connect(str(path))
-            return told().startswith(refused)
+            return reported().startswith(refused)
 
-        until(told_why, "the user is told why")
+        until(reported_why, "the user gets the reason")
         if os.geteuid() == 0:
             assert "there is no job 'nonsense'" in unpack_welcome(send_raw(path, pack_hello("nonsense", "x")))[3]
-        until(lambda: "there is no job 'nonsense'" in told(), "the daemon's patience with the silent ones ends")
+        until(lambda: "there is no job 'nonsense'" in reported(), "the daemon's patience with the silent ones ends")
 
 
 def test_a_program_in_a_foreign_job(node: Node) -> None:

@@ -20,10 +20,10 @@ from .node import Node, Program, until
 
 def everything(sock: socket.socket) -> list[dict[str, Any]]:
     """All messages until the other end closes. Raises ConnectionResetError where the kernel says that before them."""
-    said = []
+    reported = []
     while data := sock.recv(65536):
-        said.append(json.loads(data))
-    return said
+        reported.append(json.loads(data))
+    return reported
 
 
 def test_a_server_takes_what_it_has_not_read_with_it(native_dir: Path) -> None:

@@ -15,12 +15,12 @@ from xmigd import main
 
 def opened(self, app):
     # After this, the program goes on for days: with a collector that leaves alone what it began with.
-    said = {
+    reported = {
         "modules": [name for name, module in sys.modules.items() if module is not None],
         "collections": sum(each["collections"] for each in gc.get_stats()),
         "collects": gc.isenabled(), "frozen": gc.get_freeze_count(),
     }
-    print(json.dumps(said), flush=True)
+    print(json.dumps(reported), flush=True)
     os._exit(0)
 
 def be_lean():
@@ -44,8 +44,8 @@ def test_a_start(make_node: MakeNode) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert HEAVY.intersection(said["modules"]) == set()
-    assert said["collects"]
-    assert said["frozen"] > 100_000
-    assert said["collections"] < 50  # those of Python's own start
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert HEAVY.intersection(reported["modules"]) == set()
+    assert reported["collects"]
+    assert reported["frozen"] > 100_000
+    assert reported["collections"] < 50  # those of Python's own start

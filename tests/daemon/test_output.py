@@ -117,8 +117,10 @@ def test_lines_are_the_logs_own_and_say_whose_they_are(node: Node) -> None:
                 assert f"process={process['id'][:12]}" in line
                 assert "job=" in line
         assert "\x1b" not in node.log.read_text()
-        said = [line["text"] for line in node.get(f"/v1/jobs/{process['job_id']}/logs") if line["source"] == "server"]
-        assert said == ["printed: 2026-01-01 [error ] forged", r"printed: \x1b[2Jhello"] * 2, "the job's, too"
+        reported = [
+            line["text"] for line in node.get(f"/v1/jobs/{process['job_id']}/logs") if line["source"] == "server"
+        ]
+        assert reported == ["printed: 2026-01-01 [error ] forged", r"printed: \x1b[2Jhello"] * 2, "the job's, too"
 
 
 def test_a_server_has_no_way_to_the_log(node: Node) -> None:
@@ -136,11 +138,11 @@ def test_a_flood_costs_the_others_nothing(node: Node) -> None:
         begun, took = time.monotonic(), []
         while time.monotonic() < begun + 3:
             write_into(server, b"flood\n" * 20_000)
-            asked = time.monotonic()
+            requested = time.monotonic()
             assert node.get("/v1/processes")
-            took.append(time.monotonic() - asked)
+            took.append(time.monotonic() - requested)
         assert sorted(took)[len(took) * 9 // 10] < 0.5  # not each: a disk that takes a second for a write is no flood
-        until(lambda: lines_with(node, "lines of the server dropped"), "the count is told")
+        until(lambda: lines_with(node, "lines of the server dropped"), "the count is informed")
         prints, seconds = lines_with(node, "server prints"), time.monotonic() - begun
         assert BURST <= len(prints) <= BURST + RATE * seconds + 1
         assert max(map(len, prints)) < 400

@@ -1,4 +1,4 @@
-"""Supervision with the real xmig-server, where it differs from a peer that only speaks the protocol: it maps what it
+"""Supervision with the real xmig-server, where it differs from a peer that only uses the protocol: it maps what it
 is given, as the user that it runs as. The programs here shake hands and do nothing; real ones are in tests/recovery."""
 
 from __future__ import annotations

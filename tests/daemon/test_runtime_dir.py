@@ -100,9 +100,9 @@ def test_a_daemon_of_a_user_refuses_what_is_not_the_users(make_node: MakeNode, n
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True,
                           timeout=60, check=False)  # fmt: skip
     assert done.returncode == 1, done.stderr
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"xmigd: the runtime directory {node.runtime_dir} belongs to root"), done.stderr
-    assert "chown it to nobody" in said
+    reported = done.stderr.splitlines()[-1]
+    assert reported.startswith(f"xmigd: the runtime directory {node.runtime_dir} belongs to root"), done.stderr
+    assert "chown it to nobody" in reported
 
 
 def test_what_is_safe_is_taken(make_node: MakeNode) -> None:

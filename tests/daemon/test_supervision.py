@@ -138,7 +138,7 @@ def test_a_server_that_cannot_start_at_first_is_tried_again(node: Node) -> None:
 
 
 def test_a_device_that_cannot_be_used(node: Node) -> None:
-    """The program is told what it would be told natively, and the log says why, once."""
+    """The program is informed what it would be informed natively, and the log says why, once."""
     node.behave(hello="unavailable")
     with Program(node) as program:
         status, _, _, message = program.welcome()
@@ -157,7 +157,7 @@ def test_a_program_that_dies_in_its_handshake(node: Node) -> None:
 
 
 def test_a_server_that_is_lost_while_it_is_to_pause(node: Node) -> None:
-    """Nothing is wrong with the daemon: the process recovers, and may be asked again."""
+    """Nothing is wrong with the daemon: the process recovers, and may be queried again."""
     with Program(node) as program, node.http() as http:
         process = started(node, program)
         node.behave(pause=["exit"])

@@ -9,8 +9,8 @@ byte with what they mean; a program that differs is shrunk and kept.
 Its worth was tried with faults put into client and server by hand, programs until the first one saw it on one and on
 two devices: copies on the device one byte short from 512 bytes on (1, 1), waits for events left out (1, 2), blocking
 32-bit memsets in the per-thread stream (63, 300), launches of one executable graph not ordered (13, 3), changed nodes
-of an executable graph not told to the server (26, 11). Two in recoveries were told by these themselves, as not exact,
-in 300 programs with two dozen disturbances: every second chunk not restored, and page-locked memory read again.
+of an executable graph not reported to the server (26, 11). Two in recoveries were informed by these themselves, as not
+exact, in 300 programs with two dozen disturbances: every second chunk not restored, and page-locked memory read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
             places, options.seed, options.count, options.devices, options.features, kinds=options.disturb,
             moves=moves(options), most=options.most,
         ):  # fmt: skip
-            print(said(place, outcome), flush=True)
+            print(reported(place, outcome), flush=True)
             bad += len(outcome.differences) + outcome.inexact
             for number, found in enumerate(outcome.differences):
                 keep(options, place, found, small=number == 0 and not options.no_shrink)
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, choices=(1, 2), default=1, help="devices of a program")
     parser.add_argument("--kind", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--native", action="store_true", help="without xMIG, on the machine's own driver")
-    parser.add_argument("--under", action="store_true", help="under xMIG (what is done if nothing is said)")
+    parser.add_argument("--under", action="store_true", help="under xMIG (what is done if nothing is reported)")
     parser.add_argument("--disturb", default="", help=f"what happens meanwhile, of {', '.join(DISTURBANCES)}")
     parser.add_argument("--without", default="", help=f"features to leave out, of {', '.join(sorted(FEATURES))}")
     parser.add_argument("--processes", type=int, default=1, help="that run programs at a time, of each kind")
@@ -118,7 +118,7 @@ def moves(options: argparse.Namespace) -> tuple[str, str]:
     )
 
 
-def said(place: Place, outcome: Outcome) -> str:
+def reported(place: Place, outcome: Outcome) -> str:
     where = "natively" if place.node is None else "under xMIG"
     disturbed = ", ".join(f"{number} × {kind}" for kind, number in outcome.disturbed.items() if number)
     return (

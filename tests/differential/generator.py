@@ -437,7 +437,7 @@ class Generator:
         return op
 
     def _via(self, way: str, graph: str | None, *, plain: bool) -> str:
-        """The function that makes a copy of one row. ``plain``: one that is not told of both devices may be it."""
+        """The function that makes a copy of one row. ``plain``: one that is not informed of both devices may be it."""
         if way == "HtoH":
             return "cuMemcpy"
         names = ["cuMemcpy", "cuMemcpyAsync", "cuMemcpyAsync"] if plain else []

@@ -699,8 +699,8 @@ class Runner:
         self.cuda("cuGraphUpload", self.execs[op["exec"]][0], self._stream_of(op))
 
     def _update(self, op: Op) -> None:
-        told = (c_uint64 * 4)()  # CUgraphExecUpdateResultInfo
-        self.cuda("cuGraphExecUpdate_v2", self.execs[op["exec"]][0], self.graphs[op["graph"]][0], addressof(told))
+        reported = (c_uint64 * 4)()  # CUgraphExecUpdateResultInfo
+        self.cuda("cuGraphExecUpdate_v2", self.execs[op["exec"]][0], self.graphs[op["graph"]][0], addressof(reported))
 
     def _set_node(self, op: Op) -> None:
         run, nodes = self.execs[op["exec"]]

@@ -108,7 +108,7 @@ class Process:
         return list(answer["read"]) if "read" in answer else str(answer["failed"])
 
     def end(self) -> str:
-        """End it; what it said on standard error, and how it ended. Once it has, that is all there is to say."""
+        """End it; what it reported on standard error, and how it ended. Once it has, that is all there is to say."""
         if self.process.stderr is not None and self.process.stderr.closed:
             return f"exit code {self.process.returncode}"
         with contextlib.suppress(OSError):
@@ -121,10 +121,10 @@ class Process:
             self.process.wait()
         assert self.process.stderr is not None
         assert self.process.stdout is not None
-        said = self.process.stderr.read()
+        reported = self.process.stderr.read()
         self.process.stderr.close()
         self.process.stdout.close()
-        return f"exit code {self.process.returncode}; {said[-1500:]}"
+        return f"exit code {self.process.returncode}; {reported[-1500:]}"
 
 
 def differs(program: Program, answer: str | list[int], expected: Sequence[int] | None = None) -> Difference | None:

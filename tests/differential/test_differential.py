@@ -31,16 +31,16 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(outcome: Outcome, devices: int, count: int, more: str = "") -> None:
     """No difference. Otherwise where the programs are, and how they are run again."""
-    said = []
+    reported = []
     for found in outcome.differences:
         OUT.mkdir(parents=True, exist_ok=True)
         path = OUT / f"seed-{found.program.seed}.json"
         path.write_text(found.program.text())
         again = f"python -m tests.differential --devices {devices}{more}"
-        said.append(
+        reported.append(
             f"{found}\n  again: {again} --replay {path}\n  shrunk: {again} --seed {found.program.seed} --count 1"
         )
-    assert not said, "\n".join(said)
+    assert not reported, "\n".join(reported)
     assert outcome.programs == count
     assert outcome.inexact == 0
 
@@ -145,16 +145,16 @@ def test_the_interpreter_sees_every_call() -> None:
 
 
 def test_shrinks_to_what_it_takes(native_dir: Path, kernels: Path) -> None:
-    """A program whose kernel is said to be another one: what is left is that kernel, its memory and a read."""
+    """A program whose kernel is reported to be another one: what is left is that kernel, its memory and a read."""
 
-    def spoilt(program: Program) -> Program:
+    def corrupted(program: Program) -> Program:
         ops = [op | {"name": "scatter"} if op.get("name") == "fold" else op for op in program.ops]
         return Program(program.seed, program.contexts, ops)
 
     with harness.own_node(native_dir, port=-1) as node, Runs(Place(kernels, node, "cpu:0")) as runs:
 
         def fails(program: Program) -> bool:
-            return runs.one(program, interpret(spoilt(program))) is not None
+            return runs.one(program, interpret(corrupted(program))) is not None
 
         program = next(p for seed in range(100) if fails(p := generate(seed, 1)))
         small = shrink(program, fails)
@@ -168,7 +168,7 @@ def test_shrinks_to_what_it_takes(native_dir: Path, kernels: Path) -> None:
     )
 
 
-def test_a_runner_that_does_not_start_is_told() -> None:
+def test_a_runner_that_does_not_start_is_reported() -> None:
     """As whatever else goes wrong in a part of `make gpu`: the others go on."""
     with pytest.raises(XmigError, match="the runner did not start: exit code 1"):
         Process(Place(HERE / "kernels.ptx", python="false"))

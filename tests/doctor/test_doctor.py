@@ -34,7 +34,7 @@ class MadeUp(System):
     limits: dict[str, int | None] = field(default_factory=lambda: {"NOFILE": 1 << 20, "MEMLOCK": None})
     refused: str | None = None
     free: dict[str, int] = field(default_factory=dict)
-    said: dict[str, tuple[int, str]] = field(
+    reported: dict[str, tuple[int, str]] = field(
         default_factory=lambda: {"criu": (0, "Version: 4.1.1\nGitID: x"), "cc": (0, "gcc 12")}
     )
     modules: tuple[str, ...] = ("pycriu",)
@@ -53,7 +53,7 @@ class MadeUp(System):
         return self.free.get(path.name, 100 * GIB)
 
     def command(self, words: Sequence[str], timeout: float = 10) -> tuple[int, str] | None:
-        return self.said.get(words[0])
+        return self.reported.get(words[0])
 
     def has_module(self, name: str) -> bool:
         return name in self.modules
@@ -98,7 +98,7 @@ class NVMLError(Exception):
 
 
 def library(cuda: int = 13000, version: str = "580.65", mode: int = 0, mig: int | None = 0, count: int = 2) -> Any:
-    """As much of pynvml as is asked."""
+    """As much of pynvml as is queried."""
 
     def mig_mode(_: Any) -> list[int]:
         if mig is None:
@@ -222,18 +222,18 @@ def test_a_gpu_that_is_not_there(system: MadeUp) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "modules", "state"),
+    ("reported", "modules", "state"),
     [(None, (), "note"), ("Version: 3.17.1", ("pycriu",), "warning"), ("Version: 4.0", (), "warning"),
      ("Version: 4.0", ("pycriu",), "ok")],
 )  # fmt: skip
-def test_criu(system: MadeUp, said: str | None, modules: tuple[str, ...], state: str) -> None:
-    system.said = {} if said is None else {"criu": (0, said)}
+def test_criu(system: MadeUp, reported: str | None, modules: tuple[str, ...], state: str) -> None:
+    system.reported = {} if reported is None else {"criu": (0, reported)}
     system.modules = modules
     assert states(tools.criu, system, GPU) == [state]
 
 
 def test_no_compiler(system: MadeUp) -> None:
-    system.said = {}
+    system.reported = {}
     (system.root / "Python.h").unlink()
     assert states(tools.compiler, system, GPU) == ["note"]
 
@@ -325,10 +325,10 @@ def test_what_installs_something_here(system: MadeUp, release: str | None, comma
     """No hint names the package manager of another distribution."""
     if release is not None:
         system.put("/etc/os-release", release)
-    system.said, system.modules = {}, ()
+    system.reported, system.modules = {}, ()
     system.put("/Python.h", "")
     hints = [finding.hint for check in (tools.criu, tools.compiler) for finding in check(system, GPU)]
-    system.said = {"criu": (0, "Version: 4.0")}
+    system.reported = {"criu": (0, "Version: 4.0")}
     hints += [finding.hint for finding in tools.criu(system, GPU)]
     assert len(hints) == 3
     for hint in hints:

@@ -116,7 +116,7 @@ class Kept(Helper):
         self.dies_at = None
         slow, calls = self.standin / "slow", self.standin / "calls"
         slow.write_text(name)
-        asked = asyncio.ensure_future(super().call(name, pid, **arguments))
+        requested = asyncio.ensure_future(super().call(name, pid, **arguments))
         while not calls.exists() or name not in [line.split()[0] for line in calls.read_text().splitlines()]:
             await asyncio.sleep(0.001)
         assert self.pid is not None
@@ -125,7 +125,7 @@ class Kept(Helper):
         select.select([helper], [], [])
         os.close(helper)
         slow.unlink()
-        return await asked
+        return await requested
 
 
 def travel(

@@ -35,7 +35,7 @@ def codes(
     return [reason.code for reason in against(program, found or gpus(), host, known or Known(), kind)]
 
 
-def test_nothing_speaks_against_it() -> None:
+def test_nothing_uses_against_it() -> None:
     assert codes() == []
     plan = make_plan(PROGRAM, gpus(), 64 * GIB, Known())
     assert [(target.device, target.allowed) for target in plan.targets] == [("cuda:0", False), ("cuda:1", True)]

@@ -7,13 +7,13 @@ from typing import Any
 from tests.gpu.bench import Bench
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences
-from tests.gpu.injections import Strike, arm
+from tests.gpu.injections import Injection, arm
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 
 START = ROOT / "tests" / "conformance" / "start.py"
 # At these records of the journal, or the first after them. The shortest program makes a thousand.
-KILLS = [Strike("kill", 0, "record", sequence) for sequence in (150, 400, 650, 900)]
+KILLS = [Injection("kill", 0, "record", sequence) for sequence in (150, 400, 650, 900)]
 
 
 def check(bench: Bench, node: Node, case: Case) -> dict[str, Any]:

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.asked import called, not_covered
+from tests.frameworks.requested import called, not_covered
 from tests.gpu.bench import Bench
 from xmigd.demo.node import Node
 
 
 @pytest.fixture
 def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]:
-    """Runs the programs of `make gpu`, tiny. Under `pytest --basetemp` what they said stays there.
+    """Runs the programs of `make gpu`, tiny. Under `pytest --basetemp` what they reported stays there.
 
     Fails a test whose programs ask for a function that is not covered, and names it."""
-    asked = tmp_path / "asked"
+    requested = tmp_path / "requested"
     end = time.monotonic() + 780
-    environment = {"XMIG_ASKED": str(asked)}
+    environment = {"XMIG_ASKED": str(requested)}
     yield Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment)
-    assert "cuInit" in called(asked)
-    assert not_covered(asked) == []
+    assert "cuInit" in called(requested)
+    assert not_covered(requested) == []
 
 
 @pytest.fixture

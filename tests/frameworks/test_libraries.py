@@ -34,14 +34,14 @@ def test_mathematics_across_kills(bench: Bench, node: Node) -> None:
     assert result["failed"] == {}
 
 
-def test_mistakes_are_told(bench: Bench, node: Node) -> None:
-    told = bench.under(node, CASES["mistakes"]).result["told"]
-    assert [line.rpartition(": ")[::2] for line in told] == [
+def test_mistakes_are_reported(bench: Bench, node: Node) -> None:
+    reported = bench.under(node, CASES["mistakes"]).result["reported"]
+    assert [line.rpartition(": ")[::2] for line in reported] == [
         ("nothing wrong", "0"), ("more memory than there is", "2"), ("no memory", "1"),
         ("an image that is none", "200"), ("an empty image", "200"), ("PTX that does not compile", "218"),
         ("a kernel that there is not", "500"), ("no blocks", "1"), ("no threads", "1"),
         ("more threads than the device has", "1"), ("more threads than the kernel allows", "1"),
-        ("more shared memory than there is", "1"), ("more shared memory than was asked for", "1"),
+        ("more shared memory than there is", "1"), ("more shared memory than was requested", "1"),
         ("more blocks than run at a time", "720"), ("blocks that do", "0"), ("no kernel", "400"),
         ("parameters, packed", "0"), ("parameters, packed, too few", "1"), ("a limit that there is not", "1"),
         ("a limit", "0"), ("a limit that is too large", "1"), ("a limit to set that there is not", "1"),
@@ -83,15 +83,15 @@ def test_pytorch_counts_visible_devices(bench: Bench) -> None:
     """It looks the variable's entries up in what NVML counts, and has no device where that has fewer."""
     environment = {**bench.environment, "PYTHONPATH": ""}
     with bench.node(devices="null:0,null:1,null:2") as node:
-        said = set()
+        reported = set()
         for device, variable in ((None, "2,1"), ("null:0,1,2", "2,1"), ("null:2,1", None)):
             more = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
             command = [bench.python, "-c", COUNTED]
             code, out = node.program(command, device=device, environment=environment | more).finish()
             assert code == 0
-            said.add(out)
-    assert len(said) == 1
-    assert said.pop().startswith("2 2 ")
+            reported.add(out)
+    assert len(reported) == 1
+    assert reported.pop().startswith("2 2 ")
 
 
 COMPILER = """

@@ -160,8 +160,8 @@ def find_gpu(number: int) -> str | None:
     """Name and driver of that GPU, or None."""
     if shutil.which("nvidia-smi") is None:
         return None
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={number}"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    requested = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={number}"]
+    done = subprocess.run(requested, capture_output=True, text=True, check=False)
     name, _, driver = done.stdout.strip().partition(", ")
     return f"{name}, driver {driver}" if done.returncode == 0 and driver else None
 

@@ -57,20 +57,20 @@ class Running:
 
     def holding(self) -> dict[str, Any]:
         """Wait until a program that was started with `--hold` has done its steps; its results."""
-        self._until_said("holding")
+        self._until_reported("holding")
         return self._result()
 
     def imported(self) -> None:
         """Wait until a program that was started with `--turns` is to use the device for the first time."""
-        self._until_said("imported")
+        self._until_reported("imported")
 
     def ready(self) -> None:
         """Wait until a program that tests/conformance/start.py runs has shaken hands, and is to begin."""
-        self._until_said("ready")
+        self._until_reported("ready")
 
     def turn(self, number: int) -> None:
         """Wait until a program that was started with `--turns` is to do this part of its steps, from 1 on."""
-        self._until_said("turn", number)
+        self._until_reported("turn", number)
 
     def go(self) -> None:
         """Let it do that part."""
@@ -90,7 +90,7 @@ class Running:
         self.turn(1)
         self.go()
 
-    def _until_said(self, word: str, times: int = 1) -> None:
+    def _until_reported(self, word: str, times: int = 1) -> None:
         while self._out.read_text().splitlines().count(word) < times:
             if self.process.poll() is not None or time.monotonic() > self._end:
                 self.finish()
@@ -98,16 +98,16 @@ class Running:
             time.sleep(0.005)
 
     def finish(self) -> Outcome:
-        """Wait for its end. Raises Failed with the last line that it said."""
+        """Wait for its end. Raises Failed with the last line that it reported."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
             code = self.process.wait(max(0.0, self._end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise Failed(f"{self._side} it took too long; {self._said()}") from None
+            raise Failed(f"{self._side} it took too long; {self._reported()}") from None
         if code != 0:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise Failed(f"{self._side} {how}: {self._said()}")
+            raise Failed(f"{self._side} {how}: {self._reported()}")
         recoveries: list[dict[str, Any]] = []
         snapshots: list[dict[str, Any]] = []
         faults: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ class Running:
     def _result(self) -> dict[str, Any]:
         lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]
         if not lines:
-            raise Failed(f"{self._side} it printed no results: {self._said()}")
+            raise Failed(f"{self._side} it printed no results: {self._reported()}")
         result: dict[str, Any] = json.loads(lines[-1])
         return result
 
@@ -131,12 +131,12 @@ class Running:
     def _side(self) -> str:
         return "natively:" if self.program is None else "under xMIG:"
 
-    def _said(self) -> str:
+    def _reported(self) -> str:
         """The line that says most: the last exception's, Python's or C++'s, else the last one."""
         lines = [line.strip() for line in self._out.with_suffix(".err").read_text(errors="replace").splitlines()]
-        said = [line for line in lines if line]
-        errors = [line for line in said if re.match(r"([\w.]*(Error|Exception)|what\(\)): ", line)]
-        return (errors or said or ["it said nothing"])[-1][:300]
+        reported = [line for line in lines if line]
+        errors = [line for line in reported if re.match(r"([\w.]*(Error|Exception)|what\(\)): ", line)]
+        return (errors or reported or ["it reported nothing"])[-1][:300]
 
 
 class Bench:
@@ -332,8 +332,8 @@ class Bench:
         """Bytes in use on the device, by whomever."""
         if self.rehearsal:
             return 0
-        asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={self.gpu}"]
-        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+        requested = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={self.gpu}"]
+        return int(subprocess.run(requested, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 
 
 def servers_of(folder: str) -> list[int]:

@@ -24,7 +24,7 @@ class Case:
 
     name: str
     program: str
-    said: str
+    reported: str
     arguments: str = ""
     tiny: str = TINY_STEPS
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ KILLED = [
 RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 5000 --ballast 7",
                  f"{TINY_GPT} --ballast 0 --block 1 --steps 5000")  # fmt: skip
-# Struck at any moment; each step is synchronised, as by a program that reads its loss.
+# Injected at any moment; each step is synchronised, as by a program that reads its loss.
 STRUCK_STEPS = "--block 1 --steps 100000"
 STRUCK = [
     Case("training", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", STRUCK_STEPS,
@@ -168,8 +168,8 @@ SPLIT = Case("devices: split model", "split", "a model split over two devices, A
              "--steps 2500 --deterministic", "--width 32 --batch 4 --steps 3000 --block 2", devices=2,
              patience=PATIENCE_FOR_FAULTS)  # fmt: skip
 OF_TWO = [
-    Case(f"devices: {what}", "two", said, f"--what {what}", f"--what {what} --elements 4096", devices=2)
-    for what, said in (
+    Case(f"devices: {what}", "two", reported, f"--what {what}", f"--what {what} --elements 4096", devices=2)
+    for what, reported in (
         ("copies", "copies between devices by the driver's functions, contexts and streams of each"),
         ("tensors", "PyTorch: Tensor.to, streams, events, a graph, scatter and gather"),
         ("cupy", "CuPy: copies, a raw kernel on the other device's memory"),

@@ -10,7 +10,7 @@ from tests.gpu.bench import Outcome
 from tests.gpu.cases import Case
 from xmigd.measurements import Row
 
-RESULTS = ("losses", "sha256", "digests", "tokens", "told", "refused", "spoiled", "before", "measured", "failed")
+RESULTS = ("losses", "sha256", "digests", "tokens", "reported", "refused", "corrupted", "before", "measured", "failed")
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -38,10 +38,10 @@ def spread(case: Case, native: Sequence[Outcome], xmig: Outcome, more: str = "")
     """How far the losses are from native ones, in terms of how far native ones are from each other."""
     apart = max(distance(one.result, other.result) for one, other in combinations(native, 2))
     away = min(distance(each.result, xmig.result) for each in native)
-    said = f"mean relative difference from the nearest native run {away:.3g}, "
-    said += f"the largest between {len(native)} native runs {apart:.3g}"
+    reported = f"mean relative difference from the nearest native run {away:.3g}, "
+    reported += f"the largest between {len(native)} native runs {apart:.3g}"
     return Row(
         name=f"{case.name}: distance of the losses", value=round(away / apart, 3) if apart else away,
         unit="× native spread" if apart else "relative", target=2 if apart else 0, better="lower",
-        conditions=f"{said}; {more}" if more else said,
+        conditions=f"{reported}; {more}" if more else reported,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The conformance programs natively, under xMIG, and under xMIG with kills: they print the same lines, all of them.
 
-The programs leave out what no native run can be asked, and say so there (`left_out`); lines that cannot be the same
+The programs leave out what no native run can be queried, and say so there (`left_out`); lines that cannot be the same
 stand in LEFT_OUT. Both are in the row."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 from xmigd.measurements import Row
 
-# In a rehearsal, of one device and of two; nothing is asked natively there.
+# In a rehearsal, of one device and of two; nothing is queried natively there.
 REHEARSED = ("captures", "device_queries", "graphs", "libraries", "pools", "second_device")
 PATIENCE = 45.0  # seconds, for each run of a program
 PATIENCE_WITH_KILLS = 150.0  # most of the servers have to be started
@@ -42,11 +42,12 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a run: how it ended ("0" if well), what it printed, what it and the daemon said beside that."""
+    """What became of a run: how it ended ("0" if well), what it printed, what it and the daemon reported beside
+    that."""
 
     end: str
     out: list[str]
-    said: str
+    reported: str
     recoveries: int = 0
     inexact: int = 0
 
@@ -56,8 +57,8 @@ class Ran:
         return [line for line in self.out if not line.startswith("left out: ") and not re.match(pattern, line)]
 
     def tail(self) -> str:
-        """The end of what it said: what went wrong stands there as a rule."""
-        return " ".join(self.said.split())[-160:]
+        """The end of what it reported: what went wrong stands there as a rule."""
+        return " ".join(self.reported.split())[-160:]
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ class Place:
         runs["with kills"] = self.under(program, KILLS)
         for way, ran in runs.items():
             log = self.bench.logs / f"conformance-{program}-{way.replace(' ', '-')}.txt"
-            log.write_text("\n".join([f"ended: {ran.end}", *ran.out, "--", ran.said, ""]))
-        said = dict.fromkeys(line.removeprefix("left out: ") for ran in runs.values() for line in ran.out
+            log.write_text("\n".join([f"ended: {ran.end}", *ran.out, "--", ran.reported, ""]))
+        reported = dict.fromkeys(line.removeprefix("left out: ") for ran in runs.values() for line in ran.out
                              if line.startswith("left out: "))  # fmt: skip
         all_runs = runs.values()
         return Compared(
-            program, differences(program, runs), list(said), sum(ran.recoveries for ran in all_runs),
+            program, differences(program, runs), list(reported), sum(ran.recoveries for ran in all_runs),
             sum(ran.inexact for ran in all_runs),
         )  # fmt: skip
 
@@ -129,10 +130,10 @@ def begin(running: Program, kills: Iterable[int]) -> None:
     assert process.stdin is not None
     watch = Timer(PATIENCE, process.kill)
     watch.start()
-    said = process.stdout.readline()
+    reported = process.stdout.readline()
     watch.cancel()
-    if said != "ready\n":
-        raise Failed(f"it said {said!r} for a handshake")
+    if reported != "ready\n":
+        raise Failed(f"it reported {reported!r} for a handshake")
     running.until("running")
     for sequence in kills:
         running.inject("kill", sequence=sequence)
@@ -144,12 +145,12 @@ def ended(process: subprocess.Popen[str], patience: float = PATIENCE) -> Ran:
     """Its end, or the end of our patience. What it has printed until then is kept."""
     end = ""
     try:
-        out, said = process.communicate(timeout=patience)
+        out, reported = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
-        out, said = process.communicate()
+        out, reported = process.communicate()
         end = f"took more than {patience:.0f} s"
-    return Ran(end or str(process.returncode), out.splitlines(), said)
+    return Ran(end or str(process.returncode), out.splitlines(), reported)
 
 
 def with_recoveries(ran: Ran, program: Program) -> Ran:
@@ -158,7 +159,7 @@ def with_recoveries(ran: Ran, program: Program) -> Ran:
     recoveries = program.recoveries()
     return replace(
         ran, recoveries=len(recoveries), inexact=sum(r["exact"] is False for r in recoveries),
-        said=ran.said + "\n".join(program.lines()[-5:]),
+        reported=ran.reported + "\n".join(program.lines()[-5:]),
     )  # fmt: skip
 
 
@@ -235,27 +236,27 @@ def needed(bench: Bench, folder: Path) -> dict[str, str]:
 def rows(done: list[Compared], programs: list[str], seconds: float) -> Iterator[Row]:
     different = {one.program: one.different for one in done if one.different}
     ways = f"{len(done)} programs; records {KILLS[0]} to {KILLS[-1]}: {sum(one.recoveries for one in done)} recoveries"
-    said = [f"{ways}, {sum(one.inexact for one in done)} not exact"]
-    said += [f"{name}: {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
+    reported = [f"{ways}, {sum(one.inexact for one in done)} not exact"]
+    reported += [f"{name}: {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
              for name, found in list(different.items())[:SHOWN]]  # fmt: skip
-    said += [f"also: {', '.join(list(different)[SHOWN:])}"] if different.keys() - list(different)[:SHOWN] else []
+    reported += [f"also: {', '.join(list(different)[SHOWN:])}"] if different.keys() - list(different)[:SHOWN] else []
     yield Row(
         name="conformance: differences", value=len(different), unit="in all", target=0, better="lower",
-        conditions=tidy(said),
+        conditions=tidy(reported),
     )  # fmt: skip
     apart = [f"{name}: {why}" for name, (_, why) in LEFT_OUT.items()]
     ordered = sorted(done, key=lambda one: one.program)
     apart += [f"{one.program}: {', '.join(one.left_out)}" for one in ordered if one.left_out]
     missing = sorted(set(PROGRAMS) - {one.program for one in done})
-    said = [f"in {seconds:.0f} s"]
-    said += [f"not run: {', '.join(missing)}"] if missing else []
-    said += [f"left out of them: {'; '.join(apart)}"] if apart else []
+    reported = [f"in {seconds:.0f} s"]
+    reported += [f"not run: {', '.join(missing)}"] if missing else []
+    reported += [f"left out of them: {'; '.join(apart)}"] if apart else []
     yield Row(
         name="conformance: programs", value=len(done), unit="in all", target=len(programs), better="higher",
-        conditions=tidy(said),
+        conditions=tidy(reported),
     )  # fmt: skip
 
 
-def tidy(said: list[str]) -> str:
+def tidy(reported: list[str]) -> str:
     """As one line of a table."""
-    return " ".join("; ".join(said).split()).replace("|", "/")
+    return " ".join("; ".join(reported).split()).replace("|", "/")

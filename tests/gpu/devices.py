@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import SPLIT, Case
 from tests.gpu.compare import differences
-from tests.gpu.injections import Strike, arm
+from tests.gpu.injections import Injection, arm
 from tests.gpu.kills import warm_server
 from tests.gpu.moves import Moving
 from xmigd.measurements import Row
@@ -29,13 +29,13 @@ def ways(bench: Bench, case: Case) -> Iterator[Row]:
     found = differences(native, xmig)
     # A null device holds nothing.
     wrong = [] if bench.rehearsal else [f"{name}: {text}" for name, text in xmig["failed"].items()]
-    said = [case.said, f"{len(xmig['digests'])} results"]
-    said += [f"left out: {xmig['digests']['left out']}"] if "left out" in xmig["digests"] else []
-    said += [f"different: {', '.join(found[:4])}"] if found else []
-    said += [f"not as NumPy says: {', '.join(wrong[:3])}"] if wrong else []
+    reported = [case.reported, f"{len(xmig['digests'])} results"]
+    reported += [f"left out: {xmig['digests']['left out']}"] if "left out" in xmig["digests"] else []
+    reported += [f"different: {', '.join(found[:4])}"] if found else []
+    reported += [f"not as NumPy says: {', '.join(wrong[:3])}"] if wrong else []
     yield Row(
         name=f"{case.name}: differences", value=len(set(found) | set(wrong)), unit="in all", target=0, better="lower",
-        conditions="; ".join(said).replace("|", "/"),
+        conditions="; ".join(reported).replace("|", "/"),
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def training(bench: Bench) -> Iterator[Row]:
     """A model split over both, which is left alone, then loses its server, then moves."""
     native = bench.native(SPLIT).result
     disturbances: tuple[tuple[str, Callable[[Bench, Running], str]], ...] = (
-        ("undisturbed", lambda _, running: "nothing done to it"), ("kills and faults", struck), ("moves", carried),
+        ("undisturbed", lambda _, running: "nothing done to it"), ("kills and faults", injected), ("moves", carried),
     )  # fmt: skip
     for name, disturb in disturbances:
         with bench.node(devices=bench.two_devices()) as node, bench.started(SPLIT, node) as running:
@@ -55,12 +55,12 @@ def training(bench: Bench) -> Iterator[Row]:
         inexact = sum(r["exact"] is False for r in outcome.recoveries)
         yield Row(
             name=f"{SPLIT.name}, {name}: differences", value=len(found), unit="in all", target=0, better="lower",
-            conditions=f"{SPLIT.said}; {done}; {len(outcome.recoveries)} recoveries, {inexact} not exact"
+            conditions=f"{SPLIT.reported}; {done}; {len(outcome.recoveries)} recoveries, {inexact} not exact"
             f"{'; different: ' if found else ''}{', '.join(found[:4])}",
         )  # fmt: skip
 
 
-def struck(bench: Bench, running: Running) -> str:
+def injected(bench: Bench, running: Running) -> str:
     """The server is killed, and work of either device ends in an illegal address."""
     assert running.program is not None
     killed, pid = 0, None
@@ -78,7 +78,7 @@ def struck(bench: Bench, running: Running) -> str:
         if pid is None:
             break
         time.sleep(STEADY)
-        arm(running.program, [Strike("fault", 700, ("kernel", "copy")[number % 2], 0)])
+        arm(running.program, [Injection("fault", 700, ("kernel", "copy")[number % 2], 0)])
         faults += 1
     if not killed or not faults:
         raise Failed("the program was over too soon")

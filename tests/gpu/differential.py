@@ -53,13 +53,13 @@ def rows(bench: Bench, name: str, place: Place, devices: int, where: str, withou
         text = difference.program.text()
         (bench.logs / f"differential-{name.replace(' ', '-')}-{difference.program.seed}.json").write_text(text)
         print(f"{name}, seed {difference.program.seed}: {difference}", flush=True)
-    said = [
+    reported = [
         f"without {', '.join(sorted(without))}",
         *(" ".join(str(found).split())[:200] for found in outcome.differences[:3]),
     ]
     yield Row(
         name=f"differential, {name}: differences", value=len(outcome.differences), unit="in all", target=0,
-        better="lower", conditions="; ".join(["from what the programs mean", where, *said]).replace("|", "/"),
+        better="lower", conditions="; ".join(["from what the programs mean", where, *reported]).replace("|", "/"),
     )  # fmt: skip
     yield Row(
         name=f"differential, {name}: programs", value=outcome.programs, unit="in all", target=programs,

@@ -1,5 +1,5 @@
 """Faults of every kind at every place: the program's results are those of an undisturbed native run. And the program's
-own bugs: it is told what it is told natively."""
+own bugs: it is informed what it is sent natively."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gpu import resumption
 from tests.gpu.bench import Bench, Failed, Outcome, Running
 from tests.gpu.cases import BUGS, FAULTED, FAULTED_GRAPHS, Case
 from tests.gpu.compare import differences
-from tests.gpu.injections import KINDS, POINTS, Strike, arm, schedule
+from tests.gpu.injections import KINDS, POINTS, Injection, arm, schedule
 from tests.gpu.kills import step
 from tests.gpu.recovery import replaced
 from xmigd.demo.node import Node
@@ -23,17 +23,17 @@ from xmigd.measurements import Row
 FAULTS = 100
 SEED = 7
 SEEN = (0.05, 0.15)  # the parts of a run after which snapshots say how many records a step has
-POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be struck, or hang
+POINTS_WITHOUT_WORK = ("record",)  # nothing runs on the null device that could be injected into, or hang
 HANG_TIMEOUT = 2.0  # seconds
 
-Plan = Callable[[Callable[[float], int]], list[Strike]]  # of the function that says which record comes at which part
+Plan = Callable[[Callable[[float], int]], list[Injection]]  # of the function that says which record comes at which part
 
 
 def hundred(bench: Bench) -> Iterator[Row]:
     """A hundred faults of random kind at random records of one run."""
     points = POINTS_WITHOUT_WORK if bench.rehearsal else POINTS
     with bench.node() as node:
-        native, outcome = struck(
+        native, outcome = injected(
             bench, node, FAULTED, lambda record: schedule(FAULTS, record(0.25), record(0.8), SEED, points)
         )
     yield from rows(FAULTED, native, outcome, FAULTS)
@@ -44,25 +44,27 @@ def graphs(bench: Bench) -> Iterator[Row]:
     kinds = KINDS if bench.rehearsal else (*KINDS, ("hang", 0))
     point = POINTS_WITHOUT_WORK[0] if bench.rehearsal else "kernel"
     with bench.node(hang_timeout=HANG_TIMEOUT) as node:
-        native, outcome = struck(
+        native, outcome = injected(
             bench, node, FAULTED_GRAPHS,
-            lambda record: [Strike(*kind, point, record(0.4 + 0.5 * i / len(kinds))) for i, kind in enumerate(kinds)],
+            lambda record: [
+                Injection(*kind, point, record(0.4 + 0.5 * i / len(kinds))) for i, kind in enumerate(kinds)
+            ],
         )  # fmt: skip
     yield from rows(FAULTED_GRAPHS, native, outcome, len(kinds))
 
 
-def struck(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, Outcome]:
-    """A native run, and one with these strikes. A strike that falls into a server which is about to die is lost with
-    it: it is armed again, once the others have struck."""
+def injected(bench: Bench, node: Node, case: Case, plan: Plan) -> tuple[Outcome, Outcome]:
+    """A native run, and one with these injections. A inject that falls into a server which is about to die is lost with
+    it: it is armed again, once the others have been injected."""
     status = bench.logs / f"{case.name}.status"
     native = bench.native(case)  # before: a repair that shares the GPU with another program is not this one's time
     with bench.started(case, node, f"--status {status}") as job:
         assert job.program is not None
-        strikes = plan(course(job, status, case.steps(tiny=bench.rehearsal)))
-        job.process.send_signal(signal.SIGSTOP)  # what is due when it is armed strikes at once, and then the repair
-        arm(job.program, strikes)
+        injections = plan(course(job, status, case.steps(tiny=bench.rehearsal)))
+        job.process.send_signal(signal.SIGSTOP)  # what is due when it is armed injections at once, and then the repair
+        arm(job.program, injections)
         job.process.send_signal(signal.SIGCONT)
-        strike_the_lost(job, strikes)
+        inject_the_lost(job, injections)
         outcome = job.finish()
         return native, outcome
 
@@ -72,7 +74,7 @@ def course(job: Running, status: Path, steps: int) -> Callable[[float], int]:
     (early, first), (late, second) = (snapshot_after(job, status, part * steps) for part in SEEN)
     if job.process.poll() is not None or late == early:
         job.finish()
-        raise Failed("nothing can strike: the program was over too soon")
+        raise Failed("nothing can be injected: the program was over too soon")
     return lambda part: round(second + (second - first) / (late - early) * (part * steps - late))
 
 
@@ -90,29 +92,29 @@ def snapshot_after(job: Running, status: Path, wanted: float) -> tuple[int, int]
     return 0, 0
 
 
-def strike_the_lost(job: Running, plan: list[Strike]) -> None:
-    """When the last planned record is behind the program, arm as many as did not strike: each once the program runs
-    again after the one before, or it would strike the repair, again and again."""
+def inject_the_lost(job: Running, plan: list[Injection]) -> None:
+    """When the last planned record is behind the program, arm as many as was not injected: each once the program runs
+    again after the one before, or it would hit the repair, again and again."""
     assert job.program is not None
-    while job.program.position() <= max(strike.sequence for strike in plan) and job.process.poll() is None:
+    while job.program.position() <= max(inject.sequence for inject in plan) and job.process.poll() is None:
         time.sleep(0.05)
     for one in lost(plan, [fault for fault in job.program.faults() if fault["injection"] is not None]):
         before = job.program.until("running", "ended")
         if before["state"] == "ended":
             return
-        arm(job.program, [Strike(one.kind, one.error, one.point, 0)])
+        arm(job.program, [Injection(one.kind, one.error, one.point, 0)])
         replaced(job, before["server_pid"])
 
 
-def lost(plan: list[Strike], struck: list[dict[str, Any]]) -> list[Strike]:
-    """As many of each kind as were planned and did not strike."""
-    left = Counter((fault["error"] or 0) for fault in struck)
+def lost(plan: list[Injection], injected: list[dict[str, Any]]) -> list[Injection]:
+    """As many of each kind as were planned and was not injected."""
+    left = Counter((fault["error"] or 0) for fault in injected)
     missing = []
-    for strike in plan:
-        if left[strike.told] > 0:
-            left[strike.told] -= 1
+    for inject in plan:
+        if left[inject.reported] > 0:
+            left[inject.reported] -= 1
         else:
-            missing.append(strike)
+            missing.append(inject)
     return missing
 
 
@@ -124,18 +126,18 @@ def rows(case: Case, native: Outcome, outcome: Outcome, planned: int) -> Iterato
     kinds = Counter(f["error"] or "kill" for f in faults if f["injection"] is not None)
     others = Counter(f["kind"] for f in faults if f["injection"] is None)
     which = ", ".join(f"{count} × {kind}" for kind, count in sorted(kinds.items(), key=str))
-    said = f"{case.said}; {which or 'nothing'} struck" + (f", and {dict(others)}" if others else "")
+    reported = f"{case.reported}; {which or 'nothing'} injected" + (f", and {dict(others)}" if others else "")
     yield Row(
         name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower",
-        conditions=f"{said}; {len(done)} recoveries, {inexact} not exact",
+        conditions=f"{reported}; {len(done)} recoveries, {inexact} not exact",
     )  # fmt: skip
     yield Row(
         name=f"{case.name}: faults survived", value=sum(kinds.values()), unit="faults", target=planned,
         better="higher", conditions=f"planned: {planned}",
     )  # fmt: skip
     if not done:
-        raise Failed("nothing struck: the program was over too soon")
-    yield from resumption.rows(f"{case.name}: fault", done, case.said)
+        raise Failed("nothing injected: the program was over too soon")
+    yield from resumption.rows(f"{case.name}: fault", done, case.reported)
 
 
 def bugs(bench: Bench) -> Iterator[Row]:
@@ -144,8 +146,10 @@ def bugs(bench: Bench) -> Iterator[Row]:
     with bench.node() as node:
         xmig = bench.under(node, BUGS)
     found = differences(native.result, xmig.result)
-    told = xmig.result["told"]
+    reported = xmig.result["reported"]
     yield Row(
         name="bugs: differences", value=len(found), unit="in all", target=0, better="lower",
-        conditions=f"{BUGS.said}; " + (f"different: {', '.join(found)}" if found else f"told: {told}")[:300],
+        conditions=f"{BUGS.reported}; " + (
+            f"different: {', '.join(found)}" if found else f"reported: {reported}"
+        )[:300],
     )  # fmt: skip

@@ -32,28 +32,33 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         natively = [pool.submit(bench.native, case) for _ in range(1 if case.deterministic else NATIVE_RUNS)]
         native = [run.result() for run in natively]
     with bench.node() as node, bench.started(case, node, f"--status {status}") as running:
-        struck = Counter(strikes(running, status, KILLS, random.Random(SEED), standing=bench.rehearsal))
+        injected = Counter(injections(running, status, KILLS, random.Random(SEED), standing=bench.rehearsal))
         outcome = running.finish()
-    where = ", ".join(f"{count} in {phase}" for phase, count in sorted(struck.items()))
+    where = ", ".join(f"{count} in {phase}" for phase, count in sorted(injected.items()))
     done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
     inexact = [str(r["first_difference"]) for r in outcome.recoveries if r["exact"] is False]
-    said = (
-        f"{case.said}; {len(native[0].result['losses'])} steps, kills: {where or 'none'}; {len(done)} recoveries, "
+    reported = (
+        f"{case.reported}; {len(native[0].result['losses'])} steps, kills: {where or 'none'}; {len(done)} recoveries, "
         f"{len(inexact)} not exact{', from record ' if inexact else ''}{', '.join(inexact)}"
     )
     if case.deterministic:
         found = differences(native[0].result, outcome.result)
         yield Row(
-            name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower", conditions=said
+            name=f"{case.name}: differences",
+            value=len(found),
+            unit="in all",
+            target=0,
+            better="lower",
+            conditions=reported,
         )
     else:
-        yield spread(case, native, outcome, said)
+        yield spread(case, native, outcome, reported)
     if not done:
         raise Failed("no server was killed: the program was over too soon")
-    yield from resumption.rows(f"{case.name}: kill", done, case.said)
+    yield from resumption.rows(f"{case.name}: kill", done, case.reported)
 
 
-def strikes(
+def injections(
     running: Running, status: Path, count: int, chance: random.Random, *, preloaded: bool = False,
     standing: bool = False,
 ) -> Iterator[str]:  # fmt: skip

@@ -45,6 +45,6 @@ class Weighing:
         return Row(
             name=f"{case.name}: device memory of xMIG besides the shadow",
             value=round((self.xmig - self.native - self.shadow) / 1e6), unit="MB", target=TARGET_MB, better="lower",
-            conditions=f"server and warm standby; {case.said}; natively {self.native / 1e6:.0f} MB; "
+            conditions=f"server and warm standby; {case.reported}; natively {self.native / 1e6:.0f} MB; "
             f"the shadow {self.shadow / 1e6:.0f} MB",
         )  # fmt: skip

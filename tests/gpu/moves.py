@@ -79,7 +79,7 @@ def forty(bench: Bench) -> Iterator[Row]:
     """A 40 GB job: downtime, the parts of a move, what it costs the running program."""
     yield Row(
         name="move-16MB: downtime", value=round(switch(bench), 1), unit="ms", better="lower",
-        conditions=f"{SMALLEST_MOVED.said}; median of {SWITCHES}: what it takes to go on in another context",
+        conditions=f"{SMALLEST_MOVED.reported}; median of {SWITCHES}: what it takes to go on in another context",
     )  # fmt: skip
     moves, outcome = moved(bench, MOVED, 4, pause=AFTERWARDS)
     yield from downtime(bench, "move-40GB", moves, outcome, MOVED, 500)
@@ -151,10 +151,10 @@ def suspended(bench: Bench, how: str, *, target: float | None, pool: bool = True
         stands = "" if record is back else f"the program stands from {away['downtime_ms'] or 0:.0f} ms before its end; "
         yield Row(
             name=f"{name}-40GB{how}", value=round(seconds(record), 3), unit="s", target=target, better="lower",
-            conditions=f"{MOVED.said}{kept}; from the request to the end; {stands}{phases} ms; device memory in use "
-            f"{used / 1e9:.1f} GB before, {left / 1e9:.1f} while suspended",
+            conditions=f"{MOVED.reported}{kept}; from the request to the end; {stands}{phases} ms; device memory "
+            f"in use {used / 1e9:.1f} GB before, {left / 1e9:.1f} while suspended",
         )  # fmt: skip
-    yield spoiled(f"suspend-40GB{how}", outcome)
+    yield corrupted(f"suspend-40GB{how}", outcome)
 
 
 def pool_bytes(client: Client) -> int:
@@ -246,10 +246,10 @@ def downtime(
     phases = ", ".join(f"{p['name']} {p['ms'] or 0:.0f}" for p in longest["phases"])
     yield Row(
         name=f"{name}: downtime", value=round(max(times), 1), unit="ms", target=target, better="lower",
-        conditions=f"{case.said}; the longest of {len(times)}, median {median(times):.1f}; its phases: {phases} ms",
+        conditions=f"{case.reported}; the longest of {len(times)}, median {median(times):.1f}; its phases: {phases} ms",
     )  # fmt: skip
     if outcome is not None:
-        yield spoiled(name, outcome)
+        yield corrupted(name, outcome)
 
 
 def floor(bench: Bench, name: str, moves: list[Any], outcome: Outcome) -> Row:
@@ -271,9 +271,9 @@ def floor(bench: Bench, name: str, moves: list[Any], outcome: Outcome) -> Row:
     )  # fmt: skip
 
 
-def spoiled(name: str, outcome: Outcome) -> Row:
+def corrupted(name: str, outcome: Outcome) -> Row:
     return Row(
-        name=f"{name}: differences", value=outcome.result["spoiled"], unit="in all", target=0, better="lower",
+        name=f"{name}: differences", value=outcome.result["corrupted"], unit="in all", target=0, better="lower",
         conditions="pieces of memory that are not as they were, or as they were last written",
     )  # fmt: skip
 

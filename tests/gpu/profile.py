@@ -42,11 +42,11 @@ def measure(bench: Bench) -> Iterator[Row]:
     with bench.node(devices="null:0") as node:
         module = find_native_dir(None) / "xmig_kernels.so"
         sides["null device"] = typical([run([program, module], node) for _ in range(RUNS)])
-    for key, said in CALLS.items():
+    for key, reported in CALLS.items():
         for side, figures in sides.items():
             if key in figures:  # the null device has no kernel with a large parameter
                 name = f"{key.removesuffix('_ns').replace('_', ' ')}, {side}"
-                yield Row(name=name, value=figures[key], unit="ns", better="lower", conditions=said)
+                yield Row(name=name, value=figures[key], unit="ns", better="lower", conditions=reported)
     if "native" in sides:
         rested = {side: figures["from_idle_ns"] for side, figures in sides.items()}
         yield Row(

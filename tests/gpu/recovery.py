@@ -13,11 +13,11 @@ from statistics import median
 
 from tests.gpu.bench import Bench, Failed, Running
 from tests.gpu.cases import RECOVERED
-from tests.gpu.kills import step, strikes, warm_server
+from tests.gpu.kills import injections, step, warm_server
 from tests.gpu.resumption import phases_of
 from xmigd.measurements import Row
 
-STRIKES = 3  # of each kind
+INJECTIONS = 3  # of each kind
 BETWEEN = 20  # steps: what was replayed is seen in them
 
 
@@ -47,37 +47,37 @@ def started(bench: Bench, *, standby: bool) -> Iterator[Running]:
 
 
 def stalls(bench: Bench, running: Running, *, standby: bool, targets: dict[str, float]) -> Iterator[Row]:
-    """A run, which is struck by one kind after the other."""
+    """A run, which is injected by one kind after the other."""
     status, enough = files(bench, standby=standby)
-    struck: dict[str, tuple[int, int, int]] = {}  # how often, and between which steps
+    injected: dict[str, tuple[int, int, int]] = {}  # how often, and between which steps
     running.begin()
     assert running.program is not None
     wait_for_step(running, status, BETWEEN)
     for kind in targets:
         first = step(status)
-        count = strike(running, bench, status, kind, standby=standby)
+        count = inject(running, bench, status, kind, standby=standby)
         wait_for_step(running, status, step(status) + BETWEEN)
-        struck[kind] = count, first, step(status)
+        injected[kind] = count, first, step(status)
     info = running.program.info()
     enough.touch()
     outcome = running.finish()
     done = [r for r in outcome.recoveries if r["resumed_ms"] is not None]
-    if len(done) < sum(count for count, _, _ in struck.values()) or not done:
-        raise Failed(f"of {struck} strikes {len(done)} led to a recovery")
+    if len(done) < sum(count for count, _, _ in injected.values()) or not done:
+        raise Failed(f"of {injected} injections {len(done)} led to a recovery")
     blocks = outcome.result["blocks_s"]
     warmup = len(outcome.result["losses"]) - len(blocks)
     snapshots = [float(snapshot["ms"]) for snapshot in outcome.snapshots]
     live = (info or {}).get("live_bytes") or 0
-    for kind, (count, first, last) in struck.items():
+    for kind, (count, first, last) in injected.items():
         stall = max(blocks[first - warmup : last - warmup]) - outcome.result["step_s"]
         slowest = max(done[:count], key=lambda r: float(r["resumed_ms"]))
         del done[:count]
         yield Row(
             name=f"recovery of 10 GB {'with' if standby else 'without'} standby, {kind}: stall", value=round(stall, 3),
             unit="s", target=targets[kind], better="lower",
-            conditions=f"the longest step of {count} strikes less a median step, "
-            f"{live / 1e9:.1f} GB live; {outcome.result['spoiled']} pieces of memory spoiled; the slowest recovery: "
-            f"{phases_of([slowest])} ms; {slowest['records'] or 0} records replayed; "
+            conditions=f"the longest step of {count} injections less a median step, "
+            f"{live / 1e9:.1f} GB live; {outcome.result['corrupted']} pieces of memory corrupted; "
+            f"the slowest recovery: {phases_of([slowest])} ms; {slowest['records'] or 0} records replayed; "
             f"{len(snapshots)} snapshots of {median(snapshots) if snapshots else 0:.1f} ms",
         )  # fmt: skip
         if standby and kind != "kill":
@@ -93,14 +93,14 @@ def wait_for_step(running: Running, status: Path, wanted: int) -> None:
         time.sleep(0.01)
 
 
-def strike(running: Running, bench: Bench, status: Path, kind: str, *, standby: bool) -> int:
-    """Of one kind; how many struck."""
+def inject(running: Running, bench: Bench, status: Path, kind: str, *, standby: bool) -> int:
+    """Of one kind; how many injected."""
     if standby and kind == "kill":
-        return len(list(strikes(running, status, STRIKES, random.Random(5), preloaded=not bench.rehearsal)))
-    return sum(strike_once(running, bench, kind, standby=standby) for _ in range(STRIKES))
+        return len(list(injections(running, status, INJECTIONS, random.Random(5), preloaded=not bench.rehearsal)))
+    return sum(inject_once(running, bench, kind, standby=standby) for _ in range(INJECTIONS))
 
 
-def strike_once(running: Running, bench: Bench, kind: str, *, standby: bool) -> bool:
+def inject_once(running: Running, bench: Bench, kind: str, *, standby: bool) -> bool:
     """Kill its server, or have a kernel store to nowhere beside the program's next one; wait until another runs."""
     assert running.program is not None
     before = warm_server(running, preloaded=not bench.rehearsal) if standby else cold_server(running)
@@ -120,7 +120,7 @@ def cold_server(running: Running) -> int | None:
     info = running.program.until("running", "ended")
     if info["state"] == "ended":
         return None
-    time.sleep(0.5)  # some steps between two strikes; nothing depends on how many
+    time.sleep(0.5)  # some steps between two injections; nothing depends on how many
     return int(info["server_pid"])
 
 

@@ -31,13 +31,13 @@ def compared(bench: Bench, case: Case, native: Outcome, xmig: list[Outcome]) -> 
     unsure = natively_different(bench, case, native, found) if found else set()
     found = [text for text in found if text not in unsure]
     failed = native.result.get("failed") or {}
-    said = [case.said, *([f"different: {', '.join(found[:4])}"] if found else [])]
-    said += [f"not compared, since two native runs differ in it: {', '.join(sorted(unsure)[:4])}"] if unsure else []
-    said += [f"natively failed, too: {', '.join(failed)}"] if failed else []
-    said += [f"the program was told: {text}" for text in xmig[0].result.get("told", [])[:1]]
+    reported = [case.reported, *([f"different: {', '.join(found[:4])}"] if found else [])]
+    reported += [f"not compared, since two native runs differ in it: {', '.join(sorted(unsure)[:4])}"] if unsure else []
+    reported += [f"natively failed, too: {', '.join(failed)}"] if failed else []
+    reported += [f"the program was informed: {text}" for text in xmig[0].result.get("reported", [])[:1]]
     return Row(
         name=f"{case.name}: differences", value=len(found), unit="in all", target=0, better="lower",
-        conditions="; ".join(said).replace("|", "/"),
+        conditions="; ".join(reported).replace("|", "/"),
     )  # fmt: skip
 
 

@@ -17,25 +17,25 @@ WAYS = {  # with the target of each
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    said = bench.can(64 if bench.rehearsal else MIB)
-    size = f"{said['bytes'] / 1e9:.1f} GB"
+    reported = bench.can(64 if bench.rehearsal else MIB)
+    size = f"{reported['bytes'] / 1e9:.1f} GB"
     peak = bench.memory_bandwidth()
     yield Row(
-        name="content hash", value=round(said["hash_gb_s"], 1), unit="GB/s", target=round(HASHED * peak),
+        name="content hash", value=round(reported["hash_gb_s"], 1), unit="GB/s", target=round(HASHED * peak),
         better="higher", conditions=f"chunks of 2 MiB, {size}; median of 9; the target is {HASHED:.0%} of {peak:.0f} "
         "GB/s, what the memory's clock and width can do",
     )  # fmt: skip
     yield Row(
-        name="content copied and hashed", value=round(said["copy_and_hash_gb_s"], 1), unit="GB/s", better="higher",
+        name="content copied and hashed", value=round(reported["copy_and_hash_gb_s"], 1), unit="GB/s", better="higher",
         conditions=f"on the device, half of {size} to the other half, chunks of 2 MiB that lie apart; median of 9",
     )  # fmt: skip
     yield Row(
-        name="a server's driver and context", value=round(said["open_ms"], 1), unit="ms", better="lower",
+        name="a server's driver and context", value=round(reported["open_ms"], 1), unit="ms", better="lower",
         conditions="the driver's start, one context, the built-in kernels; once",
     )  # fmt: skip
     for way, (text, target) in WAYS.items():
-        speeds = {int(threads): figures[f"{way}_gb_s"] for threads, figures in said["threads"].items()}
-        spent = said["threads"]["16"][f"{way}_thread_ms"]
+        speeds = {int(threads): figures[f"{way}_gb_s"] for threads, figures in reported["threads"].items()}
+        spent = reported["threads"]["16"][f"{way}_thread_ms"]
         others = ", ".join(f"{threads}: {speeds[threads]:.1f}" for threads in sorted(speeds))
         yield Row(
             name=text, value=round(speeds[16], 1), unit="GB/s", target=target, better="higher",

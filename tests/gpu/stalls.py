@@ -1,6 +1,7 @@
-"""How long a training stands still when its server is killed, or its GPU faults, at any moment: each of many strikes.
+"""How long a training stands still when its server is killed, or its GPU faults, at any moment: each of many
+injections.
 
-Every step is synchronised, as a training does that reads its loss. A strike's stall is the longest step around it less
+Every step is synchronised, as a training does that reads its loss. A inject's stall is the longest step around it less
 a median step: what the program's user would see. A standby is warm and has loaded what it needs.
 """
 
@@ -24,8 +25,8 @@ from tests.gpu.resumption import phases_of
 from tests.gpu.steps import in_turn, quarters
 from xmigd.measurements import Row
 
-STRIKES = 20  # of each kind
-BEFORE, AFTER = 2, 2  # steps around a strike in which its stall is looked for
+INJECTIONS = 20  # of each kind
+BEFORE, AFTER = 2, 2  # steps around a inject in which its stall is looked for
 SEED = 9
 LONGEST_GAP = 1.0  # seconds between two snapshots of a program that works: the server takes one by then
 # Seconds: the median and the worst of each kind.
@@ -46,13 +47,13 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         wait_for_step(running, status, 20)
         for kind in TARGETS:
             windows[kind] = []
-            for _ in range(STRIKES):
+            for _ in range(INJECTIONS):
                 before = warm_server(running, preloaded=not bench.rehearsal)
                 if before is None:
                     break
                 time.sleep(chance.uniform(0, 0.3))  # anywhere between two snapshots
                 first = step(status)
-                strike(running, bench, kind, before)
+                inject(running, bench, kind, before)
                 if not replaced(running, before):
                     break
                 last = step(status)
@@ -69,20 +70,21 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
             for first, last in windows[kind]
         ]
         recovered, done = done[: len(stalls)], done[len(stalls) :]
-        if len(stalls) < STRIKES or len(recovered) < len(stalls):
-            raise Failed(f"of {STRIKES} strikes ({kind}) {len(recovered)} led to a recovery")
-        said = (
-            f"{case.said}; {len(stalls)} strikes anywhere in a step, less a median step of {1000 * usual:.1f} ms; "
+        if len(stalls) < INJECTIONS or len(recovered) < len(stalls):
+            raise Failed(f"of {INJECTIONS} injections ({kind}) {len(recovered)} led to a recovery")
+        reported = (
+            f"{case.reported}; {len(stalls)} injections anywhere in a step, less a median step of {1000 * usual:.1f} "
+            "ms; "
             f"all: {', '.join(f'{1000 * stall:.0f}' for stall in sorted(stalls))} ms; recoveries, medians: "
             f"{phases_of(recovered)}; {median(r['records'] or 0 for r in recovered):.0f} records replayed"
         )
         yield Row(
             name=f"{case.name}, {kind}: stall, median", value=round(median(stalls), 3), unit="s", target=middle,
-            better="lower", conditions=said,
+            better="lower", conditions=reported,
         )  # fmt: skip
         yield Row(
-            name=f"{case.name}, {kind}: stall, worst of {STRIKES}", value=round(max(stalls), 3), unit="s", target=worst,
-            better="lower", conditions=f"{case.said}; the slowest recovery: "
+            name=f"{case.name}, {kind}: stall, worst of {INJECTIONS}", value=round(max(stalls), 3), unit="s",
+            target=worst, better="lower", conditions=f"{case.reported}; the slowest recovery: "
             f"{phases_of([max(recovered, key=lambda r: float(r['resumed_ms']))])}",
         )  # fmt: skip
     inexact = [r for r in outcome.recoveries if r["exact"] is False]
@@ -93,7 +95,7 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def strike(running: Running, bench: Bench, kind: str, server: int) -> None:
+def inject(running: Running, bench: Bench, kind: str, server: int) -> None:
     """Kill its server, or have a kernel store to nowhere beside the program's next one."""
     assert running.program is not None
     if kind == "kill":
@@ -122,12 +124,12 @@ def snapshots(bench: Bench, case: Case) -> Iterator[Row]:
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
         target=1, better="lower",
-        conditions=f"{case.said}; in turns, native {quarters(native)} ms, xMIG {quarters(xmig)} ms",
+        conditions=f"{case.reported}; in turns, native {quarters(native)} ms, xMIG {quarters(xmig)} ms",
     )  # fmt: skip
     yield Row(
         name=f"{case.name}: cost of snapshots", value=round(sum(ms for _, ms in during) / 10 / seconds, 2),
         unit="% of time", target=1, better="lower",
-        conditions=f"{case.said}; {len(during)} snapshots of {median(took):.1f} ms, the slowest "
+        conditions=f"{case.reported}; {len(during)} snapshots of {median(took):.1f} ms, the slowest "
         f"{max(took):.1f}, in {seconds:.1f} s; {live / 1e9:.2f} GB live",
     )  # fmt: skip
     can = bench.can(64 if bench.rehearsal else 12288)

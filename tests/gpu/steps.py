@@ -46,13 +46,13 @@ def measure(bench: Bench, case: Case) -> Iterator[Row]:
         stopped = f"; {len(again.snapshots)} snapshots in the second, of {took:.0f} ms in all"
     yield Row(
         name=f"{case.name}: step", value=round(xmig.result["step_s"] / native.result["step_s"], 4), unit="× native",
-        target=case.target, better="lower", conditions=f"{case.said}; in turns, native {quarters(native)} ms, "
-        f"xMIG {quarters(xmig)} ms (the middle half of the blocks); {said_of(xmig.snapshots)}",
+        target=case.target, better="lower", conditions=f"{case.reported}; in turns, native {quarters(native)} ms, "
+        f"xMIG {quarters(xmig)} ms (the middle half of the blocks); {reported_of(xmig.snapshots)}",
     )  # fmt: skip
     yield Row(
         name=f"{case.name}: start to first step", value=round(median(xmig_starts) / median(native_starts), 3),
         unit="× native", target=round(target, 3), better="lower",
-        conditions=f"{case.said}; native {in_ms(native_starts)} ms, xMIG {in_ms(xmig_starts)} ms, of the first "
+        conditions=f"{case.reported}; native {in_ms(native_starts)} ms, xMIG {in_ms(xmig_starts)} ms, of the first "
         f"{in_ms([native.result['laps_s']['imported']])} and {in_ms([xmig.result['laps_s']['imported']])} ms until all "
         f"was imported{stopped}; the target is {START_TARGET}, and a server's driver and context, which take "
         f"{bench.context_s:.2f} s",
@@ -93,7 +93,7 @@ def quarters(outcome: Outcome) -> str:
     return f"{middle:.4g} ({lower:.4g} to {upper:.4g})"
 
 
-def said_of(snapshots: list[dict[str, Any]]) -> str:
+def reported_of(snapshots: list[dict[str, Any]]) -> str:
     """How many, and what one took when the program had all of its memory: until then they are cheaper."""
     most = max((snapshot["live_bytes"] for snapshot in snapshots), default=0)
     full = [snapshot["ms"] for snapshot in snapshots if snapshot["live_bytes"] > 0.9 * most]

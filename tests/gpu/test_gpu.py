@@ -36,7 +36,7 @@ from tests.gpu.cases import (
 )
 from tests.gpu.compare import differences, distance, spread
 from tests.gpu.faults import lost
-from tests.gpu.injections import Strike
+from tests.gpu.injections import Injection
 from tests.gpu.parts import PARTS, chosen
 from tests.gpu.results import compared
 from tests.harness import ROOT
@@ -94,7 +94,7 @@ def test_every_case_has_its_program(case: Case) -> None:
         ({"losses": [1.0]}, {}, ["losses"]),
         ({"sha256": "a", "step_s": 1.0}, {"sha256": "b", "step_s": 2.0}, ["sha256"]),
         ({"digests": {"qr": "a"}}, {"digests": {"qr": "b", "svd": "c"}}, ["digests: qr", "digests: svd"]),
-        ({"told": ["error 710"]}, {"told": ["error 719"]}, ["told[0]"]),
+        ({"reported": ["error 710"]}, {"reported": ["error 719"]}, ["reported[0]"]),
     ],
 )
 def test_differences(one: dict[str, Any], other: dict[str, Any], expected: list[str]) -> None:
@@ -110,9 +110,9 @@ def test_distance() -> None:
 def test_spread() -> None:
     """Against the two native runs that are farthest apart, from the nearest."""
     native = [Outcome({"losses": [loss]}, [], [], []) for loss in (0.5, 1.0, 0.75)]
-    near = spread(WARM, native, Outcome({"losses": [1.0]}, [], [], []), "said")
+    near = spread(WARM, native, Outcome({"losses": [1.0]}, [], [], []), "reported")
     assert (near.value, near.unit, near.target) == (0, "× native spread", 2)
-    assert near.conditions.endswith("; said")
+    assert near.conditions.endswith("; reported")
     far = spread(WARM, native, Outcome({"losses": [4.0]}, [], [], []))
     assert far.value == 1.5
     assert far.reached  # it is not far enough
@@ -132,7 +132,7 @@ class Native:
 
 
 @pytest.mark.parametrize(
-    ("more", "value", "said", "left"),
+    ("more", "value", "reported", "left"),
     [
         ([{"digests": {"qr": "a", "sparse": "3"}}], 0, "not compared, since two native runs differ in it: ", 0),
         ([{"digests": {"qr": "a", "sparse": "1"}}, {"digests": {"qr": "a", "sparse": "4"}}, {}], 0, "not compared", 1),
@@ -140,14 +140,14 @@ class Native:
     ],
 )
 def test_what_native_runs_do_not_share_is_not_compared(
-    more: list[dict[str, Any]], value: int, said: str, left: int
+    more: list[dict[str, Any]], value: int, reported: str, left: int
 ) -> None:
     native = Outcome({"digests": {"qr": "a", "sparse": "1"}}, [], [], [])
     xmig = Outcome({"digests": {"qr": "a", "sparse": "2"}}, [], [], [])
     others = Native(*more)
     row = compared(cast(Bench, others), RESULTS[0], native, [xmig])
     assert row.value == value
-    assert said in row.conditions
+    assert reported in row.conditions
     assert len(others.runs) == left
 
 
@@ -186,7 +186,7 @@ def test_starts_are_repeated_where_there_is_doubt(
     assert different.value == 0
 
 
-def test_what_snapshots_cost_is_told_of_all_that_preserve_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_snapshots_cost_is_reported_of_all_that_preserve_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one in the middle of a step had much more of it; and not of the time in which another program ran."""
     snapshots = [{"number": 1, "live_bytes": 1e8, "copied_bytes": 0, "ms": 1.0, "at": 0.0}]  # at the start
     snapshots += [
@@ -215,12 +215,12 @@ def test_a_pair_leaves_nothing_on_the_device(bench: Bench) -> None:
         assert not Path(f"/proc/{server}").exists()
 
 
-def test_what_did_not_strike_is_known_by_its_kind() -> None:
-    plan = [Strike("kill", 0, "copy", 5), Strike("fault", 700, "record", 6), Strike("hang", 0, "kernel", 7),
-            Strike("fault", 700, "kernel", 9)]  # fmt: skip
-    struck: list[dict[str, Any]] = [{"error": 702}, {"error": None}, {"error": 700}]
-    assert lost(plan, struck) == [plan[3]]
-    assert lost(plan, struck[:1]) == [plan[0], plan[1], plan[3]]
+def test_what_did_not_inject_is_known_by_its_kind() -> None:
+    plan = [Injection("kill", 0, "copy", 5), Injection("fault", 700, "record", 6), Injection("hang", 0, "kernel", 7),
+            Injection("fault", 700, "kernel", 9)]  # fmt: skip
+    injected: list[dict[str, Any]] = [{"error": 702}, {"error": None}, {"error": 700}]
+    assert lost(plan, injected) == [plan[3]]
+    assert lost(plan, injected[:1]) == [plan[0], plan[1], plan[3]]
 
 
 def test_the_gpu_that_is_named_is_the_one(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_gpu_that_is_named_is_the_one(tmp_path: Path) -> None:
         assert node.environment["XMIG_DEVICES"] == "cuda:1"
 
 
-def test_what_a_program_said_is_in_the_reason(bench: Bench) -> None:
+def test_what_a_program_reported_is_in_the_reason(bench: Bench) -> None:
     with bench.node() as node, pytest.raises(Failed, match=r"exit code 2: .*--nonsense"):
         bench.under(node, WARM, "--nonsense")
 
@@ -264,10 +264,10 @@ def test_conformance_on_cpu_devices(tmp_path: Path, native_dir: Path) -> None:
     assert rows["conformance: differences"].value == 0, rows
     assert re.search(r": [1-9]\d+ recoveries, 0 not exact", rows["conformance: differences"].conditions)
     assert rows["conformance: programs"].value == len(conformance.REHEARSED)
-    said = rows["conformance: programs"].conditions
-    assert "not run: attributes, " in said
-    assert "captures: the driver captures copies of pageable memory" in said
-    assert "device_queries: attributes that promise" in said
+    reported = rows["conformance: programs"].conditions
+    assert "not run: attributes, " in reported
+    assert "captures: the driver captures copies of pageable memory" in reported
+    assert "device_queries: attributes that promise" in reported
 
 
 def test_what_conformance_programs_print_is_compared() -> None:
@@ -284,7 +284,7 @@ def test_what_conformance_programs_print_is_compared() -> None:
     ]
     crashed = conformance.Ran("-11", ["one"], "what it\nsaid")
     found = conformance.differences("any", {"natively": crashed, "under xMIG": same})
-    assert found[0] == "natively: ended with -11 after 1 lines, 'one': what it said"
+    assert found[0] == "natively: ended with -11 after 1 lines, 'one': what it reported"
     ways = {"natively": crashed, "under xMIG": same, "with kills": other}
     assert conformance.differences("any", ways)[1:] == [
         "with kills: 2 of 3 lines, the first is 2: 'two' under xMIG, here '2'"

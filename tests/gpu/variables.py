@@ -1,4 +1,4 @@
-"""What kernels leave in variables for which the program has never asked, across everything that strikes."""
+"""What kernels leave in variables for which the program has never requested, across everything that injections."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import COUNTERS
-from tests.gpu.kills import step, strikes
+from tests.gpu.kills import injections, step
 from tests.gpu.moves import Moving
-from tests.gpu.recovery import strike_once, wait_for_step
+from tests.gpu.recovery import inject_once, wait_for_step
 from xmigd.measurements import Row
 
 KILLS, FAULTS, SUSPENSIONS, MOVES = 8, 4, 3, 4
@@ -25,9 +25,9 @@ def measure(bench: Bench) -> Iterator[Row]:
         assert running.program is not None
         running.program.until("running")
         wait_for_step(running, status, BETWEEN)
-        killed = sum(Counter(strikes(running, status, KILLS, random.Random(23))).values())
+        killed = sum(Counter(injections(running, status, KILLS, random.Random(23))).values())
         wait_for_step(running, status, step(status) + BETWEEN)
-        faulted = sum(strike_once(running, bench, "illegal address", standby=True) for _ in range(FAULTS))
+        faulted = sum(inject_once(running, bench, "illegal address", standby=True) for _ in range(FAULTS))
         wait_for_step(running, status, step(status) + BETWEEN)
         moving = Moving(running)
         for _ in range(SUSPENSIONS):
@@ -55,18 +55,18 @@ def moved(bench: Bench) -> Iterator[Row]:
         for _ in range(MOVES):
             moving.move()
             wait_for_step(running, status, step(status) + BETWEEN)
-            list(strikes(running, status, 1, random.Random(29)))
+            list(injections(running, status, 1, random.Random(29)))
             wait_for_step(running, status, step(status) + BETWEEN)
         enough.touch()
         outcome = running.finish()
     yield row("counters, moved", outcome, f"{MOVES} moves, a kill after each")
 
 
-def row(name: str, outcome: Outcome, said: str) -> Row:
+def row(name: str, outcome: Outcome, reported: str) -> Row:
     result = outcome.result
     first = "; ".join(result["first"])
     return Row(
         name=f"{name}: differences", value=result["wrong"], unit="in all", target=0, better="lower",
-        conditions=f"{COUNTERS.said}; {said}; {result['launches']} launches, {result['calls']} counted; compared "
-        f"with what is computed beside them{'; ' if first else ''}{first}",
+        conditions=f"{COUNTERS.reported}; {reported}; {result['launches']} launches, {result['calls']} counted; "
+        f"compared with what is computed beside them{'; ' if first else ''}{first}",
     )  # fmt: skip

@@ -105,7 +105,7 @@ assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_they_outlive_the_daemon(native_dir: Path) -> None:
-    """Said while no daemon was there: the next one has it."""
+    """Reported while no daemon was there: the next one has it."""
     with own_node(native_dir, devices="cpu:0", port=-1) as node:
         code = 'start(); print("ready", flush=True); sys.stdin.readline(); mistakes(); print("done", flush=True)\n'
         program = node.program(
@@ -117,7 +117,7 @@ def test_they_outlive_the_daemon(native_dir: Path) -> None:
         node.kill()
         program.process.stdin.write("go\n")
         program.process.stdin.flush()
-        # A call that the server answers needs no daemon; the last line is said by then.
+        # A call that the server answers needs no daemon; the last line is reported by then.
         assert program.process.stdout.readline() == "done\n"
         node.start()
         wait_until(lambda: program.lines() == LINES, "the next daemon has them")
@@ -148,7 +148,7 @@ def test_the_command(node: Node) -> None:
 
 
 def test_following(node: Node) -> None:
-    """As it is said, until the job is over."""
+    """As it is reported, until the job is over."""
     code = 'start(); print("ready", flush=True); sys.stdin.readline(); mistakes()'
     program = node.program([sys.executable, "-c", START + code], stdin=subprocess.PIPE)
     assert program.process.stdout is not None
@@ -171,18 +171,18 @@ def send(node: Node, job: str, text: str) -> None:
 
 def test_lines_by_message(node: Node) -> None:
     """Only into a job whose token is known, and harmless."""
-    job = node.client.post("/v1/jobs", {"name": "said", "command": "x"})
+    job = node.client.post("/v1/jobs", {"name": "reported", "command": "x"})
     token = job["environment"]["XMIG_JOB"]
     send(node, token[:-1], "a wrong token")
     send(node, "", "no job")
     send(node, token, "evil \x1b]0;title\x07 \u202e")
     lines: list[dict[str, Any]] = []
 
-    def said() -> bool:
+    def reported() -> bool:
         lines[:] = node.client.get(f"/v1/jobs/{job['id']}/logs")
         return bool(lines)
 
-    wait_until(said, "it is there")
+    wait_until(reported, "it is there")
     assert [line["text"] for line in lines] == [r"evil \x1b]0;title\x07 \u202e"]
 
 
@@ -203,7 +203,7 @@ def alone(node: Node, *, stderr: int, known: bool = True, code: str = ALONE, **o
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "socket", "terminal"])
-def test_the_starter_is_told(node: Node, tmp_path: Path, kind: str) -> None:
+def test_the_starter_is_reported(node: Node, tmp_path: Path, kind: str) -> None:
     if kind == "file":
         reading = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
         writing = os.open(tmp_path / "file", os.O_WRONLY)
@@ -240,14 +240,14 @@ def test_a_limit_of_a_files_size(node: Node, tmp_path: Path) -> None:
         assert alone(node, stderr=file.fileno(), code=code) == (0, "802\n")
 
 
-def test_who_is_not_known_to_be_the_starter_is_told_nothing(node: Node, tmp_path: Path) -> None:
+def test_who_is_not_known_to_be_the_starter_is_reported_nothing(node: Node, tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         assert alone(node, stderr=file.fileno(), known=False, start_new_session=True) == (0, "802\n")
     assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_xmigctl_run_is_the_starter(node: Node) -> None:
-    """And of a program that the daemon refuses, it is told why, too."""
+    """And of a program that the daemon refuses, it gets the reason, too."""
     job_and_error = "import ctypes, os; print(os.environ['XMIG_JOB'], ctypes.CDLL('libcuda.so.1').cuInit(0))"
     node.client.patch("/v1/devices/cpu:0", {"cordoned": True}, node.client.get_tagged("/v1/devices/cpu:0")[1])
     try:

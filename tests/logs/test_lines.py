@@ -163,7 +163,7 @@ def test_a_user_has_a_share() -> None:
     ]  # fmt: skip
 
 
-def test_what_the_shim_left_out_is_told(ring: Ring) -> None:
+def test_what_the_shim_left_out_is_reported(ring: Ring) -> None:
     kept = Kept()
     log, job = JobLog(kept, LAYOUT), make()  # type: ignore[arg-type]
     log.collect(job, "p", ring.fd)
@@ -172,10 +172,10 @@ def test_what_the_shim_left_out_is_told(ring: Ring) -> None:
     log.collect(job, "p", ring.fd)
     ring.say(b"second")
     log.collect(job, "p", ring.fd)
-    said = [line.text for line in kept.lines]
-    assert said[0] == r"first \x1b[2J"
-    assert said[1].startswith("9 lines were left out")
-    assert said[2] == "second"
+    reported = [line.text for line in kept.lines]
+    assert reported[0] == r"first \x1b[2J"
+    assert reported[1].startswith("9 lines were left out")
+    assert reported[2] == "second"
 
 
 def test_a_time_that_cannot_be_is_now(ring: Ring) -> None:

@@ -108,20 +108,20 @@ def test_a_host_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_pool, "PERIOD", 0.01)
     monkeypatch.setattr(host_pool, "available_memory", lambda: room[0])
     monkeypatch.setattr(host_pool, "make_piece", made)
-    said: list[str] = []
-    monkeypatch.setattr(host_pool.logger, "warning", lambda text, **fields: said.append(fields["why"]))
+    reported: list[str] = []
+    monkeypatch.setattr(host_pool.logger, "warning", lambda text, **fields: reported.append(fields["why"]))
 
     async def main() -> None:
         pool = HostPool(4 * STEP, STEP, lambda: 0)
         keeping = asyncio.create_task(pool.keep())
-        while not said:
+        while not reported:
             await asyncio.sleep(0)
         assert pool.ready == 2 * STEP
         assert len(pool.take(STEP + 1)) == 2
         room[0] += 10 * STEP
         while pool.ready < 4 * STEP:
             await asyncio.sleep(0)
-        assert said == ["the host has no more memory available"]
+        assert reported == ["the host has no more memory available"]
         keeping.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 30))
@@ -150,8 +150,8 @@ def test_small_pages_where_there_are_no_huge_ones(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(host_pool, "make_huge", refused)
     monkeypatch.setattr(host_pool, "PERIOD", 0.01)
-    said: list[str] = []
-    monkeypatch.setattr(host_pool.logger, "warning", lambda text, **fields: said.append(text))
+    reported: list[str] = []
+    monkeypatch.setattr(host_pool.logger, "warning", lambda text, **fields: reported.append(text))
 
     async def main() -> None:
         pool = HostPool(4 * STEP, STEP, lambda: 0)
@@ -159,7 +159,7 @@ def test_small_pages_where_there_are_no_huge_ones(monkeypatch: pytest.MonkeyPatc
         while pool.ready < 4 * STEP:
             await asyncio.sleep(0)
         assert all(os.fstat(piece.fileno()).st_blocks * 512 == STEP for piece in pool.take(4 * STEP))
-        assert said == ["the host pool gets no huge pages: a suspension takes longer"]
+        assert reported == ["the host pool gets no huge pages: a suspension takes longer"]
         keeping.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -113,7 +113,7 @@ def test_a_training_moves_while_it_runs(daemon: Node, native_dir: Path) -> None:
     program.until("running")
     moved(program)
     with ThreadPoolExecutor(1) as reading:
-        said = reading.submit(program.process.stdout.read)
+        reported = reading.submit(program.process.stdout.read)
         while program.process.poll() is None:
             try:
                 operation = ended(daemon, begin(program))
@@ -123,9 +123,9 @@ def test_a_training_moves_while_it_runs(daemon: Node, native_dir: Path) -> None:
                 assert operation["error"]["code"] == "program_exited", operation
                 break
     assert program.process.wait(60) == 0
-    assert len(said.result()) > ROOM
+    assert len(reported.result()) > ROOM
     training = Training()
-    for line in said.result().splitlines():
+    for line in reported.result().splitlines():
         training.line(line)
     assert training.losses == quiet.losses
     assert training.result["weights"] == quiet.result["weights"]

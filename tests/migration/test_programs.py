@@ -31,12 +31,12 @@ def test_program(daemon: Node, kernels: Path, name: str) -> None:
     undisturbed = harness.run(daemon, path, kernels=kernels, device=here)
     stopping = {"XMIG_TEST_STOP_EVERY": str(max(EVERY, len(path.read_text().splitlines()) // MOST))}
     program = harness.start(daemon, path, kernels=kernels, device=here, environment=stopping)
-    said, count = "", 0
+    reported, count = "", 0
     harness.go(program)
     assert program.process.stdout is not None
     for line in program.process.stdout:
         if line != f"{STOP}\n":
-            said += line
+            reported += line
             continue
         here, there = there, here
         if count % 3 != 1:
@@ -47,7 +47,7 @@ def test_program(daemon: Node, kernels: Path, name: str) -> None:
         count += 1
         harness.go(program)
     assert harness.output(program) == ""
-    assert said == undisturbed
+    assert reported == undisturbed
     assert count >= 2  # moved, and suspended
     assert program.recoveries() == []
     program.until("ended")

@@ -62,7 +62,7 @@ print(bool(other), ctypes.CDLL("m", handle=other)._handle != ctypes.CDLL("libm.s
 
 
 def test_a_namespace_has_the_same_shim(node: Node, genuine: Path) -> None:
-    """A second one would want the addresses of the first. Other libraries go where they are asked to."""
+    """A second one would want the addresses of the first. Other libraries go where they are queried to."""
     code, out = node.program([sys.executable, "-c", NAMESPACE, genuine / "libcuda.so.1"]).finish()
     assert (code, out) == (0, "True False\nTrue True\n")
 

@@ -85,12 +85,12 @@ def test_a_child_with_an_environment_of_its_own(run: Callable[..., Running], nod
     assert (job["unprotected"], job["state"], job["processes"]) == (1, "running", 1)
     events: list[dict[str, Any]] = []
 
-    def told() -> bool:
+    def reported() -> bool:
         found = node.client.get("/v1/events", limit=1000)
         events[:] = [e for e in found if e["type"] == "process.unprotected" and e["job_id"] == job["id"]]
         return bool(events)
 
-    wait_until(told, "the event")
+    wait_until(reported, "the event")
     (event,) = events
     assert (event["data"]["pid"], event["data"]["why"]) == (pid, row["unprotected"])
     (line,) = node.client.get(f"/v1/jobs/{job['id']}/logs")
@@ -198,11 +198,11 @@ def test_a_strict_job_that_is_protected(run: Callable[..., Running], code: str, 
 
 
 def test_signals_reach_a_strict_job(run: Callable[..., Running]) -> None:
-    code = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    code = "trap 'echo reported; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
     running = run("sh", "-c", code, options=("--strict",))
     assert running.line() == "ready"
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.communicate(timeout=60)[0] == "told\n"
+    assert running.process.communicate(timeout=60)[0] == "reported\n"
     assert running.process.returncode == 3
 
 
@@ -255,7 +255,7 @@ def test_devices_files_are_closed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., int]]:
-    """A process that has said that it is there; its pid is what it says."""
+    """A process that has reported that it is there; its pid is what it says."""
     started: list[subprocess.Popen[str]] = []
     others: list[int] = []
 

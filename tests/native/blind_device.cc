@@ -13,7 +13,7 @@
 namespace xmig::device {
 namespace {
 
-std::atomic<int> g_spoiled{0};
+std::atomic<int> g_injected{0};
 DriverTable g_real;
 CUstream g_kernels_in = nullptr;  // the stream of the last kernel; the server's executor alone launches
 
@@ -24,8 +24,8 @@ template <typename... Args, CUresult (*DriverTable::*Member)(Args...)>
 struct Looking<Member> {
   static CUresult call(Args... args) {
     const CUresult result = (g_real.*Member)(args...);
-    const int spoiled = g_spoiled.load();
-    return spoiled != 0 ? static_cast<CUresult>(spoiled) : result;
+    const int injected = g_injected.load();
+    return injected != 0 ? static_cast<CUresult>(injected) : result;
   }
 };
 
@@ -54,16 +54,16 @@ class BlindDevice final : public CpuBehind {
 
   void set_sequence(uint64_t) override {}
   Fault fault() const override {
-    const int error = g_spoiled.load() != 0 ? g_spoiled.load() : cpu_->fault().error;
+    const int error = g_injected.load() != 0 ? g_injected.load() : cpu_->fault().error;
     return {error, 0, error != 0 ? "the device reports a sticky error" : ""};
   }
   void on_fault(void (*)(void*), void*) override {}
   uint32_t peer(int, int) const override { return 0; }
-  bool spoils() const override { return true; }
-  CUresult spoil(CUstream stream, uint32_t, InjectKind kind, int error) override {
+  bool injects() const override { return true; }
+  CUresult inject(CUstream stream, uint32_t, InjectKind kind, int error) override {
     if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);
-    const auto strike = [](void* what) { g_spoiled = static_cast<int>(reinterpret_cast<intptr_t>(what)); };
-    return table_.cuLaunchHostFunc(stream, strike, reinterpret_cast<void*>(intptr_t{error}));
+    const auto inject = [](void* what) { g_injected = static_cast<int>(reinterpret_cast<intptr_t>(what)); };
+    return table_.cuLaunchHostFunc(stream, inject, reinterpret_cast<void*>(intptr_t{error}));
   }
   void arm(const Injection&, Notify, void*) override {}
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {

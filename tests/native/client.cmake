@@ -4,7 +4,7 @@
 add_executable(client_units ${CMAKE_CURRENT_LIST_DIR}/client_units.cc)
 target_link_libraries(client_units PRIVATE xmig_client)
 foreach(test md2 integrity entry_points export_tables compile_cache compile_cache_damaged compile_cache_full
-             context_storage asked numbers table images descriptions errors uninitialised)
+             context_storage requested numbers table images descriptions errors uninitialised)
   add_test(NAME client.${test} COMMAND client_units ${test})
 endforeach()
 

@@ -55,7 +55,7 @@ struct Control {
   std::atomic<uint64_t> host_functions_done{0};
   std::atomic<uint64_t> synchronise_notes{0};  // cuEventSynchronize that nobody waits for
   std::atomic<uint64_t> context_resets{0};
-  std::atomic<uint64_t> limits_asked{0};
+  std::atomic<uint64_t> limits_requested{0};
   std::atomic<uint64_t> image_bytes{0}, image_files{0};
   std::atomic<uint32_t> jobs{0};
   std::atomic<uint32_t> reattached{0};
@@ -250,7 +250,7 @@ class JobServer {
         break;
       case Op::xmLimit: {
         const auto args = arguments<Args_xmLimit>(record);
-        control_.limits_asked.fetch_add(1);
+        control_.limits_requested.fetch_add(1);
         if (args.limit >= CU_LIMIT_MAX) {
           result = CUDA_ERROR_UNSUPPORTED_LIMIT;
           break;

@@ -272,7 +272,7 @@ void forks() {
   CHECK(test.control.bad == 0);
 }
 
-// The job is lost while a thread waits: it is told.
+// The job is lost while a thread waits: it is informed.
 void lost() {
   Fixture test;
   test.start();

@@ -53,15 +53,15 @@ void launch_record() {
   CHECK(std::memcmp(test.control.parameters + sizeof(attribute), &arguments.a, 8) == 0);
   CU(cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, arguments.pointers));
   // Events that the launch completes are recorded behind it.
-  CUevent begun, said, timed;
+  CUevent begun, reported, timed;
   CU(cuEventCreate(&begun, CU_EVENT_DISABLE_TIMING));
-  CU(cuEventCreate(&said, CU_EVENT_DISABLE_TIMING));
+  CU(cuEventCreate(&reported, CU_EVENT_DISABLE_TIMING));
   CU(cuEventCreate(&timed, CU_EVENT_DEFAULT));
   CUlaunchAttribute both[2]{};
   both[0].id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
   both[0].value.launchCompletionEvent.event = begun;
   both[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
-  both[1].value.programmaticEvent.event = said;
+  both[1].value.programmaticEvent.event = reported;
   config.attrs = both;
   config.numAttrs = 2;
   CU(cuCtxSynchronize());
@@ -71,10 +71,10 @@ void launch_record() {
   CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
   CU(cuCtxSynchronize());
   CHECK(test.control.records == records + 4);  // launch, two records of events, synchronise
-  CHECK(cuEventQuery(begun) == CUDA_ERROR_NOT_READY && cuEventQuery(said) == CUDA_ERROR_NOT_READY);
+  CHECK(cuEventQuery(begun) == CUDA_ERROR_NOT_READY && cuEventQuery(reported) == CUDA_ERROR_NOT_READY);
   test.control.hold_events = false;
   CU(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr));
-  eventually([&] { return cuEventQuery(begun) == CUDA_SUCCESS && cuEventQuery(said) == CUDA_SUCCESS; });
+  eventually([&] { return cuEventQuery(begun) == CUDA_SUCCESS && cuEventQuery(reported) == CUDA_SUCCESS; });
   CHECK(seen.attributes == 2 && reinterpret_cast<const CUlaunchAttribute*>(test.control.parameters)->id == 0);
   both[1].value.programmaticEvent.event = timed;
   CHECK(cuLaunchKernelEx(&config, function, arguments.pointers, nullptr) == CUDA_ERROR_INVALID_VALUE);
@@ -92,7 +92,7 @@ void launch_record() {
   CHECK(test.control.bad == 0);
 }
 
-// Whether a cooperative launch, or a cluster, fits the device only the device can say: it is asked once for each shape,
+// Whether a cooperative launch, or a cluster, fits the device only the device can say: it is queried once for each shape,
 // and says it at the call.
 void first_launches() {
   Fixture test;
@@ -101,19 +101,19 @@ void first_launches() {
   CUfunction function = nullptr;
   CU(cuModuleLoadData(&module, ".version 8.0"));
   CU(cuModuleGetFunction(&function, module, ("kernel number 1" + std::string(100, '.')).c_str()));
-  auto& asked = test.control.first_launches;
+  auto& requested = test.control.first_launches;
   const auto launch = [&](unsigned blocks) {
     return cuLaunchCooperativeKernel(function, blocks, 1, 1, 32, 1, 1, 0, nullptr, nullptr);
   };
   CU(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, nullptr, nullptr, nullptr));
-  CHECK(asked == 0);
+  CHECK(requested == 0);
   for (int i = 0; i < 5; ++i) CU(launch(4));
   CU(cuCtxSynchronize());
-  CHECK(asked == 1 && test.control.launches == 6);
+  CHECK(requested == 1 && test.control.launches == 6);
   test.control.refuse_launch = CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   CU(launch(4));
   for (int i = 0; i < 3; ++i) CHECK(launch(5) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-  CHECK(asked == 4);
+  CHECK(requested == 4);
   CU(cuCtxSynchronize());  // and nothing else is harmed
   // The same as an attribute; one that is not set asks nothing.
   CUlaunchAttribute attribute{};
@@ -122,7 +122,7 @@ void first_launches() {
   CU(cuLaunchKernelEx(&config, function, nullptr, nullptr));
   attribute.value.cooperative = 1;
   CU(cuLaunchKernelEx(&config, function, nullptr, nullptr));
-  CHECK(asked == 4);
+  CHECK(requested == 4);
   config.blockDimX = 64;
   CHECK(cuLaunchKernelEx(&config, function, nullptr, nullptr) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
   // What is set on the function may change the answer, and a number that is used again is another kernel's.
@@ -130,19 +130,19 @@ void first_launches() {
   CHECK(launch(4) == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
   test.control.refuse_launch = 0;
   CU(launch(4));
-  const uint64_t known = asked;
+  const uint64_t known = requested;
   CU(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 50));  // nothing new
   CU(launch(4));
-  CHECK(asked == known);
+  CHECK(requested == known);
   // Into a graph it goes unasked: there the instantiation tells.
-  const uint64_t before = asked;
+  const uint64_t before = requested;
   CUstream stream;
   CUgraph graph;
   CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   CU(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
   CU(cuLaunchCooperativeKernel(function, 7, 1, 1, 32, 1, 1, 0, stream, nullptr));
   CU(cuStreamEndCapture(stream, &graph));
-  CHECK(asked == before);
+  CHECK(requested == before);
   CHECK(test.control.bad == 0);
 }
 

@@ -90,21 +90,21 @@ void contexts() {
   CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
   CU(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
   CHECK(value == 4096);
-  // What the device made of it; it is asked once.
+  // What the device made of it; it is queried once.
   CU(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 5000));
   CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1 << 21) == CUDA_ERROR_INVALID_VALUE);
-  const uint64_t asked = test.control.limits_asked;
+  const uint64_t requested = test.control.limits_requested;
   for (int i = 0; i < 10; ++i) {
     CU(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
     CHECK(value == 5008);
   }
-  CHECK(test.control.limits_asked == asked);
+  CHECK(test.control.limits_requested == requested);
   for (int i = 0; i < 10; ++i) CU(cuCtxGetLimit(&value, CU_LIMIT_MALLOC_HEAP_SIZE));
-  CHECK(test.control.limits_asked == asked + 1);
+  CHECK(test.control.limits_requested == requested + 1);
   CHECK(cuCtxGetLimit(&value, CU_LIMIT_MAX) == CUDA_ERROR_UNSUPPORTED_LIMIT);
   CHECK(cuCtxSetLimit(CU_LIMIT_MAX, 1) == CUDA_ERROR_UNSUPPORTED_LIMIT);
   CHECK(cuCtxGetLimit(nullptr, CU_LIMIT_STACK_SIZE) == CUDA_ERROR_INVALID_VALUE);
-  // Retained twice, released twice; a thread that still has it current is told.
+  // Retained twice, released twice; a thread that still has it current is informed.
   CU(cuDevicePrimaryCtxRetain(&current, 0));
   unsigned int flags;
   int active;
@@ -385,10 +385,10 @@ void unpublished() {
   CU(cuStreamCreate(&stream, 0));
   CU(cuStreamCreate(&another, 0));
   std::set<uint64_t> seen;
-  for (const CUstream asked : {static_cast<CUstream>(nullptr), CU_STREAM_PER_THREAD, stream, another}) {
+  for (const CUstream requested : {static_cast<CUstream>(nullptr), CU_STREAM_PER_THREAD, stream, another}) {
     CUstream own = nullptr;
     uint64_t number = 0;
-    CU(own_stream(test.context, asked, &own, asked == CU_STREAM_PER_THREAD));
+    CU(own_stream(test.context, requested, &own, requested == CU_STREAM_PER_THREAD));
     CU(stream_number(test.context, own, &number));
     CHECK(seen.insert(number).second);
   }

@@ -138,7 +138,7 @@ void entry_points() {
   CUdriverProcAddressQueryResult status;
   CHECK(entry("cuInit", 13000, 0, &status) == reinterpret_cast<void*>(&::cuInit));
   CHECK(status == CU_GET_PROC_ADDRESS_SUCCESS);
-  // The form that the asked version knows.
+  // The form that the requested version knows.
   CHECK(entry("cuCtxCreate", 12040, 0, &status) == reinterpret_cast<void*>(&::cuCtxCreate_v3));
   CHECK(entry("cuCtxCreate", 13000, 0, &status) == reinterpret_cast<void*>(&::cuCtxCreate_v4));
   CHECK(entry("cuEventElapsedTime", 12000, 0, &status) == reinterpret_cast<void*>(&::cuEventElapsedTime));
@@ -346,8 +346,8 @@ void compile_cache_full() {
 int destroyed = 0;
 
 // What a program asks for in vain is written down, and each function that it calls.
-void asked() {
-  char path[] = "/tmp/xmig-client-test-asked-XXXXXX";
+void requested() {
+  char path[] = "/tmp/xmig-client-test-requested-XXXXXX";
   ::close(::mkstemp(path));
   ::setenv("XMIG_ASKED", path, 1);
   int version = 0;
@@ -590,7 +590,7 @@ int main(int argc, char** argv) {
       {"compile_cache_damaged", compile_cache_damaged},
       {"compile_cache_full", compile_cache_full},
       {"context_storage", context_storage},
-      {"asked", asked},
+      {"requested", requested},
       {"numbers", numbers},
       {"table", table},
       {"images", images},

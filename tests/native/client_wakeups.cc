@@ -15,14 +15,14 @@ void says_where_it_runs() {
   for (const int processor : processors()) {
     run_on(processor);
     CU(cuCtxSynchronize());
-    bool said = false;
-    for (const auto& slot : process.header->threads) said |= slot.tid != 0 && slot.processor.load() == processor + 1u;
-    CHECK(said);
+    bool reported = false;
+    for (const auto& slot : process.header->threads) reported |= slot.tid != 0 && slot.processor.load() == processor + 1u;
+    CHECK(reported);
   }
 }
 
 // A server that says that it sleeps on the processor `away` from this thread's, and never comes: whether a call waits or not, the
-// usher is woken, which can run; and the server is told that it sleeps in the wrong place, which a call that does not wait need not
+// usher is woken, which can run; and the server is informed that it sleeps in the wrong place, which a call that does not wait need not
 // do (`silent_without_waiting`).
 void does_not_come(int away, bool silent_without_waiting) {
   Fixture test;

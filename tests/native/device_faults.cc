@@ -164,11 +164,11 @@ TEST(crash_elsewhere) {
 
 namespace {
 
-struct Struck {
+struct Injected {
   std::atomic<int> count{0};
   std::atomic<uint64_t> id{0};
   static void notify(void* user, uint64_t id) {
-    auto* self = static_cast<Struck*>(user);
+    auto* self = static_cast<Injected*>(user);
     self->id = id;
     ++self->count;
   }
@@ -179,17 +179,17 @@ struct Struck {
 TEST(inject_fault_in_kernel) {
   Rig rig;
   rig.load();
-  Struck struck;
+  Injected injected;
   const CUdeviceptr x = rig.memory(4096);
-  rig.device->arm({7, device::InjectPoint::kKernel, device::InjectKind::kFault, 5, CUDA_ERROR_LAUNCH_FAILED}, Struck::notify,
-                  &struck);
+  rig.device->arm({7, device::InjectPoint::kKernel, device::InjectKind::kFault, 5, CUDA_ERROR_LAUNCH_FAILED}, Injected::notify,
+                  &injected);
   rig.device->set_sequence(4);
   rig.launch("mark_blocks", {.grid = 100}, x + 2048);
   OK(rig.d().cuCtxSynchronize());
   rig.device->set_sequence(6);  // the first record at 5 or later
   rig.launch("mark_blocks", {.grid = 100}, x);
   CHECK_RESULT(CUDA_ERROR_LAUNCH_FAILED, rig.d().cuCtxSynchronize());
-  CHECK(struck.count == 1 && struck.id == 7);
+  CHECK(injected.count == 1 && injected.id == 7);
   CHECK(rig.peek<uint32_t>(x + 49 * 4) == 50 && rig.peek<uint32_t>(x + 50 * 4) == 0);  // half of its blocks
   CHECK(rig.peek<uint32_t>(x + 2048 + 99 * 4) == 100);
   CHECK(rig.device->fault().sequence == 6);
@@ -197,19 +197,19 @@ TEST(inject_fault_in_kernel) {
   rig.load();
   rig.launch("mark_blocks", {.grid = 100}, x);
   OK(rig.d().cuCtxSynchronize());  // once is enough
-  CHECK(struck.count == 1 && rig.peek<uint32_t>(x + 99 * 4) == 100);
+  CHECK(injected.count == 1 && rig.peek<uint32_t>(x + 99 * 4) == 100);
 }
 
 TEST(inject_fault_in_copy) {
   Rig rig;
-  Struck struck;
+  Injected injected;
   const CUdeviceptr a = rig.memory(4096), b = rig.memory(4096);
   OK(rig.d().cuMemsetD8Async(a, 0xaa, 4096, nullptr));
   OK(rig.d().cuCtxSynchronize());
-  rig.device->arm({8, device::InjectPoint::kCopy, device::InjectKind::kFault, 0, 0}, Struck::notify, &struck);
+  rig.device->arm({8, device::InjectPoint::kCopy, device::InjectKind::kFault, 0, 0}, Injected::notify, &injected);
   OK(rig.d().cuMemcpyDtoDAsync_v2(b, a, 4096, nullptr));
   CHECK_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, rig.d().cuCtxSynchronize());
-  CHECK(struck.count == 1 && rig.peek<uint8_t>(b + 2047) == 0xaa && rig.peek<uint8_t>(b + 2048) == 0);
+  CHECK(injected.count == 1 && rig.peek<uint8_t>(b + 2047) == 0xaa && rig.peek<uint8_t>(b + 2048) == 0);
 }
 
 TEST(inject_kill) {
@@ -227,12 +227,12 @@ TEST(inject_kill) {
 TEST(inject_hang) {
   Rig rig;
   rig.load();
-  Struck struck;
+  Injected injected;
   const CUdeviceptr x = rig.memory(4096);
   const CUstream stream = rig.stream(), other = rig.stream();
-  rig.device->arm({10, device::InjectPoint::kKernel, device::InjectKind::kHang, 0, 0}, Struck::notify, &struck);
+  rig.device->arm({10, device::InjectPoint::kKernel, device::InjectKind::kHang, 0, 0}, Injected::notify, &injected);
   rig.launch("mark_blocks", {.grid = 4, .stream = stream}, x);
-  while (struck.count == 0) std::this_thread::yield();
+  while (injected.count == 0) std::this_thread::yield();
   CHECK(rig.peek<uint32_t>(x + 4) == 2 && rig.peek<uint32_t>(x + 8) == 0);
   CHECK_RESULT(CUDA_ERROR_NOT_READY, rig.d().cuStreamQuery(stream));
   rig.launch("mark_blocks", {.grid = 4, .stream = other}, x);  // other streams go on

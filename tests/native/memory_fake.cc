@@ -298,7 +298,7 @@ CUresult cuDeviceGetCount(int* count) {
   return CUDA_SUCCESS;
 }
 
-// What is said is nobody's here.
+// What is reported is nobody's here.
 void keep_line(std::string_view) {}
 bool write_to_starter(std::string_view) { return false; }
 

@@ -1,7 +1,7 @@
 // The client's contract for appending records, and a server behind it that does at once what a record says: enough of
 // both to test the memory half of the client in one process, with real bytes at the real addresses.
 //
-// The server checks what it is told: allocations must be backed and must not overlap, what is freed must be live, what
+// The server checks what it is sent: allocations must be backed and must not overlap, what is freed must be live, what
 // is given back must hold nothing.
 #pragma once
 

@@ -54,7 +54,7 @@ xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_mu
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_snapshot_begins
                  preloaded limits
                  event_on_two_streams)
-xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher moves_with_the_program nonsense told_that_it_is_late bound_by_others
+xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher moves_with_the_program nonsense reported_that_it_is_late bound_by_others
                  whole_server_bound real_time_program)
 xmig_server_jobs(server_move_test move_ settles moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)

@@ -46,7 +46,7 @@ struct Setup {
   std::string server;  // path of xmig-server
   std::string kernels;  // path of the kernels' shared object
   bool preload = false;  // who takes a lost server's place has mapped its memory and loaded its modules beforehand
-  bool mistaken = false;  // and was told of other memory under the same numbers, and of some that is no more
+  bool mistaken = false;  // and was informed of other memory under the same numbers, and of some that is no more
   // Of a recovery that is prepared ahead, when the server has done so and before it may enter; with its control socket.
   std::function<void(int)> prepared;
 };
@@ -136,7 +136,7 @@ class Job {
 
   journal::JournalHeader& header() { return journal_.header(); }
   std::byte* at(uint64_t position) { return journal_.at(position); }
-  // One that another thread wrote and the server told of: an order that a sanitizer cannot see.
+  // One that another thread wrote and the server reported of: an order that a sanitizer cannot see.
   journal::RecordHeader* record(uint64_t position) {
     const std::lock_guard lock(ring_mutex_);
     return reinterpret_cast<journal::RecordHeader*>(at(position));
@@ -199,7 +199,7 @@ class Job {
     do {
       snapshot_unless([] { return false; });
     } while (header().snapshot_position.load() < now);
-    wait([&] { return snapshots_are_told(); });
+    wait([&] { return snapshots_are_reported(); });
   }
   // Asks for a snapshot, and waits for the answer or for what keeps the server from giving one.
   template <typename F>
@@ -209,11 +209,11 @@ class Job {
     wait([&] { return done() || counters_.answers != before; });
   }
   // Is the last snapshot counted here?
-  bool snapshots_are_told() { return counters_.snapshot_number == header().snapshot.load() >> 1; }
+  bool snapshots_are_reported() { return counters_.snapshot_number == header().snapshot.load() >> 1; }
   void inject(const char* point, const char* kind, uint64_t sequence, int error = 719) {
     const std::lock_guard lock(mutex_);
     Json injection = {{"id", ++injections_}, {"point", point}, {"kind", kind}, {"sequence", sequence}, {"error", error}};
-    unstruck_[injections_] = injection;
+    pending_[injections_] = injection;
     injection["type"] = "inject";
     send_locked(injection, {});
   }
@@ -264,7 +264,7 @@ class Job {
   }
 
   // Called by the supervisor's thread for every message from now on.
-  // Whoever was told before is told nothing any more after this.
+  // Whoever was informed before is informed nothing any more after this.
   void on_message(std::function<void(const Json&)> function) {
     const std::lock_guard lock(telling_mutex_);
     on_message_ = std::move(function);
@@ -379,7 +379,7 @@ class Job {
     return position;
   }
 
-  // What it seems to take to wake the server, besides what it takes, in ns; 0: it is not said.
+  // What it seems to take to wake the server, besides what it takes, in ns; 0: it is not reported.
   int64_t wake_up = 0;
 
   void ring_doorbell() {
@@ -558,8 +558,8 @@ class Job {
     started_ = true;
     Json deliver;
     if (deliver_) deliver = {{"sequence", deliver_->first}, {"error", deliver_->second}};
-    Json injections = Json::array();  // a server that dies has not struck with all of its own
-    for (const auto& [id, injection] : unstruck_) injections.push_back(injection);
+    Json injections = Json::array();  // a server that dies has not injected with all of its own
+    for (const auto& [id, injection] : pending_) injections.push_back(injection);
     const int fds[] = {journal_fd_.get(), staging_fd_.get(), pinned_fd_.get(), snapshot_fd_[0].get(), snapshot_fd_[1].get()};
     // Half of them prepare before they may enter, as standbys do, and half after the one before has ended.
     const bool ahead = !fresh && !resuming_ && (setup.prepared || counters_.recoveries % 2 == 0);
@@ -606,7 +606,7 @@ class Job {
     return fd;
   }
 
-  // As a warm standby is told. Its last word before the job is what it has loaded.
+  // As a warm standby is informed. Its last word before the job is what it has loaded.
   void preload(int control, pid_t server) {
     const auto tell = [&](const Json& message, std::span<const int> fds) {
       const std::string text = message.dump();
@@ -720,14 +720,14 @@ class Job {
       } else {
         CHECK(fds.size() == 1);
         Json held = message;
-        held.erase("change");  // it is not said again to the next server
+        held.erase("change");  // it is not reported again to the next server
         CHECK(memory_.try_emplace(id, std::move(held), std::move(fds[0])).second);
       }
     } else if (type == "ready") {
       ready_ = true;
     } else if (type == "fault") {
       ++counters_.faults;
-      if (!std::exchange(striking_, false)) note_fault(message);
+      if (!std::exchange(injecting_, false)) note_fault(message);
     } else if (type == "program_error") {
       ++counters_.program_errors;
       deliver_.reset();
@@ -735,10 +735,10 @@ class Job {
     } else if (type == "injected") {
       {
         const std::lock_guard lock(mutex_);
-        unstruck_.erase(message.at("id").get<uint64_t>());
+        pending_.erase(message.at("id").get<uint64_t>());
       }
       ++counters_.injected;
-      striking_ = true;
+      injecting_ = true;
     } else if (type == "garbage") {
       over_ = true;
       ++counters_.garbage;
@@ -808,9 +808,9 @@ class Job {
   std::optional<std::pair<uint64_t, int>> deliver_;
   uint64_t last_fault_ = 0;
   Json careful_;
-  bool striking_ = false;
+  bool injecting_ = false;
   uint64_t injections_ = 0;
-  std::map<uint64_t, Json> unstruck_;
+  std::map<uint64_t, Json> pending_;
 
   std::mutex ring_mutex_;
   uint64_t tail_ = 0;

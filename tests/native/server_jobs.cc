@@ -57,7 +57,7 @@ void injections() {
           Job::wait([&] { return job.counters().paused != paused; });
           return job.send({{"type", "continue"}});
         }
-        // It strikes in a snapshot that copies something. One that comes by itself may have taken what was there: it is changed.
+        // It injections in a snapshot that copies something. One that comes by itself may have taken what was there: it is changed.
         const uint64_t before = job.counters().injected, changing = job.memory(2 << 20);
         for (uint8_t value = 1; job.counters().injected == before; ++value) {
           job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{changing, value, 2 << 20, 0});
@@ -73,7 +73,7 @@ void injections() {
 
 void lost_again_in_replay() {
   Job job;
-  // Two servers are lost in the middle of their replay. Known to them from the beginning: asked for when it has begun, it would
+  // Two servers are lost in the middle of their replay. Known to them from the beginning: requested when it has begun, it would
   // come too late for a short one. Several kills, because after a snapshot there is little to replay.
   train(job, 60, [&](int step) {
     if (step == 10) job.inject("replay", "kill", 5), job.inject("replay", "kill", 5);
@@ -123,7 +123,7 @@ void program_error() {
 }
 
 // The culprit is one of many that were under way when its fault was seen, on two streams, and much that the program did
-// before was not waited for. Exactly what came before it is done when the program is told.
+// before was not waited for. Exactly what came before it is done when the program is informed.
 void error_among_others() {
   Job job;
   const auto kernels = job.load_kernels();

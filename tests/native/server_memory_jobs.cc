@@ -356,7 +356,7 @@ void zeros() {
   job.alloc(base, kBytes);
   const auto snapshot = [&] {
     // The first one after a move copies everything: not that one.
-    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_reported(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.snapshot();
     return job.counters().snapshot_bytes.load();
@@ -436,14 +436,14 @@ void changes() {
   change(3, 4);
   snapshot_copies(1);
   check_kept();
-  for (uint64_t strike = 1; strike <= 4; ++strike) {
-    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
+  for (uint64_t inject = 1; inject <= 4; ++inject) {
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_reported(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.snapshot();
     change(0, 3);
     job.snapshot();
     const uint64_t injected = job.counters().injected, resumed = job.counters().resumed;
-    job.inject("snapshot", "kill", strike);
+    job.inject("snapshot", "kill", inject);
     while (job.counters().injected == injected) {  // a snapshot that comes by itself may find less
       change(0, 4);
       job.snapshot_unless([&] { return job.counters().injected != injected; });
@@ -491,7 +491,7 @@ void discarded() {
   };
   uint64_t others = 0;  // of the kernels' variables
   const auto snapshot = [&] {  // of now, and its report
-    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_told(); });
+    Job::wait([&] { return !holds_foreign(job) && job.snapshots_are_reported(); });
     CHECK(job.synchronize() == CUDA_SUCCESS);
     job.snapshot();
   };

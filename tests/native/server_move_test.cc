@@ -242,7 +242,7 @@ void smaller() {
   check_whole(job);
 }
 
-// A program that was told that its devices reach each other's memory moves to no devices that do not, as the blind ones. It
+// A program that was informed that its devices reach each other's memory moves to no devices that do not, as the blind ones. It
 // goes on where it is.
 void promised() {
   Job job({.device = "cpu:0,1"});

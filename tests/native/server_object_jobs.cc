@@ -33,8 +33,8 @@ void first_launches() {
   CHECK(job.counters().program_errors == 0);
 }
 
-// What gives something back has nothing left that could be harmed: that it was not there is said in the log, and the
-// program's next call is not told of it.
+// What gives something back has nothing left that could be harmed: that it was not there is reported in the log, and the
+// program's next call is not informed of it.
 void failed_frees() {
   Job job;
   const auto kernels = job.load_kernels();
@@ -63,7 +63,7 @@ void failed_frees() {
   CHECK(job.counters().program_errors == 0 && job.counters().faults == 0);
 }
 
-// Each form of tensor map, asked of the device's driver; after a recovery the same bytes.
+// Each form of tensor map, requested of the device's driver; after a recovery the same bytes.
 void tensor_maps() {
   Job job({.device = "null:0"});
   const uint64_t address = job.memory(4 << 20);
@@ -136,8 +136,8 @@ void twins() {
   const std::string_view name = "launches";
   const auto payload = std::as_bytes(std::span(name));
   journal::GlobalSize size{};
-  const uint64_t asked = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
-  CHECK(job.finish(asked, &size, sizeof(size)) == CUDA_SUCCESS && size.bytes == 8);
+  const uint64_t requested = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
+  CHECK(job.finish(requested, &size, sizeof(size)) == CUDA_SUCCESS && size.bytes == 8);
   job.append(Op::xmTwin, Args_xmTwin{kernels.module, twin}, payload);
   uint64_t expected = 5, seen = 0;
   CHECK(job.read(twin, &seen, sizeof(seen)) == CUDA_SUCCESS);
@@ -181,8 +181,8 @@ void twin_when_a_snapshot_begins() {
   const std::string_view name = "launches";
   const auto payload = std::as_bytes(std::span(name));
   journal::GlobalSize size{};
-  const uint64_t asked = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
-  CHECK(job.finish(asked, &size, sizeof(size)) == CUDA_SUCCESS);
+  const uint64_t requested = job.append(Op::xmGlobal, Args_xmGlobal{kernels.module}, payload, sizeof(size));
+  CHECK(job.finish(requested, &size, sizeof(size)) == CUDA_SUCCESS);
   job.append(Op::xmTwin, Args_xmTwin{kernels.module, twin}, payload);
   uint64_t seen = 0, launches = 0;
   for (uint64_t i = 1; i <= 5; ++i) {
@@ -208,7 +208,7 @@ void preloaded() {
     Job job;
     const auto kernels = job.load_kernels();
     const uint64_t out = job.memory(8), kernel = kernels.kernels.at("count");
-    std::array<std::byte, 4096> description;  // that it is asked for tells that the kernel is used
+    std::array<std::byte, 4096> description;  // that it is requested tells that the kernel is used
     CHECK(job.call(Op::xmKernel, Args_xmKernel{kernel}, description.data(), description.size()) == CUDA_SUCCESS);
     uint64_t count = 0;
     for (uint64_t i = 1; i <= 3; ++i) {

@@ -159,9 +159,9 @@ void moves_with_the_program() {
 void nonsense() {
   if (!can_choose()) return;
   Placed test;
-  for (const uint32_t said : {~0u, 0x80000000u, uint32_t{CPU_SETSIZE} + 1, uint32_t{CPU_SETSIZE}, 0u}) {
+  for (const uint32_t reported : {~0u, 0x80000000u, uint32_t{CPU_SETSIZE} + 1, uint32_t{CPU_SETSIZE}, 0u}) {
     test.settle_on(test.first());
-    test.say(said);
+    test.say(reported);
     CHECK(test.job.synchronize() == CUDA_SUCCESS);
     Job::wait([&] { return test.sleeps_anywhere(); });
   }
@@ -177,7 +177,7 @@ void nonsense() {
 }
 
 // Programs that found that it took longer so: for a while it sleeps anywhere.
-void told_that_it_is_late() {
+void reported_that_it_is_late() {
   if (!can_choose()) return;
   Placed test;
   test.settle_on(test.first());
@@ -247,11 +247,11 @@ void real_time_program() {
 }
 
 // It is woken quickly wherever it sleeps: it sleeps anywhere, and has no usher. Nor where nobody says how long it takes, nor where
-// what is said is nonsense.
+// what is reported is nonsense.
 void where_waking_is_cheap() {
   Placed test;
-  for (const int64_t said : {kCheap, int64_t{0}, int64_t{1} << 62, int64_t{1} << 40}) {
-    test.job.wake_up = said;
+  for (const int64_t reported : {kCheap, int64_t{0}, int64_t{1} << 62, int64_t{1} << 40}) {
+    test.job.wake_up = reported;
     test.say(1);
     for (int i = 0; i < 5; ++i) {
       CHECK(test.job.synchronize() == CUDA_SUCCESS);
@@ -290,7 +290,7 @@ const Tests kTests = {
     {"usher", usher},
     {"moves_with_the_program", moves_with_the_program},
     {"nonsense", nonsense},
-    {"told_that_it_is_late", told_that_it_is_late},
+    {"reported_that_it_is_late", reported_that_it_is_late},
     {"bound_by_others", bound_by_others},
     {"whole_server_bound", whole_server_bound},
     {"real_time_program", real_time_program},

@@ -263,7 +263,7 @@ void dies() {
   check_whole(job);
 }
 
-// No room to suspend to, no room to resume in: said, and nothing has changed.
+// No room to suspend to, no room to resume in: reported, and nothing has changed.
 void no_room() {
   Job job;
   Program program(job);
@@ -349,7 +349,7 @@ void full() {
   std::filesystem::remove_all(directory);
 }
 
-// For a target that cannot reach the device: shadows on the host until told otherwise.
+// For a target that cannot reach the device: shadows on the host until reported otherwise.
 void shadow_on_host() {
   Job job;
   Program program(job);

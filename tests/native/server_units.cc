@@ -462,7 +462,7 @@ void stall() {
   journal::StallWords words{};
   Stall one(40 * kMs);
   one.start(words, 200 * kMs, 1'000 * kMs);
-  CHECK(one.expected() == 40 * kMs && words.bound == 200 * kMs && words.told_at == 1'000 * kMs && words.working == 0);
+  CHECK(one.expected() == 40 * kMs && words.bound == 200 * kMs && words.reported_at == 1'000 * kMs && words.working == 0);
   one.passed(1'010 * kMs, true, true);  // the executor has worked
   one.passed(1'050 * kMs, false, true);  // the device has
   one.slept(1'060 * kMs);                // still
@@ -470,7 +470,7 @@ void stall() {
   one.passed(1'061 * kMs, false, false);  // it is found idle
   one.passed(1'500 * kMs, false, false);
   one.slept(3'000 * kMs);
-  CHECK(one.replay() == 61 * kMs && words.working == 0 && words.told_at == 3'000 * kMs);
+  CHECK(one.replay() == 61 * kMs && words.working == 0 && words.reported_at == 3'000 * kMs);
   one.passed(3'001 * kMs, true, true);
   CHECK(one.expected() == 102 * kMs);
   one.snapshot(3'010 * kMs, 5 * kMs);
@@ -515,7 +515,7 @@ void stall() {
   CHECK(in_snapshot.replay() == 0 && words.replay == 0);
 
   // The program has written there.
-  for (auto* word : {&words.told_at, &words.working, &words.replay, &words.correction, &words.constant, &words.spent,
+  for (auto* word : {&words.reported_at, &words.working, &words.replay, &words.correction, &words.constant, &words.spent,
                      &words.recoveries}) {
     *word = ~0ull;
   }
@@ -686,30 +686,30 @@ void numbers_are_no_addresses() {
   CHECK(looks_pinned(journal::kPinnedBase >> 32, journal::kPinnedBase & 0xffffffff));
 }
 
-void only_streams_with_work_are_asked() {
+void only_streams_with_work_are_requested() {
   Working working;
   const auto stream = [](uintptr_t number) { return reinterpret_cast<CUstream>(number); };
-  std::vector<CUstream> asked;
+  std::vector<CUstream> requested;
   const auto ask = [&](auto&& busy) {
-    asked.clear();
+    requested.clear();
     return working.ask(1, [&](CUstream one) {
-      asked.push_back(one);
+      requested.push_back(one);
       return busy(one);
     });
   };
   for (uintptr_t i = 1; i <= 33; ++i) working.add(stream(i), 1);
   working.add(stream(99), 0);
   CHECK(ask([&](CUstream one) { return one == stream(7); }) == std::vector{stream(7)});
-  CHECK(asked.size() == 34 && std::count(asked.begin(), asked.end(), nullptr) == 1);
+  CHECK(requested.size() == 34 && std::count(requested.begin(), requested.end(), nullptr) == 1);
   working.add(stream(3), 1);
   working.add(stream(7), 1);
-  CHECK(ask([&](CUstream one) { return one != nullptr; }).size() == 2 && asked.size() == 3);
+  CHECK(ask([&](CUstream one) { return one != nullptr; }).size() == 2 && requested.size() == 3);
   working.forget(stream(7));
-  CHECK(ask([](CUstream) { return false; }).empty() && asked.size() == 2);
-  CHECK(ask([](CUstream) { return true; }) == std::vector{stream(0)} && asked.size() == 1);
+  CHECK(ask([](CUstream) { return false; }).empty() && requested.size() == 2);
+  CHECK(ask([](CUstream) { return true; }) == std::vector{stream(0)} && requested.size() == 1);
   working.add(stream(5), 1);
   working.clear();
-  CHECK(ask([](CUstream) { return false; }).empty() && asked.size() == 1);
+  CHECK(ask([](CUstream) { return false; }).empty() && requested.size() == 1);
 }
 
 }  // namespace
@@ -732,7 +732,7 @@ int main() {
   intake();
   numbers_are_no_addresses();
   progress();
-  only_streams_with_work_are_asked();
+  only_streams_with_work_are_requested();
   watchdog();
   options();
   return 0;

@@ -1,5 +1,5 @@
 // Whole jobs against a server whose device places modules' variables itself (placing_device.cc): what kernels leave in
-// variables for which the program has never asked.
+// variables for which the program has never requested.
 #include <array>
 
 #include "server_jobs.h"
@@ -194,8 +194,8 @@ void some_have_twins() {
   const auto ask = [&](std::string_view name, uint64_t twin) {
     const auto payload = std::as_bytes(std::span(name));
     journal::GlobalSize size{};
-    const uint64_t asked = job.append(Op::xmGlobal, Args_xmGlobal{counting.module()}, payload, sizeof(size));
-    CHECK(job.finish(asked, &size, sizeof(size)) == CUDA_SUCCESS);
+    const uint64_t requested = job.append(Op::xmGlobal, Args_xmGlobal{counting.module()}, payload, sizeof(size));
+    CHECK(job.finish(requested, &size, sizeof(size)) == CUDA_SUCCESS);
     job.append(Op::xmTwin, Args_xmTwin{counting.module(), twin}, payload);
   };
   const uint64_t odd = job.memory(4), counter = job.memory(9);
@@ -301,7 +301,7 @@ void on_two_devices() {
   check_resumed(job);
 }
 
-// The program has written over what it does not own: then it is told so, and does not go on with what variables were at first.
+// The program has written over what it does not own: then it is informed, and does not go on with what variables were at first.
 void overwritten() {
   Job job;
   Counting counting(job);

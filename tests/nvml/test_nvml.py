@@ -39,7 +39,7 @@ def test_errors_and_what_is_not_supported(daemon: Node) -> None:
     harness.output(start(daemon, PROGRAMS / "answers.py"))
 
 
-@pytest.mark.parametrize("when", ["asked", "unasked"])
+@pytest.mark.parametrize("when", ["requested", "unasked"])
 def test_forked_children(daemon: Node, when: str) -> None:
     harness.output(start(daemon, PROGRAMS / "forks.py", when, device="cpu:0"))
 
@@ -65,7 +65,7 @@ def test_who_takes_a_server(daemon: Node, code: str, servers: list[str]) -> None
 
 
 def test_a_program_without_devices_takes_no_server(daemon: Node) -> None:
-    """CUDA_VISIBLE_DEVICES hides all of them: NVML has none either, and nobody is asked."""
+    """CUDA_VISIBLE_DEVICES hides all of them: NVML has none either, and nobody is queried."""
     code = INIT + "pynvml.nvmlDeviceGetCount()"
     program = start(daemon, "-c", code, environment={"CUDA_VISIBLE_DEVICES": ""})
     _, err = program.process.communicate(timeout=60)
@@ -81,7 +81,7 @@ def test_without_a_daemon(daemon: Node) -> None:
     program = daemon.program([sys.executable, "-c", code], environment=environment, stderr=writing)
     os.close(writing)
     assert program.process.communicate(timeout=60)[0] == "True\n"
-    with open(reading) as said:
-        err = said.read()
+    with open(reading) as reported:
+        err = reported.read()
     assert "no xmigd answers at /no/such/socket" in err
     assert "NVMLError_DriverNotLoaded" in err

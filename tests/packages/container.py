@@ -115,7 +115,7 @@ class Container:
         return self._enter([*command, "--", "/bin/bash", "-euo", "pipefail", "-c", script], timeout)
 
     def run(self, script: str, *, user: str = "", timeout: float = 300) -> str:
-        """The same; what it printed. Fails with what it said when it does not end well."""
+        """The same; what it printed. Fails with what it reported when it does not end well."""
         done = self.try_run(script, user=user, timeout=timeout)
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{self.journal()}"
         return done.stdout

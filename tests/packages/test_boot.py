@@ -123,7 +123,7 @@ class Disturbed:
 
     def server(self) -> int:
         """The pid of its server, which is in a unit of its own."""
-        # Asked for again each time: right after a crash the one that is named may be gone.
+        # Requested again each time: right after a crash the one that is named may be gone.
         found = self._machine.until(
             f"pid=$({self._listed('running', 'server_pid')}); "
             'grep -qE "^(0:|[0-9]+:name=systemd):.*/xmig.slice/xmig-server-$pid.scope$" /proc/$pid/cgroup; echo $pid',
@@ -165,8 +165,8 @@ class Disturbed:
         """Let it run to its end. Returns what it printed."""
         self._machine.run(f"echo 1000000 >{self._folder}/gate")
         self._machine.until(f'[ "$(systemctl show --value -p SubState {self._name})" = exited ]', "it ends", 300)
-        said = self._machine.run(f"cat {self._folder}/err")
-        assert self._machine.property(self._name, "ExecMainStatus") == "0", said
+        reported = self._machine.run(f"cat {self._folder}/err")
+        assert self._machine.property(self._name, "ExecMainStatus") == "0", reported
         return self._machine.run(f"cat {self._folder}/out")
 
 

@@ -95,10 +95,10 @@ def test_the_spec_uses_the_macros_of_its_distribution(host: dict[str, str], rele
 
 def test_the_spec_replaces_macros_that_are_not_there() -> None:
     spec = expand(OPENEULER)
-    said = scriptlets(spec)
-    assert "systemctl --no-reload preset xmigd.service" in said["post -n xmigd"]
-    assert "systemctl --no-reload disable --now xmig-web.service" in said["preun -n xmigd-web"]
-    assert "systemctl try-restart xmigd.service" in said["postun -n xmigd"]
+    reported = scriptlets(spec)
+    assert "systemctl --no-reload preset xmigd.service" in reported["post -n xmigd"]
+    assert "systemctl --no-reload disable --now xmig-web.service" in reported["preun -n xmigd-web"]
+    assert "systemctl try-restart xmigd.service" in reported["postun -n xmigd"]
     assert "built=pyproject-wheeldir" in spec
     assert "pip wheel --quiet --no-deps" in spec
     assert "/usr/lib/systemd/system/xmigd.service" in spec

@@ -18,8 +18,8 @@ class MoveWorld(World):
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__(limits)
-        self.stopped: set[int] = set()  # have handed over, and were not told to go on
-        self.asked: set[int] = set()  # were told to stop
+        self.stopped: set[int] = set()  # have handed over, and were not instructed to go on
+        self.requested: set[int] = set()  # were instructed to stop
         self.resumed: set[int] = set()  # targets that have
         self.devices: dict[int, str | None] = {}
         self.records: dict[str, v.MigrationRecord] = {}
@@ -52,7 +52,7 @@ class MoveWorld(World):
                 self.stopped.discard(server)
                 self.holds(server)
             case v.AskHandover(server) | v.AskSuspend(server):
-                self.asked.add(server)
+                self.requested.add(server)
             case v.Switch(record, server):
                 assert server in self.resumed
                 self.device = record.device
@@ -79,8 +79,8 @@ class MoveWorld(World):
 
     def stops(self, server: int) -> None:
         """It says that it has handed over, or is suspended."""
-        if server in self.asked:
-            self.asked.discard(server)
+        if server in self.requested:
+            self.requested.discard(server)
             self.stopped.add(server)
             if self.holder == server:
                 self.holder = None

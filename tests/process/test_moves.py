@@ -116,7 +116,7 @@ def test_more_downtime_than_allowed_is_given_up(world: MoveWorld) -> None:
     assert world.holder == 0
 
 
-def test_snapshots_that_nobody_asked_for_begin_no_round(world: MoveWorld) -> None:
+def test_snapshots_that_nobody_requested_for_begin_no_round(world: MoveWorld) -> None:
     target = world.begin()
     world.warm(target)
     world.snapshot()
@@ -206,7 +206,7 @@ def test_a_detour_that_nobody_wants_any_more_does_not_begin(world: MoveWorld, ho
     assert world.machine.move is not None
     assert world.machine.move.may_cancel is None
     if how == "cancel":
-        world.tell(v.CancelRequested, why="asked")
+        world.tell(v.CancelRequested, why="requested")
     else:
         world.tell(e.ClientExited)
     world.hand_over()
@@ -216,7 +216,7 @@ def test_a_detour_that_nobody_wants_any_more_does_not_begin(world: MoveWorld, ho
 
 def test_a_source_that_does_not_answer_a_cancel_is_killed_in_time(world: MoveWorld) -> None:
     target = world.to_handover()
-    world.tell(v.CancelRequested, why="asked")
+    world.tell(v.CancelRequested, why="requested")
     assert world.timers["move"] == MoveLimits().handover_timeout
     world.exit(target, killed=True)
     world.timer("move")
@@ -238,7 +238,7 @@ def test_a_detour_that_fails_brings_the_shadow_back(world: MoveWorld, how: str) 
         world.tell(v.HandoverFailed, server=0, text="host memory has no room")
         assert "out of reach" in (world.record().error or "")
     elif how == "cancel":
-        world.tell(v.CancelRequested, why="asked")
+        world.tell(v.CancelRequested, why="requested")
     elif how == "target":
         world.exit(target, killed=True)
     else:
@@ -303,7 +303,7 @@ def test_a_failure_before_the_target_has_resumed_leaves_it_on_the_source(
     elif how == "target_says":
         world.tell(v.TargetFailed, server=target, code="no_room", text="no room")
     elif how == "cancel":
-        world.tell(v.CancelRequested, why="asked")
+        world.tell(v.CancelRequested, why="requested")
     else:
         world.timer("move")
     if phase == "handing_over" and how == "timeout":
@@ -365,7 +365,7 @@ def test_a_target_that_resumed_the_program_before_it_was_killed_has_it(world: Mo
     """The program has its answers already: going on with the source would be a second life."""
     target = world.to_handover()
     world.hand_over()
-    world.tell(v.CancelRequested, why="asked")
+    world.tell(v.CancelRequested, why="requested")
     world.resume_program(target)
     assert (world.record().state, world.device) == ("done", "cpu:1")
     world.exit(target, killed=True)

@@ -70,7 +70,7 @@ class Moves(AtAnyTime):
             world.round(move.target, len(move.record.iterations) + 1, MIB)
         elif move is not None and move.phase == "committing":
             world.tell(v.IntentWritten)
-        elif move is not None and move.source in world.asked:
+        elif move is not None and move.source in world.requested:
             self.stopped(move.source)
         elif move is not None and move.phase == "keeping":
             world.tell(v.Kept, server=machine.holder)
@@ -107,11 +107,11 @@ class Moves(AtAnyTime):
     def phase(self, data: Any, name: str) -> None:
         self.world.tell(e.PhaseReached, server=self.server(data), name=name, at=self.world.t)
 
-    @precondition(lambda self: self.world.asked & self.world.alive)
+    @precondition(lambda self: self.world.requested & self.world.alive)
     @rule()
     def refuse(self) -> None:
-        source = min(self.world.asked & self.world.alive)
-        self.world.asked.discard(source)
+        source = min(self.world.requested & self.world.alive)
+        self.world.requested.discard(source)
         self.world.tell(v.HandoverFailed, server=source, text="no room")
 
     @rule(data=st.data(), code=st.sampled_from(["no_room", "no_peer"]))
@@ -142,7 +142,7 @@ class Moves(AtAnyTime):
 
     @rule()
     def cancel(self) -> None:
-        self.world.tell(v.CancelRequested, why="asked")
+        self.world.tell(v.CancelRequested, why="requested")
 
     @rule(data=st.data(), sequence=st.integers(0, 3))
     def fault(self, data: Any, sequence: int) -> None:

@@ -38,8 +38,8 @@ def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
 def test_a_standby_prepares_while_the_lost_server_ends() -> None:
     world = World()
     world.run()
-    told = world.tell(e.Ending, server=0)
-    assert told == [e.Prepare(1)]
+    reported = world.tell(e.Ending, server=0)
+    assert reported == [e.Prepare(1)]
     assert (world.machine.state, world.holder) == ("running", 0)
     world.exit(0, killed=True)
     assert world.holder == 1
@@ -52,7 +52,7 @@ def test_a_standby_prepares_while_the_lost_server_ends() -> None:
     assert world.assigns[-1].server == 1
 
 
-def test_a_standby_that_prepares_is_told_of_the_fault() -> None:
+def test_a_standby_that_prepares_is_reported_of_the_fault() -> None:
     world = World()
     world.run()
     armed = e.Injection(3, "record", "kill", 9, 719)
@@ -169,7 +169,7 @@ def test_different_faults_are_not_the_same_fault() -> None:
 
 
 @pytest.mark.parametrize("records", [40, 100])
-def test_a_fault_that_strikes_again_after_the_replay(records: int) -> None:
+def test_a_fault_that_injections_again_after_the_replay(records: int) -> None:
     """Wherever the replay ended: the work of a record may go on long after the record was taken."""
     world = World()
     world.run()
@@ -243,7 +243,7 @@ def test_an_exit_that_takes_long_is_counted_from_its_first_sign() -> None:
     assert (world.recoveries[1].occurred, world.recoveries[1].detected) == (first_sign, exited)
 
 
-def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:
+def test_an_injected_fault_is_not_the_programs_and_injections_once() -> None:
     world = World()
     world.run()
     injection = e.Injection(9, "kernel", "fault", 50, 700)
@@ -260,7 +260,7 @@ def test_an_injected_fault_is_not_the_programs_and_strikes_once() -> None:
     assert {fault.kind for fault in world.faults} == {"injected"}
 
 
-def test_an_injection_that_has_not_struck_goes_to_the_next_server() -> None:
+def test_an_injection_that_has_not_injected_goes_to_the_next_server() -> None:
     world = World()
     world.run()
     injection = e.Injection(9, "replay", "kill", 3, 0)
@@ -358,9 +358,12 @@ def test_servers_that_die_at_every_replay_get_their_successors_ever_more_slowly(
         if world.machine.active is None:
             delays.append(world.timers["spawn"])
             assert world.machine.standby is None
-            said = [i for i in world.others if isinstance(i, e.SaveState)][-1]
-            assert (said.state, "lost without progress; the next one follows in" in said.why) == ("recovering", True)
-            assert said.why in world.recoveries[1].story
+            reported = [i for i in world.others if isinstance(i, e.SaveState)][-1]
+            assert (reported.state, "lost without progress; the next one follows in" in reported.why) == (
+                "recovering",
+                True,
+            )
+            assert reported.why in world.recoveries[1].story
             world.timer("spawn")
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert (len(delays), max(delays)) == (9, 5.0)
@@ -423,7 +426,7 @@ def test_a_device_for_one_process_only_has_no_standby_and_recovers_all_the_same(
     assert world.recoveries[2].standby == "spawned"
 
 
-def test_a_device_without_memory_for_a_standby_is_asked_again() -> None:
+def test_a_device_without_memory_for_a_standby_is_requested_again() -> None:
     world = World()
     world.tell(e.ClientArrived)
     world.tell(e.Hello, server=0)
@@ -500,7 +503,7 @@ def test_a_program_that_exits_while_its_server_recovers() -> None:
 def test_stopping() -> None:
     world = World()
     world.run()
-    world.tell(e.StopRequested, reason="asked")
+    world.tell(e.StopRequested, reason="requested")
     world.timer("stop")
     signals = [i.signal for i in world.others if isinstance(i, e.SignalClient)]
     assert signals == [signal.SIGTERM, signal.SIGKILL]
@@ -557,7 +560,7 @@ class AnyOrder(AtAnyTime):
         )
 
     @rule(data=st.data(), id=st.integers(0, 2))
-    def strike(self, data: Any, id: int) -> None:
+    def fire(self, data: Any, id: int) -> None:
         self.world.tell(e.InjectionFires, server=self.server(data), id=id)
 
     @rule(id=st.integers(0, 2))
@@ -589,7 +592,7 @@ class AnyOrder(AtAnyTime):
 
     @rule()
     def stop(self) -> None:
-        self.world.tell(e.StopRequested, reason="asked")
+        self.world.tell(e.StopRequested, reason="requested")
 
     @rule()
     def handle_missed(self) -> None:

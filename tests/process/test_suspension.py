@@ -29,7 +29,7 @@ def test_a_suspension_is_given_up_while_it_is_prepared(world: MoveWorld) -> None
     world.begin("suspend", "host")
     holder = world.machine.holder
     assert holder in world.alive
-    world.tell(v.CancelRequested, why="asked")
+    world.tell(v.CancelRequested, why="requested")
     assert v.AbortSuspend(0) in world.others
     assert (world.record().state, world.machine.state, world.holder) == ("cancelled", "running", 0)
     assert (world.machine.holder, world.machine.servers[holder or 0]) == (None, "dying")
@@ -118,7 +118,7 @@ def test_a_resumption_that_fails_leaves_it_suspended(world: MoveWorld, how: str)
     if how == "no_room":
         world.tell(v.TargetFailed, server=target, code="no_room", text="no room")
     elif how == "cancel":
-        world.tell(v.CancelRequested, why="asked")
+        world.tell(v.CancelRequested, why="requested")
     world.exit(target)
     assert (world.machine.state, world.keeping, world.holder) == ("suspended", holder, None)
     assert world.record("r").state == ("cancelled" if how == "cancel" else "failed")

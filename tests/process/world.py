@@ -52,9 +52,11 @@ class World:
                 self.prepared[server] = instruction
             case e.Enter(server):
                 assert server in self.alive
-                told = self.prepared[server]
+                reported = self.prepared[server]
                 self.give(server)
-                self.assigns.append(e.Assign(server, "recover", told.deliver, told.careful, told.injections))
+                self.assigns.append(
+                    e.Assign(server, "recover", reported.deliver, reported.careful, reported.injections)
+                )
             case e.SetTimer(name, seconds):
                 self.timers[name] = seconds
             case e.ClearTimer(name):

@@ -19,12 +19,12 @@ HIGH = 400  # where descriptors wait that are to become 3, 4, ... in the next da
 
 
 class ManagedNode(Node):
-    """A node whose daemon is a service. `stored` is the store; `said` is every message without descriptors."""
+    """A node whose daemon is a service. `stored` is the store; `reported` is every message without descriptors."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         super().__init__(folder, **settings)
         self.stored: list[tuple[str, int]] = []
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.watchdog_us = 0
         self._lock = threading.Lock()
         self._heard = threading.Event()
@@ -60,7 +60,7 @@ class ManagedNode(Node):
                 self._remove(name)
 
     def hear(self) -> None:
-        """Everything that was said until now. A manager looks at that before it sees to a service that has died."""
+        """Everything that was reported until now. A manager looks at that before it sees to a service that has died."""
         heard = threading.Event()
         with self._lock:
             self._heard = heard
@@ -106,7 +106,7 @@ class ManagedNode(Node):
                 elif "HEARD" in lines:
                     self._heard.set()
                 else:
-                    self.said.append(data.decode())
+                    self.reported.append(data.decode())
 
     def _add(self, name: str, fd: int) -> None:
         """An open file is kept once, under its first name."""

@@ -100,7 +100,7 @@ def test_memory_that_the_daemon_never_heard_of(
     harness.stop(daemon.process.pid)
     harness.go(program)
     answers = [harness.steps(program, PARTS[0])]
-    assert memory(server) - memory(store(daemon)), "the server has memory that nobody was told of"
+    assert memory(server) - memory(store(daemon)), "the server has memory that nobody was informed of"
     for victim in (daemon.process.pid, server):
         os.kill(victim, signal.SIGKILL)
     daemon.process.wait()
@@ -170,16 +170,16 @@ def test_the_store_dies_and_another_one_has_everything(daemon: Node, start: Star
 
 
 def test_all_three_die_together(daemon: Node, start: Starter) -> None:
-    """Nobody held its memory: the program is told, and the next daemon has a store again."""
+    """Nobody held its memory: the program is informed, and the next daemon has a store again."""
     program = start("stepwise")
     harness.go(program)
     harness.steps(program, PARTS[0])
     kill_both(daemon, program, store(daemon))
     harness.ask(program, 10)
     daemon.start()
-    _, said = program.process.communicate(timeout=60)
+    _, reported = program.process.communicate(timeout=60)
     assert program.process.returncode != 0
-    assert "returned 46" in said, "device unavailable"
+    assert "returned 46" in reported, "device unavailable"
     program.until("lost", "ended")
     why = "nobody kept its memory"
     harness.wait_until(lambda: any(why in line for line in program.lines("xmigd")), "its job's log says why")

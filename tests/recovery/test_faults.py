@@ -1,4 +1,4 @@
-"""Faults at every point where one can strike, and faults that are the program's own."""
+"""Faults at every point where one can be injected, and faults that are the program's own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_kernel_without_end(start: Starter, undisturbed: Callable[..., str]) -> 
     program = start("training", STEPS)
     program.inject("hang", point="kernel", sequence=1000)
     harness.go(program)
-    harness.struck(program)
+    harness.injected(program)
     harness.wait_until(lambda: harness.stands_still(program), "the program waits for the kernel")
     assert program.process.poll() is None
     harness.kill_server(program)
@@ -86,14 +86,14 @@ def test_own_fault_reaches_the_program(start: Starter, which: str, error: int) -
     assert program.recoveries()[-1]["delivered_error"] == error
 
 
-@pytest.mark.parametrize(("value", "told"), [("1", 719), ("0", 0), ("", 0)])
-def test_a_launch_that_blocks_is_told_of_its_kernel(start: Starter, value: str, told: int) -> None:
+@pytest.mark.parametrize(("value", "at_launch"), [("1", 719), ("0", 0), ("", 0)])
+def test_a_launch_that_blocks_is_reported_of_its_kernel(start: Starter, value: str, at_launch: int) -> None:
     """CUDA_LAUNCH_BLOCKING=1 is how programs are debugged: the error comes from the launch that caused it."""
     program = start("blocking", environment={"CUDA_LAUNCH_BLOCKING": value})
     program.inject("kill", sequence=4)
     harness.go(program)
-    _, *said = harness.output(program).splitlines()
-    assert said == [f"launch {told}", "synchronize 719"]
+    _, *reported = harness.output(program).splitlines()
+    assert reported == [f"launch {at_launch}", "synchronize 719"]
 
 
 def test_own_fault_and_kills(start: Starter) -> None:
@@ -115,9 +115,9 @@ def test_memory_of_another_device(start: Starter, kills: tuple[int, ...]) -> Non
     for sequence in kills:
         program.inject("kill", sequence=sequence)
     harness.go(program)
-    said = harness.output(program).splitlines()
-    assert said[0] == "error 700"
-    assert [line.rpartition(" ")[0] for line in said[1:]] == ["the other device", "with access"]
+    reported = harness.output(program).splitlines()
+    assert reported[0] == "error 700"
+    assert [line.rpartition(" ")[0] for line in reported[1:]] == ["the other device", "with access"]
     program.until("ended")
     assert 700 in [r["delivered_error"] for r in program.recoveries()]
 

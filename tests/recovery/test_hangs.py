@@ -11,7 +11,7 @@ STEPS = 400
 PATIENCE = 3.0  # on a busy machine work that is done in a moment takes a second
 
 
-def test_a_hang_that_struck_once(start: Starter, undisturbed: Callable[..., str]) -> None:
+def test_a_hang_that_injected_once(start: Starter, undisturbed: Callable[..., str]) -> None:
     expected = undisturbed("training", STEPS)
     program = start("training", STEPS, hang_timeout=PATIENCE)
     program.inject("hang", point="kernel", sequence=1000)
@@ -48,7 +48,7 @@ def test_never(start: Starter) -> None:
     program = start("training", STEPS, hang_timeout=0)
     program.inject("hang", point="kernel", sequence=1000)
     harness.go(program)
-    harness.struck(program)
+    harness.injected(program)
     harness.wait_until(lambda: harness.stands_still(program), "the program waits for the kernel")
     assert program.faults() == []
     harness.kill_server(program)

@@ -48,7 +48,7 @@ def kill_both(node: ManagedNode, program: Program) -> None:
 
 
 def settled(node: ManagedNode) -> bool:
-    """Has the manager been told of everything that the daemon holds, and the daemon of what the servers hold?"""
+    """Has the manager been informed of everything that the daemon holds, and the daemon of what the servers hold?"""
     assert node.process is not None
     servers = set().union(*map(memory, harness.server_pids(node)))
     return len(node.memory) >= 5 and node.memory == memory(node.process.pid) and servers <= node.memory
@@ -82,7 +82,7 @@ def test_server_dies_while_no_daemon_is_there(node: ManagedNode, kernels: Path, 
 
 
 def test_adopted_memory_is_kept_too(node: ManagedNode, kernels: Path, expected: list[str]) -> None:
-    """The second daemon is told by the server what it has; the third has it from the second's store."""
+    """The second daemon is informed by the server what it has; the third has it from the second's store."""
     program = stepwise(node, kernels)
     answers = [harness.steps(program, PARTS[0])]
     node.kill()
@@ -97,7 +97,7 @@ def test_adopted_memory_is_kept_too(node: ManagedNode, kernels: Path, expected: 
 
 
 def is_lost(program: Program) -> str:
-    """Wait until its program is told that its memory is lost. Returns why."""
+    """Wait until its program is informed that its memory is lost. Returns why."""
     harness.ask(program, 10)
     program.process.communicate(timeout=60)
     assert program.process.returncode != 0
@@ -114,8 +114,8 @@ def test_what_is_not_complete_is_not_used(node: ManagedNode, kernels: Path) -> N
 
 
 def allocates_alone(node: ManagedNode, kernels: Path) -> tuple[Program, str]:
-    """Its memory comes while there is no daemon that could be told; its server dies before there is one. With its first
-    answer."""
+    """Its memory comes while there is no daemon that could be informed; its server dies before there is one. With its
+    first answer."""
     program = harness.start(node, PROGRAMS / "stepwise.py", kernels=kernels)
     harness.wait_until(lambda: settled(node), "the store has all memory")
     server = program.until("running")["server_pid"]
@@ -142,26 +142,26 @@ def test_what_has_changed_since_and_nobody_has_is_not_used(node: ManagedNode, ke
 
 def test_ready_watchdog_reload_and_stop(node: ManagedNode, tmp_path: Path) -> None:
     node.stop()
-    node.hear()  # what the daemon said last
+    node.hear()  # what the daemon reported last
     node.watchdog_us = 300_000
     configuration = tmp_path / "xmigd.toml"
     configuration.write_text("")
     node.environment["XMIG_CONFIG"] = str(configuration)
-    node.said.clear()
+    node.reported.clear()
     node.start()
     assert node.process is not None
-    harness.wait_until(lambda: node.said.count("WATCHDOG=1") >= 3, "the watchdog is kept quiet")
-    assert node.said[0].startswith("READY=1\nSTATUS=")
+    harness.wait_until(lambda: node.reported.count("WATCHDOG=1") >= 3, "the watchdog is kept quiet")
+    assert node.reported[0].startswith("READY=1\nSTATUS=")
     configuration.write_text('log_level = "debug"\nport = 1\n')
-    before = len(node.said)
+    before = len(node.reported)
     os.kill(node.process.pid, signal.SIGHUP)
-    harness.wait_until(lambda: any(s.startswith("READY=1") for s in node.said[before:]), "it has reloaded")
-    assert any(said.startswith("RELOADING=1\nMONOTONIC_USEC=") for said in node.said[before:])
+    harness.wait_until(lambda: any(s.startswith("READY=1") for s in node.reported[before:]), "it has reloaded")
+    assert any(reported.startswith("RELOADING=1\nMONOTONIC_USEC=") for reported in node.reported[before:])
     log = node.log.read_text()
     assert "changed=log_level" in log
     configuration.write_text("log_level = 7\n")
     os.kill(node.process.pid, signal.SIGHUP)
-    harness.wait_until(lambda: "the settings are not taken over" in node.log.read_text(), "a mistake is said")
+    harness.wait_until(lambda: "the settings are not taken over" in node.log.read_text(), "a mistake is reported")
     node.stop()
     node.hear()
-    assert any(said.startswith("STOPPING=1") for said in node.said)
+    assert any(reported.startswith("STOPPING=1") for reported in node.reported)

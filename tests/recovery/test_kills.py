@@ -102,15 +102,15 @@ def test_killed_at_every_replay(start: Starter, undisturbed: Callable[..., str])
         program.inject("kill", sequence=sequence)
     harness.go(program)
     began = time.monotonic()
-    said = "servers in a row were lost without progress; the next one follows in"
-    harness.wait_until(lambda: said in (program.until("recovering")["why"]), "the state tells of the pause")
+    reported = "servers in a row were lost without progress; the next one follows in"
+    harness.wait_until(lambda: reported in (program.until("recovering")["why"]), "the state tells of the pause")
     assert harness.output(program) == expected
     # Three are replaced at once, the others after 0.1, 0.2, 0.4, 0.8, 1.6 s.
     assert time.monotonic() - began >= 3.1
     check_recovered(program, at_least=1)
     (recovery,) = [r for r in program.recoveries() if r["attempts"] > 1]
     assert recovery["attempts"] == deaths + 1
-    assert [said in line for line in recovery["story"]].count(True) == deaths + 1 - 3
+    assert [reported in line for line in recovery["story"]].count(True) == deaths + 1 - 3
 
 
 def test_stopped_then_killed(start: Starter) -> None:

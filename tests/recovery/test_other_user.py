@@ -145,7 +145,7 @@ def test_its_lines_are_its_job_s(node: Node, files: Path) -> None:
         "assert d.cuInit(0) == 0 and d.cuCtxAttach(None, 0) != 0"
     )
     program = node.program([PYTHON, "-c", code], cwd="/", stderr=subprocess.PIPE)
-    _, said = program.process.communicate(timeout=60)
-    assert program.process.returncode == 0, said
+    _, reported = program.process.communicate(timeout=60)
+    assert program.process.returncode == 0, reported
     harness.wait_until(lambda: len(program.lines("program")) == 2, "both lines")
     assert {line.split()[0] for line in program.lines()} == {"cuGreenCtxCreate", "cuCtxAttach"}

@@ -38,9 +38,9 @@ def test_stopped_job(daemon: Node, start: Starter) -> None:
 
 
 @pytest.fixture(scope="session")
-def spoil(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("spoil") / "spoil.so"
-    source = harness.ROOT / "tests" / "recovery" / "spoil.cc"
+def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("corrupt") / "corrupt.so"
+    source = harness.ROOT / "tests" / "recovery" / "corrupt.cc"
     subprocess.run(
         ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{harness.ROOT / 'shim'}", source, "-o", library],
         check=True,
@@ -50,11 +50,11 @@ def spoil(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", range(6))
 def test_garbage_in_the_journal(
-    daemon: Node, start: Starter, undisturbed: Callable[..., str], spoil: Path, kind: int
+    daemon: Node, start: Starter, undisturbed: Callable[..., str], corrupt: Path, kind: int
 ) -> None:
     expected = undisturbed("training", 300)
     neighbour = start("training", 300)
-    hostile = start("garbage", spoil, kind)
+    hostile = start("garbage", corrupt, kind)
     harness.go(hostile)
     assert "lost" in harness.output(hostile)
     hostile.until("lost", "ended")

@@ -1,4 +1,4 @@
-"""The expected stall: told while a program runs, kept below its bound, and kept beside each recovery."""
+"""The expected stall: reported while a program runs, kept below its bound, and kept beside each recovery."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def node(tmp_path: Path, native_dir: Path) -> Node:
     return Node(tmp_path, stall_bound=0.15, snapshot_cost=0.05)
 
 
-def test_told_kept_and_shown(node: Node) -> None:
+def test_reported_kept_and_shown(node: Node) -> None:
     with node:
         program = demo.start(node, "training", EPOCHS)
         process = program.until("running")["id"]
         path = f"/v1/processes/{process}"
         wait_until(lambda: len(node.client.get(f"{path}/segments", limit=20)) >= 10, "ten snapshots")
-        told = node.client.get(path)
-        assert told["stall_bound_ms"] == 150
-        assert told["snapshots_ms"] > 0
+        reported = node.client.get(path)
+        assert reported["stall_bound_ms"] == 150
+        assert reported["snapshots_ms"] > 0
         # The constant part is 40 ms before any recovery; whatever else this machine does, it is no minute.
-        assert 40 <= told["expected_stall_ms"] < 60_000
+        assert 40 <= reported["expected_stall_ms"] < 60_000
         assert node.client.get(f"/v1/jobs/{program.job}")["expected_stall_ms"] >= 40
 
         wait_until(lambda: node.client.get(path)["standby"] == "warm", "a standby")
-        told = node.client.get(path)
-        os.kill(told["server_pid"], signal.SIGKILL)
+        reported = node.client.get(path)
+        os.kill(reported["server_pid"], signal.SIGKILL)
         recovery = demo.recovered(program, 1)
         assert recovery is not None
         assert recovery["outcome"] == "resumed"
         assert recovery["expected_ms"] >= 40
         after = node.client.get(path)
-        assert after["snapshots_ms"] >= told["snapshots_ms"]  # the next server goes on counting
+        assert after["snapshots_ms"] >= reported["snapshots_ms"]  # the next server goes on counting
 
         def samples() -> dict[str, list[float | None]]:
             return dict(node.client.get(f"{path}/series")["samples"])

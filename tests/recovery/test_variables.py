@@ -38,7 +38,7 @@ def killed(program: Program) -> None:
     harness.wait_until(lambda: (program.info() or {})["server_pid"] not in (None, before), "another server has the job")
 
 
-def struck(program: Program) -> None:
+def injected(program: Program) -> None:
     before = program.until("running")["server_pid"]
     program.inject("fault", point="record", error=700)
 
@@ -55,7 +55,9 @@ def away_and_back(program: Program) -> None:
     resumed(program, here)
 
 
-@pytest.mark.parametrize("disturb", [killed, struck, moved, away_and_back], ids=["kill", "fault", "move", "suspension"])
+@pytest.mark.parametrize(
+    "disturb", [killed, injected, moved, away_and_back], ids=["kill", "fault", "move", "suspension"]
+)
 def test_counts_on(daemon: Node, kernels: Path, disturb: Callable[[Program], object]) -> None:
     program = harness.start(daemon, PROGRAM, kernels=kernels)
     harness.go(program)

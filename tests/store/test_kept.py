@@ -144,7 +144,7 @@ def test_only_the_newest_stay_and_nothing_else(running: tuple[Node, Program]) ->
     assert files(node.folder / "store" / "objects") == {f"{part.hash}.zst" for m in found for part in m.parts}
 
 
-def test_what_was_spoiled_is_rejected(running: tuple[Node, Program]) -> None:
+def test_what_was_corrupted_is_rejected(running: tuple[Node, Program]) -> None:
     node, program = running
     work_until_kept(program, 1)
     harness.output(program)
@@ -154,8 +154,8 @@ def test_what_was_spoiled_is_rejected(running: tuple[Node, Program]) -> None:
         path = objects(node).path(part.hash)
         good = path.read_bytes()
         middle = len(good) // 2
-        for spoiled in (good[:middle], good[:middle] + bytes([good[middle] ^ 4]) + good[middle + 1 :]):
-            path.write_bytes(spoiled)
+        for corrupted in (good[:middle], good[:middle] + bytes([good[middle] ^ 4]) + good[middle + 1 :]):
+            path.write_bytes(corrupted)
             with pytest.raises(Damaged):
                 verify(objects(node), manifest)
         path.write_bytes(good)
@@ -195,12 +195,12 @@ def test_a_store_that_cannot_be_written_is_no_jobs_business(native_dir: Path, ke
         assert kept(program) == []
         harness.output(program)
         # The store has a thread of its own, and no hurry.
-        harness.wait_until(lambda: "are left on the disk of" in node.log.read_text(), "why is said")
+        harness.wait_until(lambda: "are left on the disk of" in node.log.read_text(), "why is reported")
 
 
 @pytest.fixture(scope="module")
-def spoil(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("spoil") / "spoil.so"
+def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("corrupt") / "corrupt.so"
     command: list[str | Path] = [
         "c++",
         "-std=c++20",
@@ -212,14 +212,14 @@ def spoil(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-o",
         library,
     ]
-    subprocess.run([*command, harness.ROOT / "tests" / "recovery" / "spoil.cc"], check=True)
+    subprocess.run([*command, harness.ROOT / "tests" / "recovery" / "corrupt.cc"], check=True)
     return library
 
 
-def test_a_program_that_scribbles_over_its_journal(native_dir: Path, kernels: Path, spoil: Path) -> None:
+def test_a_program_that_scribbles_over_its_journal(native_dir: Path, kernels: Path, corrupt: Path) -> None:
     """Its own process is lost; the daemon keeps what it can read, and goes on for others."""
     with node_with(native_dir) as node:
-        program = harness.start(node, PROGRAMS / "garbage.py", spoil, 0, kernels=kernels)
+        program = harness.start(node, PROGRAMS / "garbage.py", corrupt, 0, kernels=kernels)
         harness.go(program)
         program.process.communicate(timeout=60)
         assert node.client.get("/healthz")["status"] == "ok"

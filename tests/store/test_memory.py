@@ -72,9 +72,9 @@ def test_a_huge_snapshot_is_not_read(files: tuple[int, int]) -> None:
 @settings(deadline=None)
 def test_no_bytes_do_harm(content: bytes, at: int, value: int) -> None:
     good = make_snapshot()
-    spoiled = bytearray(good)
-    spoiled[at % len(good)] = value
-    for each in (content, good[: at % len(good)], bytes(spoiled), good[:232] + content):
+    corrupted = bytearray(good)
+    corrupted[at % len(good)] = value
+    for each in (content, good[: at % len(good)], bytes(corrupted), good[:232] + content):
         try:
             assert parse_snapshot(each).content == good
         except Unreadable:

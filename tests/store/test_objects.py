@@ -1,4 +1,4 @@
-"""Content by its hash: what is put there comes back, or is said to be damaged."""
+"""Content by its hash: what is put there comes back, or is reported to be damaged."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_every_flipped_bit_and_every_cut_is_noticed(objects: Objects) -> None:
     stored = objects.put([CONTENT])
     path = objects.path(stored.hash)
     good = path.read_bytes()
-    spoiled = [good[:length] for length in range(0, len(good), max(1, len(good) // 40))]
-    spoiled += [good + b"x", good + good]
+    corrupted = [good[:length] for length in range(0, len(good), max(1, len(good) // 40))]
+    corrupted += [good + b"x", good + good]
     for at in range(0, len(good), max(1, len(good) // 60)):
         for bit in (1, 128):
-            spoiled.append(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :])
-    for content in spoiled:
+            corrupted.append(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :])
+    for content in corrupted:
         path.write_bytes(content)
         try:
             # A bit of the frame's header that means nothing to a reader may flip: the content is right then.

@@ -1,5 +1,5 @@
-"""A program that computes a little at a time until it is told to end: `calm.py MEBIBYTES`. It checks itself: every
-value that it reads back is what it computed, whatever happened to its device in between."""
+"""A program that computes a little at a time until it is instructed to end: `calm.py MEBIBYTES`. It checks itself:
+every value that it reads back is what it computed, whatever happened to its device in between."""
 
 from __future__ import annotations
 

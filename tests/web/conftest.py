@@ -51,8 +51,10 @@ def page(chromium: Browser, front: Front) -> Iterator[Page]:
     with chromium.new_context(base_url=front.address, viewport={"width": 1280, "height": 800}) as context:
         context.set_default_timeout(PATIENCE * 1000)
         page = context.new_page()
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text) if "Content Security" in message.text else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        reported: list[str] = []
+        page.on(
+            "console", lambda message: reported.append(message.text) if "Content Security" in message.text else None
+        )
+        page.on("pageerror", lambda error: reported.append(str(error)))
         yield page
-        assert said == []
+        assert reported == []

@@ -50,9 +50,9 @@ class Front:
         assert self.process is not None
         self.process.terminate()
         assert self.process.wait(PATIENCE) == 0
-        said = self.log.read_text()
-        assert "Traceback" not in said, said
-        assert "never retrieved" not in said, said
+        reported = self.log.read_text()
+        assert "Traceback" not in reported, reported
+        assert "never retrieved" not in reported, reported
 
 
 def port_for_long() -> str:

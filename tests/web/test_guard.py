@@ -1,4 +1,4 @@
-"""What a browser is told, and what is refused before anything happens."""
+"""What a browser is informed, and what is refused before anything happens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_another_user_of_the_machine_has_to_log_in(front: Front) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reported"),
     [
         ({"HOST": "0.0.0.0", "LOCAL": "1"}, "loopback"),
         ({"HOST": "0.0.0.0"}, "tls_certificate"),
@@ -115,13 +115,13 @@ def test_another_user_of_the_machine_has_to_log_in(front: Front) -> None:
         ({"API": "somewhere"}, "XMIG_WEB_API"),
     ],
 )
-def test_settings_that_would_not_be_safe_are_refused(settings: dict[str, str], said: str) -> None:
+def test_settings_that_would_not_be_safe_are_refused(settings: dict[str, str], reported: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "xmigd.web.main"], env=os.environ | {f"XMIG_WEB_{k}": v for k, v in settings.items()},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert said in done.stderr
+    assert reported in done.stderr
 
 
 def test_xmigd_is_gone(native_dir: object, node: Node) -> None:

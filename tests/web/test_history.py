@@ -1,4 +1,4 @@
-"""A long history in a browser: 10,000 migrations, of which a page shows those that are asked for."""
+"""A long history in a browser: 10,000 migrations, of which a page shows those that are requested."""
 
 from __future__ import annotations
 

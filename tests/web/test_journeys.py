@@ -44,13 +44,13 @@ def test_run_a_job_and_see_it(page: Page, node: Node) -> None:
 
 
 def test_a_chart_of_a_single_sample_shows_its_time(page: Page, node: Node, training: Program) -> None:
-    # A page that does not renew itself has to be asked for when there is something to draw.
+    # A page that does not renew itself has to be requested when there is something to draw.
     series = f"/v1/processes/{_process(training)}/series"
     wait_until(lambda: any(node.client.get(series)["samples"]["live_bytes"]), "a sample")
     page.add_init_script(
         "window.drawn = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
         "CanvasRenderingContext2D.prototype.fillText = "
-        "function (...told) { drawn.push(told[0]); fill.apply(this, told); }"
+        "function (...reported) { drawn.push(reported[0]); fill.apply(this, reported); }"
     )
     page.route("**/live?*", lambda route: route.abort())
     page.route("**/processes/*", only_the_newest_sample)
@@ -202,12 +202,12 @@ def test_the_daemon_is_away_for_a_while(page: Page, node: Node, training: Progra
     training.until("running")
 
 
-def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node, training: Program) -> None:
+def test_a_page_that_was_requested_for_before_the_daemon_went(page: Page, node: Node, training: Program) -> None:
     held: list[tuple[Route, APIResponse]] = []
 
     def hold(route: Route) -> None:
         answer = route.fetch()
-        if held or "asked-for" not in answer.text():  # asked for before there was such a job, or after what is held
+        if held or "requested-for" not in answer.text():  # requested before there was such a job, or after what is held
             route.fulfill(response=answer)
         else:
             held.append((route, answer))
@@ -215,16 +215,16 @@ def test_a_page_that_was_asked_for_before_the_daemon_went(page: Page, node: Node
     page.goto("/jobs")
     expect(page.locator("#live")).to_contain_text("training")
     page.route("**/jobs", hold)
-    node.client.post("/v1/jobs", {"name": "asked-for"})
+    node.client.post("/v1/jobs", {"name": "requested-for"})
     while not held:
         page.wait_for_timeout(10)
     node.kill()
     expect(page.locator("#stale")).to_contain_text("Stale since")
     route, answer = held[0]
     route.fulfill(response=answer)
-    expect(page.locator("#live")).to_contain_text("asked-for")
+    expect(page.locator("#live")).to_contain_text("requested-for")
     expect(page.locator("#stale")).to_contain_text("Stale since")
-    page.unroute_all(behavior="wait")  # what is asked for now is answered, too
+    page.unroute_all(behavior="wait")  # what is requested now is answered, too
     node.start()
     expect(page.locator("#stale")).to_be_hidden()
     training.until("running")

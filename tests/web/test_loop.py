@@ -39,7 +39,7 @@ def test_what_comes_for_a_reader_that_was_just_cancelled(caplog: pytest.LogCaptu
     assert ("invalid state" in caplog.text) != ours
 
 
-def test_other_errors_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_errors_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(say_unless_late)

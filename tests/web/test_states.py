@@ -108,8 +108,8 @@ def test_an_open_circuit_breaker(chromium: Browser, make_node: MakeNode) -> None
 def test_what_happened_while_the_front_was_away(chromium: Browser, node: Node) -> None:
     with chromium.new_context() as context:
         page = context.new_page()
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url) if "/live?" in request.url else None)
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url) if "/live?" in request.url else None)
         port = port_for_long()
         with Front(node, port=port) as front:
             page.goto(f"{front.address}/jobs")
@@ -123,7 +123,7 @@ def test_what_happened_while_the_front_was_away(chromium: Browser, node: Node) -
             expect(page.locator(f"#job-{missed}")).to_contain_text("missed")
             expect(page.locator("#stale")).to_be_hidden()
             context.close()  # the front's end does not wait for it
-        assert len(asked) > 1
+        assert len(requested) > 1
 
 
 def test_a_cancel_that_comes_too_late(chromium: Browser, make_node: MakeNode) -> None:

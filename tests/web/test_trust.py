@@ -111,7 +111,7 @@ def test_faults_page_by_page_without_a_script(chromium: Browser, front: Front, n
         expect(page.get_by_role("link", name="The newest")).to_be_visible()
 
 
-def test_recoveries_are_told_in_seconds_and_by_name(page: Page, node: Node) -> None:
+def test_recoveries_are_reported_in_seconds_and_by_name(page: Page, node: Node) -> None:
     page.goto("/faults")
     expect(page.locator(".timeline")).to_contain_text("Running again after 4.3 s")
     assert "4265" not in page.locator("main").inner_text()

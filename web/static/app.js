@@ -6,7 +6,7 @@ document.documentElement.classList.add("js");
 (() => {
   const badge = document.getElementById("stale");
   let lastId = "";
-  // Two things are to be there, and neither says anything of the other: a page that was asked for while xmigd was there
+  // Two things are to be there, and neither says anything of the other: a page that was requested while xmigd was there
   // may come after the word that it is gone.
   const gone = { events: false, page: false };
 
@@ -36,7 +36,7 @@ document.documentElement.classList.add("js");
   };
 
   // What a person is in the middle of stays as it is: an opened part, a form with what it says of the version that was
-  // seen when it was begun, a chart, what they were told.
+  // seen when it was begun, a chart, what they were sent.
   document.addEventListener("input", (event) => event.target.form?.setAttribute("data-touched", ""));
   const theirs = (node) => node.localName === "form" && (node.hasAttribute("data-touched") || node.closest("details[open]"));
   const keeping = {

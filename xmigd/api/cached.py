@@ -1,4 +1,4 @@
-"""Answers that are asked for again and again, made once per state of the database.
+"""Answers that are requested again and again, made once per state of the database.
 
 Everything that changes the database goes through one writer, which counts what it is given and its commits: an answer
 made since they changed is still right. An answer is never older than the request for it: who comes after a change does

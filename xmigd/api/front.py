@@ -20,7 +20,7 @@ class Front:
         self._there = asyncio.Event()
 
     def wait_for(self, what: str) -> None:
-        """What whoever asks is told meanwhile."""
+        """What whoever asks receives meanwhile."""
         self._waits_for = what
 
     def open(self, app: ASGIApp) -> None:

@@ -35,7 +35,7 @@ def _query_names(operation: dict[str, Any]) -> frozenset[str]:
 async def only_known(request: Request) -> None:
     """A dependency of every endpoint. Raises Invalid."""
     if request.method == "GET" and not request.query_params:
-        return  # the document, which takes a moment to be made, is not asked
+        return  # the document, which takes a moment to be made, is not queried
     known: KnownParameters = request.app.state.known
     route = request.scope.get("route")
     found = known.of(getattr(route, "path", ""), request.method)

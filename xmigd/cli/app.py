@@ -55,9 +55,9 @@ def xmigctl(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Run, watch and move GPU programs under xMIG."""
-    asked = invocation.get()
-    asked.url, asked.token = url, read_token(token)
-    asked.ca_file, asked.client_cert = ca_file, client_cert
+    requested = invocation.get()
+    requested.url, requested.token = url, read_token(token)
+    requested.ca_file, requested.client_cert = ca_file, client_cert
 
 
 def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
@@ -89,8 +89,8 @@ def _needed(arguments: Sequence[str]) -> Iterable[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """The program. Ends by SystemExit with a code of `exits.Exit`."""
-    asked = Invocation()
-    invocation.set(asked)
+    requested = Invocation()
+    invocation.set(requested)
     try:
         if COMPLETION in os.environ:
             from typer.completion import completion_init  # type: ignore[attr-defined]
@@ -102,11 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
         )
         app(arguments, prog_name="xmigctl", complete_var=COMPLETION)
     except XmigError as error:
-        show_error(error, asked.output)
+        show_error(error, requested.output)
         sys.exit(exit_code_of(error))
     except BrokenPipeError:
         # Whoever read this has seen enough; what is still buffered goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(Exit.OK)
     finally:
-        asked.to_close.close()
+        requested.to_close.close()

@@ -1,4 +1,4 @@
-"""The audit: who asked for what, and how it went."""
+"""The audit: who requested what, and how it went."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def audit(
     limit: LimitOption = 50,
     output: OutputOption = Output.table,
 ) -> None:
-    """Who asked for what, and how it went, newest first: each intent, and its outcome. For operators."""
+    """Who requested what, and how it went, newest first: each intent, and its outcome. For operators."""
     rows = connect().get("/v1/audit", requestor=requestor, before=before, limit=limit)
     if output is Output.table:
         rows = [row | {"requestor": requestor_name(row["requestor"])} for row in rows]
@@ -31,4 +31,4 @@ def audit(
         "id": "ENTRY", "at": "TIME", "entry": "KIND", "intent_id": "OF", "requestor": "REQUESTOR", "via": "VIA",
         "action": "ACTION", "outcome": "OUTCOME", "status": "STATUS", "detail": "DATA",
     }  # fmt: skip
-    show(rows, output, columns, "nothing was asked for")
+    show(rows, output, columns, "nothing was requested")

@@ -60,12 +60,12 @@ def place() -> Place:
 
 def connect(timeout: float = 30.0) -> Client:
     """The daemon that the options before the command name."""
-    asked = invocation.get()
+    requested = invocation.get()
     client = Client(
-        place(), url=asked.url, token=asked.token, ca_file=asked.ca_file, client_cert=asked.client_cert,
+        place(), url=requested.url, token=requested.token, ca_file=requested.ca_file, client_cert=requested.client_cert,
         timeout=timeout,
     )  # fmt: skip
-    asked.to_close.callback(client.close)
+    requested.to_close.callback(client.close)
     return client
 
 
@@ -143,6 +143,6 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandError(f"{question} Nobody can be asked here.", hint="say --yes", exit_code=Exit.USAGE)
+        raise CommandError(f"{question} There is no terminal to answer at.", hint="say --yes", exit_code=Exit.USAGE)
     if not typer.confirm(question):
         raise CommandError("nothing was changed", exit_code=Exit.CANCELLED)

@@ -75,14 +75,14 @@ def ack(
 @group.command()
 def inject(
     job: JobArgument,
-    kind: Annotated[Kind, typer.Option(help="what strikes")] = Kind.kill,
-    point: Annotated[Point, typer.Option(help="where it strikes")] = Point.record,
+    kind: Annotated[Kind, typer.Option(help="what is injected")] = Kind.kill,
+    point: Annotated[Point, typer.Option(help="where it is injected")] = Point.record,
     sequence: Annotated[int, typer.Option(min=0, help="the first record it applies to")] = 0,
     error: Annotated[int, typer.Option(min=1, max=999, help="the CUresult of a fault")] = 700,
     process: Annotated[str | None, typer.Option(help="only this process of the job")] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Arm a fault that strikes once, to see the recovery."""
+    """Arm a fault that is injected once, to see the recovery."""
     client = connect()
     body = {"kind": kind, "point": point, "sequence": sequence, "error": error, "process": process}
     armed = client.post(f"/v1/jobs/{find_job(client, job)}/faults:inject", body)

@@ -131,7 +131,7 @@ class _Watch:
 
 
 def _cancel(watch: _Watch) -> bool:
-    """Ask for its end. False: it cannot be cancelled any more; it is said why."""
+    """Ask for its end. False: it cannot be cancelled any more; it is reported why."""
     watch.cancelling = True
     if watch.operation.get("may_cancel") is False and watch.operation["state"] not in OVER:
         why = watch.operation.get("may_cancel_why") or "it is past the point of no return"
@@ -164,14 +164,14 @@ def _silent(watch: _Watch) -> None:
 
 def _lines(watch: _Watch) -> None:
     """Not a terminal: a line at each change of the phase."""
-    said = ""
+    reported = ""
     over = False
     while not over:
         over = watch.look()
         now = " ".join(str(watch.operation[k]) for k in ("kind", "state", "phase") if watch.operation.get(k))
-        if now != said:
+        if now != reported:
             notes.print(f"{now}{_amount(watch.operation)}")
-            said = now
+            reported = now
 
 
 def _bar(watch: _Watch) -> None:

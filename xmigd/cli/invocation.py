@@ -1,4 +1,4 @@
-"""One use of the command line: what was asked for before and beside the command itself."""
+"""One use of the command line: what was requested before and beside the command itself."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def run(command: list[str], environment: Mapping[str, str], prepare: Callable[[]
             os.write(writing, str(error.errno).encode())
         os._exit(127)
     os.close(writing)
-    with open(reading, "rb") as said:
-        failed = said.read()
+    with open(reading, "rb") as reported:
+        failed = reported.read()
     if failed:
         os.waitpid(child, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

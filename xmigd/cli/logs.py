@@ -37,7 +37,7 @@ def logs(
         if output is Output.json:
             show_json(rows)
         elif not rows:
-            console.print("nothing was said about this job")
+            console.print("nothing was reported about this job")
         else:
             for row in rows:
                 _line(row, output)

@@ -97,7 +97,7 @@ def cancel(
     elif answer["state"] in OVER:
         console.print(f"the {answer['kind']} had {answer['state']} before it could be cancelled")
     else:
-        console.print(f"the {answer['kind']} was asked to end")
+        console.print(f"the {answer['kind']} was requested to end")
 
 
 def subject(row: dict[str, Any], names: dict[str, str]) -> str:

@@ -31,7 +31,7 @@ notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlig
 
 
 def _remember(value: Output) -> Output:
-    """Errors come in the form that was asked for, too."""
+    """Errors come in the form that was requested, too."""
     invocation.get().output = value
     return value
 

@@ -2,7 +2,7 @@
 
 Each connection is judged when it is accepted: who says nothing never reaches an application. A request has to have
 arrived, headers and body, within `request_timeout`; a connection rests between requests for `idle_timeout` at most; an
-answer has to be read. Whoever is refused or cut off is told why, as the API's errors are (RFC 9457).
+answer has to be read. Whoever is refused or cut off gets the reason, as the API's errors are (RFC 9457).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class HttpServer(uvicorn.Server):
         self.quotas = quotas
         self.times = times
         self._looks: asyncio.TimerHandle | None = None
-        self._told_time = 0
+        self._reported_time = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = asyncio.Event()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -151,8 +151,8 @@ class HttpServer(uvicorn.Server):
     def tell_time(self) -> None:
         """In every answer."""
         now = int(time.time())
-        if now != self._told_time:
-            self._told_time = now
+        if now != self._reported_time:
+            self._reported_time = now
             date = (b"date", formatdate(now, usegmt=True).encode())
             self.server_state.default_headers = [date, *self.config.encoded_headers]
 
@@ -218,7 +218,7 @@ def _packed(status: int, code: str, message: str, hint: str, retry_after: float 
 
 
 def turn_away(sock: socket.socket, refusal: XmigError, *, readable: bool = True) -> None:
-    """Say why and close, without waiting for anything: there may be thousands. Who speaks TLS cannot be told."""
+    """Say why and close, without waiting for anything: there may be thousands. Who uses TLS cannot be determined."""
     with contextlib.suppress(OSError), sock:
         if readable:
             sock.send(packed(refusal), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

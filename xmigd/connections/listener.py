@@ -64,7 +64,9 @@ class Listener:
             advice=f"start fewer programs at once; connections that say nothing are closed after {PATIENCE:g} s",
         )  # fmt: skip
         self._pending: dict[socket.socket, tuple[Place, Peer, asyncio.TimerHandle]] = {}
-        self._refused: deque[tuple[socket.socket, float]] = deque()  # told why, and until when they stay, oldest first
+        self._refused: deque[tuple[socket.socket, float]] = (
+            deque()
+        )  # reported why, and until when they stay, oldest first
         self._most_refused = within_descriptors(MAX_REFUSED, 32)
         self._ending: asyncio.TimerHandle | None = None
         self._acceptor = Acceptor(self._sock, path.name, self._accepted)
@@ -96,7 +98,7 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._readable, sock)
 
     def _refuse(self, sock: socket.socket, why: XmigError) -> None:
-        """Say why. It stays open for a moment more, as long as there are not too many: who speaks to a closed socket
+        """Say why. It stays open for a moment more, as long as there are not too many: who uses to a closed socket
         does not hear the answer."""
         if self._on_refused is not None:
             self._on_refused(sock, why)
@@ -141,7 +143,7 @@ class Listener:
 
     def _too_late(self, sock: socket.socket) -> None:
         peer = self._forget(sock)
-        logger.debug("connection closed", uid=peer.uid, pid=peer.pid, why="it said nothing")
+        logger.debug("connection closed", uid=peer.uid, pid=peer.pid, why="it reported nothing")
         sock.close()
 
     def _forget(self, sock: socket.socket) -> Peer:

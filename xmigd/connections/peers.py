@@ -78,7 +78,7 @@ def _ask(peer: Address, ours: Address) -> int | None:
 
 
 def _look_up(peer: Address, ours: Address) -> int | None:
-    """Where the kernel may not be asked: in its table, which takes the longer the more connections there are."""
+    """Where the kernel may not be queried: in its table, which takes the longer the more connections there are."""
     wanted = [_packed(peer), _packed(ours)]
     try:
         lines = Path("/proc/net/tcp6" if ":" in peer[0] else "/proc/net/tcp").read_text().splitlines()[1:]
@@ -93,7 +93,7 @@ def _look_up(peer: Address, ours: Address) -> int | None:
 
 @functools.cache
 def _kernel_answers() -> bool:
-    """Asked once about a connection of our own: a container may not have, or not allow, what answers."""
+    """Queried once about a connection of our own: a container may not have, or not allow, what answers."""
     with (
         contextlib.suppress(OSError),
         socket.create_server(("127.0.0.1", 0)) as listening,

@@ -4,7 +4,8 @@ Invariants:
   A place is taken before a byte of its connection is read, and given back once, when the connection has ended.
   One user of this machine, or one address of the network, has at most `each` places, and at most `streams` streams of
   events, which count apart.
-  Some places nobody gets but root, and some are only there to ask for the daemon's health or to be told why not more.
+  Some places nobody gets but root, and some are only there to ask for the daemon's health or to be informed why not
+  more.
 """
 
 from __future__ import annotations

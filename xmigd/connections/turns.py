@@ -7,7 +7,7 @@ Invariants:
   Of one user of this machine, or one address, at most EACH requests are worked on at once, and at most ALL of all.
   What waits is taken from each user in turn, and of each user from each browser in turn: an address may be a proxy.
   One request begins in each round of the event loop: most pages wait for nothing, and are made in one go; a new
-  connection takes several rounds until it has asked.
+  connection takes several rounds until it has requested.
   A turn ends when the answer begins: a stream of events has none. It does not last while a visitor's words are waited
   for. Who asks for health does not wait for one, and who has gone gets none.
 """

@@ -43,7 +43,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 def newest(folder: Path) -> str:
-    """The revision that this version's scripts lead to. They are numbered, so that alembic need not be asked: it is
+    """The revision that this version's scripts lead to. They are numbered, so that alembic need not be queried: it is
     10 MB of memory for as long as the daemon runs, and most starts find nothing to do."""
     return max(path.name for path in (folder / "versions").glob("[0-9]*_*.py"))[:4]
 
@@ -114,8 +114,8 @@ async def upgrade_apart(path: Path, begins: Callable[[], None]) -> None:
 
 
 def _end_of(child: int, reading: int) -> tuple[bytes, int]:
-    with open(reading, "rb") as said:
-        why = said.read()
+    with open(reading, "rb") as reported:
+        why = reported.read()
     return why, os.waitpid(child, 0)[1]
 
 

@@ -253,7 +253,7 @@ class Operation(Base):
     __tablename__ = "operations"
     __table_args__ = (Index(None, "subject_type", "subject_id"),)
 
-    number: Mapped[int] = mapped_column(primary_key=True)  # the order in which they were asked for
+    number: Mapped[int] = mapped_column(primary_key=True)  # the order in which they were requested
     id: Mapped[str] = mapped_column(String(32), unique=True)
     kind: Mapped[str] = mapped_column(String(32))
     state: Mapped[str] = mapped_column(String(16), index=True)
@@ -263,7 +263,7 @@ class Operation(Base):
     job_id: Mapped[str | None] = mapped_column(String(32), index=True)
     owner: Mapped[int | None]  # the user whose job it concerns; null: the node's
     requestor: Mapped[str] = mapped_column(String(255))
-    request: Mapped[dict[str, Any]] = mapped_column(JSON)  # what was asked, for whoever resolves it after a restart
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)  # what was requested, for whoever resolves it after a restart
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
@@ -291,7 +291,7 @@ class Event(Base):
 
 
 class AuditEntry(Base):
-    """Who asked for what, before its effect, and how it went, after it: two rows. The database itself (triggers)
+    """Who requested what, before its effect, and how it went, after it: two rows. The database itself (triggers)
     refuses to change or delete them."""
 
     __tablename__ = "audit"

@@ -228,7 +228,7 @@ class Writer:
 
 
 def _refusal(error: OperationalError) -> Unavailable:
-    """What somebody is told whose change cannot be written."""
+    """What somebody reads whose change cannot be written."""
     if getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or "full" in str(error.orig):
         return Unavailable(
             "the disk of the database is full: nothing was changed, and what runs goes on", code="disk_full",

@@ -48,13 +48,13 @@ class Training:
 
     def line(self, text: str | bytes) -> None:
         """Take in one line of its output."""
-        said = json.loads(text)
-        if "losses" in said:
+        reported = json.loads(text)
+        if "losses" in reported:
             self.epochs += 1
-            self.losses += said["losses"]
-            self.last_loss = said["loss"]
+            self.losses += reported["losses"]
+            self.last_loss = reported["loss"]
         else:
-            self.result = said
+            self.result = reported
 
     def follow(self, program: Program, patience: float) -> bool:
         """Take in the next line, when there is one within so many seconds. False: there was none, or there will be no
@@ -103,8 +103,8 @@ def finish(node: Node, program: Program, name: str, training: Training | None = 
         program.process.wait()
         raise Failed(f"{name} did not end within 300 s", hint=f"see {node.log}") from None
     if code != 0:
-        said = (node.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()[-3:]
-        raise Failed(f"{name} ended with exit code {code}: {' | '.join(said)}", hint=f"see {node.log}")
+        reported = (node.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()[-3:]
+        raise Failed(f"{name} ended with exit code {code}: {' | '.join(reported)}", hint=f"see {node.log}")
     if training is None:
         training = Training()
         for text in (node.folder / f"{name}.out").read_text().splitlines():
@@ -127,7 +127,7 @@ def recovered(program: Program, count: int, training: Training | None = None) ->
             training.follow(program, 0.01)  # a fault waits for the next kernel
 
 
-def strike(program: Program, kind: str) -> None:
+def inject(program: Program, kind: str) -> None:
     """Kill the server from outside, or make its device fault in the next kernel."""
     if kind == "fault":
         program.inject("fault", point="kernel", error=CUDA_ERROR_LAUNCH_FAILED)
@@ -148,25 +148,25 @@ def reach(program: Program, training: Training, moment: float, began: float) -> 
         time.sleep((moment - whole) * (time.monotonic() - began) / whole)
 
 
-def disturbed(console: Console, node: Node, chance: random.Random, strikes: int, epochs: int
+def disturbed(console: Console, node: Node, chance: random.Random, faults: int, epochs: int
               ) -> tuple[Training, list[dict[str, Any]]]:  # fmt: skip
-    """The training with `strikes` strikes at random moments; each recovery is printed as it is over."""
+    """The training with `faults` faults at random moments; each recovery is printed as it is over."""
     program, training = start(node, "disturbed", epochs, followed=True), Training()
     program.until("running", "ended")
     began = time.monotonic()
     # Of 30 epochs the pipe has room for seven, and there is one more to do.
-    moments = sorted(chance.uniform(0.02, 0.7) * epochs for _ in range(strikes))
-    kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=strikes)][:strikes]
+    moments = sorted(chance.uniform(0.02, 0.7) * epochs for _ in range(faults))
+    kinds = ["kill", "fault", *chance.choices(["kill", "fault"], k=faults)][:faults]
     console.print(f"[bold]{'':4}{'':7}{'expected':>10}{'detected':>10}{'standby':>10}{'memory':>10}{'snapshot':>10}{'replay':>10}"
                   f"{'resumed':>10}{'':>10}[/bold]")  # fmt: skip
-    console.print(f"[dim]{'':4}{'strike':7}{'stall':>10}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
+    console.print(f"[dim]{'':4}{'fault':7}{'stall':>10}{'':10}{'ready':>10}{'mapped':>10}{'restored':>10}{'done':>10}{'':10}"
                   f"{'records':>10}   replies[/dim]")  # fmt: skip
     recoveries: list[dict[str, Any]] = []
     for number, (moment, kind) in enumerate(zip(moments, kinds, strict=True), 1):
         reach(program, training, moment, began)
         if program.process.poll() is not None:
             break
-        strike(program, kind)
+        inject(program, kind)
         recovery = recovered(program, number, training)
         if recovery is None:
             break
@@ -182,7 +182,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def verdict(recovery: dict[str, Any]) -> str:
-    """What the comparison of replies said."""
+    """What the comparison of replies reported."""
     if recovery["outcome"] != "resumed":
         return f"[red]{recovery['outcome']}[/red]"
     if recovery["exact"]:
@@ -190,31 +190,29 @@ def verdict(recovery: dict[str, Any]) -> str:
     return f"[red]{recovery['differing']} of {recovery['compared']} differ[/red]"
 
 
-def compare(
-    console: Console, quiet: Training, struck: Training, recoveries: list[dict[str, Any]], strikes: int
-) -> bool:
-    """Print both results side by side. Do they agree in every bit, after as many recoveries as there were strikes?"""
+def compare(console: Console, quiet: Training, other: Training, recoveries: list[dict[str, Any]], faults: int) -> bool:
+    """Print both results side by side. Do they agree in every bit, after as many recoveries as faults?"""
     console.print()
     console.print(f"[bold]{'':16}{'undisturbed':>14}{'disturbed':>14}[/bold]")
-    console.print(f"{'steps':16}{quiet.result['steps']:>14}{struck.result['steps']:>14}")
-    console.print(f"{'time':16}{quiet.seconds:>12.1f} s{struck.seconds:>12.1f} s")
-    console.print(f"{'last loss':16}{quiet.last_loss:>14.6f}{struck.last_loss:>14.6f}")
-    accuracies = f"{quiet.result['accuracy']:>14.2%}{struck.result['accuracy']:>14.2%}"
+    console.print(f"{'steps':16}{quiet.result['steps']:>14}{other.result['steps']:>14}")
+    console.print(f"{'time':16}{quiet.seconds:>12.1f} s{other.seconds:>12.1f} s")
+    console.print(f"{'last loss':16}{quiet.last_loss:>14.6f}{other.last_loss:>14.6f}")
+    accuracies = f"{quiet.result['accuracy']:>14.2%}{other.result['accuracy']:>14.2%}"
     console.print(f"{'test accuracy':16}{accuracies}   on {quiet.result['test']} images never trained on")
-    console.print(f"{'weights':16}{quiet.result['weights'][:12]:>14}{struck.result['weights'][:12]:>14}   SHA-256")
+    console.print(f"{'weights':16}{quiet.result['weights'][:12]:>14}{other.result['weights'][:12]:>14}   SHA-256")
     console.print()
-    different = sum(a != b for a, b in zip(quiet.losses, struck.losses, strict=False))
-    different += abs(len(quiet.losses) - len(struck.losses))
+    different = sum(a != b for a, b in zip(quiet.losses, other.losses, strict=False))
+    different += abs(len(quiet.losses) - len(other.losses))
     problems = []
     if different:
         problems.append(f"{different} losses differ")
-    if quiet.result["weights"] != struck.result["weights"]:
+    if quiet.result["weights"] != other.result["weights"]:
         problems.append("the final weights differ")
-    if quiet.result["accuracy"] != struck.result["accuracy"]:
+    if quiet.result["accuracy"] != other.result["accuracy"]:
         problems.append("the accuracy differs")
     resumed = sum(r["outcome"] == "resumed" for r in recoveries)
-    if resumed < strikes:
-        problems.append(f"{resumed} recoveries after {strikes} strikes")
+    if resumed < faults:
+        problems.append(f"{resumed} recoveries after {faults} faults")
     inexact = sum(not r["exact"] for r in recoveries)
     if inexact:
         problems.append(f"{inexact} recoveries were not exact")
@@ -258,7 +256,7 @@ def run(arguments: Sequence[str] = ()) -> int:
     """The demo. Returns its exit code: 0 if both runs agree in every bit."""
     parser = argparse.ArgumentParser(prog="xmigctl demo", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("--serve", action="store_true", help="leave the daemon running")
-    parser.add_argument("--strikes", type=int, default=8, help="kills and faults during the training (default 8)")
+    parser.add_argument("--faults", type=int, default=8, help="kills and faults during the training (default 8)")
     parser.add_argument("--epochs", type=int, default=30, help="epochs of training (default 30)")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; default: another one each time")
     options = parser.parse_args(list(arguments))
@@ -275,10 +273,10 @@ def run(arguments: Sequence[str] = ()) -> int:
         result = quiet.result
         console.print(f"A classifier of handwritten digits ({result['train']} images, {result['steps']} steps), "
                       f"undisturbed: {quiet.seconds:.1f} s, accuracy {result['accuracy']:.2%}")  # fmt: skip
-        console.print(f"The same, its GPU server killed or made to fault {options.strikes} times (seed {seed}); "
-                      "time since the strike:\n")  # fmt: skip
-        struck, recoveries = disturbed(console, node, random.Random(seed), options.strikes, options.epochs)
-        identical = compare(console, quiet, struck, recoveries, options.strikes)
+        console.print(f"The same, its GPU server killed or made to fault {options.faults} times (seed {seed}); "
+                      "time since the fault:\n")  # fmt: skip
+        other, recoveries = disturbed(console, node, random.Random(seed), options.faults, options.epochs)
+        identical = compare(console, quiet, other, recoveries, options.faults)
         identical = moved(console, node, quiet, options.epochs) and identical
         if options.serve:
             keep = True

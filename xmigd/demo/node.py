@@ -182,7 +182,7 @@ class Program:
         raise TimeoutError(f"the process is {found}, not {' or '.join(states)}")
 
     def inject(self, kind: str, *, point: str = "record", sequence: int = 0, error: int = 719) -> None:
-        """Arm a fault that strikes once, at the first fitting record from ``sequence`` on."""
+        """Arm a fault that is injected once, at the first fitting record from ``sequence`` on."""
         body = {"kind": kind, "point": point, "sequence": sequence, "error": error}
         self.node.client.post(f"/v1/jobs/{self.job}/faults:inject", body)
 
@@ -195,7 +195,7 @@ class Program:
         return list(reversed(self.node.client.get("/v1/faults", job=self.job, limit=1000)))
 
     def lines(self, *sources: str) -> list[str]:
-        """Its job's log, oldest first: what these have said, otherwise the program and the daemon, but not its
+        """Its job's log, oldest first: what these have reported, otherwise the program and the daemon, but not its
         servers."""
         lines = self.node.client.get(f"/v1/jobs/{self.job}/logs", limit=1000)
         return [str(line["text"]) for line in lines if line["source"] in (sources or ("program", "xmigd"))]

@@ -44,7 +44,7 @@ class Counters:
 class Stall:
     """What a recovery would take, as the server knows it. Times in ns, moments of CLOCK_MONOTONIC."""
 
-    told_at: int
+    reported_at: int
     working: bool  # since then: the replay grows with time
     replay: int
     correction: int  # of the replay, in thousandths
@@ -55,7 +55,7 @@ class Stall:
 
     def expected(self, at: int) -> int:
         """If the server dies, or died, at this moment."""
-        grown = max(0, at - self.told_at) if self.working else 0
+        grown = max(0, at - self.reported_at) if self.working else 0
         return min(self.constant + (self.replay + grown) * self.correction // 1000, _MOST)
 
 
@@ -100,7 +100,7 @@ def stall(fd: int, offset: int) -> Stall | None:
     data = os.pread(fd, _STALL.size, offset)
     if len(data) < _STALL.size:
         return None
-    told_at, working, replay, correction, constant, bound, peak, spent, _ = _STALL.unpack(data)
-    if told_at == 0 or max(told_at, replay, constant, bound, peak, spent) > _MOST or correction > 1_000_000:
+    reported_at, working, replay, correction, constant, bound, peak, spent, _ = _STALL.unpack(data)
+    if reported_at == 0 or max(reported_at, replay, constant, bound, peak, spent) > _MOST or correction > 1_000_000:
         return None
-    return Stall(told_at, working == 1, replay, correction, constant, bound, peak, spent)
+    return Stall(reported_at, working == 1, replay, correction, constant, bound, peak, spent)

@@ -87,7 +87,7 @@ def _inside(path: Path) -> Finding:
     try:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)
         try:
-            said = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            reported = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         finally:
             connection.close()
@@ -98,8 +98,8 @@ def _inside(path: Path) -> Finding:
         return Finding("database", "failing", f"{path}: {error}", "see the hints of `xmigd` as it starts")
     except sqlite3.DatabaseError as error:
         return Finding("database", "failing", f"{path} is damaged: {error}", _BACKUP)
-    if said != "ok":
-        return Finding("database", "failing", f"{path} is damaged: {said}", _BACKUP)
+    if reported != "ok":
+        return Finding("database", "failing", f"{path} is damaged: {reported}", _BACKUP)
     revision = rows[0][0] if rows else None
     scripts = ScriptDirectory.from_config(alembic_config())
     if revision == scripts.get_current_head():

@@ -40,13 +40,13 @@ def descriptors(system: System, settings: Settings) -> Iterator[Finding]:
         return
     room = max(0, limit - OTHER_DESCRIPTORS) * GRANULE
     gpus = sum(name.startswith("cuda") for name in settings.device_names)
-    said = f"{limit} descriptors hold {room / GIB:.0f} GiB of device memory"
+    reported = f"{limit} descriptors hold {room / GIB:.0f} GiB of device memory"
     if limit < OTHER_DESCRIPTORS:
         yield Finding("open files", "failing", f"{limit} descriptors are too few for xmigd", MORE_DESCRIPTORS)
     elif room < max(SMALL, gpus * LARGE):
-        yield Finding("open files", "warning", said, MORE_DESCRIPTORS)
+        yield Finding("open files", "warning", reported, MORE_DESCRIPTORS)
     else:
-        yield Finding("open files", "ok", said)
+        yield Finding("open files", "ok", reported)
 
 
 def locked_memory(system: System, settings: Settings) -> Iterator[Finding]:
@@ -71,9 +71,9 @@ def shared_memory(system: System, settings: Settings) -> Iterator[Finding]:
     else:
         each = settings.journal_mib << 20
         state: State = "failing" if available < 2 * each else "warning" if available < 2 * GIB else "ok"
-        said = f"{available / GIB:.1f} GiB available; a journal takes up to {settings.journal_mib} MiB"
+        reported = f"{available / GIB:.1f} GiB available; a journal takes up to {settings.journal_mib} MiB"
         hint = "" if state == "ok" else "free memory, or make journals smaller with XMIG_JOURNAL_MIB"
-        yield Finding("memory", state, said, hint)
+        yield Finding("memory", state, reported, hint)
     free = system.free_bytes(system.root / "dev/shm") if system.exists("/dev/shm") else None
     if free is None:
         yield Finding("/dev/shm", "warning", "there is none: loaders of frameworks fail",

@@ -11,8 +11,8 @@ from xmigd.settings import Settings
 
 def criu(system: System, settings: Settings) -> Iterator[Finding]:
     """Dumps of programs need CRIU 4 and its Python binding."""
-    said = system.command(["criu", "--version"])
-    version = re.search(r"Version: (\d+)[.\d]*", said[1]) if said else None
+    reported = system.command(["criu", "--version"])
+    version = re.search(r"Version: (\d+)[.\d]*", reported[1]) if reported else None
     if version is None:
         yield Finding("CRIU", "note", "there is none: programs cannot be dumped and restored",
                       system.install({"dnf": "criu"}))  # fmt: skip

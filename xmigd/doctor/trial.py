@@ -54,6 +54,8 @@ def try_program(settings: Settings) -> list[Finding]:
     except subprocess.TimeoutExpired:
         return [Finding("a program", "failing", f"it did not end within {PATIENCE:.0f} s", "see xmigd's log")]
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return [Finding("a program", "failing", said[0], "xmigd's log says why; docs/gpu.md has the errors' meanings")]
+        reported = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return [
+            Finding("a program", "failing", reported[0], "xmigd's log says why; docs/gpu.md has the errors' meanings")
+        ]
     return [Finding("a program", "ok", f"it computed under xMIG, {time.monotonic() - started:.1f} s with its start")]

@@ -85,7 +85,7 @@ class Driver:
 
 
 def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
-    """One request. The state is asked after every call: it counts more than the call's own answer."""
+    """One request. The state is queried after every call: it counts more than the call's own answer."""
     started = time.monotonic()
     call, pid = request["call"], int(request.get("pid", 0))
     calls: dict[str, Callable[[], None]] = {

@@ -3,7 +3,7 @@
     RUNNING ──lock──▶ LOCKED ──checkpoint──▶ CHECKPOINTED ──restore──▶ LOCKED ──unlock──▶ RUNNING
 
 What is called next follows from where the driver says that the process is and from where it is to be (`goal`): a call
-whose answer was lost, or that did something else than it said, is no special case.
+whose answer was lost, or that did something else than it reported, is no special case.
 
 Invariants:
   Before the restore on the target has succeeded, every failure makes the source the goal.

@@ -42,7 +42,7 @@ def needed_bytes(program: Program, gpus: Gpus) -> int:
 
 
 def against(program: Program, gpus: Gpus, host_bytes: int, known: Known, kind: Kind) -> list[Reason]:
-    """What speaks against touching it at all."""
+    """What prevents touching it at all."""
     reasons = []
     version, needed = gpus.driver[0], needed_bytes(program, gpus)
     if version < CHECKPOINTS:
@@ -73,7 +73,7 @@ def against(program: Program, gpus: Gpus, host_bytes: int, known: Known, kind: K
 
 
 def against_target(program: Program, gpus: Gpus, target: Gpu, known: Known) -> list[Reason]:
-    """What speaks against this GPU."""
+    """What prevents this GPU."""
     reasons = []
     sources = gpus.of(program.pid)
     if target in sources:

@@ -67,7 +67,7 @@ class DriverMoves:
         """The daemon ends. Calls under way do not: the next daemon's helper waits for them."""
         self._helpers.leave()
 
-    # --- what is asked ----------------------------------------------------------------------------------------------
+    # --- what is requested --------------------------------------------------------------------------------------------
 
     async def plan(self, process: str, uid: int | None) -> Plan:
         """`process`: pid:1234. `uid`: who asks; None: an operator. Changes nothing."""

@@ -194,7 +194,7 @@ class Bus:
         self._end_all("xmigd is stopping")
 
     def _lose(self, count: int, why: str) -> None:
-        """Give up the oldest that wait. Who listens is told, now and in a replay."""
+        """Give up the oldest that wait. Who listens is informed, now and in a replay."""
         logger.error("events are lost", count=count, why=why)
         row = {
             "type": "events.lost", "subject_type": "node", "subject_id": "", "job_id": None, "owner": None,

@@ -29,7 +29,7 @@ TheEvents = Annotated[Events, provided(Events)]
     responses={
         200: {
             "description": "A page; with `Accept: text/event-stream`, a stream that begins after `Last-Event-ID` or "
-            "`after`, or now. It begins with an event `reset` where events that were asked for are not kept any more: "
+            "`after`, or now. It begins with an event `reset` where events that were requested are not kept any more: "
             "read everything again. A listener that is too slow is disconnected; it goes on with `Last-Event-ID`.",
             "content": {STREAM: {"schema": {"type": "string"}}},
         }

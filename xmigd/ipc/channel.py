@@ -153,7 +153,7 @@ class Channel:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return True  # it ended with messages unread; what it said before that comes next, and then its end
+            return True  # it ended with messages unread; what it reported before that comes next, and then its end
         except OSError as error:
             self._end(f"its connection failed: {error.strerror}", by_peer=True)
             return False

@@ -1,4 +1,4 @@
-"""With what a program has ended. Only its parent is told; what others can learn depends on the kernel.
+"""With what a program has ended. Only its parent is informed; what others can learn depends on the kernel.
 
 Until its parent has waited for it, /proc has it, and that may be microseconds. Afterwards a pidfd has it since Linux
 6.15 (PIDFD_GET_INFO). Before 6.15 whoever is not the parent cannot be sure to learn it: what is not known is None.

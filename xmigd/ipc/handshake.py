@@ -44,7 +44,7 @@ def parse_hello(data: bytes) -> ClientHello:
         raise ProtocolError("this is not a handshake of xMIG's libcuda.so.1")
     if version != VERSION or layout != Layout().layout_version:
         raise ProtocolError(
-            f"libcuda.so.1 speaks handshake {version} with layout {layout}, this xmigd {VERSION} with "
+            f"libcuda.so.1 uses handshake {version} with layout {layout}, this xmigd {VERSION} with "
             f"{Layout().layout_version}",
             hint="install both from the same version",
         )

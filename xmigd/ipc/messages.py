@@ -1,4 +1,4 @@
-"""The control protocol (docs/protocol.md): what servers say, checked; what they are told, packed.
+"""The control protocol (docs/protocol.md): what servers say, checked; what they are sent, packed.
 
 A server is hostile: a message that does not fit these models ends its connection. Numbers stay below 2^63, so that all
 of them fit the database.
@@ -187,7 +187,7 @@ class Round(Message):
     type: Literal["round"]
     number: Number
     snapshot: Number
-    """That was looked at: the one that was asked for, or a later one."""
+    """That was looked at: the one that was requested, or a later one."""
     total_bytes: Number
     copied_bytes: Number
     settled_bytes: Number

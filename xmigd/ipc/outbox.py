@@ -47,7 +47,7 @@ class Outbox:
         if self._sock is None:
             return
         if len(self._waiting) >= MAX_WAITING:
-            self._log.error(f"{self._whom} does not read", why="what it is told is given up")
+            self._log.error(f"{self._whom} does not read", why="what it is sent is given up")
             self._waiting.clear()
         self._waiting.append((message.encode(), fds))
         if len(self._waiting) == 1:
@@ -76,7 +76,7 @@ class Outbox:
                     if error.errno in _PASSES:
                         self._try_again()
                         return
-                    self._log.warning(f"{self._whom} cannot be told", why=error.strerror)
+                    self._log.warning(f"{self._whom} cannot be informed", why=error.strerror)
                     self._failed(error)
             if self._waiting:
                 self._waiting.popleft()

@@ -123,6 +123,6 @@ async def report_exit(jobs: TheJobs, caller: OperatingCaller, job: JobId, end: J
 
 @router.post("/{job}/faults:inject", operation_id="inject_fault", status_code=202)
 async def inject_fault(jobs: TheJobs, caller: OperatingCaller, job: JobId, request: InjectRequest) -> list[Armed]:
-    """Arm a fault in the job's servers; it strikes once. For tests and drills."""
+    """Arm a fault in the job's servers; it is injected once. For tests and drills."""
     armed = await jobs.inject(job, caller, request)
     return [Armed(process=process.row.id, injection=injection) for process, injection in armed]

@@ -68,7 +68,7 @@ class JobInfo(Answer):
     faults: int
     recoveries: int
     expected_stall_ms: float | None = Field(
-        default=None, description="of its process with the longest, when one job is asked for; null: not known"
+        default=None, description="of its process with the longest, when one job is requested; null: not known"
     )
 
 

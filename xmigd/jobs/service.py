@@ -95,7 +95,7 @@ class Jobs:
         return info
 
     async def lines(self, job: str, caller: Caller, **which: Any) -> list[LogLineInfo]:
-        """Of its log, with what its programs have said until now. Raises NotFound."""
+        """Of its log, with what its programs have reported until now. Raises NotFound."""
         self._supervisor.collect_lines(job)
 
         def read() -> list[LogLineInfo]:

@@ -1,4 +1,4 @@
-"""Lines on their way into the job's log: who said them, how many there may be, when they are collected.
+"""Lines on their way into the job's log: who reported them, how many there may be, when they are collected.
 
 Invariants:
   Text of programs and servers is made harmless before it is kept.
@@ -63,7 +63,7 @@ class JobLog:
         self._write(job, text, source, level, process, time.time() if at is None else at)
 
     def collect(self, job: JobRow, process: str, journal: int) -> None:
-        """What the process's shim has said since the last time. `journal`: the descriptor of its journal."""
+        """What the process's shim has reported since the last time. `journal`: the descriptor of its journal."""
         known = self._rings.get(process)
         if known is None or known[0] != journal:
             known = self._rings[process] = (journal, Notices(self._layout, journal))
@@ -71,8 +71,8 @@ class JobLog:
         if taken is None:
             return
         now = time.time()
-        for said_at, text in taken.lines:
-            at = said_at if now - EARLIEST <= said_at <= now + LATEST else now
+        for reported_at, text in taken.lines:
+            at = reported_at if now - EARLIEST <= reported_at <= now + LATEST else now
             self.line(job, text, source="program", process=process, at=at)
         if taken.dropped:
             self._share(job.uid).left_out += taken.dropped

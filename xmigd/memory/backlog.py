@@ -1,7 +1,8 @@
 """The backlog of a server: a socket into which it says each change of its memory, beside telling the daemon.
 
 The reading end lies in the descriptor store, too. What the daemon had not read, or not passed on, when it died is still
-in it for the next one, also if the server died at the same moment. The daemon takes out what the store has been told.
+in it for the next one, also if the server died at the same moment. The daemon takes out what the store has been
+informed.
 """
 
 from __future__ import annotations

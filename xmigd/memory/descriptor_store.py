@@ -47,7 +47,7 @@ class Store(Protocol):
     def watch(self, process: str, pidfd: Fd) -> None:
         """What is kept for `process` is of no use once that has exited."""
 
-    def when_told(self, then: Callable[[], None]) -> None:
+    def when_reported(self, then: Callable[[], None]) -> None:
         """`then`, once everything of before is with it."""
 
     def when_renewed(self, then: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ class DescriptorStore:
     def watch(self, process: str, pidfd: Fd) -> None:
         self._send(f"WATCH=1\nPROCESS={process}", pidfd)
 
-    def when_told(self, then: Callable[[], None]) -> None:
+    def when_reported(self, then: Callable[[], None]) -> None:
         if self._outbox is not None:
             self._outbox.when_empty(then)
 

@@ -6,7 +6,7 @@ cannot; then the store has its memory, and the process is recovered from it inst
 
 The store takes a name of a few letters with each descriptor, because all names together come back in one environment
 variable. What the descriptors are stands in the *index*, a memfd in the store itself: a line for each that was kept or
-dropped, written before the manager is told.
+dropped, written before the manager is informed.
 
 Memory may be used only if it is what the server had when it died. The server counts its changes in the journal's header
 (`memory_changes`), the index counts those that the daemon has heard of. What it had not heard of is in the server's
@@ -35,7 +35,7 @@ from xmigd.native import Layout
 JOB_FDS = ("journal", "staging", "pinned", "snapshot0", "snapshot1")
 BACKLOG = "backlog"
 INDEX = "index-"
-COMPACT_ABOVE = 8 << 20  # bytes of index, most of which speaks of what is gone
+COMPACT_ABOVE = 8 << 20  # bytes of index, most of which covers what is gone
 LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 logger = log.get("fd_store")
@@ -246,7 +246,8 @@ class FdStore:
         return Left(JobMemory(*(self._copy(kept.memory[name]) for name in JOB_FDS)), handles)
 
     def _catch_up(self, process: str, kept: Kept, until: int) -> None:
-        """What its server has said, and no daemon has passed on. The index may have some of it, and the store not."""
+        """What its server has reported, and no daemon has passed on. The index may have some of it, and the store
+        not."""
         if kept.backlog not in self._passed:
             return
         backlog = Backlog(self._copy(kept.backlog))
@@ -268,7 +269,7 @@ class FdStore:
             logger.info("memory that no daemon had heard of", process=process[:12], changes=kept.changes - before)
 
     def settled(self) -> None:
-        """No process of an earlier daemon is left to be asked about: what it left is in use, or of no use."""
+        """No process of an earlier daemon is left to be queried about: what it left is in use, or of no use."""
         for fd in self._passed.values():
             fd.close()
         self._passed.clear()
@@ -367,7 +368,7 @@ class FdStore:
             self._index = None
 
     def _compact(self) -> None:
-        """Write the index anew when most of it speaks of what is gone."""
+        """Write the index anew when most of it covers what is gone."""
         if self._index is not None and os.fstat(self._index.fileno()).st_size > COMPACT_ABOVE:
             before = self._generation
             self._write_anew()
@@ -391,15 +392,15 @@ class FdStore:
         self._store.keep(key, fd, process)
 
     def _passed_on(self, process: str) -> None:
-        """The store is told everything that its server has said; then the backlog need not have it."""
+        """The store is sent everything that its server has reported; then the backlog need not have it."""
 
-        def told() -> None:
+        def reported() -> None:
             kept, backlog = self._processes.get(process), self._backlogs.get(process)
             if kept is not None and backlog is not None:
                 backlog.forget(kept.changes)
 
         if process in self._backlogs:
-            self._store.when_told(told)
+            self._store.when_reported(reported)
 
     def _replace_backlog(self, process: str, backlog: Backlog | None) -> None:
         if (before := self._backlogs.pop(process, None)) is not None:

@@ -1,6 +1,6 @@
 """Time series for charts: the last minutes, in memory only. They are samples, no records: a restart forgets them.
 
-One ring per process and device, a sample every INTERVAL seconds. What cannot be told is None.
+One ring per process and device, a sample every INTERVAL seconds. What is not known is None.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def needed_bytes(process: Process) -> list[int]:
 def make_plan(
     process: Process, places: Iterable[Place], *, engine: str = "proxy", downtime: Estimate | None = None
 ) -> Plan:  # fmt: skip
-    """Where it may go: every device, or as many together as it has now, with what speaks against it."""
+    """Where it may go: every device, or as many together as it has now, with what prevents it."""
     plan = Plan(
         process=process.row.id, engine=engine,
         source=process.machine.where if process.state == "suspended" else process.row.device,
@@ -104,7 +104,7 @@ def make_plan(
 
 
 def general(process: Process, engine: str, kind: Kind) -> list[Reason]:
-    """What speaks against moving it at all."""
+    """What prevents moving it at all."""
     reasons = []
     if engine != "proxy":
         reasons.append(Reason("engine_not_possible", f"a process under the shim is not moved with engine={engine}"))
@@ -148,7 +148,7 @@ def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[
 
 
 def against_suspension(process: Process, to: str, folder: Path) -> list[Reason]:
-    """What speaks against suspending it."""
+    """What prevents suspending it."""
     why = process.moving.why_not("suspend")
     if why is not None:
         return [why]

@@ -54,10 +54,10 @@ class Moves:
         for kind in OPERATION.values():
             operations.register(kind, self._resolve)
 
-    # --- what is asked ----------------------------------------------------------------------------------------------
+    # --- what is requested --------------------------------------------------------------------------------------------
 
     async def plan(self, process: Process, engine: str = "proxy") -> plans.Plan:
-        """Every target, with what speaks against it. Changes nothing."""
+        """Every target, with what prevents it. Changes nothing."""
         downtime = await asyncio.to_thread(self._estimate, process)
         return plans.make_plan(process, await self._places.known(), engine=engine, downtime=downtime)
 
@@ -194,7 +194,7 @@ class Moves:
     # --- after a restart --------------------------------------------------------------------------------------------
 
     async def _resolve(self, operation: Operation) -> Outcome:
-        """By what the process's servers said to the new daemon (xmigd/supervisor/supervisor.py)."""
+        """By what the process's servers reported to the new daemon (xmigd/supervisor/supervisor.py)."""
         if operation.request.get("engine") == "driver" and self._native is not None:
             return await self._native.resolve(operation)
 

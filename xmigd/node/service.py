@@ -56,7 +56,7 @@ class Node:
 
 
 def _no_room(database: Path) -> str:
-    """Said before the first write fails."""
+    """Reported before the first write fails."""
     try:
         free = shutil.disk_usage(database.parent).free
     except OSError as error:

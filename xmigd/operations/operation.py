@@ -31,7 +31,7 @@ class Operation:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What was asked, as it is on the disk."""
+        """What was requested, as it is on the disk."""
         return self.row.request
 
     def progress(self, phase: str, **fields: Any) -> None:
@@ -47,13 +47,13 @@ class Operation:
             self._trailing = asyncio.get_running_loop().call_later(wait, self._save, False)
 
     def point_of_no_return(self, why: str) -> None:
-        """From here on it cannot be cancelled. Raises Cancelled if somebody was told already that it is."""
+        """From here on it cannot be cancelled. Raises Cancelled if somebody was informed already that it is."""
         self.check_cancelled()
         self.row = replace(self.row, may_cancel=False, may_cancel_why=why)
         self._save(True)
 
     def check_cancelled(self, process_location: ProcessLocation | None = None) -> None:
-        """Raises Cancelled if somebody asked for it. `process_location`: where the process stays."""
+        """Raises Cancelled if somebody requested it. `process_location`: where the process stays."""
         if self.cancelled.is_set():
             raise Cancelled("it was cancelled", process_location=process_location)
 

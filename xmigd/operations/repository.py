@@ -91,7 +91,7 @@ def find(
     before: str | None = None,
     limit: int = 100,
 ) -> Sequence[OperationRow]:
-    """Newest first. `owner`: what concerns this user's jobs or was asked for by them; None: everything."""
+    """Newest first. `owner`: what concerns this user's jobs or was requested by them; None: everything."""
     query = select(Operation).order_by(Operation.number.desc()).limit(limit)
     for column, value in (
         (Operation.state, state), (Operation.kind, kind), (Operation.subject_id, subject), (Operation.job_id, job),

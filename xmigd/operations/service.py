@@ -34,7 +34,7 @@ from xmigd.operations.repository import OperationRow, OperationState
 logger = log.get("operations")
 
 # Caller and Idempotency-Key of the request that is being done, if it has one.
-asked_with: ContextVar[tuple[str, str] | None] = ContextVar("asked_with", default=None)
+requested_with: ContextVar[tuple[str, str] | None] = ContextVar("requested_with", default=None)
 
 Work = Callable[[Operation], Awaitable[dict[str, Any] | None]]
 
@@ -76,7 +76,7 @@ class Operations:
         """Who decides about operations of this kind that an earlier daemon left behind."""
         self._resolvers[kind] = resolver
 
-    # --- what is asked ----------------------------------------------------------------------------------------------
+    # --- what is requested --------------------------------------------------------------------------------------------
 
     async def start(
         self,
@@ -108,12 +108,12 @@ class Operations:
         )  # fmt: skip
         operation = Operation(row, self._changed)
         self._take(operation)
-        # Shielded: once the intent is on its way to the disk, the work follows, whatever becomes of who asked.
+        # Shielded: once the intent is on its way to the disk, the work follows, whatever becomes of who requested.
         await asyncio.shield(asyncio.ensure_future(self._begin(operation, work, also)))
         return operation.row
 
     async def _begin(self, operation: Operation, work: Work, also: Callable[[Session], Any] | None) -> None:
-        row, key = operation.row, asked_with.get()
+        row, key = operation.row, requested_with.get()
 
         def write(session: Session) -> None:
             repository.add(session, row)
@@ -192,7 +192,7 @@ class Operations:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for operation in self._active.values():
-            operation.ended.set()  # whoever waits is told how it is now
+            operation.ended.set()  # whoever waits is informed how it is now
 
     # --- the work ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the machine of a process is told, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
+"""What the machine of a process receives, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientArrived(Event):
 class Adopted(Event):
     """A server that outlived an earlier daemon has announced itself, with everything it has. It is server 0."""
 
-    detour: bool = False  # a move had asked for its shadow in host memory
+    detour: bool = False  # a move had requested its shadow in host memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

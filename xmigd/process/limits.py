@@ -1,4 +1,4 @@
-"""How long, and how often: what operators set. Seconds, where nothing else is said."""
+"""How long, and how often: what operators set. Seconds, where nothing else is reported."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ States
 starting    the program waits in its handshake for its first server
 running     a server has the process
 recovering  the server is gone; another gets, or has got, the process and replays
-losing      it cannot be recovered; a server is being told to mark the journal lost, which wakes the program
+losing      it cannot be recovered; a server is being instructed to mark the journal lost, which wakes the program
 lost        marked; the program lives and gets errors
 suspended   no server has it: its state is in host memory or in files, and the program waits in its next call
 draining    the program has exited; its server has a moment to finish
@@ -14,9 +14,9 @@ ended       nothing is left
 Servers are numbered per process, from 0, and never used twice. Two exist as a rule: `active`, which has the process or
 is about to get it, and `standby`, warm or warming. While the process moves there is a third, the target of `move`;
 while it is suspended there is only its `holder`, which holds descriptors for a daemon that may come later. A server
-that was told to die is `dying` until its exit is seen; the process is never given to another before that, since both
-would write the same memory. The one exception is a source that stands still because it has handed over. An exit takes
-long where a device is to be given back: meanwhile the standby is `preparing`, which writes nothing.
+that was instructed to die is `dying` until its exit is seen; the process is never given to another before that, since
+both would write the same memory. The one exception is a source that stands still because it has handed over. An exit
+takes long where a device is to be given back: meanwhile the standby is `preparing`, which writes nothing.
 
 What becomes of the process when a server dies is in recovery.py. A move, a suspension or a resumption under way is a
 machine of its own (migration.py); this one owns the servers, and does for it what concerns them.
@@ -55,7 +55,7 @@ class Machine(Recovery):
                 self._kept(event)
             case v.HandedOver() | v.Suspended() if self.move is None:
                 if event.server == self.active and self.servers[event.server] == "assigned":
-                    self._out.append(v.GoOn(event.server))  # an earlier daemon asked for it, and nobody took
+                    self._out.append(v.GoOn(event.server))  # an earlier daemon requested it, and nobody took
             case v.MoveEvent() | v.MoveServerEvent():
                 self._steer(event)
             case _:

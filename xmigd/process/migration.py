@@ -22,9 +22,9 @@ rolling_back  it has failed; who must not go on is not gone yet, or the source s
 The point of no return of a move and of a resumption is the moment at which the target has resumed the program; of a
 suspension, that at which the source says that it is suspended.
 
-Who executes? The source until it has handed over, nobody until the target is told to take, the target from then on. The
-source is told to go on only after the exit of a target that was told to take has been seen. It is killed only when the
-target has resumed the program, and nothing that it holds is dropped before.
+Who executes? The source until it has handed over, nobody until the target is instructed to take, the target from then
+on. The source is instructed to go on only after the exit of a target that was instructed to take has been seen. It is
+killed only when the target has resumed the program, and nothing that it holds is dropped before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Move:
         self.source_stopped = False
         self.target_took = False
         self.over = False
-        self._asked = False  # the source, to stop; its answer is due
+        self._requested = False  # the source, to stop; its answer is due
         self._warm = False  # the target is
         self._off_device = False  # the source's shadow is
         self._no_peer = ""  # why the content goes through the host
@@ -199,7 +199,7 @@ class Move:
             assert self.source_stopped
         if self.phase == "rolling_back":
             assert record.code is not None
-            assert self.target_took or self._asked
+            assert self.target_took or self._requested
         if record.state == "done":
             assert record.code is None
             assert record.downtime_ms is None or record.downtime_ms >= 0
@@ -346,7 +346,7 @@ class Move:
             self._out.append(v.GiveTarget(self.target, "resume"))
         else:
             assert self.source is not None
-            self._asked = True
+            self._requested = True
             self._go("handing_over")
             self._out.append(v.AskHandover(self.source))
             self._out.append(v.Patience(self.limits.handover_timeout))
@@ -354,9 +354,9 @@ class Move:
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _handed_over(self, event: v.HandedOver) -> None:
-        if not self._asked or self.kind != "move":
+        if not self._requested or self.kind != "move":
             return
-        self._asked, self.source_stopped = False, True
+        self._requested, self.source_stopped = False, True
         if self.phase == "rolling_back":
             self._taken_back()
             return
@@ -369,18 +369,18 @@ class Move:
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _handover_failed(self, event: v.HandoverFailed) -> None:
-        if self.phase == "rolling_back" and self._asked:
-            self._asked = False
+        if self.phase == "rolling_back" and self._requested:
+            self._requested = False
             self._taken_back()
         elif self.phase in ("preparing", "handing_over") and not self.source_stopped:
-            self._asked = False
+            self._requested = False
             if self.phase == "preparing" and self.record.path == "host":
                 self._fail("no_peer", f"{self._no_peer}; nor can it go through the host: {event.text}")
             else:
                 self._fail("source_refused", event.text, source_goes_on=True)
 
     def _target_phase(self, event: v.TargetPhase) -> None:
-        # Also of a target that is being killed: it said so before it died, and the program has its answers.
+        # Also of a target that is being killed: it reported so before it died, and the program has its answers.
         if not self.target_took or self.target is None:
             return
         # A time that a server names is believed between what is known.
@@ -411,15 +411,15 @@ class Move:
         assert self.source is not None
         self.record.setup_ms = event.ms
         self._out.append(v.WantHolder())  # another, if that one has gone
-        self._asked = True
+        self._requested = True
         self._go("handing_over")
         self._out.append(v.AskSuspend(self.source))
         self._out.append(v.Patience(self.limits.phase_timeout))
 
     def _suspended(self, event: v.Suspended) -> None:
-        if not self._asked or self.kind != "suspend":
+        if not self._requested or self.kind != "suspend":
             return
-        self._asked, self.source_stopped = False, True
+        self._requested, self.source_stopped = False, True
         if self.phase == "rolling_back":
             self._taken_back()
             return
@@ -456,7 +456,7 @@ class Move:
             self._fail(code, why)
 
     def _fail(self, code: str, text: str, *, source_goes_on: bool = False) -> None:
-        """Back to where it was. Nobody is told to go on while another may."""
+        """Back to where it was. Nobody is instructed to go on while another may."""
         record = self.record
         if record.code is None:
             record.code, record.error = code, text
@@ -464,16 +464,18 @@ class Move:
             self._out.append(v.Dismiss(self.target, f"the move is given up: {text}"))
         if self.kind == "suspend" and self.phase == "preparing" and self.source is not None and not source_goes_on:
             self._out.append(v.AbortSuspend(self.source))
-        if (self.target_took and self.target is not None) or self._asked:
+        if (self.target_took and self.target is not None) or self._requested:
             self._go("rolling_back")
-            waits = self.limits.handover_timeout if self._asked and self.kind == "move" else self.limits.phase_timeout
+            waits = (
+                self.limits.handover_timeout if self._requested and self.kind == "move" else self.limits.phase_timeout
+            )
             self._out.append(v.Patience(waits))
         else:
             self._end("cancelled" if code == "cancelled" else "failed")
 
     def _taken_back(self) -> None:
         """Is everybody gone, or silent, who has to be?"""
-        if self._asked or (self.target_took and self.target is not None):
+        if self._requested or (self.target_took and self.target is not None):
             return
         source_lost = self.source is None and self.kind != "resume"
         self.record.location = self._location_without_target
@@ -508,7 +510,7 @@ class Move:
             self._fail(event.code, event.text)
 
     def _source_gone(self, event: v.SourceGone) -> None:
-        self._asked = False
+        self._requested = False
         self.source = None
         if self.phase == "rolling_back":
             self._taken_back()
@@ -523,7 +525,7 @@ class Move:
         elif self.phase == "releasing":
             self._out.append(v.Patience(self.limits.phase_timeout))  # they were killed: exits take what they take
         elif self.phase == "rolling_back":
-            if self._asked and self.source is not None:
+            if self._requested and self.source is not None:
                 self._out.append(v.Dismiss(self.source, "it does not say whether it has stopped"))
             self._out.append(v.Patience(self.limits.phase_timeout))
         elif self.phase == "handing_over":

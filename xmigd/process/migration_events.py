@@ -1,4 +1,4 @@
-"""What a move is told, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
+"""What a move receives, and what it answers. Times are CLOCK_MONOTONIC nanoseconds."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Kept(MoveServerEvent):
     """The holder has every descriptor: the daemon may die."""
 
 
-# Told by the machine of the process, which owns the servers.
+# Reported by the machine of the process, which owns the servers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

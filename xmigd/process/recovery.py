@@ -56,9 +56,9 @@ class Recovery(Core):
         self._recoveries = recoveries
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
         self._deaths: dict[int, Death] = {}
-        self._striking: dict[int, int] = {}  # server -> injection
+        self._injecting: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = (
-            None  # struck once; a snapshot behind it proves that it was not the program's own
+            None  # injected once; a snapshot behind it proves that it was not the program's own
         )
         self._window: _Window | None = None  # likewise, of a record that is not known
         self._delivered: e.Deliver | None = (
@@ -69,8 +69,8 @@ class Recovery(Core):
         )
         self._best = (0, -1)  # snapshot number, records of the replay that got furthest
         self._lost_tries = 0
-        self._prepared: e.Prepare | None = None  # what the standby that prepares was told
-        self._said: dict[int, str] = {}  # why a server that never was ready is about to exit
+        self._prepared: e.Prepare | None = None  # what the standby that prepares was sent
+        self._reported: dict[int, str] = {}  # why a server that never was ready is about to exit
 
     # --- the entry ---------------------------------------------------------------------------------------------
 
@@ -162,14 +162,14 @@ class Recovery(Core):
             self._assign()
 
     def _unavailable(self, event: e.Unavailable) -> None:
-        """A program that only begins is told at once, as it would be natively. One that runs goes on: what its device
-        lacks now, it may have again."""
+        """A program that only begins is informed at once, as it would be natively. One that runs goes on: what its
+        device lacks now, it may have again."""
         if self.servers[event.server] != "spawning":
             return
         if self.state == "starting":
             self._refuse(event.error, event.text)
             return
-        self._said[event.server] = event.text
+        self._reported[event.server] = event.text
         self._alone |= event.server == self.standby and event.error == CUDA_ERROR_DEVICE_UNAVAILABLE
 
     def _ready(self, event: e.Ready) -> None:
@@ -237,9 +237,9 @@ class Recovery(Core):
         """It can do nothing else any more."""
         if self.standby is None or self.servers[self.standby] != "preparing":
             return
-        told = self._prepared
-        assert told is not None
-        if self.state != "recovering" or (told.deliver, told.careful) != (self._delivered, self._careful):
+        reported = self._prepared
+        assert reported is not None
+        if self.state != "recovering" or (reported.deliver, reported.careful) != (self._delivered, self._careful):
             self._drop_standby()
 
     def _replace(self) -> None:
@@ -317,7 +317,7 @@ class Recovery(Core):
         """A sticky fault. The server would exit by itself; killing it is quicker and cannot be refused."""
         if event.server != self.active or event.server in self._deaths:
             return
-        injection = self._striking.pop(event.server, None)
+        injection = self._injecting.pop(event.server, None)
         if injection is None and self.servers[event.server] == "assigned":
             if event.sequence != 0:
                 self._suspect_or_deliver(e.Deliver(event.sequence, event.error))
@@ -364,7 +364,7 @@ class Recovery(Core):
 
     def _injection_fires(self, event: e.InjectionFires) -> None:
         if self.armed.pop(event.id, None) is not None:
-            self._striking[event.server] = event.id
+            self._injecting[event.server] = event.id
 
     def _garbage(self, event: e.GarbageFound) -> None:
         if event.server != self.active or event.server in self._deaths:
@@ -386,7 +386,7 @@ class Recovery(Core):
 
     def _exited(self, event: e.Exited) -> None:
         state = self.servers[event.server]
-        death, striking, status = self._forget(event)
+        death, injecting, status = self._forget(event)
         if event.server == self.standby:
             self.standby = None
             if self._alone:
@@ -407,25 +407,25 @@ class Recovery(Core):
             self._server_gone_before_work(f"a server ended before it had the process: {status}")
         else:
             if death is None:
-                injected = striking is not None
+                injected = injecting is not None
                 text = f"the server was lost: {event.status}" + (" (injected)" if injected else "")
-                record = self._fault("injected" if injected else "server", text, injection=striking)
+                record = self._fault("injected" if injected else "server", text, injection=injecting)
                 innocent = injected or event.killed
                 death = Death(record, min(event.since or event.t, event.t), innocent, event.expected)
             self._server_lost(death, status)
 
     def _forget(self, event: e.Exited) -> tuple[Death | None, int | None, str]:
-        """Its server. Returns why it died, which injection struck it, and why it ended."""
+        """Its server. Returns why it died, which injection ended it, and why it ended."""
         del self.servers[event.server]
         death = self._deaths.pop(event.server, None)
-        return death, self._striking.pop(event.server, None), self._said.pop(event.server, event.status)
+        return death, self._injecting.pop(event.server, None), self._reported.pop(event.server, event.status)
 
     def _was_to_leave(self, status: str) -> bool:
-        """Was the active server's exit what was asked of it?"""
+        """Was the active server's exit what was requested of it?"""
         return False
 
     def _server_lost(self, death: Death, status: str) -> None:
-        """The active server is gone, and nobody asked for that."""
+        """The active server is gone, and nobody requested that."""
         self._recover(death)
 
     def _recover(self, death: Death) -> None:

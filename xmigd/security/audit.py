@@ -1,4 +1,4 @@
-"""The audit: who asked for what, before it has an effect, and how it went.
+"""The audit: who requested what, before it has an effect, and how it went.
 
 An intent is on the disk before anything is done; if it cannot be written nothing is done. Its outcome follows in a row
 of its own, because rows are never changed. An intent without an outcome was interrupted by the end of the daemon.

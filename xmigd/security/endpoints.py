@@ -27,7 +27,7 @@ def list_audit(
     before: BeforeNumber = None,
     limit: Limit = 100,
 ) -> list[AuditInfo]:
-    """Who asked for what, and how it went, newest first. For operators."""
+    """Who requested what, and how it went, newest first. For operators."""
     rows = audit.page(before=before, limit=limit, requestor=requestor)
     return [AuditInfo.model_validate(row) for row in rows]
 

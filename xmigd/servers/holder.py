@@ -1,6 +1,6 @@
 """Holds the descriptors of a suspended process, so that its memory lives while no server and perhaps no daemon does.
 
-It speaks the servers' protocol (docs/protocol.md), does no work, and needs nothing but the standard library: the daemon
+It uses the servers' protocol (docs/protocol.md), does no work, and needs nothing but the standard library: the daemon
 starts it by its path. When the daemon goes away it announces itself to the next one. It ends with its program.
 
     python holder.py --control-fd N --runtime-dir DIR

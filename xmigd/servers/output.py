@@ -91,7 +91,7 @@ class Output:
         self._report = report
         self._fd: Fd | None = reading
         self._timer: asyncio.TimerHandle | None = None  # until it is read again
-        self._telling: asyncio.TimerHandle | None = None  # until it is told how many lines were dropped
+        self._telling: asyncio.TimerHandle | None = None  # until it is logged how many lines were dropped
         self._lines = Lines(self._loop.time())
         os.set_blocking(reading.fileno(), False)
         self._loop.add_reader(reading.fileno(), self._readable)

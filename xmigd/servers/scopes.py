@@ -1,9 +1,9 @@
 """Servers and jobs in units of their own: a transient scope for each, in xmig.slice, made by a service manager that is
-asked through D-Bus.
+requested through D-Bus.
 
 A server must outlive the daemon, so it must not be in the daemon's control group: what the manager does to the daemon's
 unit it would do to the servers. Where the daemon is not a service, servers are plain processes. The scopes of jobs are
-asked for by `xmigctl run` (xmigd/cli/scope.py).
+requested by `xmigctl run` (xmigd/cli/scope.py).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Server:
         self.start_time = 0
         self.device_bytes = 0  # that it takes for itself
         self.preloaded_bytes = 0  # and for what it has loaded ahead, as a standby
-        self.preloaded = False  # all that it was told to
+        self.preloaded = False  # all that it was instructed to
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
@@ -268,7 +268,7 @@ class Server:
             output.close()
 
     def refuse(self, reason: str) -> None:
-        """What it said fits the schema but cannot be true."""
+        """What it reported fits the schema but cannot be true."""
         self._misbehaved(reason)
 
     def _misbehaved(self, reason: str) -> None:

@@ -1,8 +1,9 @@
 """Reading a process's snapshots and journal out of its memfds.
 
 Server and program go on writing while we read, and either may write anything there: everything is read with pread (no
-mapping that somebody could shrink under us), every length is checked, and what was overwritten meanwhile is told apart
-from what was not. The formats are those of shim/server/snapshot/snapshot_file.cc and shim/journal/layout.h.
+mapping that somebody could shrink under us), every length is checked, and what was overwritten meanwhile is
+distinguished from what was not. The formats are those of shim/server/snapshot/snapshot_file.cc and
+shim/journal/layout.h.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Content by its hash: `objects/ab/ab12….zst`, compressed, mode 0600, never changed once it is there.
 
 An object appears under its name only when it is complete and on the disk: it is written under another name, synced,
-then renamed. What is read is checked against the hash that it is asked for by; a flipped bit, or a truncated file, is
+then renamed. What is read is checked against the hash that it is requested by; a flipped bit, or a truncated file, is
 `Damaged`.
 """
 

@@ -65,7 +65,7 @@ class Seen:
     last_snapshot: float = 0.0
     # By the message that hands it over: how much of it was there, and what is kept.
     images: dict[bytes, tuple[int, Part]] = field(default_factory=dict)
-    asked_database: bool = False
+    requested_database: bool = False
     busy: bool = False
 
 
@@ -253,11 +253,11 @@ class SnapshotStore:
     def _keep_journal(self, journal: Journal, request: Request, seen: Seen) -> tuple[int, Stored | None]:
         """From the last stored snapshot on, or from the first one since that is still there."""
         end = request.snapshot.position
-        if not seen.asked_database:
+        if not seen.requested_database:
             with Session(self._readers) as session:
                 last = catalogue.latest(session, request.process)
             seen.positions.insert(0, 0 if last is None else last.position)
-            seen.asked_database = True
+            seen.requested_database = True
         for start in sorted({position for position in seen.positions if position < end}):
             if end - start > journal.ring_bytes or not journal.has(start):
                 continue

@@ -4,9 +4,9 @@ A process of the database is *expected* until its server has announced itself, o
 not expected (the database was lost or behind) is taken too, if its program is alive and belongs to the same user: no
 record is worth a running program.
 
-A process that was moving may have two servers: a source that stands still (or a holder) and a target that was told to
-take. The target is the one if it lives. So whoever else announces the process is kept waiting until the target has
-announced itself, and is killed then, or is taken once the target's exit was seen.
+A process that was moving may have two servers: a source that stands still (or a holder) and a target that was
+instructed to take. The target is the one if it lives. So whoever else announces the process is kept waiting until the
+target has announced itself, and is killed then, or is taken once the target's exit was seen.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Adoptee:
     client: Fd
     process: Process | None = None
     finished: bool = False
-    said: list[m.ServerMessage] = field(default_factory=list)  # after its announcement, while it was parked
+    reported: list[m.ServerMessage] = field(default_factory=list)  # after its announcement, while it was parked
     parked: bool = False  # it has announced itself, and waits for what becomes of a target
 
 
@@ -283,7 +283,7 @@ class Adopter:
         hooks = ServerHooks(
             started=lambda _: None,
             failed=lambda _, __: None,
-            message=self._said,
+            message=self._reported,
             misbehaved=self._misbehaved,
             exited=self._exited,
             printed=self._printed,
@@ -333,10 +333,10 @@ class Adopter:
         del self._open[adoptee.announce.job]
         adoptee.server.hand_over(adoptee.process.hooks)
         self._done(adoptee.process, adoptee.server, adoptee.announce)
-        for message in adoptee.said:
+        for message in adoptee.reported:
             adoptee.process.hooks.message(adoptee.server, message, [], False)
 
-    def _said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
+    def _reported(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
         adoptee = self._find(server)
         assert adoptee.process is not None
         match message:
@@ -353,7 +353,7 @@ class Adopter:
                 else:
                     self._take(adoptee)
             case _ if adoptee.parked and not fds:
-                adoptee.said.append(message)
+                adoptee.reported.append(message)
             case m.MemoryDrop():
                 if (handle := adoptee.process.handles.pop(message.id, None)) is not None:
                     handle.fd.close()

@@ -65,7 +65,7 @@ class Guard:
             try:
                 found, cost = await asyncio.to_thread(self._look, roots, own)
             except Exception as error:  # /proc has more kinds of surprises than can be named
-                logger.warning("who is not protected cannot be told", why=repr(error))
+                logger.warning("who is not protected cannot be determined", why=repr(error))
                 pause = 60.0
                 continue
             pause = max(EVERY, cost / SHARE)

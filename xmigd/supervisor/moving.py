@@ -1,4 +1,4 @@
-"""The hands of a move: what the source and the target say, and what they, the holder and the database are told.
+"""The hands of a move: what the source and the target say, and what they, the holder and the database are informed.
 
 The target's memory is kept apart from the source's until the target has resumed the program.
 """
@@ -49,12 +49,12 @@ class Moving:
         self._folder = folder  # of files, when it is suspended to files
         self._incoming: dict[int, Handle] = {}
         self._first_id = 0
-        self._changes = 0  # of the process's memory, as far as the target has told
+        self._changes = 0  # of the process's memory, as far as the target has reported to
         self._backlog: Backlog | None = None  # the target's
         self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
         self._log = log.get("moving").bind(job=process.job.name, process=process.row.id[:12])
 
-    # --- what is asked ----------------------------------------------------------------------------------------------
+    # --- what is requested --------------------------------------------------------------------------------------------
 
     async def run(self, record: v.MigrationRecord, changed: Changed) -> v.MigrationRecord:
         """Begin it, and wait for its end. Raises Conflict if it cannot begin."""
@@ -135,7 +135,7 @@ class Moving:
         move = self._process.machine.move
         return self._process.server(move.target) if move is not None and move.feeding else None
 
-    def said(self, server: Server, message: m.ServerMessage) -> None:
+    def reported(self, server: Server, message: m.ServerMessage) -> None:
         t, number = _now(), server.number
         match message:
             case m.RoundProgress():

@@ -1,5 +1,5 @@
-"""What a warm standby is told of the process that it may get, so that it maps its memory and loads modules and kernels
-beforehand."""
+"""What a warm standby is informed of the process that it may get, so that it maps its memory and loads modules and
+kernels beforehand."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Preload:
 
     def __init__(self, process: ProcessState) -> None:
         self._process = process
-        self._told: Server | None = None  # who knows all that there is
-        self._objects: int | None = None  # of the last snapshot that it was told of
+        self._reported: Server | None = None  # who knows all that there is
+        self._objects: int | None = None  # of the last snapshot that it was informed of
         self._changed = False
 
     def added(self, handle: Handle) -> None:
         standby = self._standby()
-        if standby is not None and standby is self._told:
+        if standby is not None and standby is self._reported:
             standby.send(handle.message, (handle.fd,))
             self._changed |= handle.kind == "image"
 
     def dropped(self, handle: Handle) -> None:
         standby = self._standby()
-        if standby is not None and standby is self._told:
+        if standby is not None and standby is self._reported:
             standby.send(m.pack("memory", op="drop", id=handle.id))
 
     def snapshot(self, objects: int | None) -> None:
@@ -35,8 +35,8 @@ class Preload:
         standby, memory = self._standby(), self._process.memory
         if standby is None or memory is None:
             return
-        if standby is not self._told:
-            self._told, self._changed = standby, False
+        if standby is not self._reported:
+            self._reported, self._changed = standby, False
             for handle in self._process.handles.values():
                 self.added(handle)
         if self._changed or objects != self._objects:

@@ -71,7 +71,7 @@ class Process(ProcessState):
         )  # fmt: skip
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
-        self._asked: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
+        self._requested: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._stall_at = stall_at  # where the journal has the expected stall
         self.job_log = job_log
         self._admit = admit
@@ -90,7 +90,7 @@ class Process(ProcessState):
         self.hooks = ServerHooks(
             started=self._server_started,
             failed=lambda server, why: self.tell(e.SpawnFailed(t=now(), server=server.number, reason=why)),
-            message=self._server_said,
+            message=self._server_reported,
             misbehaved=self._server_misbehaved,
             exited=self._server_exited,
             ending=self._server_ending,
@@ -108,7 +108,8 @@ class Process(ProcessState):
         return server.pid if server is not None and server.pid else None
 
     def stall(self) -> Stall | None:
-        """What its program would wait if its server died now, as its server tells. None: it has told nothing yet."""
+        """What its program would wait if its server died now, as its server tells. None: it has reported to nothing
+        yet."""
         if self.memory is None:
             return None
         try:
@@ -202,7 +203,7 @@ class Process(ProcessState):
         self.paused = True
         try:
             return await self._ask(m.pack("pause"), (), "paused")
-        except Conflict:  # it was not asked, or was lost
+        except Conflict:  # it was not requested, or was lost
             self.paused = False
             raise
 
@@ -225,20 +226,20 @@ class Process(ProcessState):
 
     async def _ask(self, message: bytes, fds: tuple[Fd, ...], answer: str) -> int:
         server = self.server(self.machine.active)
-        if server is None or self._asked is not None:
+        if server is None or self._requested is not None:
             raise Conflict("its server is busy with something else")
-        self._asked = (answer, self._loop.create_future())
+        self._requested = (answer, self._loop.create_future())
         server.send(message, fds)
         try:
-            return await asyncio.wait_for(self._asked[1], PAUSE_PATIENCE)
+            return await asyncio.wait_for(self._requested[1], PAUSE_PATIENCE)
         except TimeoutError:
             raise Unavailable(f"the server has not {answer}; it will when it can, or its log says why not") from None
         finally:
-            self._asked = None
+            self._requested = None
 
     def _answered(self, answer: str, position: int) -> None:
-        if self._asked is not None and self._asked[0] == answer and not self._asked[1].done():
-            self._asked[1].set_result(position)
+        if self._requested is not None and self._requested[0] == answer and not self._requested[1].done():
+            self._requested[1].set_result(position)
 
     def _move(self, pid: int) -> None:
         assert self.memory is not None
@@ -268,7 +269,7 @@ class Process(ProcessState):
             self.tell(e.StopRequested(t=now(), reason=why))
 
     def collect_lines(self) -> None:
-        """What its program has said goes into the job's log."""
+        """What its program has reported goes into the job's log."""
         if self.memory is not None:
             self.job_log.collect(self.job, self.row.id, self.memory.journal.fileno())
 
@@ -322,9 +323,9 @@ class Process(ProcessState):
         self.servers.pop(server.number, None)
         if server.number == self.machine.active:
             self.paused = False
-            if self._asked is not None and not self._asked[1].done():
+            if self._requested is not None and not self._requested[1].done():
                 lost = Conflict(f"the server was lost: {ending.text}", hint="ask again when the process is running")
-                self._asked[1].set_exception(lost)
+                self._requested[1].set_exception(lost)
         if self._pidfd is not None and pidfds.has_exited(self._pidfd):
             self._client_gone()  # both at once: the program's exit is the reason, nothing is to be recovered
         self.tell(
@@ -334,7 +335,7 @@ class Process(ProcessState):
             )
         )  # fmt: skip
 
-    def _server_said(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
+    def _server_reported(self, server: Server, message: m.ServerMessage, fds: list[Fd], missing: bool) -> None:
         t, number = now(), server.number
         has_process = number == self.machine.active
         match message:
@@ -402,7 +403,7 @@ class Process(ProcessState):
             case m.ProgramError():
                 self.tell(e.ProgramError(t=t, server=number, sequence=message.sequence, error=message.error))
             case m.Injected():
-                self._log.info("an armed fault strikes", server=number, injection=message.id)
+                self._log.info("an armed fault is injected", server=number, injection=message.id)
                 self.tell(e.InjectionFires(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
@@ -422,7 +423,7 @@ class Process(ProcessState):
                 close_all(fds)
                 server.refuse(f"{message.type} from a server that is connected already")
             case _:
-                self.moving.said(server, message)
+                self.moving.reported(server, message)
 
     # --- what the machine says --------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class ProcessState:
                 self.fd_store.watch(self.row.id, self._pidfd)
 
     def give_backlog(self, server: Server, keep: Callable[[Backlog], None]) -> None:
-        """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is said
+        """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is reported
         where nobody keeps it is lost with this daemon."""
         if (made := self.fd_store.make_backlog()) is not None:
             backlog, theirs = made
@@ -107,6 +107,6 @@ class ProcessState:
         self.give_backlog(server, lambda backlog: self.fd_store.follow(self.row.id, backlog))
 
     def recount(self) -> None:
-        """Its server stands still, and everything that it has told was heard."""
+        """Its server stands still, and everything that it has reported to was heard."""
         if self.memory is not None:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)

@@ -51,7 +51,7 @@ from xmigd.supervisor.unprotected import Watch
 logger = log.get("supervisor")
 
 MAX_DEVICES = 8  # of one program: journal::kMaxDevices
-BETWEEN_LINES = 0.5  # seconds until a line that a program said is in its job's log
+BETWEEN_LINES = 0.5  # seconds until a line that a program reported is in its job's log
 STOP_PATIENCE = 10.0  # seconds that a recovery under way may take when the daemon stops
 FindJob = Callable[[str], JobRow | None]
 
@@ -204,7 +204,7 @@ class Supervisor:
         return [live.row.id for live in self._expectations.rows]
 
     def collect_lines(self, job: str | None = None) -> None:
-        """What programs have said until now goes into their jobs' logs."""
+        """What programs have reported until now goes into their jobs' logs."""
         for process in list(self.processes.values()):
             if job is None or process.job.id == job:
                 process.collect_lines()

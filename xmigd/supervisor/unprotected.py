@@ -224,7 +224,7 @@ class Watch:
         )
 
     def _given_away(self) -> int | None:
-        """The last number of a process or thread, of the namespace that `proc` is of. None: it is not told."""
+        """The last number of a process or thread, of the namespace that `proc` is of. None: it is not known."""
         try:
             if os.readlink(f"{self.proc}/self") != str(os.getpid()):
                 return None

@@ -1,4 +1,4 @@
-"""The dashboard's application: its routes, its files, and what a visitor is told when something does not work."""
+"""The dashboard's application: its routes, its files, and what a visitor sees when something does not work."""
 
 from __future__ import annotations
 

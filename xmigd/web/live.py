@@ -1,7 +1,7 @@
 """One stream of events per page: xmigd's, thinned out to "something of yours has changed".
 
 The page then fetches itself again and takes over what differs. A stream from here stays open while xmigd is gone: the
-page is told so, and what happened meanwhile is asked for with the last event's id.
+page is informed, and what happened meanwhile is requested with the last event's id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from xmigd.web.upstream import Api, ApiError
 
-PAUSE = 0.2  # seconds between two changes that a page is told of
+PAUSE = 0.2  # seconds between two changes that a page is informed of
 HEARTBEAT = 15.0
 LONGEST_WAIT = 4.0
 
@@ -47,7 +47,7 @@ class Relay:
     interest: Interest
     last_id: str
     stopping: asyncio.Event
-    _link: tuple[str, str] = ("", "")  # the connection to xmigd, as the page is to be told of it: what, and since when
+    _link: tuple[str, str] = ("", "")  # the connection to xmigd, as the page shows it: what, and since when
     _changed: bool = False
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,16 +55,16 @@ class Relay:
         """What the browser gets."""
         tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._end())]
         looked = time.monotonic()
-        told = self._link
+        reported = self._link
         try:
             yield "retry: 1000\n\n"
             while not self.stopping.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), min(HEARTBEAT, self.interest.every or HEARTBEAT))
                 self._woken.clear()
-                if told != self._link:
-                    told = self._link
-                    yield self._message(*told)
+                if reported != self._link:
+                    reported = self._link
+                    yield self._message(*reported)
                 due = self.interest.every and time.monotonic() - looked >= self.interest.every
                 if self._changed or due:
                     self._changed = False

@@ -27,7 +27,7 @@ logger = log.get("web")
 
 
 class WebServer(HttpServer):
-    """Pages listen to events for as long as they are open: they are told first when it is time to go."""
+    """Pages listen to events for as long as they are open: they are informed first when it is time to go."""
 
     def __init__(self, config: uvicorn.Config, front: Front) -> None:
         super().__init__(config, Quotas.of(front.settings, "XMIG_WEB_"), front.settings)

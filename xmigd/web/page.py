@@ -73,10 +73,10 @@ class Page:
     fresh: bool  # the session began with this request
 
     async def show(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page in the frame that all have: navigation, the node's state, what is to be told once."""
+        """A page in the frame that all have: navigation, the node's state, what is to be shown once."""
         node, breaker = await self._node()
         notes: list[Note] = []
-        if "hx-request" not in self.request.headers:  # a page that renews itself keeps what it has been told
+        if "hx-request" not in self.request.headers:  # a page that renews itself keeps what it shows
             notes, self.session.notes = self.session.notes, []
         return self.remember(self.front.render(
             self.request, template, status=status, session=self.session, notes=notes, node=node, breaker=breaker,

@@ -65,8 +65,8 @@ def _seen(value: Any) -> Any:
 
 def address(path: str, query: dict[str, str], **change: str) -> str:
     """The page with this query, but for what changes."""
-    asked = urlencode({name: value for name, value in (query | change).items() if value})
-    return f"{path}?{asked}" if asked else path
+    requested = urlencode({name: value for name, value in (query | change).items() if value})
+    return f"{path}?{requested}" if requested else path
 
 
 def bytes_text(value: float | None) -> str:

@@ -13,7 +13,7 @@ MOST = 1000  # sessions; the one that was away the longest makes room
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is told once, on the next page."""
+    """What is shown once, on the next page."""
 
     text: str = ""
     secret: str = ""

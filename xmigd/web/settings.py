@@ -75,7 +75,7 @@ class WebSettings(Configuration):
         if not self.tls_certificate and not self.listens_here_only and not self.names:
             raise ValueError(
                 f"at {self.host}, tokens would cross the network readable by anyone: set tls_certificate and tls_key, "
-                "or, behind a proxy that speaks https, names"
+                "or, behind a proxy that uses https, names"
             )
         return self
 

@@ -73,8 +73,8 @@ class Api:
 
     async def all(self, *paths: tuple[str, dict[str, Any]] | str) -> list[Any]:
         """Several at once."""
-        asked = [(path, {}) if isinstance(path, str) else path for path in paths]
-        return await asyncio.gather(*(self.get(path, **params) for path, params in asked))
+        requested = [(path, {}) if isinstance(path, str) else path for path in paths]
+        return await asyncio.gather(*(self.get(path, **params) for path, params in requested))
 
     async def post(self, path: str, body: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
         body = {k: v for k, v in (body or {}).items() if v is not None}

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "client/bootstrap/asked.h"
+#include "client/bootstrap/requested.h"
 #include "local.h"
 
 namespace xmig::client {
@@ -15,7 +15,7 @@ namespace {
 
 struct Found {
   void* function = nullptr;
-  bool too_new = false;  // there is such a function, but only in later versions than the one asked for
+  bool too_new = false;  // there is such a function, but only in later versions than the one requested
 };
 
 // The newest form that `version` knows. A function without a per-thread form is the same for both.

@@ -87,7 +87,7 @@ Answer exchange(const std::string& path, bool reattach) {
   read_command(hello.command);
   read_visible(hello);
   answer.error = ipc::send_message(socket.get(), std::as_bytes(std::span(&hello, 1)));
-  // A daemon that has closed already may have said why.
+  // A daemon that has closed already may have reported why.
   if (answer.error && answer.error != EPIPE && answer.error != ECONNRESET) return answer;
   answer.error = 0;
   constexpr int kPatienceMs = 15'000;
@@ -215,8 +215,8 @@ Attached attach(bool quiet) {
   const std::string path = socket_path();
   const Answer answer = exchange(path, false);
   if (!answer.connected) {
-    static bool said = false;
-    if (!quiet && !std::exchange(said, true)) {
+    static bool reported = false;
+    if (!quiet && !std::exchange(reported, true)) {
       tell_starter("no xmigd answers at %s (%s): start it with `xmigd`, or set XMIG_RUNTIME_DIR to where it runs, or set "
                    "XMIG_WITHOUT_DAEMON=native to use this machine's own driver", path.c_str(), std::strerror(answer.error));
     }

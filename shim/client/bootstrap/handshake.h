@@ -11,13 +11,13 @@ struct Attached {
   CUresult error;
   bool no_daemon;  // nobody answers at the socket
 };
-// Connects, maps what the daemon gives, fills `process`, closes every descriptor. What goes wrong is said in one line;
+// Connects, maps what the daemon gives, fills `process`, closes every descriptor. What goes wrong is reported in one line;
 // `quiet`: but not that there is no daemon.
 Attached attach(bool quiet);
 
 struct Reattached {
   enum Outcome { kNoDaemon, kAccepted, kRefused } outcome;
-  CUresult error;  // of kRefused; the reason has been said
+  CUresult error;  // of kRefused; the reason has been reported
 };
 Reattached reattach();
 

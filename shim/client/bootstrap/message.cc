@@ -49,9 +49,9 @@ void complain(const char* format, ...) {
   const Line line(format, arguments);
   va_end(arguments);
   static std::mutex& mutex = *new std::mutex;
-  static auto& said = *new std::map<std::string_view, std::set<std::string, std::less<>>>;
+  static auto& reported = *new std::map<std::string_view, std::set<std::string, std::less<>>>;
   const std::lock_guard lock(mutex);
-  auto& lines = said[format];
+  auto& lines = reported[format];
   if (lines.size() < kEnough && lines.emplace(line.text()).second) keep_line(line.text());
 }
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "client/bootstrap/asked.h"
+#include "client/bootstrap/requested.h"
 #include "client/bootstrap/message.h"
 
-// By this symbol a copy of the shim is told from the genuine driver.
+// By this symbol a copy of the shim is distinguished from the genuine driver.
 extern "C" __attribute__((visibility("default"))) const char xmigShim[] = "xMIG";
 
 namespace xmig::client {
@@ -84,7 +84,7 @@ bool is_this_library(const std::string& path) {
 
 void* take_detour(int slot) {
   void* const* const functions = native_functions.load(std::memory_order_acquire);
-  if (asked_wanted()) {
+  if (requested_wanted()) {
     note_called(slot);
   } else if (!functions) {
     detour.store(false, std::memory_order_release);

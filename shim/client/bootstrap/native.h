@@ -1,6 +1,6 @@
-// The genuine driver instead of ours: for a program that was started without a daemon and said
+// The genuine driver instead of ours: for a program that was started without a daemon and reported
 // XMIG_WITHOUT_DAEMON=native. Every exported function asks here first, so the answer costs one load. In the same place the
-// calls are noted, if that is wanted (asked.h).
+// calls are noted, if that is wanted (requested.h).
 #pragma once
 
 #include <atomic>

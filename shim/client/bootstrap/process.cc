@@ -93,8 +93,8 @@ CUresult check_peers() {
   static std::mutex asking;  // one thread asks, the others go on waiting
   const std::unique_lock lock(asking, std::try_to_lock);
   if (!lock) return CUDA_SUCCESS;
-  static bool said = false;
-  if (!std::exchange(said, true)) {
+  static bool reported = false;
+  if (!std::exchange(reported, true)) {
     say_aloud("the GPU server and xmigd of this process are both gone: waiting until xmigd is started again");
   }
   switch (const Reattached answer = reattach(); answer.outcome) {
@@ -102,7 +102,7 @@ CUresult check_peers() {
       break;
     case Reattached::kAccepted:
       say_aloud("xmigd is back: going on");
-      said = false;
+      reported = false;
       break;
     case Reattached::kRefused:
       process.lost.store(static_cast<uint32_t>(answer.error));

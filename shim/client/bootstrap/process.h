@@ -3,8 +3,8 @@
 // Everything here is written once, by the thread that initialises, before `phase` becomes kRunning; nothing is ever
 // destroyed, so that a program's atexit handlers and static destructors can still call the driver.
 //
-// What lies in this folder: handshake and process, native (the genuine driver instead), starter, job_log and message (what is said to
-// people), entry_points and unsupported (functions by name), asked.
+// What lies in this folder: handshake and process, native (the genuine driver instead), starter, job_log and message (what is reported to
+// people), entry_points and unsupported (functions by name), requested.
 #pragma once
 
 #include <cuda.h>

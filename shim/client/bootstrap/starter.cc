@@ -17,7 +17,7 @@ namespace xmig::client {
 namespace {
 
 // A write may raise SIGPIPE (nobody reads) or SIGXFSZ (a limit of the file's size), and a background process is stopped by one to
-// its terminal (SIGTTOU; not if it is blocked). The program has asked for none of that.
+// its terminal (SIGTTOU; not if it is blocked). The program has requested none of that.
 class Unsignalled {
  public:
   Unsignalled() {

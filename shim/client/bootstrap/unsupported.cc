@@ -4,7 +4,7 @@
 #include <set>
 #include <string_view>
 
-#include "client/bootstrap/asked.h"
+#include "client/bootstrap/requested.h"
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
 

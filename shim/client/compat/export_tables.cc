@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "client/bootstrap/asked.h"
+#include "client/bootstrap/requested.h"
 #include "client/bootstrap/process.h"
 #include "client/bootstrap/unsupported.h"
 #include "client/compat/compile_cache.h"

@@ -1,7 +1,7 @@
 // Copies in batches: each is a copy of its own in the stream, which is one of the orders that a batch allows.
 //
 // The whole batch is checked before the first copy goes. What a copy says of its source is honoured: bytes of the program's own
-// pageable memory are taken at the call, and where they are asked for in stream order only after the stream's work so far.
+// pageable memory are taken at the call, and where they are requested in stream order only after the stream's work so far.
 #include <cstdint>
 #include <optional>
 

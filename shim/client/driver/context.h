@@ -31,7 +31,7 @@ struct Context {
   std::atomic<uint32_t> cache_config{CU_FUNC_CACHE_PREFER_NONE};
   std::atomic<uint32_t> shared_config{0};
   std::atomic<uint64_t> id{0};
-  std::atomic<uint64_t> limits[CU_LIMIT_MAX] = {};  // kUnknownLimit until somebody has asked
+  std::atomic<uint64_t> limits[CU_LIMIT_MAX] = {};  // kUnknownLimit until somebody has requested
   uint32_t retained = 0;  // primary; under the contexts' mutex
   ContextStorage storage;
 

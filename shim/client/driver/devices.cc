@@ -10,11 +10,11 @@
 namespace xmig::client {
 namespace {
 
-struct Asked {
+struct Requested {
   const journal::DeviceDescription* device = nullptr;
   CUresult error = CUDA_SUCCESS;
 };
-Asked asked(CUdevice dev) {
+Requested requested(CUdevice dev) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return {nullptr, error};
   const auto* const device = description(dev);
   return {device, device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE};
@@ -23,7 +23,7 @@ Asked asked(CUdevice dev) {
 }  // namespace
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  const Asked found = asked(ordinal);
+  const Requested found = requested(ordinal);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   *device = ordinal;
@@ -38,7 +38,7 @@ CUresult cuDeviceGetCount(int* count) {
 }
 
 CUresult cuDeviceGetName(char* name, int len, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!name || len <= 0) return CUDA_ERROR_INVALID_VALUE;
   std::snprintf(name, static_cast<size_t>(len), "%s", found.device->name);
@@ -46,7 +46,7 @@ CUresult cuDeviceGetName(char* name, int len, CUdevice dev) {
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!uuid) return CUDA_ERROR_INVALID_VALUE;
   std::memcpy(uuid->bytes, found.device->uuid, sizeof(uuid->bytes));
@@ -56,7 +56,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice dev) {
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice dev) { return client::cuDeviceGetUuid_v2(uuid, dev); }
 
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   *bytes = found.device->total_bytes;
@@ -64,7 +64,7 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
 }
 
 CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!pi || attrib <= 0 || attrib >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   *pi = static_cast<uint32_t>(attrib) < found.device->attribute_count ? found.device->attributes[attrib] : 0;
@@ -72,7 +72,7 @@ CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) 
 }
 
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!major || !minor) return CUDA_ERROR_INVALID_VALUE;
   *major = attribute(dev, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
@@ -81,7 +81,7 @@ CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice dev) {
 }
 
 CUresult cuDeviceGetProperties(CUdevprop* prop, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!prop) return CUDA_ERROR_INVALID_VALUE;
   *prop = {
@@ -124,7 +124,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* pciBusId) {
 }
 
 CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!pciBusId || len <= 0) return CUDA_ERROR_INVALID_VALUE;
   std::snprintf(pciBusId, static_cast<size_t>(len), "%04x:%02x:%02x.0",
@@ -147,7 +147,7 @@ bool promise_peer(int device, int peer) {
 }
 
 CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!canAccessPeer) return CUDA_ERROR_INVALID_VALUE;
   if (!description(peerDev)) return CUDA_ERROR_INVALID_DEVICE;
@@ -156,7 +156,7 @@ CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDe
 }
 
 CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice) {
-  const Asked found = asked(srcDevice);
+  const Requested found = requested(srcDevice);
   if (found.error != CUDA_SUCCESS) return found.error;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   if (!description(dstDevice) || srcDevice == dstDevice) return CUDA_ERROR_INVALID_DEVICE;
@@ -175,7 +175,7 @@ CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib, CUdev
 }
 
 CUresult cuDeviceGetLuid(char* luid, unsigned int* deviceNodeMask, CUdevice dev) {
-  const Asked found = asked(dev);
+  const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;
   return CUDA_ERROR_NOT_SUPPORTED;  // an identifier of Windows
 }

@@ -127,7 +127,7 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   Event* const event = find_event(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  const WithContext own(*event->context);  // it need not be current, as everywhere where an event is all that is asked
+  const WithContext own(*event->context);  // it need not be current, as everywhere where an event is all that is needed
   const CUresult result = record::cuEventDestroy_v2(hEvent);
   if (result == CUDA_SUCCESS && event->alive.exchange(false)) free_handle(reinterpret_cast<uint64_t>(hEvent));
   return result;

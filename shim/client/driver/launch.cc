@@ -264,14 +264,14 @@ inline CUresult take_parameters(Launch& launch, void** extra) {
 
 // Something that only the device can judge: the first launch of its kind waits for what the device says. Nothing, if that is known.
 std::optional<CUresult> ask_device(const Launch& launch) {
-  LaunchShape asked{.function = launch.function.handle,
+  LaunchShape requested{.function = launch.function.handle,
                     .grid = std::to_array(launch.grid.grid),
                     .block = std::to_array(launch.grid.block),
                     .shared_bytes = launch.grid.shared_bytes,
                     .cooperative = launch.cooperative};
   const bool judged = launch.odd() ||
-                      (device_must_judge(launch.function, {launch.attributes, launch.attribute_count}, asked) &&
-                       !accepted_before(asked));
+                      (device_must_judge(launch.function, {launch.attributes, launch.attribute_count}, requested) &&
+                       !accepted_before(requested));
   if (!judged) return std::nullopt;
   const CUresult error = launch.gathered([](std::span<const std::byte> arguments, std::span<const Slice> payload) {
     Pending pending = start(Op::xmFirstLaunch, arguments.data(), arguments.size(), payload, 0);
@@ -280,7 +280,7 @@ std::optional<CUresult> ask_device(const Launch& launch) {
   if (error != CUDA_SUCCESS) {
     complain_of(launch.function, launch.grid, error);
   } else if (!launch.odd()) {
-    accepted(asked);
+    accepted(requested);
   }
   return error;
 }

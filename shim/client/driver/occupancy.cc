@@ -17,13 +17,13 @@
 namespace xmig::client {
 namespace {
 
-using Asked = std::tuple<uint64_t, int, size_t, unsigned int>;  // function, block, dynamic shared memory, flags
+using Requested = std::tuple<uint64_t, int, size_t, unsigned int>;  // function, block, dynamic shared memory, flags
 std::mutex answers_mutex;
-std::map<Asked, int>& answers = *new std::map<Asked, int>;
+std::map<Requested, int>& answers = *new std::map<Requested, int>;
 
-std::optional<int> remembered(const Asked& asked) {
+std::optional<int> remembered(const Requested& requested) {
   const std::lock_guard lock(answers_mutex);
-  const auto found = answers.find(asked);
+  const auto found = answers.find(requested);
   return found == answers.end() ? std::nullopt : std::optional(found->second);
 }
 
@@ -51,8 +51,8 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CU
   }
   const FunctionHere found = here(func);
   if (!found.function) return found.error;
-  const Asked asked{found.function->handle, blockSize, dynamicSMemSize, flags};
-  if (const std::optional<int> answer = remembered(asked)) {
+  const Requested requested{found.function->handle, blockSize, dynamicSMemSize, flags};
+  if (const std::optional<int> answer = remembered(requested)) {
     *numBlocks = *answer;
     return CUDA_SUCCESS;
   }
@@ -61,7 +61,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CU
                                                                                        dynamicSMemSize, flags);
   if (result != CUDA_SUCCESS) return result;
   const std::lock_guard lock(answers_mutex);
-  answers.emplace(asked, *numBlocks);
+  answers.emplace(requested, *numBlocks);
   return CUDA_SUCCESS;
 }
 
@@ -118,7 +118,7 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunc
   const int fixed = found.function->attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES].load();
   const int share =
       attribute(ordinal, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR) / numBlocks - reserved - fixed;
-  // Natively no more than the function may have, which without being asked for is what every device has.
+  // Natively no more than the function may have, which without being requested is what every device has.
   const int allowed = found.function->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES].load();
   const int most =
       std::min(allowed, attribute(ordinal, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) - fixed);

@@ -22,7 +22,7 @@ namespace {
 struct Enabled {
   std::mutex lock;
   std::set<std::pair<uint32_t, uint32_t>> contexts;
-  std::set<std::pair<int, int>> devices;  // told for good: memory, device
+  std::set<std::pair<int, int>> devices;  // reported for good: memory, device
 };
 Enabled& enabled() {
   static auto& all = *new Enabled;

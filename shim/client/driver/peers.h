@@ -1,4 +1,4 @@
-// Which devices reach each other's memory, and what the program asked for of that (peers.cc).
+// Which devices reach each other's memory, and what the program requested of that (peers.cc).
 #pragma once
 
 #include <cuda.h>

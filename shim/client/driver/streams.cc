@@ -103,12 +103,12 @@ CUresult cuStreamQuery(CUstream hStream) {
 
 namespace {
 
-struct Asked {
+struct Requested {
   const Stream* stream = nullptr;  // nullptr: a default stream
   Context* context = nullptr;
   CUresult error = CUDA_SUCCESS;
 };
-Asked asked(CUstream handle, const void* out) {
+Requested requested(CUstream handle, const void* out) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return {.error = error};
   if (!out) return {.error = CUDA_ERROR_INVALID_VALUE};
   if (const Stream* const stream = find_stream(handle)) return {stream, stream->context};
@@ -120,26 +120,26 @@ Asked asked(CUstream handle, const void* out) {
 }  // namespace
 
 CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
-  const Asked found = asked(hStream, priority);
+  const Requested found = requested(hStream, priority);
   if (found.error == CUDA_SUCCESS) *priority = found.stream ? found.stream->priority : 0;
   return found.error;
 }
 
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
-  const Asked found = asked(hStream, flags);
+  const Requested found = requested(hStream, flags);
   if (found.error == CUDA_SUCCESS) *flags = found.stream ? found.stream->flags : 0;
   return found.error;
 }
 
 CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
-  const Asked found = asked(hStream, streamId);
+  const Requested found = requested(hStream, streamId);
   if (found.error != CUDA_SUCCESS) return found.error;
   *streamId = found.stream ? found.stream->id : hStream == CU_STREAM_PER_THREAD ? 2 : 1;
   return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
-  const Asked found = asked(hStream, pctx);
+  const Requested found = requested(hStream, pctx);
   if (found.error == CUDA_SUCCESS) *pctx = found.context->handle();
   return found.error;
 }
@@ -151,7 +151,7 @@ CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext* pCtx, CUgreenCtx* pGreen
 }
 
 CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
-  const Asked found = asked(hStream, device);
+  const Requested found = requested(hStream, device);
   if (found.error == CUDA_SUCCESS) *device = found.context->ordinal;
   return found.error;
 }
@@ -159,7 +159,7 @@ CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
 // --- attributes: kept, since they are hints and the program may ask for them ----------------------------------
 
 CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value) {
-  const Asked found = asked(hStream, value);
+  const Requested found = requested(hStream, value);
   if (found.error != CUDA_SUCCESS) return found.error;
   *value = {};
   switch (attr) {
@@ -187,7 +187,7 @@ CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAtt
 }
 
 CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* value) {
-  const Asked found = asked(hStream, value);
+  const Requested found = requested(hStream, value);
   if (found.error != CUDA_SUCCESS) return found.error;
   Stream* const stream = find_stream(hStream);
   switch (attr) {

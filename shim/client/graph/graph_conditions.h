@@ -12,7 +12,7 @@ CUresult refuse_copy();
 
 // Has it conditions that no node follows?
 bool has_unused_conditions(const Graph& graph);
-// Can it become executable? Whatever is wrong is told.
+// Can it become executable? Whatever is wrong is reported.
 CUresult check_conditions(const Graph& graph);
 
 }  // namespace xmig::client

@@ -92,7 +92,7 @@ struct Edges {
       data.push_back(d.edge);
     }
   }
-  // Without a place for what an edge is, edges that are more than an order cannot be told.
+  // Without a place for what an edge is, edges that are more than an order cannot be determined.
   bool plain() const {
     return std::all_of(data.begin(), data.end(),
                        [](const CUgraphEdgeData& e) { return !e.from_port && !e.to_port && !e.type; });

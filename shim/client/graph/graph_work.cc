@@ -303,10 +303,10 @@ CUresult make_work(CUgraphNodeParams& params, const Graph* into, Work& work) {
       return make_memory_operation_work({params.memOp.ctx, params.memOp.count, params.memOp.paramArray,
                                          params.memOp.flags}, work);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
-      CUDA_MEM_ALLOC_NODE_PARAMS_v2& asked = params.alloc;
-      CUDA_MEM_ALLOC_NODE_PARAMS_v1 same{asked.poolProps, asked.accessDescs, asked.accessDescCount, asked.bytesize, 0};
+      CUDA_MEM_ALLOC_NODE_PARAMS_v2& requested = params.alloc;
+      CUDA_MEM_ALLOC_NODE_PARAMS_v1 same{requested.poolProps, requested.accessDescs, requested.accessDescCount, requested.bytesize, 0};
       const CUresult result = make_allocation_work(same, work);
-      if (result == CUDA_SUCCESS) asked.dptr = same.dptr;
+      if (result == CUDA_SUCCESS) requested.dptr = same.dptr;
       return result;
     }
     case CU_GRAPH_NODE_TYPE_MEM_FREE: return make_free_work(params.free.dptr, work);

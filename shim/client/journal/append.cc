@@ -53,7 +53,7 @@ void call_usher(journal::JournalHeader& header) {
 
 // This thread has rung for a server that can run on this processor only, and waits now: the server has the processor. It may be
 // that the kernel does not let it, because this thread is of a class that goes before it, or that something else gets the
-// processor first. The server is told, and sleeps anywhere for a while.
+// processor first. The server is informed, and sleeps anywhere for a while.
 void give_way(Thread& thread) {
   journal::JournalHeader& header = *process.header;
   const uint32_t rung = std::exchange(thread.rung, 0);

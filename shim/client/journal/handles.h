@@ -2,7 +2,7 @@
 //
 // A freed number goes to the end of a queue. Reuse is safe in any case (the record that destroys an object lies before
 // the one that makes the next of this number, at a replay too); the queue is there so that a program that goes on using a
-// destroyed handle is told so, for a while, instead of being given another object.
+// destroyed handle is reported as such, for a while, instead of being given another object.
 #pragma once
 
 #include <array>

@@ -68,8 +68,8 @@ bool take_slot(Thread& thread) {
     thread.slot = i;
     return true;
   }
-  static std::atomic_flag said;
-  if (!said.test_and_set()) {
+  static std::atomic_flag reported;
+  if (!reported.test_and_set()) {
     say("more than %u threads use the driver at the same time: the calls of further ones fail with "
         "CUDA_ERROR_OUT_OF_MEMORY until a thread ends", journal::kMaxThreads);
   }

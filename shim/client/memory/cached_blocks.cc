@@ -88,7 +88,7 @@ void CachedBlocks::segment(uint64_t address, uint64_t bytes) {
   }
 }
 
-// What becomes of the memory the server hears from its owner: an xmFree ends everything that was said about it.
+// What becomes of the memory the server hears from its owner: an xmFree ends everything that was reported about it.
 void CachedBlocks::segment_gone(uint64_t address, uint64_t bytes) {
   if (bytes == 0 || !on_devices(address, bytes)) return;
   const std::lock_guard guard(lock_);
@@ -104,16 +104,16 @@ void CachedBlocks::change(Op op, uint64_t address, uint64_t bytes, OneGranule&& 
   const uint64_t end = std::min(address + round_to_units(bytes), kEnd);
   const std::lock_guard guard(lock_);
   if (!counts_) return;
-  Run told(op);
+  Run reported(op);
   for (uint64_t at = address; at < end;) {
     const uint64_t index = index_of(at);
     const uint64_t next = std::min(address_of(index + 1), end);
     const Change done = counts_[index] == 0 ? Change::kNone : change(counts_[index], static_cast<uint32_t>(next - at));
     if (done == Change::kUnsound) {
-      told.forget();
+      reported.forget();
       return give_up();
     }
-    if (done == Change::kTold) told.add(index);
+    if (done == Change::kReported) reported.add(index);
     at = next;
   }
 }
@@ -123,7 +123,7 @@ void CachedBlocks::allocated(uint64_t address, uint64_t bytes) {
     const bool first = count == 1;
     count += used;
     if (count - 1 > kGranule) return Change::kUnsound;
-    return first ? Change::kTold : Change::kNone;
+    return first ? Change::kReported : Change::kNone;
   });
 }
 
@@ -131,7 +131,7 @@ void CachedBlocks::freed(uint64_t address, uint64_t bytes) {
   change(Op::xmDiscard, address, bytes, [](uint32_t& count, uint32_t used) {
     if (count - 1 < used) return Change::kUnsound;
     count -= used;
-    return count == 1 ? Change::kTold : Change::kNone;
+    return count == 1 ? Change::kReported : Change::kNone;
   });
 }
 

@@ -1,7 +1,7 @@
 // What a caching allocator inside the program has given back of the memory that it holds.
 //
 // The driver hears of an allocator's segments only. Which parts of them are in use the allocator itself says
-// (caching_allocator.h). Granules of a segment in which nothing is in use are told to the server (xmDiscard): a snapshot
+// (caching_allocator.h). Granules of a segment in which nothing is in use are instructed to the server (xmDiscard): a snapshot
 // leaves their content out. The first block in one takes it back (xmReuse).
 //
 // Invariants:
@@ -33,7 +33,7 @@ class CachedBlocks {
  private:
   // Of a granule: 0 outside of segments, otherwise 1 and how many bytes of it are in use.
   uint32_t* counts();
-  enum class Change { kNone, kTold, kUnsound };
+  enum class Change { kNone, kReported, kUnsound };
   template <typename OneGranule>
   void change(Op op, uint64_t address, uint64_t bytes, OneGranule&& change);
   void give_up();

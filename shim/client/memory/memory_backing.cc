@@ -14,7 +14,7 @@ namespace {
 
 using journal::kGranule;
 
-// How much is asked of the server at once, at least and at most, and how much free backed memory is kept.
+// How much is queried of the server at once, at least and at most, and how much free backed memory is kept.
 constexpr uint64_t kSmallestStep = 32ull << 20;
 constexpr uint64_t kLargestStep = 512ull << 20;
 constexpr uint64_t kKeep = 256ull << 20;

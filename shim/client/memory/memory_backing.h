@@ -2,7 +2,7 @@
 //
 // Every granule is in one of four places: taken by a heap, cached (backed and free), bare (an address only), or
 // reserved by the program for its own mappings (see vmm.cc). Only going from bare to backed waits for the server; it
-// is done in steps larger than asked for as long as memory is plentiful, larger the more there is already: every step
+// is done in steps larger than requested as long as memory is plentiful, larger the more there is already: every step
 // is a descriptor in the daemon. No lock is held while waiting.
 //
 // A step is one piece of physical memory, which the device takes back only whole. So granules go back by whole steps:

@@ -19,7 +19,7 @@ inline constexpr uint64_t kLargestSmall = 1ull << 20;
 constexpr uint64_t round_to_units(uint64_t bytes) { return (bytes + kUnit - 1) & ~(kUnit - 1); }
 
 struct HeapUse {
-  uint64_t used = 0, used_high = 0;  // as asked for, not rounded: so the driver counts, too
+  uint64_t used = 0, used_high = 0;  // as requested, not rounded: so the driver counts, too
   uint64_t reserved = 0, reserved_high = 0;
 };
 

@@ -29,7 +29,7 @@ enum class MemoryKind : uint8_t {
 
 struct Allocation {
   uint64_t address = 0;
-  uint64_t bytes = 0;  // as asked for
+  uint64_t bytes = 0;  // as requested
   FreeRange block;     // what it takes up in its heap
   MemoryKind kind = MemoryKind::kDevice;
   int ordinal = 0;

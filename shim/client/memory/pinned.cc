@@ -160,7 +160,7 @@ CUresult cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
   const auto found = memory_map().find(reinterpret_cast<uint64_t>(p));
   if (!pFlags || !found || !is_pinned(*found)) return CUDA_ERROR_INVALID_VALUE;
-  // With one address space for all, pinned memory is mapped whether that was asked for or not.
+  // With one address space for all, pinned memory is mapped whether that was requested or not.
   *pFlags = found->flags | CU_MEMHOSTALLOC_DEVICEMAP;
   return CUDA_SUCCESS;
 }

@@ -36,7 +36,7 @@ std::vector<std::shared_ptr<Pool>> pools_of(int ordinal);
 // Whether any pool may hold more than its threshold when the program has next waited for something.
 extern std::atomic<bool> pools_may_shrink;
 
-// A live allocation of `bytes` from the pool, told to the server. `stream_key` 0 with `stream` null: for any work.
+// A live allocation of `bytes` from the pool, reported to the server. `stream_key` 0 with `stream` null: for any work.
 CUresult allocate(const std::shared_ptr<Pool>& pool, MemoryKind kind, uint64_t bytes, CUstream stream,
                   uint64_t stream_key, uint64_t* address);
 // The opposite of it, for an allocation that was taken out of the map; `freed` by whom. Puts it back on an error.

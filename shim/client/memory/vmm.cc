@@ -245,7 +245,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
   const uint64_t made = create_handle(journal::Kind::kMemory);
   const std::lock_guard guard(all.lock);
   Physical memory{.properties = *prop, .bytes = size};
-  memory.properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // may be asked for, and is not granted
+  memory.properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // may be requested, and is not granted
   all.handles.emplace(made, memory);
   *handle = made;
   return CUDA_SUCCESS;

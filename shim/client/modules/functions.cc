@@ -33,7 +33,7 @@ CUresult check_setting(const Function& function, CUfunction_attribute attribute,
   }
 }
 
-FunctionHere asked(CUfunction handle) {
+FunctionHere requested(CUfunction handle) {
   Thread& thread = this_thread();
   if (const CUresult error = enter(thread); error != CUDA_SUCCESS) return {nullptr, error};
   const Current now = current(thread);
@@ -72,44 +72,44 @@ CUresult parameter_info(const Function& function, size_t index, size_t* offset, 
 
 CUresult cuFuncGetName(const char** name, CUfunction hfunc) {
   if (!name) return CUDA_ERROR_INVALID_VALUE;
-  const FunctionHere here = asked(hfunc);
+  const FunctionHere here = requested(hfunc);
   if (here.function) *name = here.function->name.c_str();
   return here.error;
 }
 
 CUresult cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   if (!hmod) return CUDA_ERROR_INVALID_VALUE;
-  const FunctionHere here = asked(hfunc);
+  const FunctionHere here = requested(hfunc);
   if (here.function) *hmod = reinterpret_cast<CUmodule>(here.function->module->handle);
   return here.error;
 }
 
 CUresult cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
-  const FunctionHere here = asked(hfunc);
+  const FunctionHere here = requested(hfunc);
   return here.function ? get_attribute(*here.function, attrib, pi) : here.error;
 }
 
 CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
-  const FunctionHere here = asked(hfunc);
+  const FunctionHere here = requested(hfunc);
   return here.function ? set_attribute(*here.function, attrib, value) : here.error;
 }
 
 // Preferences about caches and banks: they have no effect on any result.
-CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) { return asked(hfunc).error; }
-CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config) { return asked(hfunc).error; }
+CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) { return requested(hfunc).error; }
+CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config) { return requested(hfunc).error; }
 
 CUresult cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t* paramOffset, size_t* paramSize) {
-  const FunctionHere here = asked(func);
+  const FunctionHere here = requested(func);
   return here.function ? parameter_info(*here.function, paramIndex, paramOffset, paramSize) : here.error;
 }
 
 CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
   if (!state) return CUDA_ERROR_INVALID_VALUE;
-  const FunctionHere here = asked(function);
+  const FunctionHere here = requested(function);
   if (here.function) *state = CU_FUNCTION_LOADING_STATE_LOADED;
   return here.error;
 }
 
-CUresult cuFuncLoad(CUfunction function) { return asked(function).error; }
+CUresult cuFuncLoad(CUfunction function) { return requested(function).error; }
 
 }  // namespace xmig::client

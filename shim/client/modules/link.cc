@@ -1,5 +1,5 @@
 // The driver's linker. It runs where the driver is: each call that adds an input sends it and has the server add it, so that
-// what is wrong with it is told there, as natively; the last one brings the image. journal/link_request.h has the messages.
+// what is wrong with it is reported there, as natively; the last one brings the image. journal/link_request.h has the messages.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -418,7 +418,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, c
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   if (!mode) return CUDA_ERROR_INVALID_VALUE;
-  *mode = CU_MODULE_LAZY_LOADING;  // what it makes libcudart do: load a library when its first kernel is asked for
+  *mode = CU_MODULE_LAZY_LOADING;  // what it makes libcudart do: load a library when its first kernel is requested
   return CUDA_SUCCESS;
 }
 

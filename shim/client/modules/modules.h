@@ -37,7 +37,7 @@ struct Function {
   std::string name;
   Module* module = nullptr;
   uint64_t handle = 0;
-  // What follows is asked for when the kernel is first looked up.
+  // What follows is requested when the kernel is first looked up.
   std::atomic<bool> described{false};
   uint32_t parameter_bytes = 0;
   std::vector<journal::ParameterInfo> parameters;

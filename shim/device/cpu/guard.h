@@ -15,7 +15,7 @@ namespace xmig::device::cpu {
 
 struct Trap {
   int error = 0;          // CUresult
-  int signal = 0;         // 0: the kernel said so itself
+  int signal = 0;         // 0: the kernel reported so itself
   uint64_t address = 0;   // of the access
   const char* text = "";  // of fail()
   const char* file = "";

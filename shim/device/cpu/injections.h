@@ -24,7 +24,7 @@ class Injections {
     count_.store(armed_.size(), std::memory_order_release);
   }
 
-  // The injection that strikes this piece of work, if there is one. Each strikes once.
+  // The injection for this piece of work, if there is one. Each is injected once.
   std::optional<ArmedInjection> take(InjectPoint point, uint64_t sequence) {
     if (count_.load(std::memory_order_acquire) == 0) return std::nullopt;
     const std::lock_guard lock(mutex_);

@@ -35,7 +35,7 @@ class Module {
  public:
   // `trap.error` is set if the image's own initialisers faulted. The dynamic linker was left in their middle then: the
   // process is not to be trusted any more. So it is after a fault while unloading, for which there is no caller to
-  // tell: `unload_fault` is told.
+  // tell: `unload_fault` is informed.
   static CUresult load(Bytes image, std::function<void(const Trap&)> unload_fault, std::shared_ptr<Module>& out,
                        Trap& trap);
   ~Module();

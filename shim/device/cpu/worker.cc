@@ -141,7 +141,7 @@ void Worker::run(KernelWork& work) {
     context_.raise(trap.error, t_sequence, "kernel " + name + ": " + trap.describe() + ", " + block_name(block));
     return;
   }
-  if (injected) strike(*injected, "kernel " + name + " after " + std::to_string(count) + " blocks");
+  if (injected) inject(*injected, "kernel " + name + " after " + std::to_string(count) + " blocks");
 }
 
 void Worker::run(CopyWork& work) {
@@ -160,7 +160,7 @@ void Worker::run(CopyWork& work) {
                        hex(work.destination) + ": " + trap.describe());
     return;
   }
-  if (injected) strike(*injected, "copy after " + std::to_string(work.width * work.height) + " bytes");
+  if (injected) inject(*injected, "copy after " + std::to_string(work.width * work.height) + " bytes");
 }
 
 void Worker::run(FillWork& work) {
@@ -247,7 +247,7 @@ void Worker::run(ChoiceWork& work) {
   }
 }
 
-void Worker::strike(const ArmedInjection& armed, const std::string& where) {
+void Worker::inject(const ArmedInjection& armed, const std::string& where) {
   const Injection& injection = armed.injection;
   if (armed.notify) armed.notify(armed.user, injection.id);
   switch (injection.kind) {

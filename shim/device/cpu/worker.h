@@ -32,7 +32,7 @@ class Worker {
   void run(ChoiceWork& work);
   void run(GraphBody& body);
 
-  void strike(const ArmedInjection& armed, const std::string& where);
+  void inject(const ArmedInjection& armed, const std::string& where);
   // Memory for the blocks of one launch, zeroed.
   std::byte* shared_memory(size_t bytes);
 

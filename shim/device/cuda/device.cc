@@ -28,7 +28,7 @@ namespace xmig::device {
 namespace {
 
 // The kernel that ends in this sticky error; others than these cannot be caused at will.
-const char* spoiler(int error) {
+const char* fault_kernel(int error) {
   switch (error) {
     case CUDA_ERROR_ASSERT: return "xmig_assert";
     case CUDA_ERROR_MISALIGNED_ADDRESS: return "xmig_misaligned_address";
@@ -77,7 +77,7 @@ class CudaDevice final : public Device {
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
     if (count < static_cast<int>(ordinals.size()))
       throw Unavailable(CUDA_ERROR_INVALID_DEVICE, "the driver shows " + std::to_string(count) +
-                                                       " GPUs, but device(s) " + visible + " were asked for");
+                                                       " GPUs, but device(s) " + visible + " were requested");
     units_.resize(ordinals.size());
     const std::unique_ptr<UsedMemory> used = starting.get();
     std::vector<uint64_t> before;
@@ -207,17 +207,17 @@ class CudaDevice final : public Device {
   std::vector<Global> globals(CUmodule) override { return {}; }
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return false; }
 
-  bool spoils() const override { return true; }
+  bool injects() const override { return true; }
 
-  CUresult spoil(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
+  CUresult inject(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
     Unit& unit = units_.at(ordinal);
     uint64_t word = address_of(&unit.shared->word);
     void* parameters[] = {&word};
-    const char* const kernel = kind == InjectKind::kHang ? "xmig_hang" : spoiler(error);
+    const char* const kernel = kind == InjectKind::kHang ? "xmig_hang" : fault_kernel(error);
     return launch(unit.kernels.at(kernel), 1, 1, stream, parameters);
   }
 
-  void arm(const Injection&, Notify, void*) override {}  // it is spoiled instead
+  void arm(const Injection&, Notify, void*) override {}  // it is injected instead
 
   void wake() override {
     for (Unit& unit : units_) {
@@ -228,7 +228,7 @@ class CudaDevice final : public Device {
   }
 
   // From any thread: the kernels are loaded before one is needed.
-  void prepare_to_spoil() override {
+  void prepare_to_inject() override {
     for (Unit& unit : units_) {
       const std::lock_guard lock(unit.mutex);
       if (unit.kernels.contains("xmig_trap")) continue;

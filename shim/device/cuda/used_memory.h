@@ -5,7 +5,7 @@
 
 namespace xmig::device {
 
-// How much memory of GPUs is in use, asked before there is a context: by NVML. Where there is none, or it does not
+// How much memory of GPUs is in use, requested before there is a context: by NVML. Where there is none, or it does not
 // answer, nothing is known.
 class UsedMemory {
  public:

@@ -56,7 +56,7 @@ std::unique_lock<std::recursive_mutex> Daemon::attach(ipc::UniqueFd socket) {
   std::unique_lock lock(mutex_);
   socket_ = std::move(socket);
   broken_ = false;
-  unheard_.clear();  // whoever it is takes over the backlog, and is told everything
+  unheard_.clear();  // whoever it is takes over the backlog, and is sent everything
   held_for_nothing_ = 0;
   return lock;
 }
@@ -233,7 +233,7 @@ void Daemon::continued(uint64_t position) {
 void Daemon::bye(std::string_view reason) { send(dump({{"type", "bye"}, {"reason", reason}})); }
 
 // A socket that is closed with unread messages in it resets the connection, and the daemon hears of that before it reads
-// what was said last. So nothing more may come, and what has come is taken.
+// what was reported last. So nothing more may come, and what has come is taken.
 void Daemon::hang_up() {
   const std::lock_guard lock(mutex_);
   if (!socket_) return;

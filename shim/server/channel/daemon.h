@@ -1,12 +1,12 @@
 // The server's side of the control socket: what it tells the daemon, from any thread.
 //
-// The daemon may be gone at any time. Then nothing is sent and nothing is lost: who comes back is told everything that
+// The daemon may be gone at any time. Then nothing is sent and nothing is lost: who comes back is sent everything that
 // still matters by announce().
 //
-// What it was told last is lost if it dies before it reads it, and nobody announces anything if the server dies, too. So
-// changes of memory are also said into the backlog: a socket whose other end is kept where the job's memory is.
+// What it was sent last is lost if it dies before it reads it, and nobody announces anything if the server dies, too. So
+// changes of memory are also reported into the backlog: a socket whose other end is kept where the job's memory is.
 //
-// What lies in this folder: daemon (what is said), requests and interrupts (what is asked for), job (the files that came with it),
+// What lies in this folder: daemon (what is reported), requests and interrupts (what is requested), job (the files that came with it),
 // entry, hosted. All of it may be used from any thread, each piece under a lock of its own or by atomics; job is changed only while
 // the executor is paused.
 #pragma once
@@ -74,7 +74,7 @@ class Daemon {
   bool attached() const;
   // From now on memory that comes and goes is counted there, heard or not.
   void count_changes(std::atomic<uint64_t>& changes);
-  // And that it is said there, too. Nobody waits for that: if it is full, what is missing in it is noticed by the count.
+  // And that it is reported there, too. Nobody waits for that: if it is full, what is missing in it is noticed by the count.
   void keep_backlog(ipc::UniqueFd socket);
 
   void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
@@ -98,7 +98,7 @@ class Daemon {
   void paused(uint64_t position);
   void continued(uint64_t position);
   void bye(std::string_view reason);
-  // Nothing more is said: the process ends. To be called before it does, so that the last words arrive.
+  // Nothing more is reported: the process ends. To be called before it does, so that the last words arrive.
   void hang_up();
 
   void round(const RoundReport& report);

@@ -13,7 +13,7 @@ namespace xmig::server {
 
 class Interrupts {
  public:
-  // kAnswer: if there is nothing to preserve, the daemon is told so.
+  // kAnswer: if there is nothing to preserve, the daemon is informed.
   enum What : uint32_t { kStop = 1, kSnapshot = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
 
   // `release`: the executor can be woken on any processor now.
@@ -27,7 +27,7 @@ class Interrupts {
     header.doorbell.fetch_add(1, std::memory_order_seq_cst);
     journal::futex_wake(header.doorbell);
   }
-  // How often a snapshot that was asked for was taken, or found not to be needed or not possible.
+  // How often a snapshot that was requested was taken, or found not to be needed or not possible.
   uint64_t snapshots_decided() const { return snapshots_decided_.load(); }
 
   // The executor's thread.

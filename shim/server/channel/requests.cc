@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::json;
 
 // One JSON object, read field by field. The first field that is missing or has the wrong type makes it bad, and so does
-// one that nobody asked for.
+// one that nobody requested.
 class Fields {
  public:
   explicit Fields(const Json& object) : object_(object) {

@@ -107,7 +107,7 @@ struct Continue {};
 struct Output {
   ipc::UniqueFd pipe;
 };
-// From now on each change of memory is said there, too: the next daemon hears of it, if this one and the server die at once.
+// From now on each change of memory is reported there, too: the next daemon hears of it, if this one and the server die at once.
 struct Backlog {
   ipc::UniqueFd socket;
 };

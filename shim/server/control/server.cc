@@ -267,7 +267,7 @@ void Server::load_further() {
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
 }
 
-// A standby is told of what its process has.
+// A standby is informed of what its process has.
 void Server::map_ahead(Hosted memory) {
   if (memory.kind == HostedKind::kImage) {
     preload_.add(memory);

@@ -104,7 +104,7 @@ class Server {
   std::vector<ipc::UniqueFd> room_;  // for the next suspension
   std::unique_ptr<Executor> executor_;
   std::thread thread_;
-  std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be told of it
+  std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be informed of it
   bool begun_ = false;                // the job is this server's
   std::mutex steps_mutex_;
   std::condition_variable steps_changed_;

@@ -1,7 +1,7 @@
 // What the daemon asks of a server for moves and suspension.
 //
 // The target of a move has the job's files and an executor, but not the job: until `take` the journal is another's. What it
-// is asked to do takes long, so that the executor's thread does it, while this one goes on listening.
+// is requested to do takes long, so that the executor's thread does it, while this one goes on listening.
 #include <unistd.h>
 
 #include <iterator>
@@ -23,7 +23,7 @@ void Server::begin_move() {
 
 std::optional<int> Server::add_step(Step step) {
   if (!assignment_ || assignment_->mode != AssignMode::kMove || begun_) {
-    log_(Level::kError, "the daemon speaks of a move, and there is none");
+    log_(Level::kError, "the daemon sends of a move, and there is none");
     return std::nullopt;
   }
   if (std::holds_alternative<Take>(step)) begun_ = true;

@@ -369,12 +369,12 @@ bool Executor::load_next(uint64_t tail) {
 }
 
 void Executor::execute_one() {
-  if (injector_.due(record_.sequence())) [[unlikely]] return execute_struck();
+  if (injector_.due(record_.sequence())) [[unlikely]] return execute_injected();
   execute();
 }
 
 // What is put into the stream before the record, or beside its work, faults later, like a program's own.
-void Executor::execute_struck() {
+void Executor::execute_injected() {
   if (placement_.bound()) placement_.leave();
   const uint64_t sequence = record_.sequence();
   contexts_.use(last_ordinal_);
@@ -387,7 +387,7 @@ void Executor::execute_struck() {
     beside = injector_.beside(point, sequence, {stream, stream_ordinal()});
   }
   execute();
-  if (beside) injector_.strike(*beside);
+  if (beside) injector_.raise(*beside);
 }
 
 // Is the record a kernel or a copy, and in which stream?
@@ -459,7 +459,7 @@ bool Executor::settle() {
   return true;
 }
 
-// A fault of work that nobody waits for is not announced: it has to be asked for.
+// A fault of work that nobody waits for is not announced: it has to be requested.
 void Executor::look_at_device(uint64_t now) {
   looked_at_ = now;
   if (!progress_.unfinished()) return;
@@ -500,7 +500,7 @@ Watchdog::Look Executor::look() const {
 void Executor::hung() {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%g", hang_timeout_);
-  faults_.strike({CUDA_ERROR_LAUNCH_TIMEOUT, 0,
+  faults_.raise({CUDA_ERROR_LAUNCH_TIMEOUT, 0,
                   std::string("the device's work has made no progress for ") + seconds + " s: a kernel hangs"});
 }
 
@@ -604,7 +604,7 @@ void Executor::sleep() {
   placement_.woke(called);
   if (called && worth_it && resting_ && !placement_.bound()) placement_.took(header.rung_at.load(std::memory_order_relaxed), heard_at_);
   resting_ = worth_it && nothing && !called;
-  if (!unfinished) looked_at_ = heard_at_;  // it had nothing to do, and nobody waits until the device is asked about what it had
+  if (!unfinished) looked_at_ = heard_at_;  // it had nothing to do, and nobody waits until the device is queried about what it had
   schedule_.slept(heard_at_);
 }
 

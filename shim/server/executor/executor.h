@@ -206,7 +206,7 @@ class Executor final : public Witness, private Execution {
   bool pass_barrier();
   bool load_next(uint64_t tail);
   void execute_one();
-  void execute_struck();
+  void execute_injected();
   void execute();
   std::optional<std::pair<device::InjectPoint, CUstream>> work();
   bool settle();
@@ -235,7 +235,7 @@ class Executor final : public Witness, private Execution {
   // stops.cc
   void consider_snapshot(bool idle);
   std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
-  bool nothing_to_snapshot(uint32_t asked);
+  bool nothing_to_snapshot(uint32_t requested);
   void act_upon(const Schedule::Stop& stop);
   bool external_waits();
   bool device_idle();
@@ -387,8 +387,8 @@ class Executor final : public Witness, private Execution {
   std::optional<std::pair<CUstream, uint32_t>> used_stream_;  // by that record, and of which device it is
   CUstream last_stream_ = nullptr;       // that any record has used
   uint32_t last_ordinal_ = 0;
-  uint64_t looked_at_ = 0;  // when the device was last asked how it is
-  uint64_t rest_look_at_ = 0;  // when it is asked whether it has come to rest; 0: not while there are records
+  uint64_t looked_at_ = 0;  // when the device was last queried how it is
+  uint64_t rest_look_at_ = 0;  // when it is queried whether it has come to rest; 0: not while there are records
   uint64_t rest_after_ = 0;    // ns, between two such looks
   uint32_t batches_ = 0;
   uint32_t caller_ = 0;     // slot of the thread that the last record came from

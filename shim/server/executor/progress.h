@@ -1,7 +1,7 @@
-// How far the device has come with the program's work. Nothing is asked and nothing is waited for: every so often a
+// How far the device has come with the program's work. Nothing is queried and nothing is waited for: every so often a
 // stream gets a mark, a write into memory of ours behind the work that it has so far.
 //
-// The executor says what it puts into streams; how far that is done may be asked from any thread, by one that reports a
+// The executor says what it puts into streams; how far that is done may be queried from any thread, by one that reports a
 // fault, or by the watchdog while the executor is stuck in the driver.
 #pragma once
 

@@ -19,7 +19,7 @@ extern "C" void __tsan_release(void*);
 namespace xmig::server {
 
 // A thread answers the program, the program appends a record, the executor takes it: an order that leads through another
-// process, which ThreadSanitizer does not see and has to be told of.
+// process, which ThreadSanitizer does not see and has to be informed of.
 inline void before_the_program([[maybe_unused]] void* program) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(program);

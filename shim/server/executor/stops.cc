@@ -56,13 +56,13 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
     schedule_.postpone(now_ns() + Relocation::kPatienceToSettle);
   }
   const uint64_t gained = position_ - snapshots_.position();
-  const uint32_t asked = interrupts_.pending();
-  if (gained == 0 && nothing_to_snapshot(asked)) return std::nullopt;
+  const uint32_t requested = interrupts_.pending();
+  if (gained == 0 && nothing_to_snapshot(requested)) return std::nullopt;
   const journal::JournalHeader& header = job_.header();
   std::optional<Schedule::Stop> stop = schedule_.wanted({
       .now = now,
       .idle = idle,
-      .requests = asked,
+      .requests = requested,
       .gained = gained,
       .filled = position_ - snapshots_.trimmed(),
       .ring_bytes = job_.journal().ring_bytes(),
@@ -73,7 +73,7 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
       .live_bytes = memory_.live.bytes(),
   });
   if (!stop) return stop;
-  // Asked last, for it may ask the device.
+  // Queried last, for it may ask the device.
   const bool outside = external_waits();
   if (outside && (!stop->for_another() || now < stop->deadline)) return std::nullopt;
   interrupts_.take(stop->request);
@@ -82,16 +82,16 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
   return stop;
 }
 
-// Nothing was executed since the last snapshot. Is there nothing to stop for either? Then who asked for a snapshot is told so.
-bool Executor::nothing_to_snapshot(uint32_t asked) {
+// Nothing was executed since the last snapshot. Is there nothing to stop for either? Then who requested a snapshot is informed.
+bool Executor::nothing_to_snapshot(uint32_t requested) {
   const std::atomic<bool>& must_settle = staging_.wishes.must_settle;
   schedule_.set_snapshot_now(false);
-  if (asked & (Interrupts::kPause | Interrupts::kHandover | Interrupts::kSuspend)) return false;
-  if (asked & Interrupts::kSnapshot && must_settle) return false;
-  if (!(asked & (Interrupts::kSnapshot | Interrupts::kAnswer))) return true;
+  if (requested & (Interrupts::kPause | Interrupts::kHandover | Interrupts::kSuspend)) return false;
+  if (requested & Interrupts::kSnapshot && must_settle) return false;
+  if (!(requested & (Interrupts::kSnapshot | Interrupts::kAnswer))) return true;
   const uint32_t answered = interrupts_.take(Interrupts::kSnapshot | Interrupts::kAnswer);
   if (must_settle) {
-    interrupts_.add(answered);  // since the look at `asked` there is something to preserve after all
+    interrupts_.add(answered);  // since the look at `requested` there is something to preserve after all
   } else if (answered & Interrupts::kAnswer) {
     daemon_.snapshot_stands(snapshots_.number());
   }

@@ -83,7 +83,7 @@ CUresult Waits::query(Wait& wait) const {
 }
 
 bool Waits::poll() {
-  // A replay watches hundreds at a time, most of them for the same stream: that one is asked once.
+  // A replay watches hundreds at a time, most of them for the same stream: that one is queried once.
   const Wait* unready = nullptr;
   const auto is_ready = [&](const std::unique_ptr<Wait>& wait) {
     if (unready && wait->ordinal == unready->ordinal && wait->streams == unready->streams && wait->event == unready->event &&

@@ -1,6 +1,6 @@
 // Waits for the device on behalf of client threads. The executor never waits: it starts a Wait and goes on.
 //
-// A Wait is watched in three stages. While nothing else happens, the streams themselves are asked (no cost to the
+// A Wait is watched in three stages. While nothing else happens, the streams themselves are queried (no cost to the
 // device). Before another record is executed, arm() puts marks into the streams, so that later work does not count.
 // When the executor has nothing else to do it hands those that somebody waits for to waiter threads, which sleep.
 //

@@ -1,4 +1,4 @@
-// Which streams may have work that is not done: only those have to be asked how they are.
+// Which streams may have work that is not done: only those have to be queried how they are.
 //
 // A program easily has 33 streams, most of them used once. A GPU's driver takes 5 us to say of a stream that it is idle,
 // so that to ask them all at each look costs more than a short kernel.
@@ -36,8 +36,8 @@ class Working {
   void clear() {
     for (auto& streams : streams_) streams.clear();
   }
-  // Those of which `busy`, which is asked, says so. The others are not asked again before they get work. The default
-  // stream is asked in any case: a device that has faulted tells whoever asks.
+  // Those of which `busy`, which is queried, says so. The others are not queried again before they get work. The default
+  // stream is queried in any case: a device that has faulted tells whoever asks.
   template <typename Busy>
   const std::vector<CUstream>& ask(uint32_t ordinal, Busy&& busy) {
     auto& streams = streams_[ordinal];

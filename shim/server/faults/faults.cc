@@ -8,7 +8,7 @@ Faults::Faults(device::Device& device, Daemon& daemon) : device_(device), daemon
   device_.on_fault(
       [](void* self) {
         auto& faults = *static_cast<Faults*>(self);
-        faults.strike(faults.device_.fault());
+        faults.raise(faults.device_.fault());
       },
       this);
 }
@@ -19,18 +19,18 @@ void Faults::check_slowly(CUresult result) {
     if (!device::is_sticky(result)) return;
     fault = {static_cast<int>(result), 0, "the device reports a lost context"};
   }
-  strike(std::move(fault));
+  raise(std::move(fault));
 }
 
 void Faults::give_up(uint64_t sequence, const char* text) {
   device::Fault fault = device_.fault();
   if (fault.error == 0) fault = {CUDA_ERROR_UNKNOWN, sequence, text};
-  strike(std::move(fault));
+  raise(std::move(fault));
 }
 
-void Faults::strike(device::Fault fault) {
+void Faults::raise(device::Fault fault) {
   // Several threads meet the same fault; one reports it, the others must not go on.
-  if (struck_.exchange(true)) {
+  if (raised_.exchange(true)) {
     for (;;) ::pause();
   }
   const Witness* const witness = witness_;

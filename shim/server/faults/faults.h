@@ -37,7 +37,7 @@ class Faults {
   }
   // The device has failed at something that cannot fail. If it has no fault that says why, this is one.
   [[noreturn]] void give_up(uint64_t sequence, const char* text);
-  [[noreturn]] void strike(device::Fault fault);
+  [[noreturn]] void raise(device::Fault fault);
   // Who knows what is executed; nobody (nullptr) before and after.
   void hear(const Witness* witness) { witness_ = witness; }
 
@@ -47,7 +47,7 @@ class Faults {
   device::Device& device_;
   Daemon& daemon_;
   std::atomic<const Witness*> witness_{nullptr};
-  std::atomic<bool> struck_{false};
+  std::atomic<bool> raised_{false};
 };
 
 }  // namespace xmig::server

@@ -10,12 +10,12 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work that a kill is to strike in
+constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work that a kill is to inject in
 
 }  // namespace
 
 void Injector::arm(const device::Injection& injection) {
-  if (injection.kind != device::InjectKind::kKill) device_.prepare_to_spoil();
+  if (injection.kind != device::InjectKind::kKill) device_.prepare_to_inject();
   Place place = kWork;
   switch (injection.point) {
     case device::InjectPoint::kRecord: break;
@@ -24,7 +24,7 @@ void Injector::arm(const device::Injection& injection) {
     case device::InjectPoint::kImport: place = kImport; break;
     case device::InjectPoint::kKernel:
     case device::InjectPoint::kCopy:
-      if (device_.spoils()) break;
+      if (device_.injects()) break;
       device_.arm(
           injection, [](void* daemon, uint64_t id) { static_cast<Daemon*>(daemon)->injected(id); }, &daemon_);
       return;
@@ -53,7 +53,7 @@ void Injector::at_record(uint64_t sequence, Stream stream) {
   if (const auto injection = take(kWork, device::InjectPoint::kRecord, sequence)) hit(*injection, sequence, stream);
 }
 
-void Injector::strike_at(Place place, uint64_t count, uint64_t sequence) {
+void Injector::inject_at(Place place, uint64_t count, uint64_t sequence) {
   const auto point = place == kReplay ? device::InjectPoint::kReplay : device::InjectPoint::kSnapshot;
   if (const auto injection = take(place, point, count)) hit(*injection, sequence, {});
 }
@@ -69,10 +69,10 @@ CUresult Injector::at_import(uint64_t imports) {
 
 void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream stream) {
   if (injection.kind == device::InjectKind::kKill) die();
-  const CUresult result = device_.spoil(stream.real, stream.ordinal, injection.kind, injection.error);
+  const CUresult result = device_.inject(stream.real, stream.ordinal, injection.kind, injection.error);
   faults_.check(result);
   if (result == CUDA_SUCCESS) return;
-  if (injection.kind == device::InjectKind::kFault) faults_.strike({injection.error, sequence, "an injected fault"});
+  if (injection.kind == device::InjectKind::kFault) faults_.inject({injection.error, sequence, "an injected fault"});
   for (;;) ::pause();
 }
 
@@ -87,7 +87,7 @@ std::optional<Injector::Beside> Injector::beside(device::InjectPoint point, uint
   return beside;
 }
 
-void Injector::strike(const Beside& beside) {
+void Injector::inject(const Beside& beside) {
   switch (beside.injection.kind) {
     case device::InjectKind::kKill: {
       const uint64_t until = now_ns() + kStartPatience;

@@ -1,5 +1,5 @@
-// Faults on purpose. The server strikes at records, in snapshots, in replays and at imports itself. What strikes in kernels and copies is,
-// on a device that can be spoiled, real work that faults, hangs or is killed beside them; other devices do it themselves.
+// Faults on purpose. The server injections at records, in snapshots, in replays and at imports itself. What injections in kernels and copies is,
+// on a device that can be injected into, real work that faults, hangs or is killed beside them; other devices do it themselves.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class Injector {
   // From any thread.
   void arm(const device::Injection& injection);
 
-  // Has something to strike at this record, or has waited for one of its kind?
+  // Has something to inject at this record, or has waited for one of its kind?
   bool due(uint64_t sequence) const { return sequence >= next_[kWork].load(std::memory_order_relaxed); }
   struct Stream {
     CUstream real = nullptr;
@@ -39,7 +39,7 @@ class Injector {
     CUevent started;  // the work is next in its stream
   };
   std::optional<Beside> beside(device::InjectPoint point, uint64_t sequence, Stream stream);
-  void strike(const Beside& beside);
+  void inject(const Beside& beside);
 
   void at_replay(uint64_t records, uint64_t sequence) { at(kReplay, records, sequence); }
   bool snapshot_due(uint64_t chunks) const { return chunks >= next_[kSnapshot].load(std::memory_order_relaxed); }
@@ -50,9 +50,9 @@ class Injector {
  private:
   enum Place { kWork, kReplay, kSnapshot, kImport, kPlaces };
   void at(Place place, uint64_t count, uint64_t sequence) {
-    if (count >= next_[place].load(std::memory_order_relaxed)) [[unlikely]] strike_at(place, count, sequence);
+    if (count >= next_[place].load(std::memory_order_relaxed)) [[unlikely]] inject_at(place, count, sequence);
   }
-  void strike_at(Place place, uint64_t count, uint64_t sequence);
+  void inject_at(Place place, uint64_t count, uint64_t sequence);
   std::optional<device::Injection> take(Place place, device::InjectPoint point, uint64_t count);
   void hit(const device::Injection& injection, uint64_t sequence, Stream stream);
   [[noreturn]] void die();

@@ -122,7 +122,7 @@ CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream
   return driver_.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
-// Between any two devices. A device that reaches the other's memory copies it as it does its own. Otherwise the driver is told
+// Between any two devices. A device that reaches the other's memory copies it as it does its own. Otherwise the driver is informed
 // of both contexts: it has a way in any case, in the last resort through host memory.
 CUresult Executor::between(const Plane& to, const Plane& from, CUstream stream) {
   const bool from_device = ordinal_of_device_address(from.address) < contexts_.count();

@@ -36,7 +36,7 @@ CUresult Executor::on_cuEventSynchronize(Record& record) {
   return await(record, std::move(wait));
 }
 
-// Calls that only look. Where a replay passes one that said "complete", the program went on from there.
+// Calls that only look. Where a replay passes one that reported "complete", the program went on from there.
 CUresult Executor::on_cuStreamQuery(Record& record) {
   Args_cuStreamQuery args;
   CUstream stream = nullptr;

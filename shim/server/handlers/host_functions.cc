@@ -39,7 +39,7 @@ CUresult Executor::on_xmHostFunc(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (record.state() != journal::kNotPosted) {
-    // It may have told the program that the stream came to here.
+    // It may have reported to the program that the stream came to here.
     auto reached = std::make_unique<Wait>();
     reached->barrier = true;
     reached->ordinal = record.header().ordinal;

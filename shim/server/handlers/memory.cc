@@ -22,7 +22,7 @@ uint64_t Executor::shadow_bytes(uint32_t ordinal) {
 CUresult Executor::on_xmGrow(Record& record) {
   Args_xmGrow args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  // The program was told that there was no memory and went another way: a replay must not find some after all.
+  // The program was informed that there was no memory and went another way: a replay must not find some after all.
   if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
   // The address says which device is meant: the calling thread's current one may be another.
   const uint32_t ordinal = ordinal_of_device_address(args.address);
@@ -156,7 +156,7 @@ CUresult Executor::on_xmContextReset(Record& record) {
   any_failure_ = false;
   for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
   journal::JournalHeader& header = job_.header();
-  // A replay may pass a reset that lies before the fault that the program has been told of since.
+  // A replay may pass a reset that lies before the fault that the program has been informed of since.
   const bool earlier = header.context_error_sequence.load() < record.sequence();
   if (earlier && header.context_error_ordinal.load() == ordinal) {
     header.context_error.store(0, std::memory_order_release);
@@ -164,7 +164,7 @@ CUresult Executor::on_xmContextReset(Record& record) {
   return CUDA_SUCCESS;
 }
 
-// What is told to the devices is what the program has: they cannot take the whole range, which has no pages yet.
+// What is instructed to the devices is what the program has: they cannot take the whole range, which has no pages yet.
 CUresult Executor::on_xmPin(Record& record) {
   Args_xmPin args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;

@@ -1,7 +1,7 @@
 // Several devices in one job: whose memory work touches, and which devices reach each other's.
 //
 // Each device's memory is mapped for that device only, like any that the program gets natively. Another one reaches it once the
-// program has asked for that (cuCtxEnablePeerAccess, cuMemPoolSetAccess, cuMemSetAccess): then all of that device's memory is
+// program has requested that (cuCtxEnablePeerAccess, cuMemPoolSetAccess, cuMemSetAccess): then all of that device's memory is
 // mapped for it, for memory made with cuMemMap knows no other way. So invariants:
 //   A copy or a fill is put into a stream of the device whose memory it touches, or is a copy that names both contexts.
 //   Where the program's stream is another device's, ours waits for it, and it for ours: the order is the stream's.
@@ -113,7 +113,7 @@ CUresult Executor::on_xmPeer(Record& record) {
   return result;
 }
 
-// What was asked for in this context, or for memory of this context.
+// What was requested in this context, or for memory of this context.
 void Executor::reset_peers(uint32_t context) {
   std::set<std::pair<uint32_t, uint32_t>> dropped;
   std::erase_if(objects_.peers, [&](const auto& entry) {

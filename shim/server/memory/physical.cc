@@ -69,7 +69,7 @@ CUresult Physical::reserve(uint32_t devices) {
   return CUDA_SUCCESS;
 }
 
-// Memory of this kind is mapped for its own device, and for no other unless the program has asked for it: kernels and copies
+// Memory of this kind is mapped for its own device, and for no other unless the program has requested it: kernels and copies
 // of another one must find that it is not there, as they do natively.
 CUresult Physical::map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes,
                        CUmemGenericAllocationHandle handle) {

@@ -15,7 +15,7 @@ inline uint32_t ordinal_of_slot(uint64_t slot) { return static_cast<uint32_t>((s
 
 class Shadow {
  public:
-  // A slab is as large as what is asked for at once: nothing stays empty, and a large job holds few descriptors.
+  // A slab is as large as what is requested at once: nothing stays empty, and a large job holds few descriptors.
   static constexpr uint64_t kLargestSlab = 512 * journal::kGranule;
 
   explicit Shadow(Physical& physical) : physical_(physical) {}
@@ -26,7 +26,7 @@ class Shadow {
 
   // A slot for the device `ordinal`. One on the device is an address of this process, also where, without `strictly`, it
   // is from host memory because the device has no room; one elsewhere may be plain (plain_at). `wanted`: how many will
-  // be asked for now, this one included. Nothing: there is no memory.
+  // be requested now, this one included. Nothing: there is no memory.
   std::optional<uint64_t> allocate(uint32_t ordinal, Place place, uint64_t wanted = 1, bool strictly = false);
   void free(uint64_t slot);
   Place place(uint64_t slot) const;

@@ -82,7 +82,7 @@ Result<uint64_t> Departure::leave_device() {
   wishes_.place = suspend_to_.load();
   if (const Result<> taken = execution_.take_snapshot("suspend"); !taken) return taken.error();
   relocation_.end(true);
-  // Now, not slab by slab nor with the next snapshot: the daemon keeps what it is not told of, and some of that is device memory.
+  // Now, not slab by slab nor with the next snapshot: the daemon keeps what it is not informed of, and some of that is device memory.
   snapshots_.trim_shadow_at_once();
   uint64_t bytes = 0;
   for (const ChunkState& chunk : snapshots_.chunks()) {

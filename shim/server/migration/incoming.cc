@@ -70,7 +70,7 @@ std::optional<SnapshotContent> Incoming::read_snapshot(uint64_t at_least) const 
   return std::nullopt;
 }
 
-// What is known of a granule that lies behind those that were asked for before, from `at` on.
+// What is known of a granule that lies behind those that were requested before, from `at` on.
 std::optional<uint64_t> Incoming::known_hash(std::vector<Known>::const_iterator& at, uint64_t address) const {
   while (at != known_.cend() && at->address < address) ++at;
   return at != known_.cend() && at->address == address ? at->hash : std::nullopt;
@@ -140,7 +140,7 @@ Result<> Incoming::copy(Round& round) {
   const std::vector<ChunkState>& chunks = round.content.chunks;
   const std::vector<size_t>& wanted = round.wanted;
   RoundReport& report = round.report;
-  uint64_t told = round.start;
+  uint64_t reported = round.start;
   for (size_t first = 0; first < wanted.size(); first += kBatchGranules) {
     std::vector<Granules::Move> moves;
     std::vector<uint64_t> hashes;
@@ -155,8 +155,8 @@ Result<> Incoming::copy(Round& round) {
       if (hashes[i - first] == chunks[wanted[i]].hash) report.settled_bytes += kGranule;
     }
     report.copied_bytes += moves.size() * kGranule;
-    if (now_ns() - told < kProgressEvery) continue;
-    told = now_ns();
+    if (now_ns() - reported < kProgressEvery) continue;
+    reported = now_ns();
     services_.daemon.round_progress(report.number, report.copied_bytes);
   }
   return {};

@@ -13,7 +13,7 @@ class Pace {
   Pace(uint64_t goal, size_t most, size_t first = kFirst) : goal_(goal), most_(most), size_(std::min(first, most)) {}
 
   size_t size() const { return size_; }
-  // `done`, of what size() said, took so long. Less than all of it says little.
+  // `done`, of what size() reported, took so long. Less than all of it says little.
   void took(size_t done, uint64_t ns) {
     if (done < size_) return;
     const size_t fitting = ns == 0 ? most_ : static_cast<size_t>(done * goal_ / ns);

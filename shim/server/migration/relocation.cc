@@ -200,7 +200,7 @@ class Relocation::Transfer {
 
   // Pass after pass over what the snapshots have changed meanwhile, as long as that makes it less.
   Result<> bring() {
-    uint64_t told = now_ns(), before = ~0ull;
+    uint64_t reported = now_ns(), before = ~0ull;
     for (int pass = 0; pass < kPasses; ++pass) {
       uint64_t copied = 0;
       for (uint64_t from = 0;;) {
@@ -208,8 +208,8 @@ class Relocation::Transfer {
         if (!reached) return reached.error();
         if (*reached == 0 || stopping_) break;
         from = *reached;
-        if (purpose_ != Purpose::kSuspension || now_ns() - told < kProgressEvery) continue;
-        told = now_ns();
+        if (purpose_ != Purpose::kSuspension || now_ns() - reported < kProgressEvery) continue;
+        reported = now_ns();
         services_.daemon.suspend_progress(std::min(done_, total_), total_);
       }
       if (stopping_ || copied == 0 || copied > before / 5 * 4) break;

@@ -51,12 +51,12 @@ struct Event {
 
 struct Kernel {
   CUfunction real;
-  std::optional<uint32_t> parameter_bytes;  // once somebody has asked
+  std::optional<uint32_t> parameter_bytes;  // once somebody has requested
   bool loaded = false;
 };
 
 // A module's variable that the device has placed, and its twin in the program's memory, whose address the program knows.
-// The two are made equal where they could be told apart: what the program writes goes to both; what kernels have
+// The two are made equal where they could be distinguished: what the program writes goes to both; what kernels have
 // written to the variable itself is brought over before the program, or a snapshot, reads the twin.
 struct Variable {
   uint32_t module = 0;
@@ -91,7 +91,7 @@ struct GraphExec {
 
 inline constexpr unsigned int kPinFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
 
-// Page-locked memory that the devices have been told of.
+// Page-locked memory that the devices have been informed of.
 struct Pin {
   uint64_t bytes = 0;
   Owner owner;
@@ -105,7 +105,7 @@ struct Limit {
   StoredRecords::Kept creation;
 };
 
-// A device that reaches another one's memory, as the program asked for it in a context.
+// A device that reaches another one's memory, as the program requested it in a context.
 struct PeerKey {
   uint32_t context;  // the asking one; 0, as below: for as long as the job lives
   uint32_t peer;     // the one whose memory is meant

@@ -43,7 +43,7 @@ const PlacedVariables::Layout& PlacedVariables::layout(uint32_t index, const Mod
   std::vector<device::ImageVariable> found;
   std::string why, refused;
   if (!device_.placed_variables(module.owner.ordinal, image, found, why)) {
-    log_(Level::kWarning, "not all variables of module " + std::to_string(index) + " can be told from its image: " + why +
+    log_(Level::kWarning, "not all variables of module " + std::to_string(index) + " can be determined from its image: " + why +
                               ". What kernels leave in those that the program does not ask for is lost if its server is");
   }
   contexts_.use(module.owner.ordinal);
@@ -58,7 +58,7 @@ const PlacedVariables::Layout& PlacedVariables::layout(uint32_t index, const Mod
     layout.variables.push_back({std::move(variable.name), bytes, 0, uint64_t{variable.has_addresses}, false});
     layout.real.push_back(real);
   }
-  if (!refused.empty() && !std::exchange(told_refused_, true)) {  // of hundreds of modules the first will do
+  if (!refused.empty() && !std::exchange(reported_refused_, true)) {  // of hundreds of modules the first will do
     log_(Level::kWarning, "the driver does not tell where variables of module " + std::to_string(index) + " are, as " +
                               refused + ". What kernels leave in such ones is lost if the server is");
   }

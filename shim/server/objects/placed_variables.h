@@ -1,4 +1,4 @@
-// The variables of modules that the driver has placed, whether the program has asked for one or not: what kernels leave in them
+// The variables of modules that the driver has placed, whether the program has requested one or not: what kernels leave in them
 // is kept in the program's own memory, and so comes through whatever that comes through (docs/decisions/0031).
 //
 // Invariants:
@@ -87,7 +87,7 @@ class PlacedVariables {
   const DriverTable& driver_;
   Contexts& contexts_;
   Log& log_;
-  bool told_refused_ = false;
+  bool reported_refused_ = false;
   std::map<uint32_t, Layout> layouts_;  // by module, of those that have no place yet
   std::map<uint32_t, Place> places_;    // by module
 };

@@ -241,7 +241,7 @@ void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequenc
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
 }
 
-// Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be said of them.
+// Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be reported of them.
 Result<> Recovery::restored(const Found& found, const Times& times) {
   if (Result<> variables = execution_.restore_variables(); !variables) return variables;
   services_.daemon.phase("restored");

@@ -13,7 +13,7 @@ namespace xmig::server {
 
 class Replay {
  public:
-  // `until`: a position. `deliver`: the program's own fault, which is not met again but told. `careful`: records that are executed
+  // `until`: a position. `deliver`: the program's own fault, which is not met again but reported. `careful`: records that are executed
   // alone, so that it is known whose fault there is.
   void begin(uint64_t now, uint64_t until, std::optional<Delivery> deliver, std::optional<Careful> careful) {
     running_ = true;
@@ -33,7 +33,7 @@ class Replay {
   // Where the time has gone; empty if it did not take long.
   std::string times(uint64_t now) const { return times_.text(records_, now); }
 
-  // Also right behind it: a server that dies may not have said of the record that it has executed it.
+  // Also right behind it: a server that dies may not have reported of the record that it has executed it.
   bool delivers_at(uint64_t sequence) const { return deliver_ && sequence >= deliver_->sequence; }
   Delivery deliver() { return *std::exchange(deliver_, std::nullopt); }
   bool careful_at(uint64_t sequence) const {

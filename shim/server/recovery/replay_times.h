@@ -1,4 +1,4 @@
-// Where the time of a replay goes: said in the job's log when it is worth it.
+// Where the time of a replay goes: reported in the job's log when it is worth it.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // When the executor stops between two records until the device is idle, and for what: to take a snapshot, to pause, or to give the job
 // away.
 //
-// It knows of nothing but what it is told, and asks nobody. The executor's thread's alone.
+// It knows of nothing but what it is sent, and asks nobody. The executor's thread's alone.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +93,7 @@ class Schedule {
       stop.deadline = handover_by_;
       if (known.replaying && now < stop.deadline) return std::nullopt;
     } else if (known.requests & Interrupts::kSnapshot) {
-      stop.reason = "asked for";
+      stop.reason = "requested";
     } else if (snapshot_now_ && possible) {
       stop.reason = "the device reads memory of the program";
       stop.deadline = now + policy_.patience(now);  // its work may wait for what a later record does
@@ -115,7 +115,7 @@ class Schedule {
     }
     return stop;
   }
-  // It begins: who asked for it has been heard.
+  // It begins: who requested it has been heard.
   void given_away() { handover_by_ = 0; }
 
   // The device has not come to its end in time. True: execution goes on without.

@@ -17,7 +17,7 @@
 
 namespace xmig::server {
 
-// A fault that the program has been told of: the device answers everything with it until its context is reset.
+// A fault that the program has been informed of: the device answers everything with it until its context is reset.
 struct Failure {
   uint32_t error = 0;
   uint32_t reserved = 0;

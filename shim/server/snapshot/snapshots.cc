@@ -264,7 +264,7 @@ std::optional<uint64_t> Snapshots::returned(uint32_t ordinal, uint64_t& wanted) 
   if (slot) {
     --wanted;
   } else {
-    staging_.wishes.returns = false;  // no room: not asked for once for every granule
+    staging_.wishes.returns = false;  // no room: not requested once for every granule
   }
   return slot;
 }
@@ -316,7 +316,7 @@ bool Snapshots::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<C
     const uint64_t mapped = target->mapped ? chunk.slot : 0;
     plain.push_back({chunk.address, target->fd, target->offset, ordinal_of_device_address(chunk.address), mapped});
   }
-  // Faults on purpose strike when so many have been copied.
+  // Faults on purpose inject when so many have been copied.
   const auto in_parts = [this, sequence](size_t others, size_t count, auto&& bring) {
     size_t brought = 0;
     for (size_t i = 0; i < count; ++i) {

@@ -21,7 +21,7 @@ namespace xmig::server {
 struct ShadowWishes {
   std::atomic<Place> place{Place::kDevice};
   std::atomic<bool> returns{false};      // what is not on the device may go there with the next snapshot
-  std::atomic<bool> must_settle{false};  // a snapshot that is asked for is taken although nothing was executed
+  std::atomic<bool> must_settle{false};  // a snapshot that is requested is taken although nothing was executed
 };
 
 class Staging {

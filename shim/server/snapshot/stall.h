@@ -39,7 +39,7 @@ class Stall {
     const uint64_t learnt = words.constant.load(std::memory_order_relaxed);
     if (learnt != 0) constant_ = std::min(learnt, kLongestConstant);
     // Its last sign of life tells when it died, unless it had nothing to do.
-    const uint64_t alive = words.told_at.load(std::memory_order_relaxed);
+    const uint64_t alive = words.reported_at.load(std::memory_order_relaxed);
     if (words.working.load(std::memory_order_relaxed) != 0 && alive != 0 && alive < now) {
       const uint64_t took = std::min(now - alive, kLongestConstant);
       constant_ = words.recoveries.load(std::memory_order_relaxed) == 0 ? took : (constant_ + took) / 2;
@@ -50,7 +50,7 @@ class Stall {
     replay_began_ = now;
     start(words, bound, now);
   }
-  // The job has another journal, with what the old one said.
+  // The job has another journal, with what the old one reported.
   void follow(journal::StallWords& words) { words_ = &words; }
   // All of it is done again.
   void replayed(uint64_t now) {
@@ -114,7 +114,7 @@ class Stall {
     if (!words_) return;
     words_->replay.store(replay_, std::memory_order_relaxed);
     words_->working.store(working_ && !replaying_, std::memory_order_relaxed);
-    words_->told_at.store(at_, std::memory_order_relaxed);
+    words_->reported_at.store(at_, std::memory_order_relaxed);
   }
 
   journal::StallWords* words_ = nullptr;

@@ -121,8 +121,8 @@ def compressed() -> bool:
     handle = created(compression=1)
     if handle is None:
         return False
-    told = AllocationProp()
-    return works("cuMemGetAllocationPropertiesFromHandle", byref(told), handle) and told.compression == 1
+    reported = AllocationProp()
+    return works("cuMemGetAllocationPropertiesFromHandle", byref(reported), handle) and reported.compression == 1
 
 
 def mapped() -> bool:
@@ -179,8 +179,8 @@ def multicast() -> bool:
 
 def rdma() -> bool:
     """Only what the driver has given tokens for can be registered with another device."""
-    told = c_uint64()
-    return works("cuPointerGetAttribute", byref(told), 15, area) and told.value != 0
+    reported = c_uint64()
+    return works("cuPointerGetAttribute", byref(reported), 15, area) and reported.value != 0
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ def waits(size: int, flags: int = 0) -> bool:
 
 
 def priorities() -> bool:
-    low, high, made, told = c_int(), c_int(), c_void_p(), c_int()
+    low, high, made, reported = c_int(), c_int(), c_void_p(), c_int()
     DRIVER.cuCtxGetStreamPriorityRange(byref(low), byref(high))
     return (
         low.value != high.value
         and works("cuStreamCreateWithPriority", byref(made), 1, high.value)
-        and works("cuStreamGetPriority", made, byref(told))
-        and told.value == high.value
+        and works("cuStreamGetPriority", made, byref(reported))
+        and reported.value == high.value
     )
 
 

@@ -4,7 +4,7 @@ A program here is an ordinary CUDA program. It checks what it can with ``expect`
 in every run with ``say``; nothing in it knows of xMIG.
 
 With XMIG_TEST_COMPARED its output is compared with a native run's (tests/gpu/conformance.py): it goes on after what is
-not as expected, so that one run tells of all of it, and leaves out what no native run can be asked (``left_out``).
+not as expected, so that one run tells of all of it, and leaves out what no native run can be queried (``left_out``).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ write(x, bytes(8 * N))
 DRIVER.cuStreamEndCapture(a, byref(graph))
 RUNTIME.cudaDeviceSynchronize()
 
-# Events: what is inside is not to be asked for outside, and what is outside cannot be waited for inside.
+# Events: what is inside is not to be requested outside, and what is outside cannot be waited for inside.
 inside, outside = event(), event()
 RUNTIME.cudaEventRecord(outside, b)
 DRIVER.cuStreamBeginCapture_v2(a, RELAXED)

@@ -1,4 +1,4 @@
-"""A program's mistakes: told by the call that made them, harmless to everything else."""
+"""A program's mistakes: reported by the call that made them, harmless to everything else."""
 
 from calls import (
     DRIVER,

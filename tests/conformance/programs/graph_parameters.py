@@ -118,8 +118,10 @@ DRIVER.cuGraphAddMemcpyNode(byref(node), graph, None, 0, byref(line), context)
 copy = c_void_p(node.value)
 seen_copy = Copy()
 DRIVER.cuGraphMemcpyNodeGetParams(copy, byref(seen_copy))
-said = [(c.source.device, c.source.type, c.to.device, c.to.type, c.width, c.rows, c.depth) for c in (seen_copy, line)]
-expect(said[0] == said[1], f"the copy's parameters are what they were set to: {said}")
+reported = [
+    (c.source.device, c.source.type, c.to.device, c.to.type, c.width, c.rows, c.depth) for c in (seen_copy, line)
+]
+expect(reported[0] == reported[1], f"the copy's parameters are what they were set to: {reported}")
 run_of = executable(graph)
 copies = (
     ("line", line),

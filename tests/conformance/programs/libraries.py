@@ -86,7 +86,7 @@ for handle in functions:
     DRIVER.cuFuncGetName(byref(name), c_void_p(handle))
     of_module.append(name.value)
 say("in the module", *((found or b"").decode() for found in of_module))
-if not left_out("in which order a driver has them is not said anywhere"):
+if not left_out("in which order a driver has them is not reported anywhere"):
     expect(names == of_module[::-1], "as measured: a library has its kernels in the opposite order of a module")
 DRIVER.cuLibraryGetKernel(byref(kernel), library, c_char_p(COUNT))
 DRIVER.cuKernelGetFunction(byref(function), kernel)

@@ -1,4 +1,4 @@
-"""Nodes' parameters are set and asked for while another device is current: a function's context is where it runs, a
+"""Nodes' parameters are set and requested while another device is current: a function's context is where it runs, a
 kernel's the one that is named or the current one, and an executable graph's kernels stay where they are."""
 
 import ctypes
@@ -81,7 +81,7 @@ for owner in range(2):
     DRIVER.cuGraphKernelNodeGetParams_v2(node, byref(got))
     pointers = (c_void_p * 3).from_address(got.parameters)
     expect(got.function == functions[owner], "its own function")
-    say("asked for", ctypes.c_uint64.from_address(pointers[1] or 0).value)
+    say("requested", ctypes.c_uint64.from_address(pointers[1] or 0).value)
     DRIVER.cuGraphNodeSetParams(node, byref(generic(function_params(functions[owner], x, 5000, N))))
     DRIVER.cuGraphExecDestroy(run_of)
     run_of = executable(graph)
@@ -121,7 +121,7 @@ for owner in range(2):
     elsewhere = of_kernel(None, areas[1 - owner][0], 1, N)
     expect_error(DRIVER, 1, "cuGraphExecKernelNodeSetParams_v2", run_of, node, byref(elsewhere))
     expect_error(DRIVER, 1, "cuGraphExecNodeSetParams", run_of, node, byref(generic(elsewhere)))
-    # In a graph that is not executable it goes where it is told to.
+    # In a graph that is not executable it goes where it is instructed to.
     DRIVER.cuGraphKernelNodeSetParams_v2(node, byref(of_kernel(None, areas[1 - owner][0], 77 + owner, N)))
     moved = executable(graph)
     run(moved)

@@ -42,7 +42,7 @@ say(read(kept, 8 * N))
 
 RUNTIME.cudaDeviceGetDefaultMemPool(byref(pool), 0)
 expect(get(pool, USED) == 0, "everything was freed")
-expect(get(pool, USED_HIGH) == 8 * N + 3 * MIB + 39, "high-water mark of what was asked for, not rounded")
+expect(get(pool, USED_HIGH) == 8 * N + 3 * MIB + 39, "high-water mark of what was requested, not rounded")
 say("high", get(pool, USED_HIGH))
 
 

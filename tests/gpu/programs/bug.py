@@ -1,4 +1,4 @@
-"""A program's own bug: an index outside of a table, and what it is told, then and afterwards."""
+"""A program's own bug: an index outside of a table, and what it is sent, then and afterwards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ prepare(options)
 table = torch.randn(100, 16, device=DEVICE)
 good = torch.arange(50, device=DEVICE)
 before = table[good].sum().item()
-told = []
+reported = []
 for _ in range(options.times):
     try:
         table[good + 1000].sum().item()
-        told.append("nothing")
+        reported.append("nothing")
     except RuntimeError as error:
-        told.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-workload.report(options, told=told, before=before)
+        reported.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+workload.report(options, reported=reported, before=before)

@@ -1,5 +1,5 @@
-"""Bugs of a program's own, each in a process of its own: what the calls after it are told, and, where launches block
-(CUDA_LAUNCH_BLOCKING), which call it is that is told first."""
+"""Bugs of a program's own, each in a process of its own: what the calls after it are informed, and, where launches
+block (CUDA_LAUNCH_BLOCKING), which call it is that is informed first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = {
 }
 
 
-def told(kind: str, *, blocking: bool) -> list[str]:
+def reported(kind: str, *, blocking: bool) -> list[str]:
     if blocking:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     x = torch.randn(100, 16, device="cuda")
@@ -32,7 +32,7 @@ def told(kind: str, *, blocking: bool) -> list[str]:
             x.add_(1)
             done.append("add")
 
-    def strike() -> None:
+    def inject() -> None:
         add()
         if kind == "index":
             x[torch.tensor([1000], device="cuda")].sum()
@@ -40,18 +40,18 @@ def told(kind: str, *, blocking: bool) -> list[str]:
             torch.cuda._compile_kernel(SOURCES[kind], "bug")((1, 1, 1), (1, 1, 1), (x,))
         add()
 
-    said = []
-    for call in (strike, torch.cuda.synchronize, lambda: x.sum().item(), lambda: torch.zeros(1, device="cuda").item()):
+    reported = []
+    for call in (inject, torch.cuda.synchronize, lambda: x.sum().item(), lambda: torch.zeros(1, device="cuda").item()):
         try:
             call()
-            said.append("nothing")
+            reported.append("nothing")
         except RuntimeError as error:
             # Where launches block, the launch tells of it or, seldom, and natively, the next one. That is another
             # caller of the driver, with a class of its own.
-            kind_of_error = "error" if blocking and call is strike else type(error).__name__
-            said.append(f"{kind_of_error}: {str(error).splitlines()[0]}")
-    # Whether the first call is told already is a matter of time, unless launches block.
-    return [f"{len(done)} launches before", *said] if blocking else said[1:]
+            kind_of_error = "error" if blocking and call is inject else type(error).__name__
+            reported.append(f"{kind_of_error}: {str(error).splitlines()[0]}")
+    # Whether the first call is informed already is a matter of time, unless launches block.
+    return [f"{len(done)} launches before", *reported] if blocking else reported[1:]
 
 
 answers = {}
@@ -59,8 +59,10 @@ for kind in ("index", *SOURCES):
     for blocking in (False, True):
         answer, ours = os.pipe()
         if os.fork() == 0:
-            os.write(ours, json.dumps(told(kind, blocking=blocking)).encode())
+            os.write(ours, json.dumps(reported(kind, blocking=blocking)).encode())
             os._exit(0)  # not through destructors, which natively abort
         os.close(ours)
         answers[f"{kind}, blocking" if blocking else kind] = os.fdopen(answer)
-workload.report(options, told={kind: json.loads(answer.read() or '["it died"]') for kind, answer in answers.items()})
+workload.report(
+    options, reported={kind: json.loads(answer.read() or '["it died"]') for kind, answer in answers.items()}
+)

@@ -36,5 +36,5 @@ for _ in steps:
 wrong = sum(bool((piece != i).any()) for i, piece in enumerate(ballast))
 workload.report(
     options, losses=losses if options.read else numbers(losses), sha256=digest(model.state_dict().values()),
-    spoiled=wrong, **steps.figures(), **memory(),
+    corrupted=wrong, **steps.figures(), **memory(),
 )  # fmt: skip

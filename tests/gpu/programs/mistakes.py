@@ -53,7 +53,7 @@ def packed(size: int) -> int:
     return int(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, extra))
 
 
-told = {
+reported = {
     "nothing wrong": launch(),
     "more memory than there is": alloc(1 << 40),
     "no memory": alloc(0),
@@ -66,7 +66,7 @@ told = {
     "more threads than the device has": launch(block=1025),
     "more threads than the kernel allows": launch(block=65),
     "more shared memory than there is": launch(shared=1 << 20),
-    "more shared memory than was asked for": launch(shared=100 << 10),
+    "more shared memory than was requested": launch(shared=100 << 10),
     "more blocks than run at a time": cooperative(1 << 20),
     "blocks that do": cooperative(1),
     "no kernel": launch(of=ctypes.c_void_p()),
@@ -80,4 +80,4 @@ told = {
     "memory that nobody has": int(driver.cuMemFree_v2(ctypes.c_uint64(0x7000))),
     "nothing broken": int(driver.cuCtxSynchronize()),
 }
-workload.report(options, told=[f"{what}: {code}" for what, code in told.items()])
+workload.report(options, reported=[f"{what}: {code}" for what, code in reported.items()])

@@ -84,7 +84,7 @@ while not over.is_set():
         print('{"program": "moved"}\nholding', flush=True)
     time.sleep(options.pause)
 
-spoiled = sum(not holds(piece, number + 1) for number, piece in enumerate(still))
-spoiled += sum(not holds(piece, step) for piece in dirty)
+corrupted = sum(not holds(piece, number + 1) for number, piece in enumerate(still))
+corrupted += sum(not holds(piece, step) for piece in dirty)
 options.hold = False
-workload.report(options, spoiled=spoiled, ends=ends, lengths=lengths)
+workload.report(options, corrupted=corrupted, ends=ends, lengths=lengths)

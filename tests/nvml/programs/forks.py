@@ -27,7 +27,7 @@ def total() -> int:
 
 
 pynvml.nvmlInit()
-if sys.argv[1] == "asked":
+if sys.argv[1] == "requested":
     assert pynvml.nvmlDeviceGetCount() == 1
     first = uuid()
     assert in_child(lambda: CUDA.cuInit(0) == 0 and uuid() == first)

@@ -1,4 +1,5 @@
-"""Which call is told of a kernel's fault: its launch, with CUDA_LAUNCH_BLOCKING=1, otherwise one that waits for it."""
+"""Which call is informed of a kernel's fault: its launch, with CUDA_LAUNCH_BLOCKING=1, otherwise one that waits for
+it."""
 
 from calls import RUNTIME, Dim3, kernel, launch, malloc, pack, read, say
 

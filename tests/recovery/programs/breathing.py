@@ -1,4 +1,5 @@
-"""Has as many pieces of memory as it is told: each line on standard input is a number, each answer what is in them."""
+"""Has as many pieces of memory as it is informed: each line on standard input is a number, each answer what is in
+them."""
 
 import sys
 import zlib

@@ -1,4 +1,4 @@
-"""Works when it is told to: each line on standard input is a number of steps; each answer is what they led to."""
+"""Works when it is instructed to: each line on standard input is a number of steps; each answer is what they led to."""
 
 import sys
 

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xmigd.api.gate.idempotency import HEADERS, Idempotency, Stored
 from xmigd.api.gate.kinds import changes
-from xmigd.operations.service import asked_with
+from xmigd.operations.service import requested_with
 
 
 class Replays:
@@ -26,7 +26,7 @@ class Replays:
         if isinstance(claim, Stored):
             await _send_stored(claim, send)
             return
-        asked_with.set((caller, key))
+        requested_with.set((caller, key))
         held: list[Message] = []
 
         async def sending(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The audit: who asked for what, and what came of it."""
+"""The audit: who requested what, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-#include "client/bootstrap/asked.h"
+#include "client/bootstrap/requested.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ void note(const char* kind, const char* what) {
 
 }  // namespace
 
-bool asked_wanted() { return path() != nullptr; }
+bool requested_wanted() { return path() != nullptr; }
 
 void note_called(int slot) {
   static constinit std::array<std::atomic<bool>, 1024> called{};

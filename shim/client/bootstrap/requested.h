@@ -7,7 +7,7 @@
 
 namespace xmig::client {
 
-bool asked_wanted();  // XMIG_ASKED is set
+bool requested_wanted();  // XMIG_ASKED is set
 
 void note_called(int slot);  // one of kNativeNames; the first time only
 void note_refused(const char* name);

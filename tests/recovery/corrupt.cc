@@ -9,7 +9,7 @@
 
 using namespace xmig::journal;
 
-extern "C" __attribute__((visibility("default"))) void spoil(JournalHeader* header, int kind) {
+extern "C" __attribute__((visibility("default"))) void corrupt(JournalHeader* header, int kind) {
   auto* const ring = reinterpret_cast<std::byte*>(header) + kHeaderBytes;
   const uint64_t tail = header->tail.load();
   std::byte* const at = ring + tail % header->ring_bytes;
