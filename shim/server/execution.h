@@ -25,7 +25,7 @@ class Execution {
   virtual void come_to_rest() = 0;
   // Of this position. `stopped`: since when execution has waited for the device; 0: it has not.
   virtual Result<> take_snapshot(const char* reason, uint64_t stopped = 0) = 0;
-  // Execute nothing until resume(). The daemon gets the reason, and so is one that comes back.
+  // Execute nothing until unpause(). The daemon gets the reason, and so does one that comes back.
   virtual void park(const std::function<void()>& tell) = 0;
   // Nobody else has the job after all.
   virtual void go_on() = 0;

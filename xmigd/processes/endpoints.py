@@ -43,7 +43,7 @@ async def pause_process(processes: TheProcesses, caller: OperatingCaller, proces
 @router.post("/{process}:continue", operation_id="continue_process")
 async def continue_process(processes: TheProcesses, caller: OperatingCaller, process: ProcessId) -> Position:
     """Go on after a pause."""
-    return Position(position=await processes.controlled(caller, process).resume())
+    return Position(position=await processes.controlled(caller, process).unpause())
 
 
 @router.post("/{process}:rebind", operation_id="rebind_process")
@@ -51,7 +51,7 @@ async def rebind_process(
     processes: TheProcesses, caller: OperatingCaller, process: ProcessId, request: RebindRequest
 ) -> Position:
     """Go on after a pause in which the program was restored from a dump, with the memory that it has mapped now."""
-    return Position(position=await processes.controlled(caller, process).resume(request.pid))
+    return Position(position=await processes.controlled(caller, process).unpause(request.pid))
 
 
 @router.get("/{process}/segments", operation_id="list_segments")

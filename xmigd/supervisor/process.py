@@ -195,7 +195,7 @@ class Process(ProcessState):
 
     async def pause(self) -> int:
         """Let its server stop between two records, drained. Returns the journal's position there. From then on the
-        program's exit is not its end, until `resume`."""
+        program's exit is not its end, until `unpause`."""
         if self.machine.move is not None:
             raise Conflict("the process is being moved", code="already_moving")
         if self.state != "running" or self.paused:
@@ -207,7 +207,7 @@ class Process(ProcessState):
             self.paused = False
             raise
 
-    async def resume(self, pid: int | None = None) -> int:
+    async def unpause(self, pid: int | None = None) -> int:
         """Go on; with the program in process `pid` if it was restored from a dump. Returns the journal's position."""
         if not self.paused:
             raise Conflict("the process is not paused")

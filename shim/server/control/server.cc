@@ -327,12 +327,12 @@ std::optional<int> Server::operator()(Pause&) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(Rebind& request) { return resume(std::move(request)); }
+std::optional<int> Server::operator()(Rebind& request) { return unpause(std::move(request)); }
 
-std::optional<int> Server::operator()(Continue&) { return resume(std::nullopt); }
+std::optional<int> Server::operator()(Continue&) { return unpause(std::nullopt); }
 
-std::optional<int> Server::resume(std::optional<Rebind> rebind) {
-  const Result<> resumed = begun_ ? executor_->resume(std::move(rebind)) : Error{"there is no job"};
+std::optional<int> Server::unpause(std::optional<Rebind> rebind) {
+  const Result<> resumed = begun_ ? executor_->unpause(std::move(rebind)) : Error{"there is no job"};
   if (!resumed) {
     log_(Level::kError, "cannot continue: " + resumed.why());
     return std::nullopt;

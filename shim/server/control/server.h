@@ -63,7 +63,7 @@ class Server {
   std::optional<int> operator()(Output& request);
   std::optional<int> operator()(Backlog& request);
   std::optional<int> operator()(Stop& request);
-  std::optional<int> resume(std::optional<Rebind> rebind);
+  std::optional<int> unpause(std::optional<Rebind> rebind);
 
   void map_ahead(Hosted memory);
   void load_further();

@@ -387,7 +387,7 @@ void Executor::execute_injected() {
     beside = injector_.beside(point, sequence, {stream, stream_ordinal()});
   }
   execute();
-  if (beside) injector_.raise(*beside);
+  if (beside) injector_.inject(*beside);
 }
 
 // Is the record a kernel or a copy, and in which stream?

@@ -97,12 +97,12 @@ class Executor final : public Witness, private Execution {
   void stop() { interrupts_.request(Interrupts::kStop); }
   void ask_for_snapshot() { interrupts_.request(Interrupts::kSnapshot | Interrupts::kAnswer); }
   void pause() { interrupts_.request(Interrupts::kPause); }
-  // Stop at a snapshot: another server takes the job, unless resume() comes first.
+  // Stop at a snapshot: another server takes the job, unless unpause() comes first.
   void hand_over() { interrupts_.request(Interrupts::kHandover); }
   void suspend() { interrupts_.request(Interrupts::kSuspend); }
   Departure& departure() { return departure_; }
   // Continue, with the job's new files if there are any. The executor is paused.
-  Result<> resume(std::optional<Rebind> rebind);
+  Result<> unpause(std::optional<Rebind> rebind);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
   void announce(ipc::UniqueFd socket, const std::string& device);
 

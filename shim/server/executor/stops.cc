@@ -181,7 +181,7 @@ void Executor::park(const std::function<void()>& tell) {
   schedule_.rested(now_ns());
 }
 
-Result<> Executor::resume(std::optional<Rebind> rebind) {
+Result<> Executor::unpause(std::optional<Rebind> rebind) {
   const std::lock_guard lock(pause_mutex_);
   if (!paused_) return Error{"the server is not paused"};
   if (rebind) {

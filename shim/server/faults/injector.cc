@@ -72,7 +72,7 @@ void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream
   const CUresult result = device_.inject(stream.real, stream.ordinal, injection.kind, injection.error);
   faults_.check(result);
   if (result == CUDA_SUCCESS) return;
-  if (injection.kind == device::InjectKind::kFault) faults_.inject({injection.error, sequence, "an injected fault"});
+  if (injection.kind == device::InjectKind::kFault) faults_.raise({injection.error, sequence, "an injected fault"});
   for (;;) ::pause();
 }
 
