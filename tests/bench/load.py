@@ -1,7 +1,8 @@
-"""Those who ask the daemon, as a program of their own: `load.py requests|listeners SOCKET ...`, an answer in JSON.
+"""Those who ask the daemon, as a program of their own: `load.py requests|clients|listeners SOCKET`; answers in JSON.
 
-Plain sockets and one thread: an HTTP library would measure itself. Requests are sent by the clock, not when the last
-one was answered; what waits in the daemon or behind it counts as the request's time.
+Plain sockets and one thread: an HTTP library would measure itself. `requests` are sent by the clock, not when the last
+one was answered; what waits in the daemon or behind it counts as the request's time. `clients` ask again as soon as
+they are answered: what the daemon does when so many always wait.
 """
 
 from __future__ import annotations
@@ -54,12 +55,24 @@ def take_answer(data: bytearray) -> int | None:
     return status
 
 
-def requests(options: argparse.Namespace) -> dict[str, object]:
-    body = options.body.encode()
+def request_of(options: argparse.Namespace) -> bytes:
+    body: bytes = options.body.encode()
     head = f"{options.method} {options.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     if body:
         head += "Content-Type: application/json\r\n"
-    request = head.encode() + b"\r\n" + body
+    return head.encode() + b"\r\n" + body
+
+
+def result(statuses: dict[int, int], late: list[float], took: float) -> dict[str, object]:
+    good = sum(number for status, number in statuses.items() if status < 300)
+    return {
+        "sent": len(late), "good": good, "statuses": statuses, "per_s": good / took, "median_ms": 1e3 * median(late),
+        "p99_ms": 1e3 * percentile(late, 0.99), "slowest_ms": 1e3 * max(late),
+    }  # fmt: skip
+
+
+def requests(options: argparse.Namespace) -> dict[str, object]:
+    request = request_of(options)
     selector = selectors.DefaultSelector()
     free: deque[Connection] = deque()  # in turn: one that rests for seconds is closed by the daemon
     for _ in range(options.connections):
@@ -92,12 +105,41 @@ def requests(options: argparse.Namespace) -> dict[str, object]:
                 statuses[status] = statuses.get(status, 0) + 1
                 late.append(time.perf_counter() - connection.sent_at)
                 free.append(connection)
-    took = time.perf_counter() - start
-    good = sum(number for status, number in statuses.items() if status < 300)
-    return {
-        "sent": due, "good": good, "statuses": statuses, "per_s": good / took, "median_ms": 1e3 * median(late),
-        "p99_ms": 1e3 * percentile(late, 0.99), "slowest_ms": 1e3 * max(late),
-    }  # fmt: skip
+    return result(statuses, late, time.perf_counter() - start) | {"sent": due}
+
+
+def clients(options: argparse.Namespace) -> dict[str, object]:
+    request = request_of(options)
+    selector = selectors.DefaultSelector()
+    late: list[float] = []
+    statuses: dict[int, int] = {}
+    start = time.perf_counter()
+    for _ in range(options.connections):
+        connection = Connection(connect(options.socket), time.perf_counter())
+        selector.register(connection.sock, selectors.EVENT_READ, connection)
+        connection.sock.sendall(request)
+    asking = options.connections
+    while asking:
+        ready = selector.select(10.0)
+        if not ready:
+            raise SystemExit("the daemon does not answer")
+        for key, _ in ready:
+            connection = key.data
+            piece = connection.sock.recv(1 << 16)
+            if not piece:
+                raise SystemExit("the daemon closed a connection")
+            connection.data += piece
+            if (status := take_answer(connection.data)) is None:
+                continue
+            now = time.perf_counter()
+            statuses[status] = statuses.get(status, 0) + 1
+            late.append(now - connection.sent_at)
+            connection.sent_at = now
+            if now - start < options.seconds:
+                connection.sock.sendall(request)
+            else:
+                asking -= 1
+    return result(statuses, late, time.perf_counter() - start)
 
 
 def listeners(options: argparse.Namespace) -> dict[str, object]:
@@ -152,19 +194,21 @@ def listeners(options: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     kinds = parser.add_subparsers(dest="kind", required=True)
-    asking = kinds.add_parser("requests")
-    asking.add_argument("socket")
-    asking.add_argument("--method", default="GET")
-    asking.add_argument("--path", default="/v1/jobs")
-    asking.add_argument("--body", default="")
-    asking.add_argument("--rate", type=float, default=1000)
-    asking.add_argument("--seconds", type=float, default=10)
-    asking.add_argument("--connections", type=int, default=16)
+    for kind in ("requests", "clients"):
+        asking = kinds.add_parser(kind)
+        asking.add_argument("socket")
+        asking.add_argument("--method", default="GET")
+        asking.add_argument("--path", default="/v1/jobs")
+        asking.add_argument("--body", default="")
+        asking.add_argument("--rate", type=float, default=1000)
+        asking.add_argument("--seconds", type=float, default=10)
+        asking.add_argument("--connections", type=int, default=16)
     listening = kinds.add_parser("listeners")
     listening.add_argument("socket")
     listening.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
-    print(json.dumps(requests(options) if options.kind == "requests" else listeners(options)))
+    work = {"requests": requests, "clients": clients, "listeners": listeners}[options.kind]
+    print(json.dumps(work(options)))
 
 
 if __name__ == "__main__":

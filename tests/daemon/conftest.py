@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
+from xmigd.database import migrate
+from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.native import NVML_SHIM, SHIM
 
 from .node import Node
@@ -64,3 +67,24 @@ def node(make_node: MakeNode) -> Node:
     node = make_node()
     node.start()
     return node
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "xmig.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    prepare_folder(path)
+    engine = make_engine(path, writer=True)
+    migrate.upgrade(path, engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def reading(path: Path, engine: Engine) -> Iterator[Engine]:
+    reading = make_engine(path)
+    yield reading
+    reading.dispose()

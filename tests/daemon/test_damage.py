@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import MakeNode
+from .disks import small_disk
 from .node import Node, Program
-from .test_start import small_disk, start_in_vain
+from .test_start import start_in_vain
 
 GARBAGE = os.urandom(64 << 10)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from xmigd.database import migrate
-from xmigd.database.engine import make_engine, prepare_folder
+from xmigd.database.engine import make_engine
 from xmigd.database.models import Base, Job
 from xmigd.database.writer import Writer
 from xmigd.devices.repository import configure as configure_devices
@@ -35,27 +34,6 @@ from xmigd.records import JobRow, ProcessRow
 
 JOB = JobRow(id="j", name="n", command="c", uid=0, device=None, registered=True, token_hash="h")
 PROCESS = ProcessRow(id="p", job="j", pid=5, start_time=7, uid=0, gid=0, command="c", device="cpu:0")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "xmig.db"
-
-
-@pytest.fixture
-def engine(path: Path) -> Iterator[Engine]:
-    prepare_folder(path)
-    engine = make_engine(path, writer=True)
-    migrate.upgrade(path, engine)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def reading(path: Path, engine: Engine) -> Iterator[Engine]:
-    reading = make_engine(path)
-    yield reading
-    reading.dispose()
 
 
 def test_the_migrations_make_the_models(engine: Engine) -> None:

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.harness import stop
 from xmigd.settings import Settings
 
 from .conftest import MakeNode
+from .disks import fill, small_disk
 from .node import Node, Program, alive, until
 from .test_supervision import wait_for_recoveries
 from .test_upgrade import older
@@ -89,32 +89,11 @@ def test_an_address_that_is_not_this_machines(make_node: MakeNode) -> None:
     assert "cannot listen at 203.0.113.1" in start_in_vain(node)
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_at_start(make_node: MakeNode) -> None:
     node = make_node()
     with small_disk(node.folder / "small", "64k") as folder:
         node.environment["XMIG_DATABASE"] = str(folder / "xmig.db")
         assert "cannot be written" in start_in_vain(node)
-
-
-def fill(path: Path) -> None:
-    """Take all the room that is left."""
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)
 
 
 def test_a_full_disk_while_running(make_node: MakeNode) -> None:

@@ -6,15 +6,38 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from xmigd.errors import StartError
 
 BUSY_TIMEOUT_MS = 5000
 
 
+class Dialect(SQLiteDialect_pysqlite):
+    """Its savepoints are plain statements: SQLAlchemy would compile each anew, which takes longer than many a write."""
+
+    supports_statement_cache = True
+
+    def do_savepoint(self, connection: Connection, name: str) -> None:
+        connection.exec_driver_sql(f"SAVEPOINT {name}")
+
+    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
+        driver = connection.connection.driver_connection
+        if driver is not None and driver.in_transaction:  # otherwise SQLite has taken all of it back already
+            connection.exec_driver_sql(f"ROLLBACK TO {name}")
+            connection.exec_driver_sql(f"RELEASE {name}")
+
+    def do_release_savepoint(self, connection: Connection, name: str) -> None:
+        connection.exec_driver_sql(f"RELEASE {name}")
+
+
+registry.register("sqlite.xmig", __name__, Dialect.__name__)
+
+
 def make_engine(path: Path, *, writer: bool = False) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", pool_size=1 if writer else 4, max_overflow=0 if writer else 8)
+    engine = create_engine(f"sqlite+xmig:///{path}", pool_size=1 if writer else 4, max_overflow=0 if writer else 8)
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: Any) -> None:

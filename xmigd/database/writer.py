@@ -1,8 +1,15 @@
 """The one thread that writes. Each write has a name: xmigd/failpoints.py.
 
 `submit` is for requests: it answers when the change is on the disk, or fails. `record` is for what happened anyway: it
-never fails, and what cannot be written now (full disk) waits in order until it can be. Work that is waiting together is
-committed together. Who reads waits for what was accepted before (`catch_up`): what somebody has seen happen is there.
+never fails, and what cannot be written now (full disk) waits in order until it can be. Who reads waits for what was
+accepted before (`catch_up`): what somebody has seen happen is there.
+
+Writes that wait at the same time share one transaction, in the order in which they were accepted, each in a savepoint
+of its own (docs/decisions/0040). Invariants:
+  Nobody is answered before the commit of the transaction that has its write.
+  A write that fails by itself leaves nothing behind, and no other write notices.
+  An error of the database is nobody's own: the transaction is rolled back, every request that waits is refused, and
+  records wait.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -29,7 +36,7 @@ from xmigd.failpoints import Write
 logger = log.get("database")
 
 Work = Callable[[Session], Any]
-BATCH = 128
+BATCH = 128  # writes of one transaction: the first of them is not acknowledged before the last is executed
 MAX_BACKLOG = 20_000
 RETRY_AFTER = 1.0
 READERS_PATIENCE = 5.0  # seconds; as long as SQLite waits for a lock
@@ -40,13 +47,23 @@ class _Item:
     name: Write
     work: Work
     future: Future[Any] | None
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Of a write whose transaction is committed."""
+
+    result: Any = None
+    error: Exception | None = None  # it failed by itself
 
 
 class Writer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._backlog: deque[_Item] = deque()
+        self._waiting: deque[_Item] = deque()  # taken from the queue; records only, while the database takes no writes
+        self._taken = 0
         self._dropped = 0
         self._commits = 0  # so far; one that has been counted can be read
         self._progress = threading.Condition()
@@ -77,10 +94,11 @@ class Writer:
     def record(self, name: Write, work: Work) -> None:
         self._accept(_Item(name, work, None))
 
-    def submit(self, name: Write, work: Work) -> Future[Any]:
-        """The future fails with Unavailable when the database takes no writes."""
+    def submit(self, name: Write, work: Work, *, alone: bool = False) -> Future[Any]:
+        """The future fails with Unavailable when the database takes no writes. `alone`: in a transaction that has no
+        other write. Cancelling the future prevents a write that has not been taken up."""
         future: Future[Any] = Future()
-        self._accept(_Item(name, work, future))
+        self._accept(_Item(name, work, future, alone))
         return future
 
     def close(self) -> None:
@@ -97,69 +115,75 @@ class Writer:
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            batch, stopping = self._next_batch()
-            for item in batch:
-                if item.future is None:
-                    self._backlog.append(item)
-            for item in batch:
-                if item.future is not None:
-                    self._flush()  # what happened before it comes before it
-                    self._answer(item)
-            if stopping or time.monotonic() >= self._retry_at:
-                if self._failure is not None:
-                    self._shorten_wal()
-                self._flush()
-                if self._failure is not None and not self._backlog and not stopping:
-                    self._probe()
+            stopping = self._take()
+            retry = self._failure is not None and (stopping or time.monotonic() >= self._retry_at)
+            if retry:
+                self._shorten_wal()
+            if retry or self._failure is None or any(item.future is not None for item in self._waiting):
+                self._write_waiting()
+            if retry and not self._waiting and not stopping:
+                self._probe()
             self._bound_backlog()
-            with self._progress:
-                self._handled += len(batch)
-                self._progress.notify_all()
-        if self._backlog:
-            logger.error("records are lost", count=len(self._backlog), why=self._failure)
+            self._count()
+        if self._waiting:
+            logger.error("records are lost", count=len(self._waiting), why=self._failure)
 
-    def _next_batch(self) -> tuple[list[_Item], bool]:
-        batch: list[_Item] = []
-        try:
-            timeout = None
-            if self._backlog or self._failure is not None:
-                timeout = max(0.0, self._retry_at - time.monotonic())
-            first = self._queue.get(timeout=timeout)
-            while True:
-                if first is None:
-                    return batch, True
-                batch.append(first)
-                if len(batch) >= BATCH:
-                    return batch, False
-                first = self._queue.get_nowait()
-        except queue.Empty:
-            return batch, False
+    def _take(self) -> bool:
+        """Take what has been accepted; wait when there is nothing to do. True: stop after it."""
+        timeout = None if self._failure is None else max(0.0, self._retry_at - time.monotonic())
+        with contextlib.suppress(queue.Empty):
+            for _ in range(BATCH):
+                item = self._queue.get(timeout=timeout)
+                if item is None:
+                    return True
+                self._taken += 1
+                if item.future is None or item.future.set_running_or_notify_cancel():
+                    self._waiting.append(item)
+                timeout = 0.0
+        return False
 
-    def _answer(self, item: _Item) -> None:
-        assert item.future is not None
-        try:
-            result = self._commit([item])
-        except OperationalError as error:
-            self._failed(error)
-            item.future.set_exception(_refusal(error))
-        except Exception as error:
-            item.future.set_exception(error)
-        else:
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                outcomes = self._commit(batch)
+            except Exception as error:
+                self._failed(error)
+                self._refuse(batch, error)
+                return
             self._works()
-            item.future.set_result(result)
+            self._count()  # before the answers: who gets one may read at once
+            for item, outcome in zip(batch, outcomes, strict=True):
+                _answer(item, outcome)
 
-    def _commit(self, items: list[_Item]) -> Any:
-        """All of them in one transaction. Returns what the last one did."""
-        names = [item.name for item in items]
-        result: Any = None
-        with Session(self._engine) as session, session.begin():
-            for item in items:
-                result = item.work(session)
-                session.flush()
+    def _next_batch(self) -> list[_Item]:
+        batch = [self._waiting.popleft()]
+        while self._waiting and len(batch) < BATCH and not (batch[0].alone or self._waiting[0].alone):
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _commit(self, batch: list[_Item]) -> list[_Outcome]:
+        """All of them in one transaction. Raises what made that impossible: then nothing of them is written."""
+        names = [item.name for item in batch]
+        with self._engine.begin() as connection:
+            outcomes = [_execute(connection, item) for item in batch]
             failpoints.hit_write("write.begun", *names)
         self._commits += 1
         failpoints.hit_write("write.committed", *names)
-        return result
+        return outcomes
+
+    def _refuse(self, batch: list[_Item], error: Exception) -> None:
+        """Requests are informed; records stay, in order."""
+        waiting = [*batch, *self._waiting]
+        self._waiting = deque(item for item in waiting if item.future is None)
+        for item in waiting:
+            if item.future is not None:
+                item.future.set_exception(_refusal(error))
+
+    def _count(self) -> None:
+        with self._progress:
+            self._handled = self._taken if self._failure is not None else self._taken - len(self._waiting)
+            self._progress.notify_all()
 
     def _shorten_wal(self) -> None:
         """What is in the write-ahead log goes into the database, and the log gives its room back: on a full disk
@@ -182,56 +206,60 @@ class Writer:
 
     def _works(self) -> None:
         if self._failure is not None:
-            logger.info("the database takes writes again", waiting=len(self._backlog))
+            logger.info("the database takes writes again", waiting=len(self._waiting))
             self._failure = None
 
-    def _flush(self) -> None:
-        while self._backlog:
-            batch = list(self._backlog)[:BATCH]
-            try:
-                self._commit(batch)
-            except OperationalError as error:
-                self._failed(error)
-                return
-            except Exception:
-                self._one_by_one(len(batch))
-            else:
-                for _ in batch:
-                    self._backlog.popleft()
-            self._works()
-
-    def _one_by_one(self, count: int) -> None:
-        """One of these can never be written: write the others, name that one."""
-        for _ in range(count):
-            try:
-                self._commit([self._backlog[0]])
-            except OperationalError as error:
-                self._failed(error)
-                return
-            except Exception as error:
-                logger.error("a record cannot be written", why=f"{type(error).__name__}: {error}")
-            self._backlog.popleft()
-
-    def _failed(self, error: OperationalError) -> None:
+    def _failed(self, error: Exception) -> None:
+        why = str(getattr(error, "orig", error))
         if self._failure is None:
-            logger.error("the database cannot be written", why=str(error.orig), waiting=len(self._backlog))
-        self._failure = str(error.orig)
+            logger.error("the database cannot be written", why=why, waiting=len(self._waiting))
+        self._failure = why
         self._retry_at = time.monotonic() + RETRY_AFTER
 
     def _bound_backlog(self) -> None:
         with contextlib.suppress(IndexError):
-            while len(self._backlog) > MAX_BACKLOG:
-                self._backlog.popleft()
+            while len(self._waiting) > MAX_BACKLOG:
+                self._waiting.popleft()
                 self._dropped += 1
                 if self._dropped % 1000 == 1:
                     logger.error("records are lost", count=self._dropped, why="too many wait to be written")
 
 
-def _refusal(error: OperationalError) -> Unavailable:
+def _execute(connection: Connection, item: _Item) -> _Outcome:
+    """In a savepoint: what fails by itself is taken back. Raises an error of the database."""
+    try:
+        with Session(connection, join_transaction_mode="create_savepoint") as session, session.begin():
+            return _Outcome(item.work(session))
+    except Exception as error:
+        driver = connection.connection.driver_connection
+        # SQLite ends the whole transaction after some errors, and to commit nothing succeeds.
+        if _is_of_the_database(error) or driver is None or not driver.in_transaction:
+            raise
+        return _Outcome(error=error)
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    """A full disk, a lock, an I/O error; not a statement that SQLite refuses."""
+    code: int = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+    return isinstance(error, OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
+
+
+def _answer(item: _Item, outcome: _Outcome) -> None:
+    if item.future is None:
+        if (error := outcome.error) is not None:
+            logger.error("a record cannot be written", why=f"{type(error).__name__}: {error}")
+    elif outcome.error is None:
+        item.future.set_result(outcome.result)
+    else:
+        item.future.set_exception(outcome.error)
+
+
+def _refusal(error: Exception) -> Unavailable:
     """What somebody reads whose change cannot be written."""
-    if getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or "full" in str(error.orig):
+    why = getattr(error, "orig", error)
+    if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or "full" in str(why):
         return Unavailable(
             "the disk of the database is full: nothing was changed, and what runs goes on", code="disk_full",
             hint="make room on it; then ask again",
         )  # fmt: skip
-    return Unavailable(f"the database cannot be written: {error.orig}", hint="look at its disk and its permissions")
+    return Unavailable(f"the database cannot be written: {why}", hint="look at its disk and its permissions")
