@@ -17,9 +17,9 @@ from rich.console import Console
 from tests.bench import calls, daemon, lives, stall
 from tests.bench.native import Programs
 from xmigd.errors import XmigError
-from xmigd.measurements import FOLDER, Measurements, Row
+from xmigd.measurements import FOLDER, Measurements, Row, read
 
-PARTS = ("journal", "daemon", "stall")
+PARTS = ("journal", "daemon", "writes", "stall")
 
 
 def main() -> int:
@@ -27,18 +27,30 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="runs of each, of which the median counts (default 5)")
     parser.add_argument("--kills", type=int, default=500, help="kills in one training run (default 500)")
     parser.add_argument("--seconds", type=float, default=120, help="of two trainings with kills (default 120)")
-    parser.add_argument("--only", choices=PARTS, help="one of the parts; default: all")
+    parser.add_argument("--only", choices=PARTS, help="one of the parts; writes: some rows of daemon's")
     parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the results (default {FOLDER})")
     options = parser.parse_args()
     console = Console(highlight=False)
 
-    def write(topic: str, measured: Iterator[Row]) -> None:
+    def shown(measured: Iterator[Row]) -> list[Row]:
         rows: list[Row] = []
         for row in measured:
             rows.append(row)
             target = "" if row.target is None else f"   target {row.target:g}"
             console.print(f"{row.name:58} {row.value:>14.6g} {row.unit:10}{target}")
-        path = Measurements.here(topic, rows).write(options.out)
+        return rows
+
+    def write(topic: str, measured: Iterator[Row]) -> None:
+        path = Measurements.here(topic, shown(measured)).write(options.out)
+        console.print(f"written to {path}")
+
+    def put(topic: str, measured: Iterator[Row]) -> None:
+        """Among a topic's other rows, which stay; these say themselves of what and when they are."""
+        now, known = Measurements.here(topic, shown(measured)), read(options.out / f"{topic}.json")
+        since = f"; {now.date}, commit {now.commit}"
+        new = {row.name: row.model_copy(update={"conditions": row.conditions + since}) for row in now.rows}
+        rows = [new.pop(row.name, row) for row in known.rows]
+        path = known.model_copy(update={"rows": [*rows, *new.values()]}).write(options.out)
         console.print(f"written to {path}")
 
     try:
@@ -49,6 +61,8 @@ def main() -> int:
                 write("journal", itertools.chain(calls.measure(programs, options.runs), lived))
             if options.only in (None, "daemon"):
                 write("daemon", daemon.measure(programs, options.runs))
+            if options.only == "writes":
+                put("daemon", daemon.acknowledged(programs, options.runs))
             if options.only in (None, "stall"):
                 write("stall", stall.measure(programs, options.seconds))
     except (XmigError, lives.Wrong) as error:

@@ -16,7 +16,7 @@ from statistics import median
 
 import httpx
 
-from tests.bench import crowd, history
+from tests.bench import crowd, history, writes
 from tests.bench.native import Failed, Programs
 from tests.harness import cpu_seconds
 from xmigd.demo.node import Node, Program
@@ -41,6 +41,7 @@ def measure(programs: Programs, runs: int) -> Iterator[Row]:
         yield from idle(node)
         yield from answers(node)
         yield from events(node)
+    yield from acknowledged(programs, runs)
     yield from command_line(programs)
     yield from pages(programs)
     with node_with(programs, **crowd.PATIENT) as node, dashboard(node) as client:
@@ -216,6 +217,45 @@ def events(node: Node) -> Iterator[Row]:
     yield Row(
         name="requests beside it, 99th percentile", value=round(requested["p99_ms"], 1), unit="ms", target=50,
         better="lower", conditions=f"GET /v1/node, {ANSWERS}/s, in the same seconds",
+    )  # fmt: skip
+
+
+def acknowledged(programs: Programs, runs: int) -> Iterator[Row]:
+    """Writes, of the writer itself and over the API."""
+    yield from writes.measure(programs.folder, runs)
+    with node_with(programs) as node:
+        yield from registered(node, runs)
+
+
+def registered(node: Node, runs: int) -> Iterator[Row]:
+    """Jobs: each is two writes that are waited for, and two that are not."""
+    assert node.process is not None
+    found: list[dict[str, float]] = []
+    shares: list[float] = []
+    for _ in range(runs + 1):  # the first one is no part of it: the daemon makes then what it makes once
+        before = cpu_seconds(node.process.pid)
+        clients = load(
+            "clients", node.settings.api_socket, "--method", "POST", "--path", "/v1/jobs", "--body", writes.JOB,
+            "--connections", writes.CLIENTS, "--seconds", writes.SECONDS,
+        )  # fmt: skip
+        found.append(reported(clients))
+        shares.append((cpu_seconds(node.process.pid) - before) / writes.SECONDS)
+        if found[-1]["good"] != found[-1]["sent"]:
+            raise Failed(f"not every write was acknowledged: {found[-1]}")
+    del found[0], shares[0]
+    rates = [each["per_s"] for each in found]
+    yield Row(
+        name="writes acknowledged over REST", value=round(median(rates)), unit="1/s", target=writes.TARGET,
+        better="higher",
+        conditions=f"POST /v1/jobs, {writes.CLIENTS} clients of the local socket at once, on the same 2 cores; each "
+        "waits for the audit's intent and for its job, and leaves an outcome and events; "
+        f"median of {runs} runs of {writes.SECONDS} s, worst {min(rates):.0f}/s; {100 * median(shares):.0f} % of a "
+        "core",
+    )  # fmt: skip
+    yield Row(
+        name="writes over REST, 99th percentile", value=round(median(each["p99_ms"] for each in found), 1), unit="ms",
+        better="lower", conditions=f"the same; median {median(each['median_ms'] for each in found):.0f} ms, slowest "
+        f"{max(each['slowest_ms'] for each in found):.0f} ms",
     )  # fmt: skip
 
 

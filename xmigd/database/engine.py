@@ -21,16 +21,16 @@ class Dialect(SQLiteDialect_pysqlite):
     supports_statement_cache = True
 
     def do_savepoint(self, connection: Connection, name: str) -> None:
-        connection.exec_driver_sql(f"SAVEPOINT {name}")
+        connection.connection.cursor().execute(f"SAVEPOINT {name}")
 
     def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
-        driver = connection.connection.driver_connection
-        if driver is not None and driver.in_transaction:  # otherwise SQLite has taken all of it back already
-            connection.exec_driver_sql(f"ROLLBACK TO {name}")
-            connection.exec_driver_sql(f"RELEASE {name}")
+        if in_transaction(connection):  # otherwise SQLite has taken all of it back already
+            cursor = connection.connection.cursor()
+            cursor.execute(f"ROLLBACK TO {name}")
+            cursor.execute(f"RELEASE {name}")
 
     def do_release_savepoint(self, connection: Connection, name: str) -> None:
-        connection.exec_driver_sql(f"RELEASE {name}")
+        connection.connection.cursor().execute(f"RELEASE {name}")
 
 
 registry.register("sqlite.xmig", __name__, Dialect.__name__)
@@ -54,6 +54,12 @@ def make_engine(path: Path, *, writer: bool = False) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
 
     return engine
+
+
+def in_transaction(connection: Connection) -> bool:
+    """As SQLite has it, which ends a transaction by itself after some errors. To commit nothing succeeds."""
+    driver = connection.connection.driver_connection
+    return driver is not None and bool(driver.in_transaction)
 
 
 def prepare_folder(path: Path) -> None:

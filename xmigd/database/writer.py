@@ -30,6 +30,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from xmigd import failpoints, log
+from xmigd.database.engine import in_transaction
 from xmigd.errors import Unavailable
 from xmigd.failpoints import Write
 
@@ -210,7 +211,7 @@ class Writer:
             self._failure = None
 
     def _failed(self, error: Exception) -> None:
-        why = str(getattr(error, "orig", error))
+        why = str(_cause(error))
         if self._failure is None:
             logger.error("the database cannot be written", why=why, waiting=len(self._waiting))
         self._failure = why
@@ -231,17 +232,21 @@ def _execute(connection: Connection, item: _Item) -> _Outcome:
         with Session(connection, join_transaction_mode="create_savepoint") as session, session.begin():
             return _Outcome(item.work(session))
     except Exception as error:
-        driver = connection.connection.driver_connection
-        # SQLite ends the whole transaction after some errors, and to commit nothing succeeds.
-        if _is_of_the_database(error) or driver is None or not driver.in_transaction:
+        if _is_of_the_database(error) or not in_transaction(connection):
             raise
         return _Outcome(error=error)
 
 
 def _is_of_the_database(error: Exception) -> bool:
     """A full disk, a lock, an I/O error; not a statement that SQLite refuses."""
-    code: int = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
-    return isinstance(error, OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
+    why = _cause(error)
+    code: int = getattr(why, "sqlite_errorcode", 0)
+    return isinstance(why, sqlite3.OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
+
+
+def _cause(error: Exception) -> BaseException:
+    """What SQLite reported, without what SQLAlchemy adds."""
+    return getattr(error, "orig", None) or error
 
 
 def _answer(item: _Item, outcome: _Outcome) -> None:
@@ -256,7 +261,7 @@ def _answer(item: _Item, outcome: _Outcome) -> None:
 
 def _refusal(error: Exception) -> Unavailable:
     """What somebody reads whose change cannot be written."""
-    why = getattr(error, "orig", error)
+    why = _cause(error)
     if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or "full" in str(why):
         return Unavailable(
             "the disk of the database is full: nothing was changed, and what runs goes on", code="disk_full",

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import and_, exists, func, or_, select, update
+from sqlalchemy import and_, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from xmigd.database import models
@@ -15,6 +15,8 @@ from xmigd.ipc.exits import End
 from xmigd.processes.states import LIVE
 from xmigd.records import JobRow
 from xmigd.users import user_name
+
+ADDING = insert(models.Base.metadata.tables["jobs"])  # made once: to make it takes longer than to execute it
 
 
 def find(session: Session, job_id: str) -> Job | None:
@@ -89,6 +91,10 @@ def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]
         "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
         "exit_code": row.exit_code, "exit_signal": row.exit_signal, "strict": row.strict,
     }  # fmt: skip
+
+
+def add(session: Session, job: JobRow, created_at: float) -> None:
+    session.execute(ADDING, {**asdict(job), "created_at": created_at})
 
 
 def job_model(job: JobRow) -> models.Job:

@@ -60,9 +60,10 @@ class Jobs:
             name=name, command=wanted.command, uid=uid, device=wanted.device, visible=wanted.visible_devices,
             hang_timeout=wanted.hang_timeout, strict=wanted.strict, runner=runner,
         )  # fmt: skip
-        model = repository.job_model(job)
-        created_at = model.created_at
-        await asyncio.wrap_future(self._writer.submit("jobs.add", lambda session: session.add(model)))
+        created_at = time.time()
+        await asyncio.wrap_future(
+            self._writer.submit("jobs.add", lambda session: repository.add(session, job, created_at))
+        )
         self._supervisor.register_job(job)
         publish_job(self._bus, job)
         if runner is not None:

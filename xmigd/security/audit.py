@@ -14,12 +14,15 @@ from typing import Any
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.orm import Session
 
-from xmigd.database.models import AuditEntry
+from xmigd.database.models import AuditEntry, Base
 from xmigd.database.writer import Writer
 from xmigd.events.bus import Bus
 from xmigd.security.callers import Caller
 
 XMIGD = Caller("xmigd", "admin", None, None, "xmigd")
+# Made once: SQLAlchemy takes longer to make a statement than to execute it, and each request has two entries.
+ENTRY = insert(Base.metadata.tables["audit"])
+INTENT = ENTRY.returning(AuditEntry.id)
 
 
 class Audit:
@@ -35,7 +38,7 @@ class Audit:
         values = self._values(caller, action, request_id) | {"entry": "intent", "detail": detail or {}}
 
         def write(session: Session) -> int:
-            return int(session.execute(insert(AuditEntry).values(**values).returning(AuditEntry.id)).scalar_one())
+            return int(session.execute(INTENT, values).scalar_one())
 
         number: int = await asyncio.wrap_future(self._writer.submit("audit.intent", write))
         shown = {"entry": "intent", "requestor": caller.name, "action": action}
@@ -50,7 +53,7 @@ class Audit:
         values = self._values(caller, action, request_id) | {
             "entry": "outcome", "intent_id": intent, "outcome": outcome, "status": status, "detail": detail or {},
         }  # fmt: skip
-        self._writer.record("audit.outcome", lambda session: session.execute(insert(AuditEntry).values(**values)))
+        self._writer.record("audit.outcome", lambda session: session.execute(ENTRY, values))
 
     def page(self, *, before: int | None, limit: int, requestor: str | None = None) -> Sequence[AuditEntry]:
         """Newest first."""
