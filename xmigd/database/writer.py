@@ -71,7 +71,7 @@ class Writer:
         self._accepted = 0
         self._handled = 0  # of these: written, refused, or waiting for a database that takes writes
         self._failure: str | None = None
-        self._retry_at = 0.0
+        self._retry_at = 0.0  # not before then, for the sake of records alone
         self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
         self._thread.start()
 
@@ -117,12 +117,12 @@ class Writer:
         stopping = False
         while not stopping:
             stopping = self._take()
-            retry = self._failure is not None and (stopping or time.monotonic() >= self._retry_at)
-            if retry:
+            due = stopping or time.monotonic() >= self._retry_at
+            if due and self._failure is not None:
                 self._shorten_wal()
-            if retry or self._failure is None or any(item.future is not None for item in self._waiting):
+            if due or any(item.future is not None for item in self._waiting):
                 self._write_waiting()
-            if retry and not self._waiting and not stopping:
+            if self._failure is not None and not self._waiting and time.monotonic() >= self._retry_at:
                 self._probe()
             self._bound_backlog()
             self._count()
@@ -208,7 +208,7 @@ class Writer:
     def _works(self) -> None:
         if self._failure is not None:
             logger.info("the database takes writes again", waiting=len(self._waiting))
-            self._failure = None
+            self._failure, self._retry_at = None, 0.0
 
     def _failed(self, error: Exception) -> None:
         why = str(_cause(error))
