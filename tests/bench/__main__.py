@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -45,9 +46,10 @@ def main() -> int:
         console.print(f"written to {path}")
 
     def put(topic: str, measured: Iterator[Row]) -> None:
-        """Among a topic's other rows, which stay; these say themselves of what and when they are."""
+        """Among a topic's other rows, which stay; these say themselves of what and when they are, and beside what."""
+        load = os.getloadavg()[0]
         now, known = Measurements.here(topic, shown(measured)), read(options.out / f"{topic}.json")
-        since = f"; {now.date}, commit {now.commit}"
+        since = f"; {now.date}, commit {now.commit}, load average before {load:.0f}"
         new = {row.name: row.model_copy(update={"conditions": row.conditions + since}) for row in now.rows}
         rows = [new.pop(row.name, row) for row in known.rows]
         path = known.model_copy(update={"rows": [*rows, *new.values()]}).write(options.out)
