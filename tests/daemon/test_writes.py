@@ -379,6 +379,6 @@ def test_what_was_acknowledged_outlives_a_kill(path: Path, engine: Engine, readi
             reported += piece
         process.send_signal(signal.SIGKILL)
         reported += process.stdout.read()
-    reported = reported.decode().split()
-    assert len(reported) >= acknowledged
-    assert set(reported) - set(written(reading)) == set()
+    names = reported.decode().split()
+    assert len(names) >= acknowledged
+    assert set(names) - set(written(reading)) == set()
