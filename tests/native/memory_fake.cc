@@ -1,7 +1,5 @@
 #include "memory_fake.h"
 
-#include "client/graph/capture.h"
-
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -11,10 +9,10 @@
 
 #include "client/bootstrap/job_log.h"
 #include "client/bootstrap/starter.h"
-#include "client/driver/callbacks.h"
 #include "client/journal/append.h"
 #include "client/memory/memory.h"
 #include "client/memory/memory_progress.h"
+#include "client/stream/callbacks.h"
 #include "local.h"
 
 namespace fake {
@@ -293,20 +291,10 @@ CUresult cuStreamSynchronize(CUstream stream) {
 
 CUresult share_memory(int, int) { return CUDA_SUCCESS; }
 
-CUresult cuDeviceGetCount(int* count) {
-  *count = 2;
-  return CUDA_SUCCESS;
-}
+CUresult check_ordinal(int ordinal) { return ordinal >= 0 && ordinal < 2 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE; }
 
 // What is reported is nobody's here.
 void keep_line(std::string_view) {}
 bool write_to_starter(std::string_view) { return false; }
-
-// Nothing is captured here.
-constinit std::atomic<int> diversions{0};
-CUresult check_unsafe_call() { return CUDA_SUCCESS; }
-bool is_graph_memory(CUdeviceptr) { return false; }
-std::optional<CUresult> capture_allocation(CUstream, size_t, int, CUdeviceptr*) { return std::nullopt; }
-std::optional<CUresult> capture_free(CUstream, CUdeviceptr) { return std::nullopt; }
 
 }  // namespace xmig::client

@@ -16,7 +16,6 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/context.h"
 #include "ipc/handshake.h"
 #include "ipc/seqpacket.h"
 #include "journal/ring.h"
@@ -198,7 +197,6 @@ CUresult map_job(const Answer& answer) {
     device.attribute_count = std::min(device.attribute_count, journal::kAttributes);
   }
   for (auto& thread : process.header->threads) thread.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
-  prepare_contexts();
   std::memcpy(job_name, answer.welcome.job, sizeof(job_name));
   return CUDA_SUCCESS;
 }

@@ -9,9 +9,9 @@
 
 #include "client/bootstrap/handshake.h"
 #include "client/bootstrap/process.h"
-#include "client/journal/lock.h"
 #include "ipc/handshake.h"
 #include "ipc/seqpacket.h"
+#include "journal/lock.h"
 
 namespace xmig::client {
 namespace {
@@ -23,7 +23,7 @@ static_assert(kLongestLine < sizeof(ipc::ClientNotice::text));
 bool post(std::string_view text) {
   if (process.phase.load(std::memory_order_acquire) != Phase::kRunning) return false;
   journal::JournalHeader& header = *process.header;
-  static constinit Lock lock;
+  static constinit journal::Lock lock;
   const std::lock_guard guard(lock);
   const uint64_t posted = header.notices_posted.load(std::memory_order_relaxed);
   if (posted - header.notices_taken.load(std::memory_order_acquire) >= journal::kNotices) {

@@ -1,37 +1,20 @@
 #include "client/bootstrap/process.h"
 
-#include <pthread.h>
 #include <signal.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
-#include <string_view>
 #include <utility>
 
 #include "client/bootstrap/handshake.h"
 #include "client/bootstrap/message.h"
-#include "client/bootstrap/native.h"
-#include "client/driver/context.h"
-#include "ipc/visible.h"
-#include "local.h"
 
 namespace xmig::client {
 
 constinit Process process;
 
 namespace {
-
-std::mutex init_mutex;
-
-void in_forked_child() {
-  // The journal belongs to the parent (and is not even mapped here). A child of a process that has not
-  // initialised yet starts afresh.
-  if (process.phase.load() == Phase::kRunning) process.phase.store(Phase::kForked);
-  new (&init_mutex) std::mutex;  // another thread of the parent may have held it
-}
 
 // Zombies count as dead: nobody may be there to reap them.
 bool alive(uint32_t pid) {
@@ -46,21 +29,6 @@ bool alive(uint32_t pid) {
   text[bytes] = 0;
   const char* const after_name = std::strrchr(text, ')');
   return !after_name || (after_name[1] && after_name[2] != 'Z' && after_name[2] != 'X');
-}
-
-bool native_wanted() {
-  const char* const value = std::getenv("XMIG_WITHOUT_DAEMON");
-  return value && std::string_view(value) == "native";
-}
-
-bool devices_hidden() {
-  const char* const value = std::getenv("CUDA_VISIBLE_DEVICES");
-  return value && !names_devices(value);
-}
-
-bool launch_blocking_wanted() {
-  const char* const value = std::getenv("CUDA_LAUNCH_BLOCKING");
-  return value && std::atoi(value) != 0;
 }
 
 }  // namespace
@@ -78,6 +46,11 @@ CUresult not_running() {
   if (const uint32_t error = process.lost.load()) return static_cast<CUresult>(error);
   const uint32_t error = process.header->context_error.load();
   return error ? static_cast<CUresult>(error) : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+CUresult check_ordinal(int ordinal) {
+  if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
+  return description(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult check_peers() {
@@ -109,40 +82,6 @@ CUresult check_peers() {
       break;
   }
   return initialized();
-}
-
-CUresult cuInit(unsigned int Flags) {
-  if (Flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (process.phase.load(std::memory_order_acquire) == Phase::kRunning) return CUDA_SUCCESS;
-  if (process.phase.load() == Phase::kForked) return CUDA_ERROR_NOT_INITIALIZED;
-  const std::lock_guard lock(init_mutex);
-  if (process.phase.load() == Phase::kRunning) return CUDA_SUCCESS;
-  static const int registered = ::pthread_atfork(nullptr, nullptr, in_forked_child);
-  if (registered != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (devices_hidden()) return CUDA_ERROR_NO_DEVICE;
-  const bool native = native_wanted();
-  const Attached attached = attach(/*quiet=*/native);
-  if (attached.error == CUDA_SUCCESS) {
-    process.launch_blocking = launch_blocking_wanted();
-    process.phase.store(Phase::kRunning, std::memory_order_release);
-    return CUDA_SUCCESS;
-  }
-  if (attached.no_daemon && native && (process.phase.load() == Phase::kNative || load_native())) {
-    process.phase.store(Phase::kNative);
-    for (int slot = 0; slot < kNativeCount; ++slot) {
-      if (std::string_view(kNativeNames[slot]) != "cuInit") continue;
-      return reinterpret_cast<CUresult (*)(unsigned int)>(native_function(slot))(Flags);
-    }
-  }
-  return attached.error;
-}
-
-CUresult cuDriverGetVersion(int* driverVersion) {
-  if (!driverVersion) return CUDA_ERROR_INVALID_VALUE;
-  // Programs ask before cuInit, to learn whether that makes sense.
-  const bool running = process.phase.load(std::memory_order_acquire) == Phase::kRunning;
-  *driverVersion = running ? process.driver_version : CUDA_VERSION;
-  return CUDA_SUCCESS;
 }
 
 }  // namespace xmig::client

@@ -4,7 +4,8 @@
 // destroyed, so that a program's atexit handlers and static destructors can still call the driver.
 //
 // What lies in this folder: handshake and process, native (the genuine driver instead), starter, job_log and message (what is reported to
-// people), entry_points and unsupported (functions by name), requested.
+// people), entry_points and unsupported (functions by name), requested. It sees no other folder of the client: what is made of a job's
+// memory stands above it, down to the first cuInit (driver/init.cc).
 #pragma once
 
 #include <cuda.h>
@@ -55,6 +56,8 @@ inline CUresult initialized() {
 inline const journal::DeviceDescription* description(int ordinal) {
   return ordinal >= 0 && ordinal < process.device_count ? &process.devices[ordinal] : nullptr;
 }
+// The same as a result, for those who need no description.
+CUresult check_ordinal(int ordinal);
 inline int attribute(int ordinal, CUdevice_attribute which) { return process.devices[ordinal].attributes[which]; }
 
 // To be called where the program waits or polls. About once a second it looks whether server or daemon live; if neither

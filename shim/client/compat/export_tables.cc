@@ -21,7 +21,7 @@
 #include "client/bootstrap/unsupported.h"
 #include "client/compat/compile_cache.h"
 #include "client/compat/integrity.h"
-#include "client/driver/context.h"
+#include "client/journal/context.h"
 #include "client/journal/thread.h"
 #include "local.h"
 

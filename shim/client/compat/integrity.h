@@ -6,7 +6,7 @@
 // content and circumvents no licence.
 //
 // What lies in this folder: what unmodified libraries expect of the genuine driver beyond its interface: export_tables, this answer
-// and its digest (md2), context_storage, compile_cache.
+// and its digest (md2), compile_cache. Nothing of the client but the generated stubs calls it.
 #pragma once
 
 #include <cuda.h>

@@ -5,10 +5,10 @@
 #include <span>
 
 #include "client/copy/copy_pieces.h"
-#include "client/driver/callbacks.h"
-#include "client/driver/streams.h"
 #include "client/journal/append.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory_map.h"
+#include "client/stream/callbacks.h"
 #include "journal/layout.h"
 #include "local.h"
 #include "records.h"

@@ -7,7 +7,7 @@
 
 #include "client/bootstrap/message.h"
 #include "client/copy/copy_calls.h"
-#include "client/driver/streams.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory_call.h"
 #include "client/memory/memory_map.h"
 #include "local.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "client/copy/copy_calls.h"
-#include "client/driver/context.h"
+#include "client/journal/context.h"
 #include "client/memory/memory_call.h"
 #include "local.h"
 

@@ -1,46 +1,32 @@
 // The context stack of each thread, primary contexts, and the settings that only the client knows.
-#include "client/driver/context.h"
+//
+// What lies in this folder: functions of the driver that are about all of a process or of a context: its beginning (init), contexts,
+// devices, errors, profiler, tensor maps. A context's end reaches into every other folder, so this one stands above them, and has no
+// header of its own: nothing but the generated stubs calls it. It has no state; what contexts share is in journal/context.h, under
+// the lock that is named there.
+#include "client/journal/context.h"
 
-#include <algorithm>
-#include <mutex>
+#include <optional>
 
 #include "client/bootstrap/process.h"
-#include "client/driver/events.h"
-#include "client/driver/peers.h"
-#include "client/driver/streams.h"
 #include "client/graph/graph.h"
 #include "client/journal/append.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory.h"
+#include "client/memory/peers.h"
 #include "client/modules/modules.h"
+#include "client/stream/events.h"
 #include "local.h"
 #include "records.h"
 
 namespace xmig::client {
 namespace {
 
-constinit Context contexts[kMaxContexts];  // primary contexts at 1 + ordinal; 0 is none
-constexpr uint32_t kFirstCreated = 1 + journal::kMaxDevices;
-std::mutex contexts_mutex;
-constinit std::atomic<uint64_t> next_id{1};
-
 constexpr uint32_t kKnownFlags = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
                                  CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
 
 // Those that the driver interface names. Which of them this device has, and what it says of others, its driver knows.
 bool known(CUlimit limit) { return limit >= 0 && limit < CU_LIMIT_MAX; }
-
-void forget_limits(Context& context) {
-  for (auto& limit : context.limits) limit = kUnknownLimit;
-}
-
-void open(Context& context, int ordinal) {
-  context.ordinal = ordinal;
-  context.id = next_id.fetch_add(1);
-  context.cache_config = CU_FUNC_CACHE_PREFER_NONE;
-  context.shared_config = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
-  forget_limits(context);
-  context.alive.store(true, std::memory_order_release);
-}
 
 // Everything that was made in the context is gone, on both sides.
 CUresult reset(Context& context, bool destroyed) {
@@ -65,27 +51,6 @@ void set_top(Thread& thread) { thread.context = thread.stack.empty() ? nullptr :
 
 }  // namespace
 
-void prepare_contexts() {
-  for (uint32_t i = 1; i < kMaxContexts; ++i) {
-    contexts[i].index = i;
-    contexts[i].primary = i < kFirstCreated;
-    if (contexts[i].primary) contexts[i].ordinal = static_cast<int>(i - 1);
-  }
-}
-
-Context* find_context(CUcontext handle) {
-  const auto value = reinterpret_cast<uint64_t>(handle);
-  if (!journal::handle_is(value, journal::Kind::kContext)) return nullptr;
-  const uint32_t index = journal::handle_index(value);
-  if (index == 0 || index >= kMaxContexts) return nullptr;
-  Context& context = contexts[index];
-  // A primary context has a handle before it is retained.
-  const bool known = context.primary ? context.ordinal < process.device_count : context.id.load() != 0;
-  return known ? &context : nullptr;
-}
-
-Context& primary_context(int ordinal) { return contexts[1 + ordinal]; }
-
 // --- primary contexts -----------------------------------------------------------------------------------------
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
@@ -93,8 +58,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
   if (!description(dev)) return CUDA_ERROR_INVALID_DEVICE;
   Context& context = primary_context(dev);
-  const std::lock_guard lock(contexts_mutex);
-  if (context.retained++ == 0) open(context, dev);
+  retain(context);
   *pctx = context.handle();
   return CUDA_SUCCESS;
 }
@@ -103,11 +67,9 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
   if (!description(dev)) return CUDA_ERROR_INVALID_DEVICE;
   Context& context = primary_context(dev);
-  {
-    const std::lock_guard lock(contexts_mutex);
-    if (context.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--context.retained > 0) return CUDA_SUCCESS;
-  }
+  const std::optional<uint32_t> retained = unretain(context);
+  if (!retained) return CUDA_ERROR_INVALID_CONTEXT;
+  if (*retained > 0) return CUDA_SUCCESS;
   const CUresult result = reset(context, true);
   context.alive.store(false, std::memory_order_release);
   return result;
@@ -145,12 +107,8 @@ CUresult cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
   if (!pctx || (flags & ~kKnownFlags)) return CUDA_ERROR_INVALID_VALUE;
   if (!description(dev)) return CUDA_ERROR_INVALID_DEVICE;
-  const std::lock_guard lock(contexts_mutex);
-  auto* const end = contexts + kMaxContexts;
-  auto* const context = std::find_if(contexts + kFirstCreated, end, [](const Context& c) { return !c.alive.load(); });
-  if (context == end) return CUDA_ERROR_OUT_OF_MEMORY;
-  open(*context, dev);
-  context->flags.store(flags);
+  Context* const context = create_context(dev, flags);
+  if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
   Thread& thread = this_thread();
   thread.stack.push_back(context);
   set_top(thread);
@@ -362,9 +320,8 @@ CUresult cuCtxSetSharedMemConfig(CUsharedconfig config) {
 CUresult cuCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
   const Here now = here();
   if (now.error != CUDA_SUCCESS) return now.error;
-  const bool supported = attribute(now.context->ordinal, CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED);
-  if (leastPriority) *leastPriority = 0;
-  if (greatestPriority) *greatestPriority = supported ? kGreatestPriority : 0;
+  if (leastPriority) *leastPriority = kLeastPriority;
+  if (greatestPriority) *greatestPriority = greatest_priority(now.context->ordinal);
   return CUDA_SUCCESS;
 }
 

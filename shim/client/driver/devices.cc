@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "client/bootstrap/process.h"
-#include "client/driver/peers.h"
+#include "client/memory/peers.h"
 #include "local.h"
 
 namespace xmig::client {
@@ -135,17 +135,6 @@ CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
 
 // How it is between the devices that the job runs on now. Once the program knows that a device reaches another one, that
 // holds: the job moves to no others (JournalHeader::peers_promised).
-uint32_t peer_access(int device, int peer) {
-  return process.header->peers[static_cast<uint32_t>(device) * journal::kMaxDevices + static_cast<uint32_t>(peer)].load(
-      std::memory_order_relaxed);
-}
-
-bool promise_peer(int device, int peer) {
-  if (!(peer_access(device, peer) & journal::kPeerReaches)) return false;
-  process.header->peers_promised.fetch_or(1ull << (device * static_cast<int>(journal::kMaxDevices) + peer));
-  return true;
-}
-
 CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
   const Requested found = requested(dev);
   if (found.error != CUDA_SUCCESS) return found.error;

@@ -9,14 +9,31 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/streams.h"
+#include "client/journal/diversion.h"
+#include "client/journal/streams.h"
 #include "local.h"
 
 namespace xmig::client {
 
-constinit std::atomic<int> diversions{0};
-
 namespace {
+
+class Captures final : public Diversion {
+ public:
+  std::optional<CUresult> divert(Thread& thread, Op op, const void* args, size_t args_bytes,
+                                 std::span<const Slice> payload) override;
+  CUresult refuse_waiting(Thread& thread, Op op, const void* args) override;
+  CUresult check_unsafe_call() override;
+  CUresult check_waiting_for_context(const Context& context) override;
+  bool record_event(CUstream stream, CUevent event, unsigned int flags, CapturedPlace& place, CUresult& result) override;
+  bool wait_for_event(CUstream stream, CUevent event, unsigned int flags, const CapturedPlace& place, bool recorded,
+                      CUresult& result) override;
+  CUresult refuse_captured(const CapturedPlace& place) override;
+  std::optional<CUresult> allocate(CUstream stream, size_t bytes, int ordinal, CUdeviceptr* address) override;
+  std::optional<CUresult> free(CUstream stream, CUdeviceptr address) override;
+  void stream_destroyed(CUstream stream) override;
+  void thread_ended(const Thread& thread) override;
+};
+constinit Captures the_captures;
 
 struct Branch {
   std::vector<Dependency> after;         // what the stream's next work waits for
@@ -183,7 +200,7 @@ void finish(Capture& capture) {
     if (Stream* const stream = stream_of(key)) stream->capture.store(0);
   }
   std::erase_if(default_streams(), [](const auto& entry) { return entry.second.capture.load() == 0; });
-  diversions.fetch_sub(1);
+  end_diversion();
   captures().erase(capture.id);
 }
 
@@ -204,7 +221,7 @@ CUresult begin(CUstream hStream, Graph* into, std::vector<Dependency> after, CUs
   capture->graph = into ? into : capture->own.get();
   capture->branches[key_of(hStream)].after = std::move(after);
   stream->capture.store(capture->id);
-  diversions.fetch_add(1);
+  begin_diversion(the_captures);
   captures().emplace(capture->id, std::move(capture));
   return CUDA_SUCCESS;
 }
@@ -215,16 +232,16 @@ CUresult begin(CUstream hStream, Graph* into, std::vector<Dependency> after, CUs
 
 Collect::Collect(std::vector<Operation>& into) : thread_(this_thread()) {
   thread_.collecting = &into;
-  diversions.fetch_add(1);
+  begin_diversion(the_captures);
 }
 
 Collect::~Collect() {
   thread_.collecting = nullptr;
-  diversions.fetch_sub(1);
+  end_diversion();
 }
 
-std::optional<CUresult> divert(Thread& thread, Op op, const void* args, size_t args_bytes,
-                               std::span<const Slice> payload) {
+std::optional<CUresult> Captures::divert(Thread& thread, Op op, const void* args, size_t args_bytes,
+                                         std::span<const Slice> payload) {
   if (!in_stream_order(op)) return std::nullopt;
   if (thread.collecting) {
     if (op == Op::xmCopyFromHost) return pageable("a graph");
@@ -249,7 +266,7 @@ std::optional<CUresult> divert(Thread& thread, Op op, const void* args, size_t a
   return CUDA_SUCCESS;
 }
 
-CUresult refuse_waiting(Thread& thread, Op op, const void* args) {
+CUresult Captures::refuse_waiting(Thread& thread, Op op, const void* args) {
   if (!in_stream_order(op)) return CUDA_SUCCESS;
   if (thread.collecting) return pageable("a graph");
   const std::lock_guard lock(graphs_mutex());
@@ -262,7 +279,7 @@ CUresult refuse_waiting(Thread& thread, Op op, const void* args) {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-CUresult check_unsafe_call() {
+CUresult Captures::check_unsafe_call() {
   const Thread& thread = this_thread();
   if (thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   const std::lock_guard lock(graphs_mutex());
@@ -278,7 +295,7 @@ CUresult check_unsafe_call() {
   return broken ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-CUresult check_waiting_for_context(const Context& context) {
+CUresult Captures::check_waiting_for_context(const Context& context) {
   const std::lock_guard lock(graphs_mutex());
   bool broken = false;
   for (const auto& [id, capture] : captures()) {
@@ -292,7 +309,7 @@ CUresult check_waiting_for_context(const Context& context) {
 
 // --- events -----------------------------------------------------------------------------------------------------
 
-bool capture_event_record(CUstream stream, CUevent event, unsigned int flags, CapturedPlace& place, CUresult& result) {
+bool Captures::record_event(CUstream stream, CUevent event, unsigned int flags, CapturedPlace& place, CUresult& result) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   result = CUDA_SUCCESS;
@@ -310,8 +327,8 @@ bool capture_event_record(CUstream stream, CUevent event, unsigned int flags, Ca
   return true;
 }
 
-bool capture_event_wait(CUstream hStream, CUevent event, unsigned int flags, const CapturedPlace& place, bool recorded,
-                        CUresult& result) {
+bool Captures::wait_for_event(CUstream hStream, CUevent event, unsigned int flags, const CapturedPlace& place,
+                              bool recorded, CUresult& result) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const theirs = find_capture(place.capture);
   Capture* const mine = capture_of(hStream);
@@ -347,8 +364,7 @@ bool capture_event_wait(CUstream hStream, CUevent event, unsigned int flags, con
   return true;
 }
 
-CUresult refuse_captured(const CapturedPlace& place) {
-  if (!place.capture) return CUDA_SUCCESS;
+CUresult Captures::refuse_captured(const CapturedPlace& place) {
   const std::lock_guard lock(graphs_mutex());
   if (Capture* const capture = find_capture(place.capture)) capture->valid = false;
   return CUDA_ERROR_CAPTURED_EVENT;
@@ -356,7 +372,7 @@ CUresult refuse_captured(const CapturedPlace& place) {
 
 // --- memory -----------------------------------------------------------------------------------------------------
 
-std::optional<CUresult> capture_allocation(CUstream stream, size_t bytes, int ordinal, CUdeviceptr* address) {
+std::optional<CUresult> Captures::allocate(CUstream stream, size_t bytes, int ordinal, CUdeviceptr* address) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   if (!capture) return std::nullopt;
@@ -373,7 +389,7 @@ std::optional<CUresult> capture_allocation(CUstream stream, size_t bytes, int or
   return CUDA_SUCCESS;
 }
 
-std::optional<CUresult> capture_free(CUstream stream, CUdeviceptr address) {
+std::optional<CUresult> Captures::free(CUstream stream, CUdeviceptr address) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   if (!capture) return std::nullopt;
@@ -393,8 +409,7 @@ std::optional<CUresult> refuse_graph_launch(CUstream stream) {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-void capture_stream_destroyed(CUstream stream) {
-  if (!diverting()) return;
+void Captures::stream_destroyed(CUstream stream) {
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   if (!capture) return;
@@ -402,8 +417,7 @@ void capture_stream_destroyed(CUstream stream) {
   if (capture->origin == number(stream)) finish(*capture);
 }
 
-void capture_thread_ended(const Thread& thread) {
-  if (!diverting()) return;
+void Captures::thread_ended(const Thread& thread) {
   const std::lock_guard lock(graphs_mutex());
   for (auto it = default_streams().begin(); it != default_streams().end();) {
     auto& [whose, stream] = *it;

@@ -6,9 +6,6 @@
 
 #include "client/graph/user_object.h"
 #include "client/journal/append.h"
-#include "client/memory/memory.h"
-#include "client/memory/memory_map.h"
-#include "client/memory/pool.h"
 #include "journal/graph_image.h"
 #include "local.h"
 
@@ -23,58 +20,17 @@ struct Registry {
   std::unordered_map<uint64_t, Graph*> graphs;
   std::unordered_map<uint64_t, std::unique_ptr<Graph>> owned;  // by the program
   std::unordered_map<uint64_t, Node*> nodes;
-  std::map<uint64_t, const GraphMemory*> memory;  // by address
 };
 Registry& registry() {
   static auto& all = *new Registry;
   return all;
 }
 
-constinit std::atomic<int> graph_memories{0};
-
 uint64_t number(CUgraph handle) { return reinterpret_cast<uint64_t>(handle); }
 
 }  // namespace
 
 std::recursive_mutex& graphs_mutex() { return registry().mutex; }
-
-// --- memory -----------------------------------------------------------------------------------------------------
-
-std::shared_ptr<GraphMemory> allocate_graph_memory(size_t bytes, int ordinal, CUresult& error) {
-  uint64_t address = 0;
-  error = allocate(plain_pool(ordinal), MemoryKind::kDevice, bytes, nullptr, 0, &address);
-  if (error != CUDA_SUCCESS) return nullptr;
-  auto memory = std::make_shared<GraphMemory>();
-  memory->address = address;
-  memory->bytes = bytes;
-  memory->ordinal = ordinal;
-  registry().memory.emplace(address, memory.get());
-  graph_memories.fetch_add(1);
-  return memory;
-}
-
-GraphMemory::~GraphMemory() {
-  if (!address) return;
-  {
-    const std::lock_guard lock(graphs_mutex());
-    registry().memory.erase(address);  // from here on it can be freed
-  }
-  graph_memories.fetch_sub(1);
-  client::cuMemFree_v2(address);
-}
-
-uint64_t graph_memory_bytes(int ordinal) {
-  const std::lock_guard lock(graphs_mutex());
-  uint64_t bytes = 0;
-  for (const auto& [address, memory] : registry().memory) bytes += memory->ordinal == ordinal ? memory->bytes : 0;
-  return bytes;
-}
-
-bool is_graph_memory(CUdeviceptr address) {
-  if (graph_memories.load(std::memory_order_relaxed) == 0) return false;
-  const std::lock_guard lock(graphs_mutex());
-  return registry().memory.contains(address);
-}
 
 // --- graphs -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,9 @@
 #include <span>
 #include <vector>
 
-#include "client/driver/context.h"
+#include "client/journal/context.h"
+#include "client/journal/diversion.h"
+#include "client/memory/graph_memory.h"
 #include "ops.h"
 
 namespace xmig::client {
@@ -43,11 +45,6 @@ struct Operation {
     std::memcpy(&args, arguments.data(), sizeof(args));
     return args;
   }
-};
-
-struct Dependency {
-  Node* on = nullptr;
-  CUgraphEdgeData edge{};
 };
 
 // A value that kernels set and conditional nodes follow (cuGraphConditionalHandleCreate). Its number travels to kernels in
@@ -85,14 +82,6 @@ struct Node {
     if (child) f(*child);
     for (const auto& body : bodies) f(*body);
   }
-};
-
-// Memory that belongs to a graph: it has one address for as long as the graph, a copy, or an executable of it is there.
-struct GraphMemory {
-  uint64_t address = 0;
-  uint64_t bytes = 0;
-  int ordinal = 0;
-  ~GraphMemory();
 };
 
 struct Graph {
@@ -134,11 +123,6 @@ Node* find_node(CUgraphNode handle);
 CUgraph publish(std::unique_ptr<Graph> graph);
 // Takes it back; nullptr if it is not one that can be destroyed.
 std::unique_ptr<Graph> unpublish(CUgraph handle);
-
-// Does freeing this address mean a graph's own memory? Then it stays until the graph goes.
-bool is_graph_memory(CUdeviceptr address);
-uint64_t graph_memory_bytes(int ordinal);
-std::shared_ptr<GraphMemory> allocate_graph_memory(size_t bytes, int ordinal, CUresult& error);
 
 // The image of a graph for the server. False: it has a circle.
 bool serialise(const Graph& graph, std::vector<std::byte>& image);

@@ -7,9 +7,9 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/context.h"
 #include "client/graph/graph_work.h"
 #include "client/journal/append.h"
+#include "client/journal/context.h"
 #include "local.h"
 
 namespace xmig::client {

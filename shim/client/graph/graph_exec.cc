@@ -6,7 +6,6 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/streams.h"
 #include "client/graph/capture.h"
 #include "client/graph/graph.h"
 #include "client/graph/graph_conditions.h"
@@ -17,6 +16,7 @@
 #include "client/graph/graph_work.h"
 #include "client/journal/append.h"
 #include "client/journal/ring_writer.h"
+#include "client/journal/streams.h"
 #include "local.h"
 
 namespace xmig::client {

@@ -1,10 +1,10 @@
 #include "client/graph/graph_order.h"
 
-#include "client/driver/context.h"
-#include "client/driver/events.h"
-#include "client/driver/streams.h"
+#include "client/journal/context.h"
+#include "client/journal/streams.h"
 #include "client/journal/thread.h"
 #include "client/memory/memory.h"
+#include "client/stream/events.h"
 #include "local.h"
 #include "records.h"
 

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "client/copy/copy.h"
-#include "client/driver/context.h"
-#include "client/driver/streams.h"
 #include "client/graph/capture.h"
 #include "client/graph/graph_play.h"
+#include "client/journal/context.h"
+#include "client/journal/streams.h"
 #include "client/journal/thread.h"
 #include "client/memory/memory.h"
 #include "client/memory/memory_backing.h"

@@ -4,12 +4,12 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/events.h"
 #include "client/graph/capture.h"
 #include "client/graph/graph_conditions.h"
 #include "client/journal/append.h"
 #include "client/memory/memory_map.h"
 #include "client/modules/modules.h"
+#include "client/stream/events.h"
 #include "local.h"
 #include "records.h"
 

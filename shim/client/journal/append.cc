@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "client/graph/capture.h"
+#include "client/journal/diversion.h"
 #include "client/journal/ring_writer.h"
 #include "journal/clock.h"
 #include "journal/futex.h"
@@ -224,7 +224,7 @@ CUresult append(Op op, const void* args, size_t args_bytes, std::span<const Slic
   const Admitted admitted = admit(op);
   if (admitted.error != CUDA_SUCCESS) return admitted.error;
   if (diverting()) [[unlikely]] {
-    if (const auto diverted = divert(admitted.thread, op, args, args_bytes, slices)) return *diverted;
+    if (const auto diverted = diversion().divert(admitted.thread, op, args, args_bytes, slices)) return *diverted;
   }
   return gather(admitted, op, 0, args, args_bytes, slices, 0).error;
 }
@@ -233,7 +233,7 @@ Pending start(Op op, const void* args, size_t args_bytes, std::span<const Slice>
   const Admitted admitted = admit(op);
   if (admitted.error != CUDA_SUCCESS) return {.error = admitted.error};
   if (diverting()) [[unlikely]] {
-    const CUresult refused = refuse_waiting(admitted.thread, op, args);
+    const CUresult refused = diversion().refuse_waiting(admitted.thread, op, args);
     if (refused != CUDA_SUCCESS) return {.error = refused};
   }
   if (admitted.thread.unanswered_count == admitted.thread.unanswered.size()) return {.error = CUDA_ERROR_INVALID_VALUE};

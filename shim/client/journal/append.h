@@ -1,7 +1,9 @@
 // Putting records into the journal, and waiting for replies. Everything else in the client stands on this.
 //
-// What lies in this folder: append and ring_writer (a record's way into the ring, under `writer.lock`), thread (what each thread of
-// the program has; its own, but for the slot that the server reads), handles, lock.
+// What lies in this folder: append and ring_writer (a record's way into the ring, under `writer.lock`), and what a record is of and
+// names: thread (what each thread of the program has; its own, but for the slot that the server reads), context and streams (flat
+// tables; what threads change in an object are atomics, or is under the lock that is named beside it), context_storage, handles.
+// diversion: what may take a record in the journal's place. Nothing here knows memory, modules or graphs.
 #pragma once
 
 #include <cuda.h>
@@ -51,9 +53,6 @@ uint64_t last_sequence();
 // The calling thread's current context: device ordinal (-1: none) and context handle (0: none).
 int current_ordinal();
 uint64_t current_context();
-
-// Is this a stream of ours (or one of the three special values)?
-bool valid_stream(CUstream stream);
 
 // While one is alive, the legacy default stream means the per-thread one (the _ptds entry points).
 class PerThreadDefaultStream {

@@ -8,16 +8,16 @@
 #include <cstdint>
 
 #include "client/bootstrap/process.h"
-#include "client/driver/context.h"
-#include "client/journal/lock.h"
+#include "client/journal/context.h"
 #include "client/journal/thread.h"
 #include "journal/layout.h"
+#include "journal/lock.h"
 #include "ops.h"
 
 namespace xmig::client {
 
 struct RingWriter {
-  Lock lock;
+  journal::Lock lock;
   // Under the lock. `tail` is what the shared header says too, but that one could be written by others.
   uint64_t tail = 0;
   uint64_t offset = 0;  // tail % ring_bytes

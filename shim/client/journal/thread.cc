@@ -10,7 +10,7 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/graph/capture.h"
+#include "client/journal/diversion.h"
 
 namespace xmig::client {
 
@@ -32,7 +32,7 @@ void free_slot(uint32_t slot) {
 
 void end_of_thread(void* data) {
   auto* const thread = static_cast<Thread*>(data);
-  capture_thread_ended(*thread);
+  if (diverting()) diversion().thread_ended(*thread);
   if (thread->slot != Thread::kNoSlot) free_slot(thread->slot);
   current_thread = nullptr;
   delete thread;

@@ -36,7 +36,7 @@ struct Thread {
   uint64_t last_sequence = 0;
   uint32_t rung = 0;  // the doorbell, for a server that can run on this thread's processor only; 0: it was not so
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::vector<Operation>* collecting = nullptr;  // see capture.h
+  std::vector<Operation>* collecting = nullptr;  // see graph/capture.h
   uint32_t unanswered_count = 0;  // oldest first
   std::array<Unanswered, 2 * journal::kStagingSlots> unanswered;
   std::vector<Context*> stack;

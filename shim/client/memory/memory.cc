@@ -11,8 +11,9 @@
 #include <algorithm>
 
 #include "client/bootstrap/message.h"
-#include "client/graph/capture.h"
+#include "client/journal/diversion.h"
 #include "client/memory/caching_allocator.h"
+#include "client/memory/graph_memory.h"
 #include "client/memory/memory_backing.h"
 #include "client/memory/memory_call.h"
 #include "client/memory/memory_map.h"
@@ -134,7 +135,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (const CUresult result = enter_with_context(); result != CUDA_SUCCESS) return result;
   if (!dptr || !bytesize) return CUDA_ERROR_INVALID_VALUE;
   if (diverting()) [[unlikely]] {
-    if (const CUresult unsafe = check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
+    if (const CUresult unsafe = diversion().check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
   }
   if (bytesize > kLargestSmall) watch_caching_allocator();
   uint64_t address = 0;
@@ -163,7 +164,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
   if (!dptr || is_graph_memory(dptr)) return CUDA_SUCCESS;  // a graph's memory goes with the graph
   if (diverting()) [[unlikely]] {
-    if (const CUresult unsafe = check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
+    if (const CUresult unsafe = diversion().check_unsafe_call(); unsafe != CUDA_SUCCESS) return unsafe;
   }
   const auto known = memory_map().find(dptr);
   if (!known || known->address != dptr || known->kind != MemoryKind::kDevice) return CUDA_ERROR_INVALID_VALUE;

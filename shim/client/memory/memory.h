@@ -2,7 +2,8 @@
 // which memory that was freed in stream order may be used by other streams.
 //
 // What lies in this folder: addresses (ranges, backing, heap, pool), what the program has at them (map, pointer), mappings of the
-// program's own (vmm), page-locked memory (pinned), and what caching allocators give back (cached_blocks, caching_allocator).
+// program's own (vmm), page-locked memory (pinned), which devices reach whose memory (peers), memory of graphs (graph_memory), words
+// that streams wait for and write (memory_operations), and what caching allocators give back (cached_blocks, caching_allocator).
 // Each has a lock of its own.
 #pragma once
 

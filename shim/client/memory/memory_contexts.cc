@@ -1,5 +1,6 @@
-#include "client/driver/context.h"
-#include "client/graph/capture.h"
+#include "client/journal/context.h"
+#include "client/journal/diversion.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory.h"
 #include "client/memory/memory_progress.h"
 #include "local.h"
@@ -8,16 +9,14 @@
 namespace xmig::client {
 
 StreamHome stream_home(CUstream stream) {
-  CUcontext handle = nullptr;
-  const bool special = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-  if (special || client::cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS) return {current_context(), current_ordinal()};
-  const Context* const context = find_context(handle);
-  return {reinterpret_cast<uint64_t>(handle), context ? context->ordinal : -1};
+  const Stream* const known = find_stream(stream);
+  if (!known) return {current_context(), current_ordinal()};
+  return {reinterpret_cast<uint64_t>(known->context->handle()), known->context->ordinal};
 }
 
 CUresult cuCtxSynchronize() {
   if (const Context* const now = this_thread().context; diverting() && now) [[unlikely]] {
-    if (const CUresult refused = check_waiting_for_context(*now); refused != CUDA_SUCCESS) return refused;
+    if (const CUresult refused = diversion().check_waiting_for_context(*now); refused != CUDA_SUCCESS) return refused;
   }
   const CUresult result = record::cuCtxSynchronize();
   if (result == CUDA_SUCCESS) memory_context_synchronized();

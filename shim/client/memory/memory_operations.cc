@@ -1,11 +1,10 @@
 // Waits and writes of single words, several in one call or in one node of a graph: a record each, in their order.
+#include "client/memory/memory_operations.h"
+
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
-#include "client/driver/context.h"
-#include "client/driver/streams.h"
-#include "client/graph/capture.h"
-#include "client/graph/graph_work.h"
 #include "client/journal/append.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory_map.h"
 #include "local.h"
 #include "records.h"
@@ -71,7 +70,10 @@ CUresult append_one(const CUstreamBatchMemOpParams& one, CUstream stream) {
   }
 }
 
-CUresult append_all(CUstream stream, unsigned int count, const CUstreamBatchMemOpParams* all, unsigned int flags) {
+}  // namespace
+
+CUresult append_memory_operations(CUstream stream, unsigned int count, const CUstreamBatchMemOpParams* all,
+                                  unsigned int flags) {
   if (!count || !all || flags) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned int i = 0; i < count; ++i) {
     if (const CUresult error = check(all[i]); error != CUDA_SUCCESS) return error;
@@ -79,65 +81,6 @@ CUresult append_all(CUstream stream, unsigned int count, const CUstreamBatchMemO
   for (unsigned int i = 0; i < count; ++i) {
     if (const CUresult error = append_one(all[i], stream); error != CUDA_SUCCESS) return error;
   }
-  return CUDA_SUCCESS;
-}
-
-template <typename Args>
-CUstreamBatchMemOpParams wait_of(const Operation& operation, CUstreamBatchMemOpType type) {
-  const auto args = operation.as<Args>();
-  CUstreamBatchMemOpParams params{};
-  params.waitValue.operation = type;
-  params.waitValue.address = args.addr;
-  params.waitValue.value64 = args.value;
-  params.waitValue.flags = args.flags;
-  return params;
-}
-
-template <typename Args>
-CUstreamBatchMemOpParams write_of(const Operation& operation, CUstreamBatchMemOpType type) {
-  const auto args = operation.as<Args>();
-  CUstreamBatchMemOpParams params{};
-  params.writeValue.operation = type;
-  params.writeValue.address = args.addr;
-  params.writeValue.value64 = args.value;
-  params.writeValue.flags = args.flags;
-  return params;
-}
-
-CUstreamBatchMemOpParams params_of(const Operation& operation) {
-  switch (operation.op) {
-    case Op::cuStreamWaitValue32_v2:
-      return wait_of<Args_cuStreamWaitValue32_v2>(operation, CU_STREAM_MEM_OP_WAIT_VALUE_32);
-    case Op::cuStreamWaitValue64_v2:
-      return wait_of<Args_cuStreamWaitValue64_v2>(operation, CU_STREAM_MEM_OP_WAIT_VALUE_64);
-    case Op::cuStreamWriteValue32_v2:
-      return write_of<Args_cuStreamWriteValue32_v2>(operation, CU_STREAM_MEM_OP_WRITE_VALUE_32);
-    default: return write_of<Args_cuStreamWriteValue64_v2>(operation, CU_STREAM_MEM_OP_WRITE_VALUE_64);
-  }
-}
-
-}  // namespace
-
-CUresult make_memory_operation_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& params, Work& work) {
-  if (params.ctx && !find_context(params.ctx)) return CUDA_ERROR_INVALID_CONTEXT;
-  work.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-  {
-    const Collect collect(work.operations);
-    const CUresult error = append_all(nullptr, params.count, params.paramArray, params.flags);
-    if (error != CUDA_SUCCESS) return error;
-  }
-  work.memory_operations.assign(params.paramArray, params.paramArray + params.count);
-  return CUDA_SUCCESS;
-}
-
-CUresult read_memory_operations(Node& node, CUDA_BATCH_MEM_OP_NODE_PARAMS& params) {
-  if (node.memory_operations.empty()) {  // captured
-    for (const Operation& operation : node.operations) node.memory_operations.push_back(params_of(operation));
-  }
-  params = {};
-  params.count = static_cast<unsigned int>(node.memory_operations.size());
-  params.paramArray = node.memory_operations.data();
-  if (const Thread& thread = this_thread(); thread.context) client::cuCtxGetCurrent(&params.ctx);
   return CUDA_SUCCESS;
 }
 
@@ -157,7 +100,7 @@ CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamBatc
                                unsigned int flags) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   if (!valid_stream(stream)) return CUDA_ERROR_INVALID_HANDLE;
-  return append_all(stream, count, paramArray, flags);
+  return append_memory_operations(stream, count, paramArray, flags);
 }
 
 }  // namespace xmig::client

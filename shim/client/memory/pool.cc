@@ -6,13 +6,15 @@
 #include <optional>
 
 #include "client/bootstrap/message.h"
-#include "client/driver/peers.h"
-#include "client/driver/streams.h"
-#include "client/graph/capture.h"
+#include "client/bootstrap/process.h"
+#include "client/journal/diversion.h"
+#include "client/journal/streams.h"
+#include "client/memory/graph_memory.h"
 #include "client/memory/memory.h"
 #include "client/memory/memory_backing.h"
 #include "client/memory/memory_call.h"
 #include "client/memory/memory_progress.h"
+#include "client/memory/peers.h"
 #include "journal/layout.h"
 #include "local.h"
 
@@ -98,15 +100,9 @@ Registry& registry() {
 
 CUmemoryPool handle_of(const Pool& pool) { return reinterpret_cast<CUmemoryPool>(pool.handle); }
 
-CUresult check_device(CUdevice device) {
-  int count = 0;
-  if (const CUresult result = cuDeviceGetCount(&count); result != CUDA_SUCCESS) return result;
-  return device >= 0 && device < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
 CUresult allocate_async(CUdeviceptr* dptr, size_t bytes, const std::shared_ptr<Pool>& pool, CUstream stream) {
   if (diverting()) [[unlikely]] {
-    if (const auto captured = capture_allocation(stream, bytes, pool->heap.ordinal(), dptr)) return *captured;
+    if (const auto captured = diversion().allocate(stream, bytes, pool->heap.ordinal(), dptr)) return *captured;
   }
   uint64_t address = 0;
   const CUresult result = allocate(pool, MemoryKind::kDevice, bytes, stream, memory_stream_key(stream), &address);
@@ -134,21 +130,21 @@ std::vector<std::shared_ptr<Pool>> pools_of(int ordinal) {
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
-  if (const CUresult result = check_device(dev); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(dev); result != CUDA_SUCCESS) return result;
   if (!pool_out) return CUDA_ERROR_INVALID_VALUE;
   *pool_out = handle_of(*registry().default_of(dev));
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) {
-  if (const CUresult result = check_device(dev); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(dev); result != CUDA_SUCCESS) return result;
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
   *pool = handle_of(*registry().current_of(dev));
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
-  if (const CUresult result = check_device(dev); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(dev); result != CUDA_SUCCESS) return result;
   const auto found = registry().find(pool);
   if (!found || found->heap.ordinal() != dev) return CUDA_ERROR_INVALID_VALUE;
   registry().make_current(dev, found);
@@ -162,7 +158,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
     say("cuMemPoolCreate: only pools of device memory that are not shared with other processes are supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (const CUresult result = check_device(poolProps->location.id); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(poolProps->location.id); result != CUDA_SUCCESS) return result;
   *pool = handle_of(*registry().create(poolProps->location.id, poolProps->maxSize));
   return CUDA_SUCCESS;
 }
@@ -248,7 +244,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_
   if (!found || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult result = check_device(map[i].location.id); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = check_ordinal(map[i].location.id); result != CUDA_SUCCESS) return result;
     const bool own = map[i].location.id == found->heap.ordinal();
     if (own && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
     const bool known = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
@@ -274,7 +270,7 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, CUme
   const auto found = registry().find(memPool);
   if (!flags || !location || !found) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = check_device(location->id); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(location->id); result != CUDA_SUCCESS) return result;
   const uint32_t bit = 1u << location->id;
   const bool own = location->id == found->heap.ordinal();
   *flags = own || (found->writers & bit) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -306,7 +302,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   if (const CUresult result = special(hStream) ? enter_with_context() : enter(); result != CUDA_SUCCESS) return result;
   if (!valid_stream(hStream)) return CUDA_ERROR_INVALID_HANDLE;
   if (diverting()) [[unlikely]] {
-    if (const auto captured = capture_free(hStream, dptr)) return *captured;
+    if (const auto captured = diversion().free(hStream, dptr)) return *captured;
   }
   if (is_graph_memory(dptr)) return CUDA_SUCCESS;  // it stays the graph's
   auto allocation = memory_map().remove(dptr, MemoryKind::kDevice);

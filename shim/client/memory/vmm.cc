@@ -16,13 +16,15 @@
 #include <vector>
 
 #include "client/bootstrap/message.h"
-#include "client/driver/peers.h"
+#include "client/bootstrap/process.h"
 #include "client/memory/caching_allocator.h"
+#include "client/memory/memory.h"
 #include "client/memory/memory_backing.h"
 #include "client/memory/memory_call.h"
 #include "client/memory/memory_heap.h"
 #include "client/memory/memory_map.h"
 #include "client/memory/memory_progress.h"
+#include "client/memory/peers.h"
 #include "journal/layout.h"
 #include "local.h"
 #include "records.h"
@@ -73,12 +75,6 @@ bool occupied(const State& state, uint64_t address, uint64_t bytes) {
   return before->first + state.handles.at(before->second).bytes > address;
 }
 
-CUresult check_device(int id) {
-  int count = 0;
-  if (const CUresult result = cuDeviceGetCount(&count); result != CUDA_SUCCESS) return result;
-  return id >= 0 && id < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
 CUresult check(const CUmemAllocationProp& properties) {
   if (properties.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -88,7 +84,7 @@ CUresult check(const CUmemAllocationProp& properties) {
   // Asking for a descriptor is harmless as long as it is not exported; PyTorch asks. Others say by this error that
   // they cannot be had.
   if (properties.requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  return check_device(properties.location.id);
+  return check_ordinal(properties.location.id);
 }
 
 // Can this much be backed? What the device reports as free leaves out what the server gives up when it must: then only
@@ -151,7 +147,8 @@ CUresult place(State& state, uint64_t handle, Physical& memory, uint64_t address
     if (result == CUDA_SUCCESS) {
       result = record::cuMemcpyDtoDAsync_v2(address, memory.address, memory.bytes, CU_STREAM_LEGACY);
     }
-    if (result == CUDA_SUCCESS) result = client::cuStreamSynchronize(CU_STREAM_LEGACY);
+    if (result == CUDA_SUCCESS) result = record::cuStreamSynchronize(CU_STREAM_LEGACY);
+    if (result == CUDA_SUCCESS) memory_stream_synchronized(CU_STREAM_LEGACY);
     if (result != CUDA_SUCCESS) {
       Physical copied = memory;
       copied.address = address;
@@ -336,7 +333,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   }
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult result = check_device(desc[i].location.id); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = check_ordinal(desc[i].location.id); result != CUDA_SUCCESS) return result;
   }
   for (size_t i = 0; i < count; ++i) {
     const int device = desc[i].location.id;
@@ -357,7 +354,7 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   const auto mapping = memory_map().find(ptr);
   if (!flags || !location || !mapping || mapping->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
   if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult result = check_device(location->id); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = check_ordinal(location->id); result != CUDA_SUCCESS) return result;
   *flags = access_of(mapping->flags, location->id);
   return CUDA_SUCCESS;
 }

@@ -1,9 +1,9 @@
 // What a program can ask and set about a kernel.
-#include "client/driver/launch_checks.h"
-#include "client/driver/occupancy.h"
 #include "client/journal/append.h"
 #include "client/journal/ring_writer.h"
+#include "client/modules/launch_checks.h"
 #include "client/modules/modules.h"
+#include "client/modules/occupancy.h"
 #include "local.h"
 #include "records.h"
 

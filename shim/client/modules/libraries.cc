@@ -64,10 +64,9 @@ CUresult module_here(CUlibrary handle, Module** module) {
   if (!library) return CUDA_ERROR_INVALID_HANDLE;
   Context* context = current(this_thread()).context;
   if (!context) {
-    CUcontext primary = nullptr;  // retained for the life of the process
+    context = &primary_context(0);  // retained for the life of the process
     static std::once_flag once;
-    std::call_once(once, [&] { client::cuDevicePrimaryCtxRetain(&primary, 0); });
-    context = &primary_context(0);
+    std::call_once(once, [&] { retain(*context); });
   }
   return module_in(*library, reinterpret_cast<uint64_t>(handle), *context, module);
 }

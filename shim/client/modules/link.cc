@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "client/bootstrap/message.h"
-#include "client/driver/context.h"
 #include "client/journal/append.h"
+#include "client/journal/context.h"
 #include "client/modules/image.h"
 #include "client/modules/modules.h"
 #include "journal/link_request.h"

@@ -5,13 +5,13 @@
 #include <cstring>
 
 #include "client/bootstrap/message.h"
-#include "client/driver/launch_checks.h"
-#include "client/driver/occupancy.h"
 #include "client/journal/append.h"
 #include "client/journal/handles.h"
 #include "client/journal/ring_writer.h"
 #include "client/memory/memory.h"
 #include "client/modules/image.h"
+#include "client/modules/launch_checks.h"
+#include "client/modules/occupancy.h"
 #include "local.h"
 #include "records.h"
 

@@ -3,7 +3,9 @@
 // A module belongs to one context. A library does not: it has a module in every context in which it has been used,
 // loaded when it is first needed there, and its kernels (CUkernel) stand for the function of that name in each of them.
 //
-// What lies in this folder: images, modules, libraries, functions, and the linker.
+// What lies in this folder: images, modules, libraries, functions, what the device has reported of them (occupancy, launch_checks: each
+// under a lock of its own), and the linker (under one lock). Modules and libraries lie in flat tables; a library is under its own lock.
+// What a launch reads of a function is written before the function can be found, or is an atomic.
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "client/driver/context.h"
+#include "client/journal/context.h"
 #include "journal/layout.h"
 #include "journal/module_info.h"
 

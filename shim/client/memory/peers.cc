@@ -2,7 +2,7 @@
 //
 // Access is by device: when a context may touch another one's memory, its device may touch all memory of that one's device,
 // pools and mappings included. A program that relies on being stopped there is the only one that sees a difference.
-#include "client/driver/peers.h"
+#include "client/memory/peers.h"
 
 #include <mutex>
 #include <set>
@@ -53,6 +53,17 @@ Pair pair_with(CUcontext peer) {
 }
 
 }  // namespace
+
+uint32_t peer_access(int device, int peer) {
+  return process.header->peers[static_cast<uint32_t>(device) * journal::kMaxDevices + static_cast<uint32_t>(peer)].load(
+      std::memory_order_relaxed);
+}
+
+bool promise_peer(int device, int peer) {
+  if (!(peer_access(device, peer) & journal::kPeerReaches)) return false;
+  process.header->peers_promised.fetch_or(1ull << (device * static_cast<int>(journal::kMaxDevices) + peer));
+  return true;
+}
 
 CUresult share_memory(int memory, int device) {
   if (memory == device) return CUDA_SUCCESS;

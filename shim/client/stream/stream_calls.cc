@@ -1,11 +1,11 @@
-#include "client/driver/streams.h"
+#include "client/journal/streams.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "client/driver/context.h"
-#include "client/graph/capture.h"
 #include "client/journal/append.h"
+#include "client/journal/context.h"
+#include "client/journal/diversion.h"
 #include "client/journal/handles.h"
 #include "client/journal/ring_writer.h"
 #include "client/memory/memory.h"
@@ -17,36 +17,20 @@ namespace {
 
 using journal::Kind;
 
-constinit Table<Stream, number_limit(Kind::kStream)> streams;
 constinit std::atomic<uint64_t> next_id{3};  // 1 and 2: the default streams
 
 }  // namespace
-
-Stream* find_stream(CUstream stream) { return streams.find(reinterpret_cast<uint64_t>(stream), Kind::kStream); }
-
-bool valid_stream(CUstream stream) { return special(stream) || find_stream(stream); }
-
-CUstream resolve(CUstream stream) { return stream ? stream : default_stream(); }
-
-void streams_context_reset(const Context& context) {
-  streams.for_each([&](uint32_t number, Stream& stream) {
-    if (stream.context == &context && stream.alive.exchange(false)) {
-      free_handle(journal::make_handle(Kind::kStream, number));
-    }
-  });
-}
 
 CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
   const Admitted admitted = admit(Op::cuStreamCreateWithPriority);
   if (admitted.error != CUDA_SUCCESS) return admitted.error;
   if (!phStream || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING))) return CUDA_ERROR_INVALID_VALUE;
-  int least = 0, greatest = 0;
-  client::cuCtxGetStreamPriorityRange(&least, &greatest);
+  const int greatest = greatest_priority(admitted.context->ordinal);
   const uint64_t handle = create_handle(Kind::kStream);
   if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-  Stream& stream = streams.place(journal::handle_index(handle));
+  Stream& stream = stream_place(handle);
   stream.flags = flags;
-  stream.priority = std::max(greatest, std::min(least, priority));  // as the driver does: clamped, not refused
+  stream.priority = std::max(greatest, std::min(kLeastPriority, priority));  // as the driver does: clamped, not refused
   stream.id = next_id.fetch_add(1);
   stream.context = admitted.context;
   stream.synchronization_policy = CU_SYNC_POLICY_AUTO;
@@ -70,7 +54,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (const CUresult error = enter(); error != CUDA_SUCCESS) return error;
   Stream* const stream = find_stream(hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  capture_stream_destroyed(hStream);
+  if (diverting()) [[unlikely]] diversion().stream_destroyed(hStream);
   const WithContext own(*stream->context);  // it need not be current
   const CUresult result = record::cuStreamDestroy_v2(hStream);
   if (result != CUDA_SUCCESS) return result;

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "client/bootstrap/message.h"
-#include "client/driver/events.h"
-#include "client/driver/launch_checks.h"
-#include "client/driver/streams.h"
-#include "client/graph/capture.h"
+#include "client/journal/diversion.h"
 #include "client/journal/ring_writer.h"
+#include "client/journal/streams.h"
+#include "client/modules/launch_checks.h"
 #include "client/modules/modules.h"
+#include "client/stream/events.h"
 #include "local.h"
 
 namespace xmig::client {
@@ -288,7 +288,7 @@ std::optional<CUresult> ask_device(const Launch& launch) {
 // While work is captured, or collected otherwise. Nothing, if this is to be launched all the same.
 std::optional<CUresult> divert_launch(Thread& thread, const Launch& launch) {
   return launch.gathered([&](std::span<const std::byte> arguments, std::span<const Slice> payload) {
-    return divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), payload);
+    return diversion().divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), payload);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "client/compat/context_storage.h"
+#include "client/journal/context_storage.h"
 
 #include <utility>
 #include <vector>

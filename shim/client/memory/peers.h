@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "client/driver/context.h"
+#include "client/journal/context.h"
 
 namespace xmig::client {
 

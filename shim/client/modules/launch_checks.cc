@@ -1,4 +1,4 @@
-#include "client/driver/launch_checks.h"
+#include "client/modules/launch_checks.h"
 
 #include <mutex>
 #include <set>

@@ -1,16 +1,17 @@
-#include "client/driver/events.h"
+#include "client/stream/events.h"
 
 #include <cstring>
 #include <mutex>
 
-#include "client/driver/context.h"
-#include "client/driver/streams.h"
-#include "client/graph/capture.h"
+#include "client/bootstrap/process.h"
 #include "client/journal/append.h"
+#include "client/journal/context.h"
+#include "client/journal/diversion.h"
 #include "client/journal/handles.h"
-#include "client/journal/lock.h"
 #include "client/journal/ring_writer.h"
+#include "client/journal/streams.h"
 #include "client/memory/memory.h"
+#include "journal/lock.h"
 #include "local.h"
 #include "records.h"
 
@@ -23,7 +24,7 @@ struct Event {
   std::atomic<bool> alive{false};
   unsigned int flags = 0;      // before `alive`, as is
   Context* context = nullptr;
-  Lock lock;                   // of what follows
+  journal::Lock lock;          // of what follows
   uint64_t recorded = 0;       // sequence of the last record of it; 0: never recorded
   uint64_t stream_key = 0;     // of the stream it was recorded in
   CapturedPlace place;         // recorded in a capture instead
@@ -42,12 +43,17 @@ CapturedPlace place_of(Event& event) {
   return event.place;
 }
 
+CUresult refuse_captured(Event& event) {
+  const CapturedPlace place = place_of(event);
+  return place.capture ? diversion().refuse_captured(place) : CUDA_SUCCESS;
+}
+
 // Asking is no way to learn about an event in a capture, and may disturb the capture of somebody else.
 CUresult may_ask(Event& event) {
   if (captured_events.load(std::memory_order_relaxed)) [[unlikely]] {
-    if (const CUresult error = refuse_captured(place_of(event)); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = refuse_captured(event); error != CUDA_SUCCESS) return error;
   }
-  return diverting() ? check_unsafe_call() : CUDA_SUCCESS;
+  return diverting() ? diversion().check_unsafe_call() : CUDA_SUCCESS;
 }
 
 struct Seen {
@@ -146,7 +152,7 @@ CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int f
   if (diverting()) [[unlikely]] {
     CUresult result = CUDA_SUCCESS;
     CapturedPlace place;
-    if (capture_event_record(hStream, hEvent, flags, place, result)) {
+    if (diversion().record_event(hStream, hEvent, flags, place, result)) {
       const std::lock_guard lock(event->lock);
       if (place.capture) {
         event->place = std::move(place);
@@ -180,7 +186,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   if (diverting() || captured_events.load(std::memory_order_relaxed)) [[unlikely]] {
     const CapturedPlace place = place_of(*event);
     CUresult result = CUDA_SUCCESS;
-    if (capture_event_wait(hStream, hEvent, Flags, place, look(*event).recorded != 0, result)) return result;
+    if (diversion().wait_for_event(hStream, hEvent, Flags, place, look(*event).recorded != 0, result)) return result;
   }
   if (look(*event).recorded == 0) return CUDA_SUCCESS;
   // Also when it has completed already: at a replay it has not.
@@ -222,7 +228,7 @@ CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEn
   Event* const end = find_event(hEnd);
   if (!start || !end || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
   for (Event* const event : {start, end}) {
-    if (const CUresult error = refuse_captured(place_of(*event)); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = refuse_captured(*event); error != CUDA_SUCCESS) return error;
   }
   const Seen first = look(*start), last = look(*end);
   if (first.recorded == 0 || last.recorded == 0) return CUDA_ERROR_INVALID_HANDLE;

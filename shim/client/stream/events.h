@@ -1,4 +1,8 @@
 // Events, as far as the client needs to know them.
+//
+// What lies in this folder: what programs do with streams and put into them: streams (stream_calls; their table is in
+// journal/streams.h), events, kernel launches, host functions (callbacks). An event is under its own lock, the host functions that
+// wait for their turn under the one in callbacks.cc.
 #pragma once
 
 #include <cuda.h>

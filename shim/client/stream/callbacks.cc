@@ -2,7 +2,7 @@
 //
 // What is run, and whether it was run, is decided here, from this process's own table: the server can post a position
 // twice (a server that follows a lost one does), or one that never was.
-#include "client/driver/callbacks.h"
+#include "client/stream/callbacks.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -14,11 +14,11 @@
 #include <mutex>
 #include <optional>
 
-#include "client/driver/context.h"
-#include "client/driver/streams.h"
-#include "client/graph/capture.h"
 #include "client/journal/append.h"
+#include "client/journal/context.h"
+#include "client/journal/diversion.h"
 #include "client/journal/ring_writer.h"
+#include "client/journal/streams.h"
 #include "journal/futex.h"
 #include "local.h"
 
@@ -121,9 +121,9 @@ CUresult launch(const HostFunction& function) {
   };
   if (diverting()) [[unlikely]] {
     if (function.callback) {
-      const CUresult refused = refuse_waiting(thread, Op::xmHostFunc, &args);
+      const CUresult refused = diversion().refuse_waiting(thread, Op::xmHostFunc, &args);
       if (refused != CUDA_SUCCESS) return refused;
-    } else if (const auto diverted = divert(thread, Op::xmHostFunc, &args, sizeof(args), {})) {
+    } else if (const auto diverted = diversion().divert(thread, Op::xmHostFunc, &args, sizeof(args), {})) {
       return *diverted;
     }
   }

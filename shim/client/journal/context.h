@@ -1,9 +1,5 @@
 // Contexts: a number, a device, and a few settings that only the client knows. The server makes its side of a context
-// when it meets the first record of it.
-//
-// What lies in this folder: the driver's functions by family (contexts, devices, streams, events, launches, host functions …), as
-// far as they are about no memory, copy, graph or module. Contexts, streams and events are flat tables of handles; what threads
-// change in them are atomics, or is under a lock of the object.
+// when it meets the first record of it. They lie in one table and are never destroyed.
 #pragma once
 
 #include <cuda.h>
@@ -11,8 +7,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
-#include "client/compat/context_storage.h"
+#include "client/journal/context_storage.h"
 #include "client/journal/thread.h"
 #include "journal/layout.h"
 
@@ -32,7 +29,7 @@ struct Context {
   std::atomic<uint32_t> shared_config{0};
   std::atomic<uint64_t> id{0};
   std::atomic<uint64_t> limits[CU_LIMIT_MAX] = {};  // kUnknownLimit until somebody has requested
-  uint32_t retained = 0;  // primary; under the contexts' mutex
+  uint32_t retained = 0;  // primary; under the table's mutex
   ContextStorage storage;
 
   CUcontext handle() const {
@@ -45,6 +42,14 @@ Context* find_context(CUcontext handle);
 Context& primary_context(int ordinal);
 // Before the first use of any.
 void prepare_contexts();
+
+// A primary context is open from the first retain() to the last unretain().
+void retain(Context& primary);
+// How often it is retained still; nothing: it was not.
+std::optional<uint32_t> unretain(Context& primary);
+// One that the program makes; nullptr: there are as many as there can be.
+Context* create_context(int ordinal, unsigned int flags);
+void forget_limits(Context& context);
 
 // The calling thread's context, if it is alive; otherwise the error to return.
 struct Current {

@@ -1,6 +1,6 @@
 // The device itself answers once for each kernel and configuration (libraries ask the same again and again); the rest
 // follows from that.
-#include "client/driver/occupancy.h"
+#include "client/modules/occupancy.h"
 
 #include <algorithm>
 #include <map>

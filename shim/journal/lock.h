@@ -1,4 +1,4 @@
-// The lock of the journal: held for some hundred nanoseconds by threads that launch kernels all the time, so it costs
+// A lock within one process that is held for some hundred nanoseconds by threads that launch kernels all the time: it costs
 // two atomic operations when nobody else wants it, spins for a moment when somebody does, and then sleeps.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "journal/futex.h"
 
-namespace xmig::client {
+namespace xmig::journal {
 
 class Lock {
  public:
@@ -18,7 +18,7 @@ class Lock {
   }
   void unlock() {
     if (word_.exchange(kFree, std::memory_order_release) == kWanted) [[unlikely]] {
-      journal::futex_wake(word_, 1, journal::FutexScope::kPrivate);
+      futex_wake(word_, 1, FutexScope::kPrivate);
     }
   }
 
@@ -26,21 +26,21 @@ class Lock {
   enum : uint32_t { kFree, kHeld, kWanted };  // kWanted: held, and somebody sleeps
 
   [[gnu::noinline]] void lock_slowly() {
-    const int spins = journal::spinning_helps() ? 200 : 0;
+    const int spins = spinning_helps() ? 200 : 0;
     for (int i = 0; i < spins; ++i) {
       uint32_t free = kFree;
       if (word_.load(std::memory_order_relaxed) == kFree &&
           word_.compare_exchange_weak(free, kHeld, std::memory_order_acquire)) {
         return;
       }
-      journal::cpu_relax();
+      cpu_relax();
     }
     while (word_.exchange(kWanted, std::memory_order_acquire) != kFree) {
-      journal::futex_wait(word_, kWanted, std::chrono::seconds(1), journal::FutexScope::kPrivate);
+      futex_wait(word_, kWanted, std::chrono::seconds(1), FutexScope::kPrivate);
     }
   }
 
   std::atomic<uint32_t> word_{kFree};
 };
 
-}  // namespace xmig::client
+}  // namespace xmig::journal
