@@ -7,10 +7,11 @@
 
 namespace xmig {
 
-// What went wrong: a sentence for people, and for who has to tell cases apart a word of the protocol.
+// What went wrong: a sentence for people, and for who has to tell cases apart a word of the protocol, or the driver's number.
 struct Error {
   std::string text;
   std::string code = "failed";
+  int number = 0;  // a CUresult, of what programs are informed of
 };
 
 template <typename T = void>

@@ -86,7 +86,7 @@ bool find_relocated(const ElfView& elf, const std::vector<Elf64_Shdr>& sections,
 }  // namespace
 
 // Compilers give most variables local symbols, also such as the program asks for: the driver knows them by name all the same.
-bool read_cubin_variables(const ElfView& elf, std::vector<ImageVariable>& out, std::string& error) {
+Result<> read_cubin_variables(const ElfView& elf, std::vector<ImageVariable>& out) {
   constexpr std::string_view kGlobal = ".nv.global";  // and .nv.global.init
   const std::vector<Elf64_Shdr> sections = elf.sections();
   Offsets written(sections.size());
@@ -94,10 +94,7 @@ bool read_cubin_variables(const ElfView& elf, std::vector<ImageVariable>& out, s
     const auto name = elf.name(sections[i], sections);
     if (name && name->starts_with(kGlobal)) written[i].emplace();
   }
-  if (!find_relocated(elf, sections, written)) {
-    error = "a cubin has too many relocations";
-    return false;
-  }
+  if (!find_relocated(elf, sections, written)) return refused("a cubin has too many relocations");
   for (const Elf64_Shdr& table : sections) {
     if (table.sh_type != SHT_SYMTAB || table.sh_link >= sections.size()) continue;
     const Bytes symbols = elf.range(table.sh_offset, table.sh_size);
@@ -109,25 +106,22 @@ bool read_cubin_variables(const ElfView& elf, std::vector<ImageVariable>& out, s
       if (symbol.st_shndx >= sections.size() || !written[symbol.st_shndx]) continue;
       const Bytes here = symbol.st_name < names.size() ? names.subspan(symbol.st_name) : Bytes{};
       const auto name = elf.string(here.first(std::min(here.size(), kMaxVariableName)), 0);
-      if (!name || name->empty()) {
-        error = "a variable of a cubin has no name, or too long a one";
-        return false;
-      }
+      if (!name || name->empty()) return refused("a variable of a cubin has no name, or too long a one");
       if (out.size() >= kMaxVariables) {
-        error = "a cubin has more variables than " + std::to_string(kMaxVariables);
-        return false;
+        return refused("a cubin has more variables than " + std::to_string(kMaxVariables));
       }
       const std::vector<uint64_t>& offsets = *written[symbol.st_shndx];
       const uint64_t start = symbol.st_value - sections[symbol.st_shndx].sh_addr;
       const auto first = std::lower_bound(offsets.begin(), offsets.end(), start);
       out.push_back({std::string(*name), first != offsets.end() && *first - start < symbol.st_size});
     }
-    return true;  // a file has one such table
+    return {};  // a file has one such table
   }
-  return true;
+  return {};
 }
 
-CUresult read_cubin(const ElfView& elf, Image& out) {
+Image read_cubin(const ElfView& elf) {
+  Image out;
   constexpr std::string_view kText = ".text.", kInfo = ".nv.info.";
   const std::vector<Elf64_Shdr> sections = elf.sections();
   auto find = [&out](std::string_view name) {
@@ -147,7 +141,7 @@ CUresult read_cubin(const ElfView& elf, Image& out) {
       read_kernel_info(elf, elf.range(section.sh_offset, section.sh_size), *kernel);
   }
   read_cubin_globals(elf, sections, out);
-  return CUDA_SUCCESS;
+  return out;
 }
 
 }  // namespace xmig::device

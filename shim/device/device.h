@@ -139,10 +139,9 @@ class Device {
   }
 
   // What kernels of this image can write and the driver places, on the device with this ordinal: the names under which it knows
-  // them. Where globals() has all of them it is nothing. False, and `why`: the image cannot be read, or not all of it.
-  virtual bool placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out,
-                                std::string& why) {
-    return true;
+  // them. Where globals() has all of them it is nothing. Where not all of the image can be read, `out` has what was found.
+  virtual Result<> placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out) {
+    return {};
   }
   // As hash(), of memory that the driver has placed on this device: of any length, at any address.
   virtual bool hash_placed(uint32_t ordinal, std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {

@@ -96,11 +96,8 @@ size_t fat_binary_extent(Bytes known) {
   return header.bytes > SIZE_MAX / 2 ? 0 : header.header_bytes + header.bytes;
 }
 
-CUresult read_fat_binary(Bytes image, Image& out) {
-  if (image.size() < sizeof(Header)) {
-    out.error = "it is a fat binary without a header";
-    return CUDA_ERROR_INVALID_IMAGE;
-  }
+Result<Image> read_fat_binary(Bytes image) {
+  if (image.size() < sizeof(Header)) return refused("it is a fat binary without a header");
   std::optional<Entry> chosen;
   Bytes stored;
   for_each_entry(image, [&](const Entry& entry, Bytes content) {
@@ -109,26 +106,21 @@ CUresult read_fat_binary(Bytes image, Image& out) {
     stored = content;
   });
   if (!chosen) {
-    out.error = "it is a fat binary without code for compute capability 9.0";
-    return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    return refused("it is a fat binary without code for compute capability 9.0", CUDA_ERROR_NO_BINARY_FOR_GPU);
   }
   const std::vector<std::byte> content = content_of(*chosen, stored);
   ElfView elf;
   if (chosen->kind == kPtx && is_ptx(content)) {
-    return read_ptx({reinterpret_cast<const char*>(content.data()), content.size()}, out);
+    return read_ptx({reinterpret_cast<const char*>(content.data()), content.size()});
   }
-  if (chosen->kind == kElf && ElfView::open(content, elf)) return read_cubin(elf, out);
-  out.error = "it is a fat binary whose code for this device is damaged";
-  return CUDA_ERROR_INVALID_IMAGE;
+  if (chosen->kind == kElf && ElfView::open(content, elf)) return read_cubin(elf);
+  return refused("it is a fat binary whose code for this device is damaged");
 }
 
 // Which of several for the same architecture the driver takes is not known (there are such for features of one architecture):
 // the variables of all of them.
-bool read_fat_binary_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out, std::string& error) {
-  if (image.size() < sizeof(Header)) {
-    error = "it is a fat binary without a header";
-    return false;
-  }
+Result<> read_fat_binary_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out) {
+  if (image.size() < sizeof(Header)) return refused("it is a fat binary without a header");
   std::vector<std::pair<Entry, Bytes>> chosen;
   for_each_entry(image, [&](const Entry& entry, Bytes content) {
     if (!runs_on(architecture, entry)) return;
@@ -139,18 +131,16 @@ bool read_fat_binary_variables(Bytes image, uint32_t architecture, std::vector<I
   for (const auto& [entry, stored] : chosen) {
     const std::vector<std::byte> content = content_of(entry, stored);
     ElfView elf;
-    bool good = false;
+    Result<> read = refused("it is a fat binary whose code for this device cannot be read");
     if (entry.kind == kPtx && is_ptx(content)) {
-      good = read_ptx_variables({reinterpret_cast<const char*>(content.data()), content.size()}, out, error);
+      read = read_ptx_variables({reinterpret_cast<const char*>(content.data()), content.size()}, out);
     } else if (entry.kind == kElf && ElfView::open(content, elf)) {
-      good = read_cubin_variables(elf, out, error);
-    } else {
-      error = "it is a fat binary whose code for this device cannot be read";
+      read = read_cubin_variables(elf, out);
     }
-    if (!good) return false;
+    if (!read) return read;
   }
-  if (chosen.empty()) error = "it is a fat binary without code for this device";
-  return !chosen.empty();
+  if (chosen.empty()) return refused("it is a fat binary without code for this device");
+  return {};
 }
 
 }  // namespace xmig::device

@@ -54,13 +54,13 @@ bool is_loaded(const ElfView& elf, const Elf64_Shdr& section) {
   return false;
 }
 
-CUresult read_descriptors(const ElfView& elf, const Elf64_Shdr& section, Image& out) {
+Result<Image> read_descriptors(const ElfView& elf, const Elf64_Shdr& section) {
   const Bytes bytes = elf.range(section.sh_offset, section.sh_size);
   const size_t count = bytes.size() / sizeof(xmig_descriptor);
   if (bytes.size() % sizeof(xmig_descriptor) != 0 || count == 0 || count > kMaxKernels || !is_loaded(elf, section)) {
-    out.error = "its section \"xmig\" is damaged";
-    return CUDA_ERROR_INVALID_IMAGE;
+    return refused("its section \"xmig\" is damaged");
   }
+  Image out;
   std::set<std::string, std::less<>> seen;
   for (size_t i = 0; i < count; ++i) {
     xmig_descriptor d;
@@ -68,10 +68,7 @@ CUresult read_descriptors(const ElfView& elf, const Elf64_Shdr& section, Image& 
     const std::string name(d.name, strnlen(d.name, sizeof(d.name)));
     std::string error = name.size() == sizeof(d.name) ? "has a name without an end" : check_descriptor(d, name);
     if (error.empty() && !seen.insert(name).second) error = "is described twice";
-    if (!error.empty()) {
-      out.error = "entry " + std::to_string(i) + " of section \"xmig\" " + error;
-      return CUDA_ERROR_INVALID_IMAGE;
-    }
+    if (!error.empty()) return refused("entry " + std::to_string(i) + " of section \"xmig\" " + error);
     const uint64_t address = section.sh_addr + i * sizeof(d);
     if (d.kind == XMIG_DESCRIBES_GLOBAL) {
       out.globals.push_back({name, d.bytes, address});
@@ -82,7 +79,7 @@ CUresult read_descriptors(const ElfView& elf, const Elf64_Shdr& section, Image& 
       kernel.parameters.push_back({d.parameters[p].offset, d.parameters[p].size});
     out.kernels.push_back(std::move(kernel));
   }
-  return CUDA_SUCCESS;
+  return out;
 }
 
 bool starts_with(Bytes image, uint32_t magic) {
@@ -95,57 +92,47 @@ bool is_gpu_image(Bytes image) {
 
 }  // namespace
 
-CUresult read_shared_object(Bytes image, Image& out) {
+Result<Image> read_shared_object(Bytes image) {
   ElfView elf;
   if (!ElfView::open(image, elf)) {
-    const bool gpu = is_gpu_image(image);
-    out.error = gpu ? "it holds code for a GPU, not a shared object for the cpu device" : "it is not a 64-bit ELF file";
-    return gpu ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_ERROR_INVALID_IMAGE;
+    if (!is_gpu_image(image)) return refused("it is not a 64-bit ELF file");
+    return refused("it holds code for a GPU, not a shared object for the cpu device", CUDA_ERROR_NO_BINARY_FOR_GPU);
   }
   if (elf.header().e_machine != kNativeMachine) {
-    out.error = "it is made for another machine (ELF e_machine " + std::to_string(elf.header().e_machine) + ")";
-    return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    return refused("it is made for another machine (ELF e_machine " + std::to_string(elf.header().e_machine) + ")",
+                   CUDA_ERROR_NO_BINARY_FOR_GPU);
   }
-  if (elf.header().e_type != ET_DYN) {
-    out.error = "it is not a shared object";
-    return CUDA_ERROR_INVALID_IMAGE;
-  }
+  if (elf.header().e_type != ET_DYN) return refused("it is not a shared object");
   const std::vector<Elf64_Shdr> sections = elf.sections();
   for (const Elf64_Shdr& section : sections)
     if (elf.name(section, sections) == "xmig" && section.sh_type == SHT_PROGBITS && (section.sh_flags & SHF_ALLOC))
-      return read_descriptors(elf, section, out);
-  out.error = "it has no section \"xmig\": it declares no kernels (see docs/kernels.md)";
-  return CUDA_ERROR_INVALID_IMAGE;
+      return read_descriptors(elf, section);
+  return refused("it has no section \"xmig\": it declares no kernels (see docs/kernels.md)");
 }
 
-CUresult read_any(Bytes image, Image& out) {
+Result<Image> read_any(Bytes image) {
   ElfView elf;
   if (ElfView::open(image, elf)) {
-    if (elf.header().e_machine == kCudaMachine) return read_cubin(elf, out);
-    return read_shared_object(image, out);
+    if (elf.header().e_machine == kCudaMachine) return read_cubin(elf);
+    return read_shared_object(image);
   }
-  if (starts_with(image, kFatMagic)) return read_fat_binary(image, out);
-  if (is_ptx(image)) return read_ptx({reinterpret_cast<const char*>(image.data()), image.size()}, out);
-  out.error = "it is neither an ELF file, nor a fat binary, nor PTX";
-  return CUDA_ERROR_INVALID_IMAGE;
+  if (starts_with(image, kFatMagic)) return read_fat_binary(image);
+  if (is_ptx(image)) return read_ptx({reinterpret_cast<const char*>(image.data()), image.size()});
+  return refused("it is neither an ELF file, nor a fat binary, nor PTX");
 }
 
-bool read_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out, std::string& error) {
+Result<> read_variables(Bytes image, uint32_t architecture, std::vector<ImageVariable>& out) {
   ElfView elf;
-  bool good;
+  Result<> read;
   if (ElfView::open(image, elf)) {
-    if (elf.header().e_machine != kCudaMachine) {
-      error = "it is an ELF file for another machine";
-      return false;
-    }
-    good = read_cubin_variables(elf, out, error);
+    if (elf.header().e_machine != kCudaMachine) return refused("it is an ELF file for another machine");
+    read = read_cubin_variables(elf, out);
   } else if (starts_with(image, kFatMagic)) {
-    good = read_fat_binary_variables(image, architecture, out, error);
+    read = read_fat_binary_variables(image, architecture, out);
   } else if (is_ptx(image)) {
-    good = read_ptx_variables({reinterpret_cast<const char*>(image.data()), image.size()}, out, error);
+    read = read_ptx_variables({reinterpret_cast<const char*>(image.data()), image.size()}, out);
   } else {
-    error = "it is neither an ELF file, nor a fat binary, nor PTX";
-    return false;
+    return refused("it is neither an ELF file, nor a fat binary, nor PTX");
   }
   // Of one name there is one for who asks: the driver's.
   const auto by_name = [](const ImageVariable& a, const ImageVariable& b) {
@@ -154,7 +141,7 @@ bool read_variables(Bytes image, uint32_t architecture, std::vector<ImageVariabl
   std::sort(out.begin(), out.end(), by_name);
   const auto same = [](const ImageVariable& a, const ImageVariable& b) { return a.name == b.name; };
   out.erase(std::unique(out.begin(), out.end(), same), out.end());
-  return good;
+  return read;
 }
 
 size_t image_extent(Bytes known) {

@@ -343,14 +343,11 @@ std::string Checker::check_functions() {
 
 }  // namespace
 
-CUresult check_loadable(Bytes image, std::string& error) {
+Result<> check_loadable(Bytes image) {
   ElfView elf;
-  if (!ElfView::open(image, elf)) {
-    error = "it is not a 64-bit ELF file";
-    return CUDA_ERROR_INVALID_IMAGE;
-  }
-  error = Checker(elf).run();
-  return error.empty() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+  if (!ElfView::open(image, elf)) return refused("it is not a 64-bit ELF file");
+  if (std::string error = Checker(elf).run(); !error.empty()) return refused(std::move(error));
+  return {};
 }
 
 }  // namespace xmig::device

@@ -162,7 +162,8 @@ bool is_ptx(Bytes image) {
   return Tokens(text).next() == ".version";
 }
 
-CUresult read_ptx(std::string_view text, Image& out) {
+Result<Image> read_ptx(std::string_view text) {
+  Image out;
   Tokens tokens(text);
   bool visible = false;
   for (std::string_view token = tokens.next(); !token.empty(); token = tokens.next()) {
@@ -170,8 +171,7 @@ CUresult read_ptx(std::string_view text, Image& out) {
       tokens.skip_block("{", "}");
     } else if (token == ".entry") {
       if (!read_entry(tokens, out)) {
-        out.error = "it is PTX with a kernel whose declaration cannot be read";
-        return CUDA_ERROR_INVALID_PTX;
+        return refused("it is PTX with a kernel whose declaration cannot be read", CUDA_ERROR_INVALID_PTX);
       }
     } else if ((token == ".global" || token == ".const") && visible) {
       // One without a size of its own is of no use to a program that asks for it.
@@ -181,11 +181,11 @@ CUresult read_ptx(std::string_view text, Image& out) {
     }
     visible = token == ".visible" || token == ".weak" || token == ".common";
   }
-  return CUDA_SUCCESS;
+  return out;
 }
 
 // [.attribute(...)] [.align N] .type name [dimensions] [= first content], ...: what follows .global.
-bool read_ptx_variables(std::string_view text, std::vector<ImageVariable>& out, std::string& error) {
+Result<> read_ptx_variables(std::string_view text, std::vector<ImageVariable>& out) {
   Tokens tokens(text);
   bool elsewhere = false;
   for (std::string_view token = tokens.next(); !token.empty(); token = tokens.next()) {
@@ -200,10 +200,7 @@ bool read_ptx_variables(std::string_view text, std::vector<ImageVariable>& out, 
     bool named = false, content = false, handle = false;
     int depth = 0;  // in lists, and what is computed
     for (token = tokens.next(); token != ";"; token = tokens.next()) {
-      if (token.empty()) {
-        error = "it is PTX that ends in a variable";
-        return false;
-      }
+      if (token.empty()) return refused("it is PTX that ends in a variable");
       const bool word = in_word(token[0]) && token[0] != '.' && !(token[0] >= '0' && token[0] <= '9');
       if (token == "(" && !content) {
         tokens.skip_block("(", ")");
@@ -221,15 +218,14 @@ bool read_ptx_variables(std::string_view text, std::vector<ImageVariable>& out, 
         handle = true;  // no kernel writes it
       } else if (word && !named && !handle) {
         if (out.size() >= kMaxVariables || token.size() >= kMaxVariableName) {
-          error = "it is PTX with too many variables, or with too long a name";
-          return false;
+          return refused("it is PTX with too many variables, or with too long a name");
         }
         named = true;
         out.push_back({std::string(token), false});
       }
     }
   }
-  return true;
+  return {};
 }
 
 }  // namespace xmig::device

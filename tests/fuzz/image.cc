@@ -7,22 +7,24 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::device;
   const Bytes image(reinterpret_cast<const std::byte*>(data), size);
-  Image shared, any;
-  std::string error;
   // Whatever is refused is refused with a reason.
-  if (read_shared_object(image, shared) != CUDA_SUCCESS && shared.error.empty()) std::abort();
-  if (check_loadable(image, error) != CUDA_SUCCESS && error.empty()) std::abort();
-  read_any(image, any);
-  for (const Image* i : {&shared, &any}) {
-    if (i->kernels.size() > kMaxKernels) std::abort();
-    for (const ImageKernel& kernel : i->kernels)
+  const auto with_reason = [](const auto& result) {
+    if (!result && (result.why().empty() || result_of(result.error()) == CUDA_SUCCESS)) std::abort();
+  };
+  const auto shared = read_shared_object(image), any = read_any(image);
+  with_reason(shared);
+  with_reason(any);
+  with_reason(check_loadable(image));
+  for (const auto* read : {&shared, &any}) {
+    if (!*read) continue;
+    if ((*read)->kernels.size() > kMaxKernels) std::abort();
+    for (const ImageKernel& kernel : (*read)->kernels)
       for (const auto& parameter : kernel.parameters)
         if (uint64_t{parameter.offset} + parameter.size > kernel.parameter_bytes) std::abort();
   }
   for (const uint32_t architecture : {75, 90, 120}) {
     std::vector<ImageVariable> variables;
-    error.clear();
-    if (!read_variables(image, architecture, variables, error) && error.empty()) std::abort();
+    with_reason(read_variables(image, architecture, variables));
     if (variables.size() > kMaxVariables) std::abort();
   }
   image_extent(image.first(size < 64 ? size : 64));

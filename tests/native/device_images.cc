@@ -127,9 +127,9 @@ std::string built(const char* name) {
 // names of those of one file is left out.
 std::string variables(const std::string& file, uint32_t architecture = 90, bool good = true) {
   std::vector<device::ImageVariable> found;
-  std::string error, text;
-  CHECK(device::read_variables(bytes_of(file), architecture, found, error) == good);
-  CHECK(good == error.empty());
+  std::string text;
+  const Result<> read = device::read_variables(bytes_of(file), architecture, found);
+  CHECK(static_cast<bool>(read) == good && (good || !read.why().empty()));
   std::vector<std::string> names;
   for (const device::ImageVariable& variable : found) {
     std::string name = variable.name;
@@ -143,9 +143,9 @@ std::string variables(const std::string& file, uint32_t architecture = 90, bool 
 }
 
 device::Image read(const std::string& file, CUresult expected = CUDA_SUCCESS) {
-  device::Image image;
-  CHECK_RESULT(expected, device::read_any(bytes_of(file), image));
-  return image;
+  const Result<device::Image> image = device::read_any(bytes_of(file));
+  CHECK_RESULT(expected, image ? CUDA_SUCCESS : device::result_of(image.error()));
+  return image ? *image : device::Image{};
 }
 
 // The layout of the kernel "k" with this description.
@@ -220,9 +220,9 @@ TEST(cubin_kernels_and_variables) {
   for (size_t i = 0; i < file.size() + 4000; ++i) {
     std::string damaged = file.substr(0, i < file.size() ? i : file.size());
     if (i >= file.size()) damaged[random() % damaged.size()] ^= static_cast<char>(1 << random() % 8);
-    device::Image part;
-    if (device::read_any(bytes_of(std::string(damaged)), part) != CUDA_SUCCESS) continue;
-    for (const auto& k : part.kernels) {
+    const Result<device::Image> part = device::read_any(bytes_of(std::string(damaged)));
+    if (!part) continue;
+    for (const auto& k : part->kernels) {
       for (const auto& p : k.parameters) CHECK(uint64_t{p.offset} + p.size <= k.parameter_bytes);
     }
   }
@@ -288,9 +288,8 @@ TEST(damaged_images_with_variables) {
       std::string damaged = file.substr(0, i % 3 == 0 ? random() % file.size() : file.size());
       for (size_t k = i % 3; k > 0 && !damaged.empty(); --k) damaged[random() % damaged.size()] ^= static_cast<char>(1 << random() % 8);
       std::vector<device::ImageVariable> found;
-      std::string error;
-      const bool good = device::read_variables(bytes_of(damaged), 90, found, error);
-      CHECK(good == error.empty() && found.size() <= device::kMaxVariables);
+      const Result<> read = device::read_variables(bytes_of(damaged), 90, found);
+      CHECK((read || !read.why().empty()) && found.size() <= device::kMaxVariables);
     }
   }
   // More than is believed.
@@ -298,7 +297,7 @@ TEST(damaged_images_with_variables) {
   many.add(".nv.global", std::string(16, 'x'));
   for (size_t i = 0; i <= device::kMaxVariables; ++i) many.symbol("v" + std::to_string(i), 0, 4);
   std::vector<device::ImageVariable> found;
-  std::string error;
-  CHECK(!device::read_variables(bytes_of(many.file()), 90, found, error) && !error.empty());
+  const Result<> read = device::read_variables(bytes_of(many.file()), 90, found);
+  CHECK(!read && !read.why().empty());
   variables(Cubin().add(".nv.global").symbol(std::string(device::kMaxVariableName, 'n'), 0, 4).file(), 90, false);
 }

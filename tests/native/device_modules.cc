@@ -218,9 +218,8 @@ TEST(hostile_images) {
   const std::vector<std::byte> good = read_file(kernels_path());
   for (size_t bytes = 0; bytes < good.size(); bytes += bytes < 1024 ? 1 : 509) {
     const std::vector<std::byte> snapshot(good.begin(), good.begin() + static_cast<long>(bytes));
-    device::Image image;
-    CHECK(device::read_shared_object(snapshot, image) != CUDA_SUCCESS);
-    CHECK(!image.error.empty());
+    const Result<device::Image> image = device::read_shared_object(snapshot);
+    CHECK(!image && device::result_of(image.error()) != CUDA_SUCCESS && !image.why().empty());
   }
   Elf64_Ehdr header;
   std::memcpy(&header, good.data(), sizeof(header));
@@ -257,10 +256,7 @@ TEST(hostile_images) {
     for (const uint32_t value : {0u, 1u, 0x7fffffffu, 0xffffffffu, 0x10000u, static_cast<uint32_t>(random())}) {
       std::vector<std::byte> bad = good;
       std::memcpy(bad.data() + at, &value, sizeof(value));
-      device::Image image;
-      std::string error;
-      if (device::read_shared_object(bad, image) != CUDA_SUCCESS) continue;
-      if (device::check_loadable(bad, error) != CUDA_SUCCESS) continue;
+      if (!device::read_shared_object(bad) || !device::check_loadable(bad)) continue;
       // What still looks right goes through the dynamic linker: in a process of its own, since code that went astray
       // in there is caught, but leaves the linker as it was.
       const pid_t child = fork();

@@ -205,8 +205,9 @@ std::string lz4_literals(std::string_view text) {
 }  // namespace
 
 TEST(ptx) {
-  device::Image image;
-  OK(device::read_any(bytes_of(kPtx), image));
+  const Result<device::Image> read = device::read_any(bytes_of(kPtx));
+  CHECK(read);
+  const device::Image& image = *read;
   CHECK(image.kernels.size() == 2 && image.kernels[0].name == "_Z5firstPfi" && image.kernels[1].name == "second");
   const device::ImageKernel& first = image.kernels[0];
   const uint16_t expected[][2] = {{0, 8}, {8, 1}, {16, 24}, {40, 2}};
@@ -219,26 +220,26 @@ TEST(ptx) {
   CHECK(image.globals[1].name == "scale" && image.globals[1].bytes == 8);
   // Snapshot short anywhere, it is read to its end or refused.
   for (size_t n = 0; n < kPtx.size(); ++n) {
-    device::Image part;
-    const CUresult result = device::read_any(bytes_of(kPtx.substr(0, n)), part);
-    CHECK(result == CUDA_SUCCESS || !part.error.empty());
+    const Result<device::Image> part = device::read_any(bytes_of(kPtx.substr(0, n)));
+    CHECK(part || !part.why().empty());
   }
-  device::Image bad;
-  CHECK_RESULT(CUDA_ERROR_INVALID_PTX,
-               device::read_any(bytes_of(".version 9.0\n.entry f(.param .align 3 .b8 x[4]) { ret; }"), bad));
-  CHECK_RESULT(CUDA_ERROR_INVALID_IMAGE, device::read_any(bytes_of("what is this"), bad));
+  const auto refusal = [](const std::string& text) {
+    const Result<device::Image> bad = device::read_any(bytes_of(text));
+    return bad ? CUDA_SUCCESS : device::result_of(bad.error());
+  };
+  CHECK_RESULT(CUDA_ERROR_INVALID_PTX, refusal(".version 9.0\n.entry f(.param .align 3 .b8 x[4]) { ret; }"));
+  CHECK_RESULT(CUDA_ERROR_INVALID_IMAGE, refusal("what is this"));
 }
 
 TEST(fat_binaries) {
   const auto kernels = [](std::initializer_list<std::string> entries) {
-    device::Image image;
     const std::string binary = fat_binary(entries);
     CHECK(device::image_extent(bytes_of(binary).first(16)) == binary.size());
-    const CUresult result = device::read_any(bytes_of(binary), image);
-    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::string("none");
-    if (result != CUDA_SUCCESS) return "refused: " + image.error;
-    CHECK(image.kernels.size() == 1);
-    return image.kernels[0].name;
+    const Result<device::Image> image = device::read_any(bytes_of(binary));
+    if (!image && device::result_of(image.error()) == CUDA_ERROR_NO_BINARY_FOR_GPU) return std::string("none");
+    if (!image) return "refused: " + image.why();
+    CHECK(image->kernels.size() == 1);
+    return image->kernels[0].name;
   };
   const auto ptx = [](uint32_t architecture, std::string_view name) {
     const std::string text = ptx_with(name);

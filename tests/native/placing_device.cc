@@ -45,14 +45,11 @@ class PlacingDevice final : public CpuBehind {
   std::vector<Global> globals(CUmodule) override { return {}; }
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return false; }
 
-  bool placed_variables(uint32_t, std::span<const std::byte> image, std::vector<ImageVariable>& out, std::string& why) override {
-    Image read;
-    if (read_shared_object(image, read) != CUDA_SUCCESS) {
-      why = read.error;
-      return false;
-    }
-    for (const ImageGlobal& global : read.globals) out.push_back({global.name, global.name == "addresses"});
-    return true;
+  Result<> placed_variables(uint32_t, std::span<const std::byte> image, std::vector<ImageVariable>& out) override {
+    const Result<Image> read = read_shared_object(image);
+    if (!read) return read.error();
+    for (const ImageGlobal& global : read->globals) out.push_back({global.name, global.name == "addresses"});
+    return {};
   }
 
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {

@@ -56,13 +56,14 @@ std::string unused_path(ipc::UniqueFd& fd) {
 
 CUresult Module::load(Bytes bytes, std::function<void(const Trap&)> unload_fault, std::shared_ptr<Module>& out,
                       Trap& trap) {
-  Image image;
-  CUresult result = read_shared_object(bytes, image);
-  if (result == CUDA_SUCCESS) result = check_loadable(bytes, image.error);
-  if (result != CUDA_SUCCESS) {
-    XMIG_CPU_LOG("a module image of %zu bytes is refused: %s", bytes.size(), image.error.c_str());
-    return result;
-  }
+  const auto refuse = [&](const Error& error) {
+    XMIG_CPU_LOG("a module image of %zu bytes is refused: %s", bytes.size(), error.text.c_str());
+    return result_of(error);
+  };
+  Result<Image> read = read_shared_object(bytes);
+  if (!read) return refuse(read.error());
+  if (const Result<> loadable = check_loadable(bytes); !loadable) return refuse(loadable.error());
+  Image& image = *read;
 
   std::shared_ptr<Module> module(new Module);
   module->unload_fault_ = std::move(unload_fault);

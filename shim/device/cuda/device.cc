@@ -185,9 +185,8 @@ class CudaDevice final : public Device {
     return hash_each(unit, unit.copy_hash, moves, unit.shared->moves, hashes, where);
   }
 
-  bool placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out,
-                        std::string& why) override {
-    return read_variables(image, units_.at(ordinal).architecture, out, why);
+  Result<> placed_variables(uint32_t ordinal, std::span<const std::byte> image, std::vector<ImageVariable>& out) override {
+    return read_variables(image, units_.at(ordinal).architecture, out);
   }
 
   // The words of 16 bytes in which they lie: what the driver gives begins and ends at such.

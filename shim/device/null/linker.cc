@@ -59,10 +59,9 @@ CUresult add(CUlinkState handle, CUjitInputType type, void* data, size_t bytes, 
     const std::string_view text(static_cast<const char*>(data), bytes);
     return text.starts_with(kArchive) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
   }
-  Image image;
-  if (const CUresult error = read_any(given, image); error != CUDA_SUCCESS) {
-    state.fail(name, image.error);
-    return error;
+  if (const Result<Image> image = read_any(given); !image) {
+    state.fail(name, image.why());
+    return result_of(image.error());
   }
   if (type == CU_JIT_INPUT_PTX) {
     const std::string_view text(static_cast<const char*>(data), ::strnlen(static_cast<const char*>(data), bytes));

@@ -584,10 +584,12 @@ bool NullDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes,
 CUresult NullDevice::load_image(CUmodule* out, std::span<const std::byte> image) {
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   auto module = std::make_unique<Module>();
-  if (const CUresult result = read_any(image, module->image); result != CUDA_SUCCESS) {
-    std::fprintf(stderr, "xmig: null device: a module image is refused: %s\n", module->image.error.c_str());
-    return result;
+  Result<Image> read = read_any(image);
+  if (!read) {
+    std::fprintf(stderr, "xmig: null device: a module image is refused: %s\n", read.why().c_str());
+    return result_of(read.error());
   }
+  module->image = *std::move(read);
   for (const ImageKernel& kernel : module->image.kernels)
     module->functions.push_back(std::make_unique<Function>(&kernel));
   *out = reinterpret_cast<CUmodule>(module.get());

@@ -223,10 +223,11 @@ Result<> Executor::restore_variables() {
     faults_.check(graph_stream(ordinal, &stream));
     return stream;
   };
-  std::string why;
-  const CUresult result = placed_.restore(module, streams, why);
-  faults_.check(result);
-  if (result != CUDA_SUCCESS) return Error{std::move(why)};
+  const Result<> restored = placed_.restore(module, streams);
+  if (!restored) {
+    faults_.check(static_cast<CUresult>(restored.error().number));
+    return restored;
+  }
   for (auto& [address, variable] : variables_) to_variable(variable);  // some of them are the same
   if (!placed_.learn([this](uint32_t ordinal) { return granules_.where(ordinal); })) {
     faults_.give_up(sequence_, "the device could not hash the variables of its modules");

@@ -25,14 +25,15 @@ CUresult Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     const auto next = backings_.upper_bound(at);
     const uint64_t stop = next == backings_.end() ? end : std::min(end, next->first);
     Backing backing;
-    const CUresult result = physical_.create(HostedKind::kDevice, ordinal, at, stop - at, backing.memory);
-    if (result != CUDA_SUCCESS) {
+    Result<Hosted> memory = physical_.create(HostedKind::kDevice, ordinal, at, stop - at);
+    if (!memory) {
       for (const uint64_t start : made) {
         physical_.release(backings_.at(start).memory);
         backings_.erase(start);
       }
-      return result;
+      return static_cast<CUresult>(memory.error().number);
     }
+    backing.memory = *std::move(memory);
     backing.dead.assign((stop - at) / kGranule, false);
     backings_.emplace(at, std::move(backing));
     made.push_back(at);

@@ -101,42 +101,37 @@ CUresult Physical::set_access(uint64_t address, uint64_t bytes, uint32_t device,
   return driver_.cuMemSetAccess(address, bytes, &access, 1);
 }
 
-void Physical::explain(CUresult result, uint64_t bytes, std::string* why) {
-  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(result) + ")";
+Error Physical::failed(std::string why, CUresult result, When when) {
+  if (when == When::kNow) log_(Level::kWarning, why);
+  return {.text = std::move(why), .number = result};
+}
+
+// `reported`: by the driver.
+Error Physical::no_memory(CUresult reported, CUresult result, uint64_t bytes, When when) {
+  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(reported) + ")";
   if (out_of_descriptors()) {
     text = "no file descriptors left for device memory: raise the server's limit (LimitNOFILE, ulimit -n)";
   }
-  if (why) {
-    *why = text;
-  } else {
-    log_(Level::kWarning, text);
-  }
+  return failed(std::move(text), result, when);
 }
 
-CUresult Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                          std::string* why) {
+Result<Hosted> Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location = location(ordinal);
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
-  if (result != CUDA_SUCCESS) {
-    explain(result, bytes, why);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) return no_memory(result, result, bytes, when);
   int fd = -1;
   result = driver_.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   ipc::UniqueFd owner(result == CUDA_SUCCESS ? fd : -1);
   if (result == CUDA_SUCCESS) result = map(kind, ordinal, address, bytes, handle);
   driver_.cuMemRelease(handle);  // the mapping keeps the memory
-  if (result != CUDA_SUCCESS) {
-    explain(result, bytes, why);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  out = {next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
-  if (!why) daemon_.memory_add(out);
-  return CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS) return no_memory(result, CUDA_ERROR_OUT_OF_MEMORY, bytes, when);
+  Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
+  if (when == When::kNow) daemon_.memory_add(memory);
+  return memory;
 }
 
 // A file that is too short would kill whoever reads it.
@@ -163,49 +158,44 @@ void Physical::lock_pages(const Hosted& memory) {
                             "): snapshots and recoveries take longer");
 }
 
-CUresult Physical::no_pages(const char* where, uint64_t bytes, std::string* why) {
-  const std::string text = std::string(where) + " has no room for a shadow of " + std::to_string(bytes >> 20) +
-                           " MiB: " + std::strerror(errno);
-  if (why) {
-    *why = text;
-  } else {
-    log_(Level::kWarning, text);
-  }
-  return CUDA_ERROR_OUT_OF_MEMORY;
+Error Physical::no_pages(const char* where, uint64_t bytes, When when) {
+  return failed(std::string(where) + " has no room for a shadow of " + std::to_string(bytes >> 20) +
+                    " MiB: " + std::strerror(errno),
+                CUDA_ERROR_OUT_OF_MEMORY, when);
 }
 
-CUresult Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out) {
+Result<Hosted> Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes) {
   ipc::UniqueFd fd(::memfd_create("xmig-shadow", MFD_CLOEXEC));
   // Pages are taken now: later there is nobody to tell that there are none.
-  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, nullptr);
+  if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, When::kNow);
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kLockedName, std::move(fd)};
-  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) {
+    return Error{.text = "host memory cannot be mapped", .number = result};
+  }
   lock_pages(memory);
   daemon_.memory_add(memory);
-  out = std::move(memory);
-  return CUDA_SUCCESS;
+  return memory;
 }
 
-CUresult Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                                std::string* why, ipc::UniqueFd given) {
+Result<Hosted> Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when,
+                                      ipc::UniqueFd given) {
   ipc::UniqueFd fd = std::move(given);
   const bool kept = fd && long_enough(fd, bytes);
   if (!kept) {
     fd.reset(::memfd_create("xmig-shadow", MFD_CLOEXEC));
     const auto size = static_cast<off_t>(bytes);
-    const bool made = fd && (why ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
-    if (!made) return no_pages("host memory", bytes, why);
+    const bool later = when == When::kBeforehand;
+    const bool made = fd && (later ? ::ftruncate(fd.get(), size) : ::fallocate(fd.get(), 0, 0, size)) == 0;
+    if (!made) return no_pages("host memory", bytes, when);
   }
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
   // It has huge pages, as a rule: to map them takes no time.
   memory.mapped = kept && map_host(memory) == CUDA_SUCCESS;
-  if (!why) daemon_.memory_add(memory);
-  out = std::move(memory);
-  return CUDA_SUCCESS;
+  if (when == When::kNow) daemon_.memory_add(memory);
+  return memory;
 }
 
-CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                               std::string* why) {
+Result<Hosted> Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when) {
   const uint64_t id = next_id();
   const std::string name = "shadow-" + std::to_string(::getpid()) + "-" + std::to_string(id);
   constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
@@ -213,14 +203,13 @@ CUresult Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t addre
   // posix_fallocate() also where the file system itself has no such call.
   errno = fd ? ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)) : errno;
   if (!fd || errno != 0) {
-    const CUresult result = no_pages("the directory", bytes, why);
+    const Error error = no_pages("the directory", bytes, when);
     if (fd) ::unlinkat(directory_.get(), name.c_str(), 0);
-    return result;
+    return error;
   }
   Hosted memory{id, kind, static_cast<int>(ordinal), address, bytes, "file:" + name, std::move(fd)};
-  if (!why) daemon_.memory_add(memory);
-  out = std::move(memory);
-  return CUDA_SUCCESS;
+  if (when == When::kNow) daemon_.memory_add(memory);
+  return memory;
 }
 
 CUresult Physical::adopt(const Hosted& memory) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <vector>
 
+#include "common/result.h"
 #include "driver_table.h"
 #include "journal/layout.h"
 #include "journal/shadow_layout.h"
@@ -72,19 +73,18 @@ class Physical {
   CUresult reserve(uint32_t devices);
 
   // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
-  // `why`, here and below: it is made beforehand. Then it gets the reason of a failure instead of the log, and the caller
-  // tells the daemon, when nobody else can be telling it of everything.
-  CUresult create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                  std::string* why = nullptr);
+  // kBeforehand, here and below: the caller logs a failure, and tells the daemon of what was made, when nobody else can be
+  // telling it of everything.
+  enum class When { kNow, kBeforehand };
+  Result<Hosted> create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when = When::kNow);
   // The same from host memory that the device reaches, which takes long: each page is taken and locked.
-  CUresult create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out);
-  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. With `why` host
+  Result<Hosted> create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes);
+  // Plain memory (Hosted::plain): host memory, or a file in the directory that keep_files_in() named. Beforehand host
   // memory takes its pages when they are written, which may fail, and otherwise at once.
   // `given`: memory that may be used for it, long enough or not.
-  CUresult create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                        std::string* why = nullptr, ipc::UniqueFd given = {});
-  CUresult create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& out,
-                       std::string* why = nullptr);
+  Result<Hosted> create_memfd(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when = When::kNow,
+                              ipc::UniqueFd given = {});
+  Result<Hosted> create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when = When::kNow);
   void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
   // Map what an earlier server made, unless it is mapped already.
   CUresult adopt(const Hosted& memory);
@@ -116,8 +116,9 @@ class Physical {
   static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
   static CUresult map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
-  void explain(CUresult result, uint64_t bytes, std::string* why);
-  CUresult no_pages(const char* where, uint64_t bytes, std::string* why);
+  Error failed(std::string why, CUresult result, When when);
+  Error no_memory(CUresult reported, CUresult result, uint64_t bytes, When when);
+  Error no_pages(const char* where, uint64_t bytes, When when);
 
   const DriverTable& driver_;
   Daemon& daemon_;

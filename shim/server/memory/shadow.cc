@@ -45,23 +45,24 @@ std::optional<uint64_t> Shadow::gap(uint32_t ordinal, Place place, uint64_t byte
 }
 
 // `locked`: host memory with an address that the device reaches.
+Result<Hosted> Shadow::make_memory(uint32_t ordinal, Place place, uint64_t address, uint64_t bytes, bool locked) {
+  constexpr HostedKind kKind = HostedKind::kShadow;
+  if (place == Place::kDevice) return physical_.create(kKind, ordinal, address, bytes);
+  if (place == Place::kFile) return physical_.create_file(kKind, ordinal, address, bytes);
+  if (locked) return physical_.create_host(kKind, ordinal, address, bytes);
+  return physical_.create_memfd(kKind, ordinal, address, bytes);
+}
+
 Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked) {
   const uint64_t largest = place == Place::kHost && !locked ? kPlainBytes : kLargestSlab;
   const uint64_t most = std::clamp(wanted * kGranule, kSmallestSlab, largest);
   for (const uint64_t bytes : {most, kGranule}) {  // where there is no room for much there may be room for one
     const auto address = gap(ordinal, place, bytes);
     if (!address) continue;
+    Result<Hosted> memory = make_memory(ordinal, place, *address, bytes, locked);
+    if (!memory) continue;
     Slab slab;
-    CUresult result = CUDA_SUCCESS;
-    switch (place) {
-      case Place::kDevice: result = physical_.create(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
-      case Place::kHost:
-        result = locked ? physical_.create_host(HostedKind::kShadow, ordinal, *address, bytes, slab.memory)
-                        : physical_.create_memfd(HostedKind::kShadow, ordinal, *address, bytes, slab.memory);
-        break;
-      case Place::kFile: result = physical_.create_file(HostedKind::kShadow, ordinal, *address, bytes, slab.memory); break;
-    }
-    if (result != CUDA_SUCCESS) continue;
+    slab.memory = *std::move(memory);
     slab.used.assign(bytes / kGranule, false);
     with_room_.insert(*address);
     return &slabs_.emplace(*address, std::move(slab)).first->second;

@@ -84,6 +84,7 @@ class Shadow {
   Map::iterator containing(uint64_t slot);
   Map::const_iterator containing(uint64_t slot) const { return const_cast<Shadow*>(this)->containing(slot); }
   std::optional<uint64_t> gap(uint32_t ordinal, Place place, uint64_t bytes) const;
+  Result<Hosted> make_memory(uint32_t ordinal, Place place, uint64_t address, uint64_t bytes, bool locked);
   Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked);
 
   void note_room(uint64_t address, const Slab& slab);

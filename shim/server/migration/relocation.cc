@@ -172,30 +172,29 @@ class Relocation::Transfer {
     }
     if (!address) return Error{"the shadow has no addresses left"};
     services_.contexts.use(ordinal);
-    Hosted memory;
-    std::string why;
-    const CUresult result = make_memory(ordinal, *address, bytes, memory, why);
+    Result<Hosted> memory = make_memory(ordinal, *address, bytes);
     const std::lock_guard lock(memory_.mutex);
-    if (result == CUDA_SUCCESS) {
-      services_.daemon.memory_add(memory);
-      memory_.shadow.add_held(std::move(memory));
+    if (memory) {
+      services_.daemon.memory_add(*memory);
+      memory_.shadow.add_held(*std::move(memory));
       return {};
     }
     memory_.shadow.give_up(*address);
-    return Error{std::move(why)};
+    return memory.error();
   }
 
-  CUresult make_memory(uint32_t ordinal, uint64_t address, uint64_t bytes, Hosted& memory, std::string& why) {
+  Result<Hosted> make_memory(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     constexpr HostedKind kKind = HostedKind::kShadow;
+    constexpr auto kWhen = Physical::When::kBeforehand;
     Physical& physical = memory_.physical;
-    if (to_ == Place::kDevice) return physical.create(kKind, ordinal, address, bytes, memory, &why);
-    if (to_ == Place::kFile) return physical.create_file(kKind, ordinal, address, bytes, memory, &why);
+    if (to_ == Place::kDevice) return physical.create(kKind, ordinal, address, bytes, kWhen);
+    if (to_ == Place::kFile) return physical.create_file(kKind, ordinal, address, bytes, kWhen);
     ipc::UniqueFd given;
     if (!room_.empty()) {
       given = std::move(room_.back());
       room_.pop_back();
     }
-    return physical.create_memfd(kKind, ordinal, address, bytes, memory, &why, std::move(given));
+    return physical.create_memfd(kKind, ordinal, address, bytes, kWhen, std::move(given));
   }
 
   // Pass after pass over what the snapshots have changed meanwhile, as long as that makes it less.

@@ -30,6 +30,8 @@ void add_move(std::vector<device::Move>& moves, uint64_t to, uint64_t from, uint
   }
 }
 
+Error driver_error(CUresult result) { return {.text = "CUDA error " + std::to_string(result), .number = result}; }
+
 }  // namespace
 
 // --- a module's first kernel
@@ -41,10 +43,10 @@ const PlacedVariables::Layout& PlacedVariables::layout(uint32_t index, const Mod
   Layout& layout = entry->second;
   if (!fresh) return layout;
   std::vector<device::ImageVariable> found;
-  std::string why, refused;
-  if (!device_.placed_variables(module.owner.ordinal, image, found, why)) {
-    log_(Level::kWarning, "not all variables of module " + std::to_string(index) + " can be determined from its image: " + why +
-                              ". What kernels leave in those that the program does not ask for is lost if its server is");
+  std::string refused;
+  if (const Result<> read = device_.placed_variables(module.owner.ordinal, image, found); !read) {
+    log_(Level::kWarning, "not all variables of module " + std::to_string(index) + " can be determined from its image: " +
+                              read.why() + ". What kernels leave in those that the program does not ask for is lost if its server is");
   }
   contexts_.use(module.owner.ordinal);
   for (device::ImageVariable& variable : found) {
@@ -202,32 +204,32 @@ CUresult PlacedVariables::adopt(uint32_t index, const Module& module, uint64_t a
   return places_.emplace(index, std::move(place)).second ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult PlacedVariables::restore(const Find& module, const Streams& streams, std::string& why) {
+Result<> PlacedVariables::restore(const Find& module, const Streams& streams) {
   for (auto& [index, place] : places_) {
     if (!place.adopted) continue;
     contexts_.use(place.ordinal);
-    const CUresult result = restore(index, place, module(index), streams(place.ordinal), why);
-    if (result == CUDA_SUCCESS) continue;
-    if (why.empty()) why = "CUDA error " + std::to_string(result);
-    why = "what kernels have left in the variables of module " + std::to_string(index) + " cannot be put back: " + why;
-    return result;
+    if (const Result<> restored = restore(place, module(index), streams(place.ordinal)); !restored) {
+      Error error = restored.error();
+      error.text = "what kernels have left in the variables of module " + std::to_string(index) + " cannot be put back: " + error.text;
+      return error;
+    }
   }
-  return CUDA_SUCCESS;
+  return {};
 }
 
-CUresult PlacedVariables::restore(uint32_t index, Place& place, const Module& module, CUstream stream, std::string& why) {
+Result<> PlacedVariables::restore(Place& place, const Module& module, CUstream stream) {
   std::vector<std::byte> directory(std::min(place.bytes, kFirstRead));
-  if (const CUresult result = read(place.address, directory, stream); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = read(place.address, directory, stream); result != CUDA_SUCCESS) return driver_error(result);
   const uint64_t bytes = variable_directory_bytes(directory, place.bytes);
   const bool longer = bytes > directory.size();
   directory.resize(bytes);
   if (longer) {
-    if (const CUresult result = read(place.address, directory, stream); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = read(place.address, directory, stream); result != CUDA_SUCCESS) return driver_error(result);
   }
   const auto kept = parse_variables(directory, place.bytes);
   if (!kept) {
-    why = "the program has overwritten the memory where they were kept (" + kept.why() + ")";
-    return CUDA_ERROR_INVALID_VALUE;
+    return Error{.text = "the program has overwritten the memory where they were kept (" + kept.why() + ")",
+                 .number = CUDA_ERROR_INVALID_VALUE};
   }
   std::vector<device::Move> moves;
   for (const KeptVariable& one : *kept) {
@@ -236,15 +238,15 @@ CUresult PlacedVariables::restore(uint32_t index, Place& place, const Module& mo
     const CUresult found = driver_.cuModuleGetGlobal_v2(&variable.real, &length, module.real, one.name.c_str());
     if (found != CUDA_SUCCESS || length != one.bytes) {
       if (!one.written) continue;  // another device's code has no such variable
-      why = "the variable " + one.name + " is not there any more, or has another size";
-      return CUDA_ERROR_NOT_FOUND;
+      return Error{.text = "the variable " + one.name + " is not there any more, or has another size",
+                   .number = CUDA_ERROR_NOT_FOUND};
     }
     const uint64_t content = place.address + one.content;
     if (one.first == 0) {
       if (one.written) add_move(moves, variable.real, content, length);
     } else {
       variable.first.resize(length);
-      if (const CUresult result = read(variable.real, variable.first, stream); result != CUDA_SUCCESS) return result;
+      if (const CUresult result = read(variable.real, variable.first, stream); result != CUDA_SUCCESS) return driver_error(result);
       variable.original = variable.first;
     }
     if (one.first != 0 && one.written) {
@@ -253,17 +255,16 @@ CUresult PlacedVariables::restore(uint32_t index, Place& place, const Module& mo
       if (result == CUDA_SUCCESS) result = read(content, now, stream);
       put_unchanged(now, variable.original, variable.first);
       if (result == CUDA_SUCCESS) result = write(variable.real, now, stream);
-      if (result != CUDA_SUCCESS) return result;
+      if (result != CUDA_SUCCESS) return driver_error(result);
     }
     place.variables.push_back(std::move(variable));
   }
   if (!moves.empty() && !device_.copy(moves, std::nullopt)) {
-    why = "the device could not copy";
-    return CUDA_ERROR_UNKNOWN;
+    return Error{.text = "the device could not copy", .number = CUDA_ERROR_UNKNOWN};
   }
   split_up(place);
   place.adopted = false;
-  return CUDA_SUCCESS;
+  return {};
 }
 
 // --- copies that are waited for

@@ -43,7 +43,7 @@ class PlacedVariables {
   // It has: the variables of modules that were adopted become what their places say. Otherwise why they cannot.
   using Find = std::function<const Module&(uint32_t)>;
   using Streams = std::function<CUstream(uint32_t)>;  // by ordinal
-  CUresult restore(const Find& module, const Streams& streams, std::string& why);
+  Result<> restore(const Find& module, const Streams& streams);
   // What variables are now is what their places say. The device is idle, here and below. False: it cannot hash, or copy.
   bool learn(const Where& where);
   // The places become what variables are.
@@ -74,7 +74,7 @@ class PlacedVariables {
 
   const Layout& layout(uint32_t index, const Module& module, std::span<const std::byte> image);
   static void split_up(Place& place);
-  CUresult restore(uint32_t index, Place& place, const Module& module, CUstream stream, std::string& why);
+  Result<> restore(Place& place, const Module& module, CUstream stream);
   // f(Place&, hashes) for each place, with what its pieces hash to.
   template <typename F>
   bool hash(const Where& where, F&& f);
