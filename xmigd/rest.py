@@ -15,7 +15,7 @@ from xmigd import __version__
 from xmigd.api.dependencies import Services
 from xmigd.api.document import complete
 from xmigd.api.problems import on_error
-from xmigd.api.strict import KnownParameters, only_known
+from xmigd.api.strict import only_known
 from xmigd.devices import endpoints as devices
 from xmigd.errors import XmigError
 from xmigd.events import endpoints as events
@@ -53,7 +53,6 @@ def make_app(services: Services | None = None) -> FastAPI:
         responses={"default": {"model": Problem, "description": "A problem (RFC 9457)."}},
     )  # fmt: skip
     app.state.services = services
-    app.state.known = KnownParameters(app)
     for kind in (XmigError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
     for router in ROUTERS:

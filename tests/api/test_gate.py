@@ -21,7 +21,6 @@ from xmigd import log
 from xmigd.api.gate import make_gate
 from xmigd.api.gate.limits import RateLimit
 from xmigd.api.problems import on_error
-from xmigd.api.strict import KnownParameters
 from xmigd.database.writer import Writer
 from xmigd.errors import TooManyRequests
 from xmigd.ipc.channel import Peer
@@ -232,7 +231,6 @@ class Audit:
 def test_a_defect_is_a_problem_too(writer: Writer, method: str) -> None:
     log.configure()  # as the daemon does; what structlog does by itself draws the whole application into the traceback
     app = FastAPI(exception_handlers={Exception: on_error})
-    app.state.known = KnownParameters(app)
 
     @app.api_route("/broken", methods=[method], operation_id="broken")
     def broken() -> None:

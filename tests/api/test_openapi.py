@@ -6,10 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from tests.daemon.node import ROOT
+from xmigd.api.strict import known
+from xmigd.rest import ROUTERS, make_app
 from xmigd.rest import document as text
-from xmigd.rest import make_app
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,17 @@ def test_what_takes_long_leads_to_its_operation(document: dict[str, Any]) -> Non
         if schema.get("$ref", "").endswith("/OperationInfo"):
             assert accepted["links"].keys() == {"get_operation", "wait_for_operation", "cancel_operation"}, what
             assert accepted["headers"].keys() == {"Location", "Retry-After"}, what
+
+
+def test_what_a_request_is_compared_with_is_the_document(document: dict[str, Any]) -> None:
+    """Which parameters and bodies are known is not read from it, but is the same."""
+    described = {
+        what: ({each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"},
+               "requestBody" in operation)
+        for what, operation in operations(document)
+    }  # fmt: skip
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    assert {f"{method} {route.path}": known(route) for route in routes for method in route.methods} == described
 
 
 def test_unknown_fields_are_refused_everywhere(document: dict[str, Any]) -> None:
