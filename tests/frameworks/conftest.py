@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.frameworks.requested import called, not_covered
 from tests.gpu.bench import Bench
 from xmigd.demo.node import Node
@@ -21,7 +22,10 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]
     requested = tmp_path / "requested"
     end = time.monotonic() + 780
     environment = {"XMIG_ASKED": str(requested)}
-    yield Bench(tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment)
+    yield Bench(
+        tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment,
+        make_node=forked.Node,
+    )  # fmt: skip
     assert "cuInit" in called(requested)
     assert not_covered(requested) == []
 

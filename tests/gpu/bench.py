@@ -144,7 +144,7 @@ class Bench:
 
     def __init__(
         self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float, gpu: int = 0,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, make_node: Callable[..., Node] = Node,
     ) -> None:  # fmt: skip
         self.logs = logs
         self.scratch = scratch
@@ -155,6 +155,7 @@ class Bench:
         self.kind = "null" if rehearsal else "cuda"
         self.gpu = 0 if rehearsal else gpu  # the one of what needs one
         self.environment = environment or {}  # of every program
+        self._make_node = make_node
         self.downtimes: dict[str, float] = {}  # the longest of each part's moves, in milliseconds
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name
         # Natively and under xMIG, and what ends them; by the case's name.
@@ -168,7 +169,7 @@ class Bench:
         # Not below the results' folder: a socket's path has at most 107 bytes.
         with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as name:
             try:
-                with Node(Path(name), **({"devices": devices, "port": -1} | settings)) as node:
+                with self._make_node(Path(name), **({"devices": devices, "port": -1} | settings)) as node:
                     yield node
                 # A daemon that ends at once may leave them to see for themselves that their programs have gone.
                 wait_until(lambda: not servers_of(name), "its servers have ended")

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests import forked
 from tests.gpu import conformance, moves, speeds, stalls, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
@@ -240,7 +241,8 @@ def test_what_a_program_reported_is_in_the_reason(bench: Bench) -> None:
 
 @pytest.fixture
 def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
-    return Bench(tmp_path, tmp_path, python=str(frameworks), rehearsal=True, end=time.monotonic() + LONG)
+    end = time.monotonic() + LONG
+    return Bench(tmp_path, tmp_path, python=str(frameworks), rehearsal=True, end=end, make_node=forked.Node)
 
 
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
@@ -312,7 +314,10 @@ def run(*options: object) -> subprocess.CompletedProcess[str]:
 
 def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
     """The parts for two GPUs, as they are, where there is none: so that nothing in them is new to the first GPU."""
-    bench = Bench(tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + LONG)
+    bench = Bench(
+        tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + LONG,
+        make_node=forked.Node,
+    )  # fmt: skip
     bench.kind = "cpu"
     rows = {row.name: row for part in (moves.forty, moves.suspension) for row in part(bench)}
     bench.downtimes["driver-40GB"] = 80 * bench.downtimes["move-40GB"]
