@@ -43,6 +43,8 @@ KINDS = {
     "library": "kLibrary",
 }
 
+FAMILIES = {name: family for family, names in table.HANDLERS.items() for name in names}
+
 
 def pointer_sized(parameter: Parameter, annotation: object) -> bool:
     """Handles and addresses travel as 64-bit numbers."""
@@ -273,26 +275,31 @@ def device_work(e: Entry, call: list[str]) -> str:
     """The driver's call. One that touches memory is made where that is: the stream may be another device's."""
     pointers = [p.name for p in e.prototype.parameters if isinstance(e.annotation(p), DevicePointer)]
     streams = [p.name for p in e.prototype.parameters if p.type == "CUstream"]
-    plain = f"executor.driver().{e.function.name}"
+    plain = f"handlers.driver.{e.function.name}"
     if len(pointers) != 1 or len(streams) != 1:
         return f"  const CUresult result = {plain}({', '.join(call)});\n"
     moved = ", ".join("stream" if c == f"real_{streams[0]}" else c for c in call)
     return (
-        f"  const CUresult result = executor.where_it_is(args.{pointers[0]}, real_{streams[0]}, "
+        f"  const CUresult result = handlers.streams.where_it_is(args.{pointers[0]}, real_{streams[0]}, "
         f"[&](CUstream stream) {{\n    return {plain}({moved});\n  }});\n"
     )
+
+
+def by_hand(name: str) -> str:
+    family = FAMILIES[name]
+    return f"  [](Handlers& handlers, Record& record) {{ return handlers.{family}.on_{name}(record); }},\n"
 
 
 def dispatch_cc(entries: list[Entry]) -> str:
     out = [
         HEADER,
-        '#include "server/executor/executor.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n',
+        '#include "server/handlers/handlers.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n',
     ]
     for e in entries:
         f = e.function
         if f.server == "custom":
             continue
-        out.append(f"CUresult run_{f.name}(Executor& executor, Record& record) {{\n")
+        out.append(f"CUresult run_{f.name}(Handlers& handlers, Record& record) {{\n")
         if e.fields:
             out.append(f"  Args_{f.name} args;\n  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;\n")
         if e.outputs:
@@ -303,7 +310,7 @@ def dispatch_cc(entries: list[Entry]) -> str:
             if isinstance(a, New):
                 out.append(f"  {p.pointee} new_{p.name}{{}};\n")
                 call.append(f"&new_{p.name}")
-                created.append((p, a))
+                created.append(p)
             elif isinstance(a, Out):
                 call.append(f"&reply.{p.name}")
             elif isinstance(a, In):
@@ -311,16 +318,15 @@ def dispatch_cc(entries: list[Entry]) -> str:
             elif isinstance(a, Handle | Gone):
                 out.append(
                     f"  {p.type} real_{p.name}{{}};\n"
-                    f"  if (!executor.translate(journal::Kind::{KINDS[a.kind]}, args.{p.name}, &real_{p.name}))"
-                    " return CUDA_ERROR_INVALID_HANDLE;\n"
+                    f"  if (!handlers.translate(args.{p.name}, &real_{p.name})) return CUDA_ERROR_INVALID_HANDLE;\n"
                 )
                 call.append(f"real_{p.name}")
                 if isinstance(a, Gone):
-                    destroyed.append((p, a))
+                    destroyed.append(p)
             elif pointer_sized(p, a):
                 call.append(f"reinterpret_cast<{p.type}>(args.{p.name})")
             elif isinstance(a, DevicePointer):
-                call.append(f"executor.where_the_device_has(args.{p.name})")
+                call.append(f"handlers.addresses.where_the_device_has(args.{p.name})")
             else:
                 call.append(f"args.{p.name}")
         for p in e.prototype.parameters:
@@ -329,29 +335,22 @@ def dispatch_cc(entries: list[Entry]) -> str:
                 size = a.size
                 for other in e.prototype.parameters:
                     size = __import__("re").sub(rf"\b{other.name}\b", f"args.{other.name}", size)
-                out.append(f"  if (!executor.reachable(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n")
+                out.append(
+                    f"  if (!handlers.addresses.reachable(args.{p.name}, {size})) return CUDA_ERROR_INVALID_VALUE;\n"
+                )
         out.append(device_work(e, call))
-        for p, a in created:
-            out.append(
-                f"  if (result == CUDA_SUCCESS) executor.created(journal::Kind::{KINDS[a.kind]}, args.{p.name}, "
-                f"new_{p.name}, record);\n"
-            )
-        for p, a in destroyed:
-            out.append(
-                f"  if (result == CUDA_SUCCESS) executor.destroyed(journal::Kind::{KINDS[a.kind]}, args.{p.name});\n"
-            )
+        for p in created:
+            out.append(f"  if (result == CUDA_SUCCESS) handlers.created(args.{p.name}, new_{p.name}, record);\n")
+        for p in destroyed:
+            out.append(f"  if (result == CUDA_SUCCESS) handlers.destroyed(args.{p.name}, real_{p.name});\n")
         if e.outputs:
             out.append("  if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));\n")
         out.append("  return result;\n}\n\n")
     out.append("}  // namespace\n\nconst Handler kHandlers[] = {\n  nullptr,\n")
     for e in entries:
-        f = e.function
-        if f.server == "custom":
-            out.append(f"  [](Executor& executor, Record& record) {{ return executor.on_{f.name}(record); }},\n")
-        else:
-            out.append(f"  run_{f.name},\n")
-    for r in table.RECORDS:
-        out.append(f"  [](Executor& executor, Record& record) {{ return executor.on_{r.name}(record); }},\n")
+        name = e.function.name
+        out.append(by_hand(name) if e.function.server == "custom" else f"  run_{name},\n")
+    out.extend(by_hand(r.name) for r in table.RECORDS)
     out.append("};\n\n}  // namespace xmig::server\n")
     return "".join(out)
 

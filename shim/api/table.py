@@ -14,7 +14,7 @@ A queued or synchronous function is generated on both sides, unless
 
 * ``client="custom"``: the client's half is ``xmig::client::<name>``, written by hand; it may call the generated
   ``xmig::record::<name>``, which appends the record (and waits), with handles already chosen
-* ``server="custom"``: the server's half is ``xmig::server::Executor::on_<name>``, written by hand
+* ``server="custom"``: the server's half is ``on_<name>``, written by hand, of the class that HANDLERS says
 
 A ``record(...)`` is not a driver function: it is a record of xMIG's own with the given fields, always custom on both
 sides.
@@ -353,6 +353,26 @@ SAME_AS: dict[str, str] = {
                  "cuLinkAddFile", "cuLinkCreate", "cuMemHostRegister",
                  "cuStreamBatchMemOp", "cuStreamDestroy", "cuStreamWaitValue32", "cuStreamWaitValue64",
                  "cuStreamWriteValue32", "cuStreamWriteValue64")
+}
+
+# --- which family of the server's handlers (a field of Handlers) executes what is written by hand -----------------
+HANDLERS: dict[str, tuple[str, ...]] = {
+    "streams": ("cuStreamDestroy_v2",),
+    "variables": ("xmGlobal", "xmTwin", "xmVariables"),
+    "peers": ("xmPeer",),
+    "events": ("cuCtxSynchronize", "cuStreamSynchronize", "cuStreamQuery", "cuStreamWaitValue32_v2",
+               "cuStreamWaitValue64_v2", "cuEventRecordWithFlags", "cuEventSynchronize", "cuEventElapsedTime_v2"),
+    "copies": ("xmCopyFromHost", "xmCopyFromPinned", "xmCopyToHost", "xmCopyToPinned", "xmCopy2D",
+               "cuMemcpyDtoDAsync_v2"),
+    "host_functions": ("xmHostFunc",),
+    "modules": ("xmImage", "xmImageFile", "xmModuleLoad", "xmModuleInfo", "xmKernel", "xmBindGlobal", "xmLink",
+                "xmLinkEnd", "cuFuncSetAttribute", "cuModuleUnload"),
+    "launches": ("xmLaunch", "xmFirstLaunch", "xmClusters"),
+    "graphs": ("xmGraph", "xmGraphLaunch", "xmGraphDestroy"),
+    "memory": ("xmGrow", "xmShrink", "xmAlloc", "xmFree", "xmDiscard", "xmReuse", "xmPin", "xmUnpin",
+               "cuMemGetInfo_v2"),
+    "contexts": ("xmLimit", "xmContextReset"),
+    "tensor_maps": ("xmTensorMap",),
 }
 
 # --- records that name a stream, but are not work in it -----------------------------------------------------------

@@ -12,7 +12,7 @@
 #include "server/executor/progress.h"
 #include "server/executor/working.h"
 #include "server/faults/watchdog.h"
-#include "server/memory/intake.h"
+#include "server/handlers/intake.h"
 #include "server/memory/live_set.h"
 #include "server/migration/pace.h"
 #include "server/objects/variable_directory.h"

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <thread>
-#include <tuple>
 
 #include "journal/futex.h"
 #include "server/clock.h"
@@ -102,11 +101,6 @@ Executor::Executor(const Services& services, Preload& preload, Physical& physica
       preload_(preload),
       memory_(physical),
       granules_(device_, contexts_, faults_, memory_.shadow),
-      intake_(driver_),
-      linker_(driver_),
-      thread_streams_(size_t{journal::kMaxThreads} * contexts_.count()),
-      scratch_(driver_),
-      placed_(device_, contexts_, log_),
       waits_(driver_, replies_, faults_, [this](uint32_t ordinal) { contexts_.use(ordinal); }),
       progress_(driver_, device_.mark_every()),
       hang_timeout_(limits.hang_timeout),
@@ -118,7 +112,9 @@ Executor::Executor(const Services& services, Preload& preload, Physical& physica
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
       incoming_(services_, memory_, granules_, adoption_, preload_),
-      recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this) {
+      recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this),
+      handlers_({services_, memory_, granules_, objects_, replies_, waits_, progress_, working_, current_, errors_, schedule_, *this},
+                preload_, snapshots_, relocation_) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     size_t bytes = 0;
@@ -137,26 +133,13 @@ Executor::~Executor() {
   relocation_.end(false);
   incoming_.give_up();
   drain();
-  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { destroy(graph); });
-  objects_.modules.for_each([&](uint32_t, const Module& module) { driver_.cuModuleUnload(module.real); });
-  objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
-  objects_.streams.for_each([&](uint32_t, const Stream& stream) { driver_.cuStreamDestroy_v2(stream.real); });
-  for (const CUstream stream : thread_streams_) {
-    if (stream) driver_.cuStreamDestroy_v2(stream);
-  }
-  intake_.close([this](uint32_t ordinal) { contexts_.use(ordinal); });
-  close_asides();
-  for (const auto& ours : {publishers_, graph_streams_}) {
-    for (const CUstream stream : ours) {
-      if (stream) driver_.cuStreamDestroy_v2(stream);
-    }
-  }
+  handlers_.destroy_all();
   faults_.hear(nullptr);
   unregister_shared();
 }
 
 void Executor::run_to_tail() {
-  while (!broken_ && execute_batch()) {
+  while (!current_.broken && execute_batch()) {
     waits_.poll();
     consider_snapshot(false);
   }
@@ -215,10 +198,10 @@ Result<> Executor::run() {
   uint64_t spin = longest;
   uint32_t looks = 0;
   check_finished_replay();  // who takes a job over tells so before it executes anything
-  while (!broken_) {
+  while (!current_.broken) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
     bool worked = !schedule_.stopping() && execute_batch();
-    if (broken_) break;
+    if (current_.broken) break;
     worked |= waits_.poll();
     if (placement_.bound() && gives_way()) [[unlikely]] {
       nap();
@@ -251,14 +234,14 @@ Result<> Executor::run() {
     sleep();
     idle_since = 0;
   }
-  return Error{*broken_};
+  return Error{*current_.broken};
 }
 
 // Nothing but the tail, for a microsecond or two. Where the program's thread runs on the same core as this one, a whole turn
 // of the loop each time would slow it down.
 void Executor::watch_tail() {
   const journal::JournalHeader& header = job_.header();
-  for (int i = 0; i < kTailLooks && header.tail.load(std::memory_order_relaxed) == position_; ++i) journal::cpu_relax();
+  for (int i = 0; i < kTailLooks && header.tail.load(std::memory_order_relaxed) == current_.position; ++i) journal::cpu_relax();
 }
 
 // It runs. How often it has been rung for.
@@ -288,7 +271,7 @@ void Executor::nap() {
   header.gave_way_at.store(now_ns(), std::memory_order_relaxed);
   header.server_sleeping.store(placement_.where(), std::memory_order_seq_cst);
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
-  const bool nothing = header.tail.load(std::memory_order_seq_cst) == position_;
+  const bool nothing = header.tail.load(std::memory_order_seq_cst) == current_.position;
   if (nothing && interrupts_.pending(std::memory_order_seq_cst) == 0) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(kNap));
   }
@@ -331,18 +314,18 @@ void Executor::unregister_shared() {
 bool Executor::execute_batch() {
   const journal::JournalHeader& header = job_.header();
   const uint64_t tail = header.tail.load(std::memory_order_acquire);
-  if (tail == position_) return false;
+  if (tail == current_.position) return false;
   after_the_program(&job_);
-  if (tail < position_ || tail - position_ > job_.journal().ring_bytes()) {
-    garbage("the tail is behind the server, or further ahead than the ring is long");
+  if (tail < current_.position || tail - current_.position > job_.journal().ring_bytes()) {
+    current_.garbage("the tail is behind the server, or further ahead than the ring is long");
     return true;
   }
-  for (uint32_t i = 0; i < kBatch && position_ != tail; ++i) {
+  for (uint32_t i = 0; i < kBatch && current_.position != tail; ++i) {
     if (waits_.at_barrier() && !pass_barrier()) return i != 0;
     if (!load_next(tail)) return true;
     if (waits_.unarmed()) waits_.arm();
     execute_one();
-    caller_ = record_.header().thread;
+    caller_ = current_.record.header().thread;
     if (schedule_.snapshot_now()) break;
   }
   publish_executed();
@@ -351,7 +334,7 @@ bool Executor::execute_batch() {
 
 bool Executor::pass_barrier() {
   waits_.poll();
-  if (waits_.at_barrier() && value_waits_) {
+  if (waits_.at_barrier() && handlers_.outside.values) {
     const uint64_t now = now_ns();
     if (barrier_since_ == 0) barrier_since_ = now;
     if (now - barrier_since_ >= kBarrierPatience) waits_.lift_barriers();
@@ -363,28 +346,29 @@ bool Executor::pass_barrier() {
 
 bool Executor::load_next(uint64_t tail) {
   const char* why = nullptr;
-  if (record_.load(job_.journal().at(position_), tail - position_, sequence_ + 1, contexts_.count(), why)) return true;
-  garbage(why);
+  if (current_.record.load(job_.journal().at(current_.position), tail - current_.position, current_.sequence + 1, contexts_.count(), why)) return true;
+  current_.garbage(why);
   return false;
 }
 
 void Executor::execute_one() {
-  if (injector_.due(record_.sequence())) [[unlikely]] return execute_injected();
+  if (injector_.due(current_.record.sequence())) [[unlikely]] return execute_injected();
   execute();
 }
 
 // What is put into the stream before the record, or beside its work, faults later, like a program's own.
 void Executor::execute_injected() {
   if (placement_.bound()) placement_.leave();
-  const uint64_t sequence = record_.sequence();
-  contexts_.use(last_ordinal_);
-  working_.add(last_stream_, last_ordinal_);
-  injector_.at_record(sequence, {last_stream_, last_ordinal_});
-  contexts_.use(record_.header().ordinal);
+  const uint64_t sequence = current_.record.sequence();
+  const auto [last, last_ordinal] = handlers_.streams.last();
+  contexts_.use(last_ordinal);
+  working_.add(last, last_ordinal);
+  injector_.at_record(sequence, {last, last_ordinal});
+  contexts_.use(current_.record.header().ordinal);
   std::optional<Injector::Beside> beside;
   if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
       point != device::InjectPoint::kRecord) {
-    beside = injector_.beside(point, sequence, {stream, stream_ordinal()});
+    beside = injector_.beside(point, sequence, {stream, handlers_.streams.ordinal()});
   }
   execute();
   if (beside) injector_.inject(*beside);
@@ -395,10 +379,10 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
   using device::InjectPoint;
   CUstream stream = nullptr;
   const auto in = [&]<typename Args>(InjectPoint point, Args args) -> std::optional<std::pair<InjectPoint, CUstream>> {
-    if (!record_.arguments(args) || !translate(journal::Kind::kStream, stream_of(args), &stream)) return std::nullopt;
+    if (!current_.record.arguments(args) || !handlers_.streams.translate(stream_of(args), &stream)) return std::nullopt;
     return std::pair(point, stream);
   };
-  switch (op_of(record_)) {
+  switch (op_of(current_.record)) {
     case Op::xmLaunch:
     case Op::xmFirstLaunch: return in(InjectPoint::kKernel, Args_xmLaunch{});
     case Op::xmGraphLaunch: return in(InjectPoint::kKernel, Args_xmGraphLaunch{});
@@ -413,27 +397,26 @@ std::optional<std::pair<device::InjectPoint, CUstream>> Executor::work() {
 }
 
 void Executor::execute() {
-  const uint64_t sequence = record_.sequence();
-  if (replay_.running() && position_ < replay_.until()) injector_.at_replay(replay_.count(), sequence);
+  const uint64_t sequence = current_.record.sequence();
+  if (replay_.running() && current_.position < replay_.until()) injector_.at_replay(replay_.count(), sequence);
   if (replay_.delivers_at(sequence)) [[unlikely]] {
-    fail_program(record_.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
+    fail_program(current_.record.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
   }
-  const uint32_t ordinal = record_.header().ordinal;
+  const uint32_t ordinal = current_.record.header().ordinal;
   const bool careful = replay_.careful_at(sequence);
   if (careful) [[unlikely]] alone_ = settle();
   executing_.store(sequence, std::memory_order_relaxed);
-  used_stream_.reset();
-  if (placement_.bound() && !makes_no_thread(op_of(record_))) [[unlikely]] placement_.leave();
+  handlers_.streams.begin();
+  if (placement_.bound() && !makes_no_thread(op_of(current_.record))) [[unlikely]] placement_.leave();
   contexts_.use(ordinal);
   device_.set_sequence(sequence);
   const uint64_t began = replay_.running() ? now_ns() : 0;
   dispatch();
-  if (replay_.running()) [[unlikely]] replay_.took(op_of(record_), now_ns() - began);
-  if (used_stream_) {
-    std::tie(last_stream_, last_ordinal_) = *used_stream_;
-    contexts_.use(last_ordinal_);
-    if (is_kernel(op_of(record_))) granules_.follow(last_stream_, last_ordinal_);
-    faults_.check(progress_.enqueued(last_stream_, last_ordinal_, sequence));
+  if (replay_.running()) [[unlikely]] replay_.took(op_of(current_.record), now_ns() - began);
+  if (const auto& used = handlers_.streams.finish()) {
+    contexts_.use(used->ordinal);
+    if (is_kernel(op_of(current_.record))) granules_.follow(used->stream, used->ordinal);
+    faults_.check(progress_.enqueued(used->stream, used->ordinal, sequence));
   }
   if (careful) [[unlikely]] {
     settle();
@@ -447,7 +430,7 @@ bool Executor::settle() {
   const uint64_t since = now_ns();
   while (!device_idle()) {
     const uint64_t waited = now_ns() - since;
-    const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+    const bool outside = handlers_.outside.any();
     if (outside && waited >= kBarrierPatience) return false;
     if (waited < kPatience) {
       journal::cpu_relax();
@@ -455,7 +438,7 @@ bool Executor::settle() {
       std::this_thread::sleep_for(std::chrono::nanoseconds(kStopPatience));
     }
   }
-  progress_.idle(sequence_);
+  progress_.idle(current_.sequence);
   return true;
 }
 
@@ -464,9 +447,9 @@ void Executor::look_at_device(uint64_t now) {
   looked_at_ = now;
   if (!progress_.unfinished()) return;
   if (device_idle()) {
-    progress_.idle(sequence_);
+    progress_.idle(current_.sequence);
   } else {
-    mark_work();
+    handlers_.streams.mark_work();
   }
 }
 
@@ -479,20 +462,15 @@ void Executor::look_for_rest(uint64_t now) {
   } else if (now < rest_look_at_) {
     return;
   } else {
-    if (device_idle()) progress_.idle(sequence_);
+    if (device_idle()) progress_.idle(current_.sequence);
     rest_after_ = std::min(2 * rest_after_, kLookEvery);
   }
   rest_look_at_ = now + rest_after_;
 }
 
-// Behind all work, so that its end can be seen from another thread. Done where time does not matter.
-void Executor::mark_work() {
-  faults_.check(progress_.mark_all([this](uint32_t ordinal) { contexts_.use(ordinal); }));
-}
-
 // For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes.
 Watchdog::Look Executor::look() const {
-  const bool outside = value_waits_ || outside_waits_.load(std::memory_order_acquire) != 0;
+  const bool outside = handlers_.outside.any();
   const bool pending = progress_.unfinished() && progress_.done() != Progress::kAll && !outside;
   return {pending, progress_.signature()};
 }
@@ -511,41 +489,39 @@ Culprit Executor::culprit() const {
 }
 
 void Executor::dispatch() {
-  const journal::RecordHeader& header = record_.header();
+  const journal::RecordHeader& header = current_.record.header();
   const uint32_t size = header.size;
-  record_position_ = position_;
-  const bool failing = any_failure_ && failures_[header.ordinal].error != 0 && !keeps_books(op_of(record_));
-  const CUresult result = failing ? static_cast<CUresult>(failures_[header.ordinal].error)
-                                  : kHandlers[header.op](*this, record_);
+  const uint32_t error = errors_.of(header.ordinal);
+  const bool failing = error != 0 && !keeps_books(op_of(current_.record));
+  const CUresult result = failing ? static_cast<CUresult>(error) : kHandlers[header.op](handlers_, current_.record);
   if (result != CUDA_SUCCESS) [[unlikely]] {
     if (!failing) faults_.check(result);
-    if (broken_) return;
+    if (current_.broken) return;
   }
-  position_ += size;
-  sequence_ = header.sequence;
-  if (record_.synchronous()) {
-    if (record_.deferred()) return;
-    Answer answer = Answer::to(record_);
+  current_.position += size;
+  current_.sequence = header.sequence;
+  if (current_.record.synchronous()) {
+    if (current_.record.deferred()) return;
+    Answer answer = Answer::to(current_.record);
     answer.result = result;
-    answer.bytes = record_.reply_bytes();
-    answer.hash = record_.reply_hash();
+    answer.bytes = current_.record.reply_bytes();
+    answer.hash = current_.record.reply_hash();
     replies_.give(answer);
-    if (result != CUDA_SUCCESS && !failing && !record_.replied()) [[unlikely]] {
-      log_(Level::kInfo, std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+    if (result != CUDA_SUCCESS && !failing && !current_.record.replied()) [[unlikely]] {
+      log_(Level::kInfo, std::string(current_.record.info().name) + " (record " + std::to_string(header.sequence) +
                              ") is answered with CUDA error " + std::to_string(result));
     }
   } else if (result != CUDA_SUCCESS && !failing) [[unlikely]] {
-    const std::string what = std::string(record_.info().name) + " (record " + std::to_string(header.sequence) +
+    const std::string what = std::string(current_.record.info().name) + " (record " + std::to_string(header.sequence) +
                              ") failed with CUDA error " + std::to_string(result);
     log_(Level::kWarning, what);
     // The call has returned long ago: like any error of asynchronous work, it comes back from every later call.
-    if (!destroys(op_of(record_))) fail_program(header.ordinal, header.sequence, result);
+    if (!destroys(op_of(current_.record))) fail_program(header.ordinal, header.sequence, result);
   }
 }
 
 void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error) {
-  failures_[ordinal] = {static_cast<uint32_t>(error), 0, sequence};
-  any_failure_ = true;
+  errors_.set(ordinal, {static_cast<uint32_t>(error), 0, sequence});
   // First the snapshot: a later replay must not start before the fault, which it would meet again after the program has
   // perhaps reset the context already.
   if (!take_snapshot("program error")) interrupts_.add(Interrupts::kSnapshot);
@@ -557,9 +533,9 @@ void Executor::fail_program(uint32_t ordinal, uint64_t sequence, CUresult error)
 }
 
 void Executor::publish_executed() {
-  if (position_ <= published_) return;  // a replay is not there yet
-  published_ = position_;
-  job_.header().executed.store(position_, std::memory_order_release);
+  if (current_.position <= published_) return;  // a replay is not there yet
+  published_ = current_.position;
+  job_.header().executed.store(current_.position, std::memory_order_release);
 }
 
 void Executor::sleep() {
@@ -568,7 +544,7 @@ void Executor::sleep() {
   journal::JournalHeader& header = job_.header();
   uint64_t limit = kLongestSleep;
   const uint64_t now = now_ns();
-  if (position_ != snapshots_.position() && !replay_.running()) {
+  if (current_.position != snapshots_.position() && !replay_.running()) {
     const uint64_t due_at = schedule_.due_at(now, memory_.live.bytes());
     limit = due_at > now ? std::min(limit, due_at - now) : 1'000'000;
   }
@@ -595,7 +571,7 @@ void Executor::sleep() {
     header.server_sleeping.store(journal::kAsleep, std::memory_order_seq_cst);
   }
   const uint32_t rung = header.doorbell.load(std::memory_order_seq_cst);
-  const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == position_;
+  const bool nothing = held_up || header.tail.load(std::memory_order_seq_cst) == current_.position;
   if (nothing && interrupts_.pending(std::memory_order_seq_cst) == requests) {
     journal::futex_wait(header.doorbell, rung, std::chrono::nanoseconds(limit));
   }
@@ -608,12 +584,8 @@ void Executor::sleep() {
   schedule_.slept(heard_at_);
 }
 
-void Executor::garbage(std::string text) {
-  broken_ = "the journal does not decode at position " + std::to_string(position_) + ": " + std::move(text);
-}
-
 bool Executor::check_finished_replay() {
-  if (!replay_.running() || position_ < replay_.until() || !replies_.all_met()) return false;
+  if (!replay_.running() || current_.position < replay_.until() || !replies_.all_met()) return false;
   replay_.end();
   ReplayReport report = replies_.report();
   report.records = replay_.records();
@@ -664,95 +636,6 @@ std::string Executor::operation(uint64_t sequence) const {
     at += record.size;
   }
   return "";
-}
-
-// The ordinal's context is current.
-const std::vector<CUstream>& Executor::busy_streams(uint32_t ordinal) {
-  return working_.ask(ordinal, [this](CUstream stream) {
-    const CUresult result = driver_.cuStreamQuery(stream);
-    faults_.check(result);
-    return result != CUDA_SUCCESS;
-  });
-}
-
-CUstream Executor::thread_stream() {
-  const journal::RecordHeader& header = record_.header();
-  CUstream& stream = thread_streams_[size_t{header.thread} * contexts_.count() + header.ordinal];
-  if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
-  return stream;
-}
-
-bool Executor::translate(journal::Kind, uint64_t handle, CUstream* real) {
-  if (capture_) [[unlikely]] {
-    *real = capture_->first;
-    return true;
-  }
-  uint32_t ordinal = record_.header().ordinal;
-  if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
-    *real = nullptr;
-  } else if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
-    *real = thread_stream();
-    if (!*real) return false;
-  } else {
-    if (!journal::handle_is(handle, journal::Kind::kStream)) return false;
-    const Stream* const stream = objects_.streams.find(journal::handle_index(handle));
-    if (!stream) return false;
-    *real = stream->real;
-    ordinal = stream->owner.ordinal;
-  }
-  used_stream_ = {*real, ordinal};
-  working_.add(*real, ordinal);
-  contexts_.use(ordinal);  // the program may name a stream of any device, whatever its current context is
-  return true;
-}
-
-bool Executor::translate(journal::Kind, uint64_t handle, CUevent* real) {
-  if (!journal::handle_is(handle, journal::Kind::kEvent)) return false;
-  const Event* const event = objects_.events.find(journal::handle_index(handle));
-  if (event) *real = event->real;
-  return event != nullptr;
-}
-
-bool Executor::translate(journal::Kind, uint64_t handle, CUmodule* real) {
-  if (!journal::handle_is(handle, journal::Kind::kModule)) return false;
-  const Module* const module = objects_.modules.find(journal::handle_index(handle));
-  if (module) *real = module->real;
-  return module != nullptr;
-}
-
-bool Executor::translate(journal::Kind, uint64_t handle, CUfunction* real) {
-  if (!journal::handle_is(handle, journal::Kind::kFunction)) return false;
-  const Kernel* const kernel = objects_.kernel(journal::handle_index(handle));
-  if (kernel) *real = kernel->real;
-  return kernel != nullptr;
-}
-
-void Executor::created(journal::Kind, uint64_t handle, CUstream real, const Record& record) {
-  Stream* const slot = journal::handle_is(handle, journal::Kind::kStream)
-                           ? objects_.streams.place(journal::handle_index(handle))
-                           : nullptr;
-  if (!slot) {
-    driver_.cuStreamDestroy_v2(real);
-    return garbage("a new stream has a number that is taken, or none");
-  }
-  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored())};
-}
-
-void Executor::created(journal::Kind, uint64_t handle, CUevent real, const Record& record) {
-  Event* const slot = journal::handle_is(handle, journal::Kind::kEvent)
-                          ? objects_.events.place(journal::handle_index(handle))
-                          : nullptr;
-  if (!slot) {
-    driver_.cuEventDestroy_v2(real);
-    return garbage("a new event has a number that is taken, or none");
-  }
-  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored()), 0, {}};
-}
-
-void Executor::destroyed(journal::Kind kind, uint64_t handle) {
-  const uint32_t index = journal::handle_index(handle);
-  if (kind == journal::Kind::kStream) objects_.streams.erase(index);
-  if (kind == journal::Kind::kEvent) objects_.events.erase(index);
 }
 
 }  // namespace xmig::server

@@ -46,87 +46,76 @@ bool changes_objects(Op op) {
 void Executor::entered() { generation_ = job_.header().generation.load(); }
 
 void Executor::start_at(const SnapshotContent& content, uint64_t executed) {
-  position_ = content.position;
+  current_.position = content.position;
   published_ = executed;
-  sequence_ = content.sequence;
-  failures_ = content.failures;
-  for (const Failure& failure : failures_) any_failure_ |= failure.error != 0;
+  current_.sequence = content.sequence;
+  errors_.restore(content.failures);
 }
 
 Result<> Executor::make_objects(const SnapshotContent& content) {
-  mode_ = Mode::kRestore;
+  current_.mode = Mode::kRestore;
   for (const std::span<const std::byte> stored : content.objects) {
     if (Result<> made = make_object(stored); !made) return made;
   }
-  mode_ = Mode::kRun;
+  current_.mode = Mode::kRun;
   for (const Variable& variable : content.variables) {
-    if (add_twin(variable.module, variable.address, variable.name) == CUDA_SUCCESS) continue;
+    if (handlers_.variables.add_twin(variable.module, variable.address, variable.name) == CUDA_SUCCESS) continue;
     return Error{"the variable " + variable.name + " of a module is not there any more"};
   }
-  for (const RecordedEvent& recorded : content.events) record_again(recorded);
+  for (const RecordedEvent& recorded : content.events) handlers_.events.record_again(recorded);
   return {};
 }
 
 Result<> Executor::make_object(std::span<const std::byte> stored) {
-  if (!record_.load_stored(stored) || record_.header().ordinal >= contexts_.count()) {
+  if (!current_.record.load_stored(stored) || current_.record.header().ordinal >= contexts_.count()) {
     return Error{"an object record of the last snapshot does not decode"};
   }
-  contexts_.use(record_.header().ordinal);
-  used_stream_.reset();
-  const CUresult result = kHandlers[record_.header().op](*this, record_);
+  contexts_.use(current_.record.header().ordinal);
+  handlers_.streams.begin();
+  const CUresult result = kHandlers[current_.record.header().op](handlers_, current_.record);
   faults_.check(result);
-  if (result == CUDA_SUCCESS && !broken_) return {};
-  return Error{std::string("an object of the last snapshot cannot be made again: ") + record_.info().name + ": CUDA error " +
+  if (result == CUDA_SUCCESS && !current_.broken) return {};
+  return Error{std::string("an object of the last snapshot cannot be made again: ") + current_.record.info().name + ": CUDA error " +
                std::to_string(result)};
 }
 
-// It was complete at the snapshot. Times between such events and later ones are lost.
-void Executor::record_again(const RecordedEvent& recorded) {
-  Event* const event =
-      recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;
-  if (!event) return;
-  contexts_.use(event->owner.ordinal);
-  faults_.check(driver_.cuEventRecordWithFlags(event->real, nullptr, 0));
-  event->recorded = recorded.sequence;
-}
-
 Result<> Executor::execute_objects(uint64_t until) {
-  mode_ = Mode::kObjects;
-  while (position_ < until) {
-    if (!load_next(until)) return Error{*broken_};
-    const journal::RecordHeader& header = record_.header();
+  current_.mode = Mode::kObjects;
+  while (current_.position < until) {
+    if (!load_next(until)) return Error{*current_.broken};
+    const journal::RecordHeader& header = current_.record.header();
     const auto op = static_cast<Op>(header.op);
-    const bool failing = failures_[header.ordinal].error != 0;
+    const bool failing = errors_.of(header.ordinal) != 0;
     CUresult result = CUDA_SUCCESS;
     contexts_.use(header.ordinal);
-    used_stream_.reset();
+    handlers_.streams.begin();
     if (op == Op::cuEventRecordWithFlags) {
-      result = failing ? CUDA_SUCCESS : on_cuEventRecordWithFlags(record_);
+      result = failing ? CUDA_SUCCESS : handlers_.events.on_cuEventRecordWithFlags(current_.record);
     } else if (changes_objects(op) && (!failing || keeps_books(op))) {
-      result = kHandlers[header.op](*this, record_);
+      result = kHandlers[header.op](handlers_, current_.record);
     }
     faults_.check(result);
-    if (broken_) return Error{*broken_};
-    position_ += header.size;
-    sequence_ = header.sequence;
+    if (current_.broken) return Error{*current_.broken};
+    current_.position += header.size;
+    current_.sequence = header.sequence;
   }
-  mode_ = Mode::kRun;
+  current_.mode = Mode::kRun;
   return {};
 }
 
 void Executor::begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) {
   journal::JournalHeader& header = job_.header();
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
-    const Failure& failure = failures_[ordinal];
+    const Failure& failure = errors_.all()[ordinal];
     if (failure.error == 0 || header.context_error.load() != 0) continue;
     header.context_error_ordinal.store(ordinal);
     header.context_error_sequence.store(failure.sequence);
     header.context_error.store(failure.error, std::memory_order_release);
   }
-  progress_.idle(sequence_);
-  const uint64_t now = now_ns(), until = std::max(executed, position_);
+  progress_.idle(current_.sequence);
+  const uint64_t now = now_ns(), until = std::max(executed, current_.position);
   replay_.begin(now, until, deliver, careful);
-  schedule_.start_replay(header.stall, now, until > position_);
+  schedule_.start_replay(header.stall, now, until > current_.position);
 }
 
 }  // namespace xmig::server

@@ -10,9 +10,9 @@ namespace xmig::server {
 // Device work that only ends when the program does something: a snapshot that waited for it could wait for ever, because the
 // program may in turn wait for records that come after the snapshot.
 bool Executor::external_waits() {
-  if (outside_waits_.load(std::memory_order_acquire) != 0) return true;
-  if (value_waits_ && !device_idle()) return true;
-  value_waits_ = false;
+  if (handlers_.outside.on_functions()) return true;
+  if (handlers_.outside.values && !device_idle()) return true;
+  handlers_.outside.values = false;
   const journal::JournalHeader& header = job_.header();
   // A position that was posted twice and not taken yet must not be trimmed either.
   return header.callbacks_posted.load(std::memory_order_acquire) !=
@@ -55,7 +55,7 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
   if (relocation_.settle_at() != 0 && now >= relocation_.settle_at() && relocation_.begin_settling()) {
     schedule_.postpone(now_ns() + Relocation::kPatienceToSettle);
   }
-  const uint64_t gained = position_ - snapshots_.position();
+  const uint64_t gained = current_.position - snapshots_.position();
   const uint32_t requested = interrupts_.pending();
   if (gained == 0 && nothing_to_snapshot(requested)) return std::nullopt;
   const journal::JournalHeader& header = job_.header();
@@ -64,10 +64,10 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
       .idle = idle,
       .requests = requested,
       .gained = gained,
-      .filled = position_ - snapshots_.trimmed(),
+      .filled = current_.position - snapshots_.trimmed(),
       .ring_bytes = job_.journal().ring_bytes(),
       .room_is_waited_for = header.trimmed_waiters.load(std::memory_order_relaxed) != 0,
-      .caught_up = header.tail.load(std::memory_order_relaxed) == position_,
+      .caught_up = header.tail.load(std::memory_order_relaxed) == current_.position,
       .watching = waits_.watching(),
       .replaying = replay_.running(),
       .live_bytes = memory_.live.bytes(),
@@ -102,7 +102,7 @@ bool Executor::nothing_to_snapshot(uint32_t requested) {
 bool Executor::device_idle() {
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     contexts_.use(ordinal);
-    if (!busy_streams(ordinal).empty()) return false;
+    if (!handlers_.streams.busy(ordinal).empty()) return false;
   }
   return true;
 }
@@ -115,8 +115,8 @@ void Executor::drain() {
   }
   waits_.finish_all();
   working_.clear();
-  progress_.idle(sequence_);
-  intake_.drained();
+  progress_.idle(current_.sequence);
+  handlers_.intake.drained();
 }
 
 void Executor::come_to_rest() {
@@ -130,11 +130,8 @@ Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   come_to_rest();
   const uint64_t start = now_ns();
   // What is not in device memory is lost with this server: it has to be there before that is the state.
-  for (auto& [address, variable] : variables_) from_variable(variable);
-  if (!placed_.keep([this](uint32_t ordinal) { return granules_.where(ordinal); })) {
-    faults_.give_up(sequence_, "the device could not keep the variables of its modules");
-  }
-  const Snapshots::Moment moment{position_, sequence_, failures_, variables_};
+  handlers_.variables.keep();
+  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_.variables.twins()};
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
   if (!taken) {
@@ -162,10 +159,10 @@ Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
 
 void Executor::wait_paused() {
   waits_.finish_all();
-  progress_.idle(sequence_);
+  progress_.idle(current_.sequence);
   publish_executed();
-  park([this] { daemon_.paused(position_); });
-  daemon_.continued(position_);
+  park([this] { daemon_.paused(current_.position); });
+  daemon_.continued(current_.position);
 }
 
 void Executor::park(const std::function<void()>& tell) {

@@ -1,15 +1,10 @@
-// Copies between the program and the device.
-//
-// The journal is the source of copies from pageable memory: the payload stays where it is until a snapshot. Bytes from
-// pinned memory are kept on the device (CopyLog). Bytes that the program has are never written twice: a replay brings them
-// to a scratch buffer, and compares.
-//
-// A device copies from and to its own memory; where that is another one's than the stream's, peers.cc has the way.
+#include "server/handlers/copies.h"
+
 #include <algorithm>
 #include <cstring>
 #include <new>
 
-#include "server/executor/executor.h"
+#include "server/handlers/await.h"
 
 namespace xmig::server {
 namespace {
@@ -23,8 +18,27 @@ uint64_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(po
 
 }  // namespace
 
+Copies::Copies(const Session& session, Streams& streams, Addresses& addresses, Peers& peers, Intake& intake,
+               const OutsideWaits& outside)
+    : driver_(session.services.driver),
+      contexts_(session.services.contexts),
+      job_(session.services.job),
+      memory_(session.memory),
+      replies_(session.replies),
+      waits_(session.waits),
+      working_(session.working),
+      current_(session.current),
+      schedule_(session.schedule),
+      execution_(session.execution),
+      streams_(streams),
+      addresses_(addresses),
+      peers_(peers),
+      intake_(intake),
+      outside_(outside),
+      scratch_(driver_) {}
+
 // Rows in memory: `height` times `width` bytes, `pitch` apart.
-struct Executor::Plane {
+struct Copies::Plane {
   uint64_t address;
   uint64_t pitch;
   uint64_t width;
@@ -48,16 +62,16 @@ struct Executor::Plane {
   }
 };
 
-CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream) {
+CUresult Copies::to_device(const Plane& to, const Plane& from, CUstream stream) {
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyHtoDAsync_v2(where_the_device_has(to.address), reinterpret_cast<const void*>(from.address), to.bytes, stream);
+    return driver_.cuMemcpyHtoDAsync_v2(addresses_.where_the_device_has(to.address), reinterpret_cast<const void*>(from.address), to.bytes, stream);
   }
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_HOST;
   copy.srcHost = reinterpret_cast<const void*>(from.address);
   copy.srcPitch = from.pitch;
   copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.dstDevice = where_the_device_has(to.address);
+  copy.dstDevice = addresses_.where_the_device_has(to.address);
   copy.dstPitch = to.pitch;
   copy.WidthInBytes = to.width;
   copy.Height = to.height;
@@ -67,23 +81,19 @@ CUresult Executor::to_device(const Plane& to, const Plane& from, CUstream stream
 // From page-locked memory, when the stream has come to it. What is small the driver reads at the call, if the stream has nothing
 // to wait for but what blocking streams wait for by themselves: the null stream for them, they for it. In a stream that waits for
 // an event it does not.
-CUresult Executor::to_device_in_turn(const Plane& to, const Plane& from, uint32_t ordinal, CUstream stream) {
-  if (capture_ || from.bytes >= kReadAtCall || ordinal != stream_ordinal()) return to_device(to, from, stream);
-  CUstream aside = nullptr;
-  if (const CUresult result = step_aside(ordinal, stream, &aside); result != CUDA_SUCCESS) return result;
-  const CUresult result = to_device(to, from, aside);
-  const CUresult back = come_back(ordinal, stream, aside);
-  return result == CUDA_SUCCESS ? back : result;
+CUresult Copies::to_device_in_turn(const Plane& to, const Plane& from, uint32_t ordinal, CUstream stream) {
+  if (streams_.captures() || from.bytes >= kReadAtCall || ordinal != streams_.ordinal()) return to_device(to, from, stream);
+  return streams_.aside(ordinal, stream, [&](CUstream there) { return to_device(to, from, there); });
 }
 
-CUresult Executor::to_host(const Plane& to, const Plane& from, CUstream stream) {
+CUresult Copies::to_host(const Plane& to, const Plane& from, CUstream stream) {
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to.address), where_the_device_has(from.address),
+    return driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to.address), addresses_.where_the_device_has(from.address),
                                         from.bytes, stream);
   }
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = where_the_device_has(from.address);
+  copy.srcDevice = addresses_.where_the_device_has(from.address);
   copy.srcPitch = from.pitch;
   copy.dstMemoryType = CU_MEMORYTYPE_HOST;
   copy.dstHost = reinterpret_cast<void*>(to.address);
@@ -93,23 +103,23 @@ CUresult Executor::to_host(const Plane& to, const Plane& from, CUstream stream) 
   return driver_.cuMemcpy2DAsync_v2(&copy, stream);
 }
 
-CUresult Executor::on_xmCopyFromHost(Record& record) {
+CUresult Copies::on_xmCopyFromHost(Record& record) {
   Args_xmCopyFromHost args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane to{args.destination, args.pitch, args.width, args.height};
-  if (!to.measure() || to.bytes != record.payload().size() || !live(to.address, to.extent)) {
+  if (!to.measure() || to.bytes != record.payload().size() || !addresses_.live(to.address, to.extent)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
   Plane from{address_of(record.payload().data()), args.width, args.width, args.height};
   from.measure();
-  return where_it_is(to.address, stream, [&](CUstream there) { return to_device(to, from, there); });
+  return streams_.where_it_is(to.address, stream, [&](CUstream there) { return to_device(to, from, there); });
 }
 
-CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream) {
-  const CUdeviceptr target = where_the_device_has(to.address), source = where_the_device_has(from.address);
+CUresult Copies::on_device(const Plane& to, const Plane& from, CUstream stream) {
+  const CUdeviceptr target = addresses_.where_the_device_has(to.address), source = addresses_.where_the_device_has(from.address);
   if (to.dense() && from.dense()) return driver_.cuMemcpyDtoDAsync_v2(target, source, to.bytes, stream);
   CUDA_MEMCPY2D copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
@@ -124,39 +134,36 @@ CUresult Executor::on_device(const Plane& to, const Plane& from, CUstream stream
 
 // Between any two devices. A device that reaches the other's memory copies it as it does its own. Otherwise the driver is informed
 // of both contexts: it has a way in any case, in the last resort through host memory.
-CUresult Executor::between(const Plane& to, const Plane& from, CUstream stream) {
+CUresult Copies::between(const Plane& to, const Plane& from, CUstream stream) {
   const bool from_device = ordinal_of_device_address(from.address) < contexts_.count();
   const bool to_device = ordinal_of_device_address(to.address) < contexts_.count();
-  const uint32_t source = home_of(from_device ? from.address : to.address);
-  const uint32_t target = home_of(to_device ? to.address : from.address);
-  const uint32_t at = stream_ordinal() == target ? target : source;
-  return on_device_of(at, stream, [&](CUstream there) -> CUresult {
+  const uint32_t source = streams_.home_of(from_device ? from.address : to.address);
+  const uint32_t target = streams_.home_of(to_device ? to.address : from.address);
+  const uint32_t at = streams_.ordinal() == target ? target : source;
+  return streams_.on_device_of(at, stream, [&](CUstream there) -> CUresult {
     if (source == target) return on_device(to, from, there);
     const uint32_t other = at == source ? target : source;
     // A graph's copies are settled when it is made, and what the driver says of such a node it says only at its launch.
-    const bool reaches = (device_.peer(static_cast<int>(at), static_cast<int>(other)) & journal::kPeerReaches) != 0;
-    if (capture_ && reaches && !memory_.hosting.shares(other, at)) {
-      const std::lock_guard lock(memory_.mutex);
-      if (const CUresult result = memory_.hosting.share(other, at, true); result != CUDA_SUCCESS) return result;
-      lasting_shares_.insert({other, at});
+    if (streams_.captures()) {
+      if (const CUresult result = peers_.share_for_good(other, at); result != CUDA_SUCCESS) return result;
     }
-    return memory_.hosting.shares(other, at) ? on_device(to, from, there) : to_peer(to, from, there);
+    return peers_.shares(other, at) ? on_device(to, from, there) : to_peer(to, from, there);
   });
 }
 
-CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) {
+CUresult Copies::to_peer(const Plane& to, const Plane& from, CUstream stream) {
   const CUcontext source = contexts_.real(ordinal_of_device_address(from.address));
   const CUcontext target = contexts_.real(ordinal_of_device_address(to.address));
   if (to.dense() && from.dense()) {
-    return driver_.cuMemcpyPeerAsync(where_the_device_has(to.address), target, where_the_device_has(from.address), source,
+    return driver_.cuMemcpyPeerAsync(addresses_.where_the_device_has(to.address), target, addresses_.where_the_device_has(from.address), source,
                                      to.bytes, stream);
   }
   CUDA_MEMCPY3D_PEER copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = where_the_device_has(from.address);
+  copy.srcDevice = addresses_.where_the_device_has(from.address);
   copy.srcContext = source;
   copy.srcPitch = from.pitch;
-  copy.dstDevice = where_the_device_has(to.address);
+  copy.dstDevice = addresses_.where_the_device_has(to.address);
   copy.dstContext = target;
   copy.dstPitch = to.pitch;
   copy.WidthInBytes = to.width;
@@ -166,39 +173,39 @@ CUresult Executor::to_peer(const Plane& to, const Plane& from, CUstream stream) 
 }
 
 // Nothing, if not even a snapshot makes room.
-std::optional<uint64_t> Executor::log_space(uint32_t ordinal, uint64_t bytes) {
+std::optional<uint64_t> Copies::log_space(uint32_t ordinal, uint64_t bytes) {
   const auto take = [&] {
     const std::lock_guard lock(memory_.mutex);
-    return memory_.copy_log.take(ordinal, bytes, position_);
+    return memory_.copy_log.take(ordinal, bytes, current_.position);
   };
   std::optional<uint64_t> space = take();
-  if (!space && bytes <= journal::kGranule && take_snapshot("much was copied from page-locked memory")) space = take();
+  if (!space && bytes <= journal::kGranule && execution_.take_snapshot("much was copied from page-locked memory")) space = take();
   return space;
 }
 
 // In stream order: from here on a replay finds the bytes where the record says.
-CUresult Executor::note_copied(Record& record, uint64_t kept, CUstream stream) {
+CUresult Copies::note_copied(Record& record, uint64_t kept, CUstream stream) {
   record.shared()->reply_hash = kept;
   const auto state = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&record.shared()->state));
   return driver_.cuStreamWriteValue32_v2(stream, state, journal::kCopied, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-CUresult Executor::on_xmCopyFromPinned(Record& record) {
+CUresult Copies::on_xmCopyFromPinned(Record& record) {
   Args_xmCopyFromPinned args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane to{args.destination, args.pitch, args.width, args.height};
   Plane from{args.source, args.source_pitch, args.width, args.height};
-  if (!to.measure() || !from.measure() || !live(to.address, to.extent) || !job_.is_pinned(from.address, from.extent)) {
+  if (!to.measure() || !from.measure() || !addresses_.live(to.address, to.extent) || !job_.is_pinned(from.address, from.extent)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
   const bool copied = record.state() == journal::kCopied;
   if (copied && !memory_.copy_log.holds(record.header().reply_hash, to.bytes)) return CUDA_ERROR_INVALID_VALUE;
-  const uint32_t home = home_of(to.address);
+  const uint32_t home = streams_.home_of(to.address);
   const std::optional<uint64_t> space = copied ? record.header().reply_hash : log_space(home, to.bytes);
-  return on_device_of(home, stream, [&](CUstream there) -> CUresult {
+  return streams_.on_device_of(home, stream, [&](CUstream there) -> CUresult {
     if (!space) {
       schedule_.set_snapshot_now(true);  // before the program can know that the buffer is its own again
       return to_device_in_turn(to, from, home, there);
@@ -214,9 +221,8 @@ CUresult Executor::on_xmCopyFromPinned(Record& record) {
 
 // Into the copy log of this device; ahead of the work before it in the stream, if nothing that is yet to happen can change the
 // bytes.
-CUresult Executor::bring(Record& record, uint32_t ordinal, const Plane& kept, const Plane& from, CUstream stream) {
-  const bool settled = !capture_ && !value_waits_ && outside_waits_.load(std::memory_order_acquire) == 0 &&
-                       !intake_.is_written(from.address, from.extent);
+CUresult Copies::bring(Record& record, uint32_t ordinal, const Plane& kept, const Plane& from, CUstream stream) {
+  const bool settled = !streams_.captures() && !outside_.any() && !intake_.is_written(from.address, from.extent);
   const CUstream ahead = settled ? intake_.stream(ordinal) : nullptr;
   const CUstream way = ahead ? ahead : stream;
   if (ahead) working_.add(ahead, ordinal);
@@ -225,13 +231,13 @@ CUresult Executor::bring(Record& record, uint32_t ordinal, const Plane& kept, co
   return result == CUDA_SUCCESS && ahead ? intake_.join(ordinal, stream) : result;
 }
 
-CUresult Executor::on_xmCopyToHost(Record& record) {
+CUresult Copies::on_xmCopyToHost(Record& record) {
   Args_xmCopyToHost args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane from{args.source, args.pitch, args.width, args.height};
-  if (!from.measure() || !live(from.address, from.extent)) return CUDA_ERROR_INVALID_VALUE;
+  if (!from.measure() || !addresses_.live(from.address, from.extent)) return CUDA_ERROR_INVALID_VALUE;
   const bool inline_reply = args.staging == ~0ull;
   if (!inline_reply && args.staging > journal::kStagingBytes) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t space = inline_reply ? record.reply_space().size() : journal::kStagingBytes - args.staging;
@@ -250,32 +256,32 @@ CUresult Executor::on_xmCopyToHost(Record& record) {
   if (from.bytes != 0) {
     Plane to{address_of(wait->data), args.width, args.width, args.height};
     to.measure();
-    const CUresult result = where_it_is(from.address, stream, [&](CUstream there) { return to_host(to, from, there); });
+    const CUresult result = streams_.where_it_is(from.address, stream, [&](CUstream there) { return to_host(to, from, there); });
     if (result != CUDA_SUCCESS) return result;
   }
   wait->streams.push_back(stream);
-  return await(record, std::move(wait));
+  return await(waits_, streams_, record, std::move(wait));
 }
 
-CUresult Executor::on_xmCopyToPinned(Record& record) {
+CUresult Copies::on_xmCopyToPinned(Record& record) {
   Args_xmCopyToPinned args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane from{args.source, args.pitch, args.width, args.height};
   Plane to{args.destination, args.destination_pitch, args.width, args.height};
-  if (!from.measure() || !to.measure() || !live(from.address, from.extent) || !job_.is_pinned(to.address, to.extent)) {
+  if (!from.measure() || !to.measure() || !addresses_.live(from.address, from.extent) || !job_.is_pinned(to.address, to.extent)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (from.bytes == 0) return CUDA_SUCCESS;
-  const uint32_t home = home_of(from.address);
+  const uint32_t home = streams_.home_of(from.address);
   if (record.state() == journal::kCopied) {
-    return on_device_of(home, stream, [&](CUstream there) { return compare_with_pinned(record, from, there); });
+    return streams_.on_device_of(home, stream, [&](CUstream there) { return compare_with_pinned(record, from, there); });
   }
   intake_.will_write(to.address, to.extent);
   // What is small is kept for comparison: results are; what is large is somebody's checkpoint.
   const uint64_t space = from.bytes <= kComparedBytes ? log_space(home, from.bytes).value_or(0) : 0;
-  return on_device_of(home, stream, [&](CUstream there) -> CUresult {
+  return streams_.on_device_of(home, stream, [&](CUstream there) -> CUresult {
     Plane source = from;
     if (space) {
       source = {space, args.width, args.width, args.height};
@@ -288,7 +294,7 @@ CUresult Executor::on_xmCopyToPinned(Record& record) {
 }
 
 // The program has these bytes, and may have changed them since: the device compares what it has now with what it had.
-struct Executor::PinnedWrite {
+struct Copies::PinnedWrite {
   Replies& replies;
   Answer answer;
   ScratchPool::Buffer before, now;
@@ -302,7 +308,7 @@ struct Executor::PinnedWrite {
   }
 };
 
-CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstream stream) {
+CUresult Copies::compare_with_pinned(Record& record, const Plane& from, CUstream stream) {
   const uint64_t kept = record.header().reply_hash;
   if (kept == 0) return CUDA_SUCCESS;
   if (from.bytes > kComparedBytes || !memory_.copy_log.holds(kept, from.bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -329,26 +335,26 @@ CUresult Executor::compare_with_pinned(Record& record, const Plane& from, CUstre
   return result;
 }
 
-CUresult Executor::on_xmCopy2D(Record& record) {
+CUresult Copies::on_xmCopy2D(Record& record) {
   Args_xmCopy2D args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   Plane to{args.destination, args.destination_pitch, args.width, args.height};
   Plane from{args.source, args.source_pitch, args.width, args.height};
-  if (!to.measure() || !from.measure() || !live(to.address, to.extent) || !live(from.address, from.extent)) {
+  if (!to.measure() || !from.measure() || !addresses_.live(to.address, to.extent) || !addresses_.live(from.address, from.extent)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (to.bytes == 0) return CUDA_SUCCESS;
   return between(to, from, stream);
 }
 
-CUresult Executor::on_cuMemcpyDtoDAsync_v2(Record& record) {
+CUresult Copies::on_cuMemcpyDtoDAsync_v2(Record& record) {
   Args_cuMemcpyDtoDAsync_v2 args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (!reachable(args.dstDevice, args.ByteCount) || !reachable(args.srcDevice, args.ByteCount)) {
+  if (!streams_.translate(args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!addresses_.reachable(args.dstDevice, args.ByteCount) || !addresses_.reachable(args.srcDevice, args.ByteCount)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   Plane to{args.dstDevice, args.ByteCount, args.ByteCount, 1};

@@ -1,59 +1,94 @@
-// Events, values in memory, and the calls that wait for the device.
-#include <algorithm>
+#include "server/handlers/events.h"
 
-#include "server/executor/executor.h"
+#include "server/handlers/await.h"
 
 namespace xmig::server {
 
-CUresult Executor::on_cuStreamSynchronize(Record& record) {
+Events::Events(const Session& session, Streams& streams, Addresses& addresses, OutsideWaits& outside)
+    : driver_(session.services.driver),
+      contexts_(session.services.contexts),
+      faults_(session.services.faults),
+      job_(session.services.job),
+      objects_(session.objects),
+      waits_(session.waits),
+      current_(session.current),
+      streams_(streams),
+      addresses_(addresses),
+      outside_(outside) {}
+
+void Events::destroy_all() {
+  objects_.events.for_each([&](uint32_t, const Event& event) { driver_.cuEventDestroy_v2(event.real); });
+}
+
+void Events::created(uint64_t handle, CUevent real, const Record& record) {
+  Event* const slot = journal::handle_is(handle, journal::Kind::kEvent)
+                          ? objects_.events.place(journal::handle_index(handle))
+                          : nullptr;
+  if (!slot) {
+    driver_.cuEventDestroy_v2(real);
+    return current_.garbage("a new event has a number that is taken, or none");
+  }
+  *slot = {real, {record.header().context, record.header().ordinal}, objects_.records.keep(record.sequence(), record.stored()), 0, {}};
+}
+
+void Events::record_again(const RecordedEvent& recorded) {
+  Event* const event =
+      recorded.index < journal::kMaxEvents ? objects_.events.find(static_cast<uint32_t>(recorded.index)) : nullptr;
+  if (!event) return;
+  contexts_.use(event->owner.ordinal);
+  faults_.check(driver_.cuEventRecordWithFlags(event->real, nullptr, 0));
+  event->recorded = recorded.sequence;
+}
+
+CUresult Events::on_cuStreamSynchronize(Record& record) {
   Args_cuStreamSynchronize args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   auto wait = std::make_unique<Wait>();
   CUstream stream = nullptr;
-  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   wait->streams.push_back(stream);
-  return await(record, std::move(wait));
+  return await(waits_, streams_, record, std::move(wait));
 }
 
-CUresult Executor::on_cuCtxSynchronize(Record& record) {
+CUresult Events::on_cuCtxSynchronize(Record& record) {
   auto wait = std::make_unique<Wait>();
-  wait->streams = busy_streams(record.header().ordinal);
-  return await(record, std::move(wait));
+  wait->streams = streams_.busy(record.header().ordinal);
+  return await(waits_, streams_, record, std::move(wait));
 }
 
-CUresult Executor::on_cuEventSynchronize(Record& record) {
+CUresult Events::on_cuEventSynchronize(Record& record) {
   Args_cuEventSynchronize args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   auto wait = std::make_unique<Wait>();
-  if (!translate(journal::Kind::kEvent, args.hEvent, &wait->event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!objects_.translate(args.hEvent, &wait->event)) return CUDA_ERROR_INVALID_HANDLE;
   const Event& event = *objects_.events.find(journal::handle_index(args.hEvent));
-  if (event.publisher && *event.publisher == publishers_[record.header().ordinal]) {
+  if (event.publisher && *event.publisher == streams_.existing_publisher(record.header().ordinal)) {
     wait->streams.push_back(*event.publisher);  // who has waited finds it complete
   }
   // The program may have seen it complete in shared memory, without a reply.
   const uint32_t index = journal::handle_index(args.hEvent);
   wait->barrier = job_.header().events[index].load(std::memory_order_acquire) >= event.recorded;
-  return await(record, std::move(wait));
+  return await(waits_, streams_, record, std::move(wait));
 }
 
 // Calls that only look. Where a replay passes one that reported "complete", the program went on from there.
-CUresult Executor::on_cuStreamQuery(Record& record) {
+CUresult Events::on_cuStreamQuery(Record& record) {
   Args_cuStreamQuery args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!record.replied()) return driver_.cuStreamQuery(stream);
   if (record.header().result != CUDA_SUCCESS) return CUDA_ERROR_NOT_READY;
   auto wait = std::make_unique<Wait>();
   wait->streams.push_back(stream);
-  return await(record, std::move(wait));
+  return await(waits_, streams_, record, std::move(wait));
 }
 
-CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
+CUresult Events::on_cuEventElapsedTime_v2(Record& record) {
   Args_cuEventElapsedTime_v2 args;
   CUevent start = nullptr, end = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kEvent, args.hStart, &start) || !translate(journal::Kind::kEvent, args.hEnd, &end)) {
+  if (!objects_.translate(args.hStart, &start) || !objects_.translate(args.hEnd, &end)) {
     return CUDA_ERROR_INVALID_HANDLE;
   }
   if (record.replied()) {
@@ -61,7 +96,7 @@ CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
     for (const CUevent event : {start, end}) {
       auto wait = std::make_unique<Wait>();
       wait->event = event;
-      await(record, std::move(wait));
+      await(waits_, streams_, record, std::move(wait));
     }
     return CUDA_SUCCESS;
   }
@@ -73,40 +108,31 @@ CUresult Executor::on_cuEventElapsedTime_v2(Record& record) {
   return result;
 }
 
-CUresult Executor::await(Record& record, std::unique_ptr<Wait> wait) {
-  wait->answer = Answer::to(record);
-  wait->ordinal = stream_ordinal();
-  wait->barrier |= record.replied();
-  record.defer();
-  waits_.start(std::move(wait));
-  return CUDA_SUCCESS;
-}
-
 template <typename Args, typename Call>
-CUresult Executor::wait_for_value(Record& record, Call&& call) {
+CUresult Events::wait_for_value(Record& record, Call&& call) {
   Args args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (!live(args.addr, sizeof(args.value))) return CUDA_ERROR_INVALID_VALUE;
-  value_waits_ = true;
-  return where_it_is(args.addr, stream,
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!addresses_.live(args.addr, sizeof(args.value))) return CUDA_ERROR_INVALID_VALUE;
+  outside_.values = true;
+  return streams_.where_it_is(args.addr, stream,
                      [&](CUstream there) { return call(there, args.addr, args.value, args.flags); });
 }
 
-CUresult Executor::on_cuStreamWaitValue32_v2(Record& record) {
+CUresult Events::on_cuStreamWaitValue32_v2(Record& record) {
   return wait_for_value<Args_cuStreamWaitValue32_v2>(record, driver_.cuStreamWaitValue32_v2);
 }
 
-CUresult Executor::on_cuStreamWaitValue64_v2(Record& record) {
+CUresult Events::on_cuStreamWaitValue64_v2(Record& record) {
   return wait_for_value<Args_cuStreamWaitValue64_v2>(record, driver_.cuStreamWaitValue64_v2);
 }
 
-CUresult Executor::on_cuEventRecordWithFlags(Record& record) {
+CUresult Events::on_cuEventRecordWithFlags(Record& record) {
   Args_cuEventRecordWithFlags args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!journal::handle_is(args.hEvent, journal::Kind::kEvent)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.hEvent);
   Event* const event = objects_.events.find(index);
@@ -117,7 +143,7 @@ CUresult Executor::on_cuEventRecordWithFlags(Record& record) {
 // The device itself writes the record's sequence where the client looks, and before the event: who has waited for the
 // event, or for anything behind it, finds it complete. Two records of one event on two streams could write in the wrong
 // order, and the client would wait for ever: then a stream of ours waits for both, and writes.
-CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence) {
+CUresult Events::record_event(Event& event, uint32_t index, CUstream stream, unsigned int flags, uint64_t sequence) {
   std::atomic<uint64_t>& word = job_.header().events[index];
   const auto address = static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(&word));
   const uint64_t published = word.load(std::memory_order_acquire);
@@ -136,7 +162,7 @@ CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, u
     event.publisher = stream;
     return CUDA_SUCCESS;
   }
-  const CUstream publisher = publisher_stream();
+  const CUstream publisher = streams_.publisher();
   CUevent before = nullptr;
   faults_.check(driver_.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING));
   faults_.check(driver_.cuEventRecordWithFlags(before, *event.publisher, 0));
@@ -146,36 +172,6 @@ CUresult Executor::record_event(Event& event, uint32_t index, CUstream stream, u
   event.publisher = publisher;
   faults_.check(driver_.cuStreamWriteValue64_v2(publisher, address, sequence, CU_STREAM_WRITE_VALUE_DEFAULT));
   return CUDA_SUCCESS;
-}
-
-CUstream Executor::publisher_stream() {
-  CUstream& stream = publishers_[stream_ordinal()];
-  if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
-  working_.add(stream, stream_ordinal());
-  return stream;
-}
-
-// A stream is about to be destroyed: its work goes on. A stream of ours waits for it, so that who waits for the whole
-// context waits for it as well; events whose completion it still has to publish are handed to that one.
-void Executor::leave_work(CUstream gone) {
-  progress_.destroyed(gone);
-  working_.forget(gone);
-  drop_asides(gone);
-  if (last_stream_ == gone) last_stream_ = nullptr;
-  granules_.forget(gone);
-  used_stream_.reset();
-  std::optional<CUstream> heir;
-  if (driver_.cuStreamQuery(gone) != CUDA_SUCCESS) {
-    heir = publisher_stream();
-    CUevent last = nullptr;
-    faults_.check(driver_.cuEventCreate(&last, CU_EVENT_DISABLE_TIMING));
-    faults_.check(driver_.cuEventRecordWithFlags(last, gone, 0));
-    faults_.check(driver_.cuStreamWaitEvent(*heir, last, 0));
-    driver_.cuEventDestroy_v2(last);
-  }
-  objects_.events.for_each([&](uint32_t, Event& event) {
-    if (event.publisher == gone) event.publisher = heir;
-  });
 }
 
 }  // namespace xmig::server

@@ -1,8 +1,5 @@
-// Graphs: the client's image of one becomes a graph of the driver.
-//
-// Every node is captured from a stream of the server's: the node's records go through the same handlers as any other
-// record, only that translate() answers with that stream. So there is one way to launch a kernel, and a recovery, which
-// builds the graphs again from their images, finds the same addresses in them.
+#include "server/handlers/graphs.h"
+
 #include <cstring>
 #include <tuple>
 #include <unordered_map>
@@ -10,7 +7,7 @@
 #include <vector>
 
 #include "journal/graph_image.h"
-#include "server/executor/executor.h"
+#include "server/handlers/handlers.h"
 #include "server/records/reader.h"
 
 namespace xmig::server {
@@ -35,15 +32,31 @@ bool can_be_in_graph(Op op) {
 
 }  // namespace
 
+Graphs::Graphs(const Session& session, Streams& streams, Addresses& addresses, Handlers& handlers)
+    : driver_(session.services.driver),
+      contexts_(session.services.contexts),
+      log_(session.services.log),
+      images_(session.memory.images),
+      objects_(session.objects),
+      current_(session.current),
+      schedule_(session.schedule),
+      streams_(streams),
+      addresses_(addresses),
+      handlers_(handlers) {}
+
+void Graphs::destroy_all() {
+  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { destroy(graph); });
+}
+
 // Builds nodes one after another. A chain, where each waits for the one before only, is captured in one go. The body of a
 // conditional node is built when its node has been.
-class Executor::GraphBuilder {
+class Graphs::Builder {
  public:
-  GraphBuilder(Executor& executor, GraphExec& parts) : executor_(executor), driver_(executor.driver_), parts_(parts) {}
-  ~GraphBuilder() {
+  Builder(Graphs& graphs, GraphExec& parts) : family_(graphs), driver_(graphs.driver_), parts_(parts) {}
+  ~Builder() {
     close();
-    executor_.capture_.reset();
-    executor_.contexts_.use(executor_.record_.header().ordinal);
+    family_.streams_.end_capture();
+    family_.contexts_.use(family_.current_.record.header().ordinal);
   }
 
   CUresult build(std::span<const std::byte> image, CUgraph graph) {
@@ -88,7 +101,7 @@ class Executor::GraphBuilder {
     const CUgraph owner = known.graph < graphs_.size() ? graphs_[known.graph] : graphs_[0];
     const unsigned int flags = known.assigned ? CU_GRAPH_COND_ASSIGN_DEFAULT : 0;
     const CUresult result = driver_.cuGraphConditionalHandleCreate(
-        &condition.real, owner, executor_.contexts_.context(parts_.owner.ordinal), known.value, flags);
+        &condition.real, owner, family_.contexts_.context(parts_.owner.ordinal), known.value, flags);
     return result == CUDA_SUCCESS ? condition.real : 0;
   }
 
@@ -105,7 +118,7 @@ class Executor::GraphBuilder {
     params.conditional.handle = handle_of(condition->second);
     params.conditional.type = static_cast<CUgraphConditionalNodeType>(choice.type);
     params.conditional.size = choice.bodies;
-    params.conditional.ctx = executor_.contexts_.context(parts_.owner.ordinal);
+    params.conditional.ctx = family_.contexts_.context(parts_.owner.ordinal);
     if (!params.conditional.handle) return CUDA_ERROR_INVALID_VALUE;
     CUgraphNode made = nullptr;
     const CUresult result = driver_.cuGraphAddNode_v2(&made, graph_, waits.data(), edges, waits.size(), &params);
@@ -150,7 +163,7 @@ class Executor::GraphBuilder {
       return result;
     }
     const uint32_t ordinal = device_of_next(reader);
-    const bool goes_on = open_ && plain && waits.size() == 1 && last + 1 == nodes_.size() && ordinal == executor_.capture_->second;
+    const bool goes_on = open_ && plain && waits.size() == 1 && last + 1 == nodes_.size() && ordinal == family_.streams_.ordinal();
     if (!goes_on) {
       if (const CUresult error = close(); error != CUDA_SUCCESS) return error;
       if (const CUresult error = go_to(ordinal); error != CUDA_SUCCESS) return error;
@@ -177,9 +190,9 @@ class Executor::GraphBuilder {
 
   // A device's work is captured from a stream of that device: its own kernels, and what touches its memory.
   CUresult go_to(uint32_t ordinal) {
-    executor_.contexts_.use(ordinal);
-    if (const CUresult error = executor_.graph_stream(ordinal, &stream_); error != CUDA_SUCCESS) return error;
-    executor_.capture_ = {stream_, ordinal};
+    family_.contexts_.use(ordinal);
+    if (const CUresult error = family_.streams_.for_graphs(ordinal, &stream_); error != CUDA_SUCCESS) return error;
+    family_.streams_.capture(stream_, ordinal);
     return CUDA_SUCCESS;
   }
 
@@ -188,7 +201,7 @@ class Executor::GraphBuilder {
     std::span<const std::byte> arguments;
     const bool there = ahead.get(head) && head.op < static_cast<uint32_t>(Op::kCount) &&
                        ahead.get(arguments, kOpInfo[head.op].args_bytes);
-    return there ? executor_.home_of_work(static_cast<Op>(head.op), arguments) : executor_.capture_->second;
+    return there ? family_.home_of_work(static_cast<Op>(head.op), arguments) : family_.streams_.ordinal();
   }
 
   CUresult add_operation(Reader& reader) {
@@ -207,10 +220,10 @@ class Executor::GraphBuilder {
       payload = translated;
     }
     Record record;
-    record.load_operation(executor_.record_, op, arguments, payload);
-    const bool before = executor_.schedule_.set_snapshot_now(false);
-    const CUresult result = kHandlers[head.op](executor_, record);
-    parts_.touches_host |= executor_.schedule_.set_snapshot_now(before);
+    record.load_operation(family_.current_.record, op, arguments, payload);
+    const bool before = family_.schedule_.set_snapshot_now(false);
+    const CUresult result = kHandlers[head.op](family_.handlers_, record);
+    parts_.touches_host |= family_.schedule_.set_snapshot_now(before);
     return result;
   }
 
@@ -236,7 +249,7 @@ class Executor::GraphBuilder {
     return driver_.cuStreamEndCapture(stream_, &same);
   }
 
-  Executor& executor_;
+  Graphs& family_;
   const DriverTable& driver_;
   GraphExec& parts_;
   CUgraph graph_ = nullptr;
@@ -250,13 +263,13 @@ class Executor::GraphBuilder {
 };
 
 // The device that does a record's work: its kernel's, or the one whose memory is read or filled.
-uint32_t Executor::home_of_work(Op op, std::span<const std::byte> bytes) {
+uint32_t Graphs::home_of_work(Op op, std::span<const std::byte> bytes) {
   const auto as = [&]<typename Args>(Args args) {
     if (bytes.size() >= sizeof(args)) std::memcpy(&args, bytes.data(), sizeof(args));
     return args;
   };
   const auto of_copy = [&](uint64_t from, uint64_t to) {
-    return ordinal_of_device_address(from) < contexts_.count() ? home_of(from) : home_of(to);
+    return ordinal_of_device_address(from) < contexts_.count() ? streams_.home_of(from) : streams_.home_of(to);
   };
   switch (op) {
     case Op::xmLaunch: {
@@ -274,45 +287,37 @@ uint32_t Executor::home_of_work(Op op, std::span<const std::byte> bytes) {
       const auto args = as(Args_cuMemcpyDtoDAsync_v2{});
       return of_copy(args.srcDevice, args.dstDevice);
     }
-    case Op::cuMemsetD8Async: return home_of(as(Args_cuMemsetD8Async{}).dstDevice);
-    case Op::cuMemsetD16Async: return home_of(as(Args_cuMemsetD16Async{}).dstDevice);
-    case Op::cuMemsetD32Async: return home_of(as(Args_cuMemsetD32Async{}).dstDevice);
-    case Op::cuMemsetD2D8Async: return home_of(as(Args_cuMemsetD2D8Async{}).dstDevice);
-    case Op::cuMemsetD2D16Async: return home_of(as(Args_cuMemsetD2D16Async{}).dstDevice);
-    case Op::cuMemsetD2D32Async: return home_of(as(Args_cuMemsetD2D32Async{}).dstDevice);
+    case Op::cuMemsetD8Async: return streams_.home_of(as(Args_cuMemsetD8Async{}).dstDevice);
+    case Op::cuMemsetD16Async: return streams_.home_of(as(Args_cuMemsetD16Async{}).dstDevice);
+    case Op::cuMemsetD32Async: return streams_.home_of(as(Args_cuMemsetD32Async{}).dstDevice);
+    case Op::cuMemsetD2D8Async: return streams_.home_of(as(Args_cuMemsetD2D8Async{}).dstDevice);
+    case Op::cuMemsetD2D16Async: return streams_.home_of(as(Args_cuMemsetD2D16Async{}).dstDevice);
+    case Op::cuMemsetD2D32Async: return streams_.home_of(as(Args_cuMemsetD2D32Async{}).dstDevice);
     default: break;
   }
-  return stream_ordinal();
+  return streams_.ordinal();
 }
 
-CUresult Executor::graph_stream(uint32_t ordinal, CUstream* out) {
-  CUstream& stream = graph_streams_[ordinal];
-  const CUresult result =
-      stream ? CUDA_SUCCESS : driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
-  *out = stream;
-  return result;
-}
-
-CUresult Executor::on_xmGraph(Record& record) {
+CUresult Graphs::on_xmGraph(Record& record) {
   Args_xmGraph args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!journal::handle_is(args.exec, journal::Kind::kGraphExec)) return CUDA_ERROR_INVALID_HANDLE;
   const uint32_t index = journal::handle_index(args.exec);
-  const std::span<const std::byte> image = memory_.images.bytes(args.image);
-  memory_.images.tried(args.image);
+  const std::span<const std::byte> image = images_.bytes(args.image);
+  images_.tried(args.image);
   if (image.empty()) return CUDA_ERROR_INVALID_VALUE;
   GraphExec* slot = args.update ? objects_.graphs.find(index) : objects_.graphs.place(index);
   if (!slot) {
-    garbage(args.update ? "there is no graph of this number" : "a new graph has a number that is taken, or none");
+    current_.garbage(args.update ? "there is no graph of this number" : "a new graph has a number that is taken, or none");
     return CUDA_ERROR_INVALID_HANDLE;
   }
   const Owner owner{record.header().context, record.header().ordinal};
   GraphExec made{.owner = owner};
-  const CUresult result = make_graph(image, args.flags, made, args.update ? slot : nullptr);
+  const CUresult result = make(image, args.flags, made, args.update ? slot : nullptr);
   if (result != CUDA_SUCCESS) {
     // Work that the program has taken the ground from since (a module, memory): at this snapshot the graph could not be launched
     // either. It may get new work, or new memory at the same addresses, before it is launched again.
-    const bool groundless = mode_ == Mode::kRestore && (result == CUDA_ERROR_INVALID_HANDLE ||
+    const bool groundless = current_.mode == Mode::kRestore && (result == CUDA_ERROR_INVALID_HANDLE ||
                                                         result == CUDA_ERROR_INVALID_VALUE);
     if (!groundless) return result;
     log_(Level::kInfo, "a graph that uses memory or kernels which are gone is made when it is launched");
@@ -329,13 +334,13 @@ CUresult Executor::on_xmGraph(Record& record) {
 }
 
 // `made` has its owner. `before`: what it takes the place of, which is gone afterwards if that went well.
-CUresult Executor::make_graph(std::span<const std::byte> image, uint64_t flags, GraphExec& made, GraphExec* before) {
+CUresult Graphs::make(std::span<const std::byte> image, uint64_t flags, GraphExec& made, GraphExec* before) {
   CUgraph graph = nullptr;
   if (const CUresult result = driver_.cuGraphCreate(&graph, 0); result != CUDA_SUCCESS) return result;
   bool conditional = false;
   CUresult result = CUDA_SUCCESS;
   {
-    GraphBuilder builder(*this, made);
+    Builder builder(*this, made);
     result = builder.build(image, graph);
     conditional = builder.has_conditions();
   }
@@ -354,41 +359,41 @@ CUresult Executor::make_graph(std::span<const std::byte> image, uint64_t flags, 
   return result;
 }
 
-CUresult Executor::on_xmGraphLaunch(Record& record) {
+CUresult Graphs::on_xmGraphLaunch(Record& record) {
   Args_xmGraphLaunch args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  GraphExec* const graph = find_graph(args.exec);
+  GraphExec* const graph = find(args.exec);
   if (!graph) return CUDA_ERROR_INVALID_HANDLE;
   if (!graph->real) {
     GraphExec made{.owner = graph->owner};
-    const CUresult result = make_graph(memory_.images.bytes(graph->image), graph->flags, made, nullptr);
+    const CUresult result = make(images_.bytes(graph->image), graph->flags, made, nullptr);
     if (result != CUDA_SUCCESS) return result;
     std::tie(graph->real, graph->graph, graph->touches_host) = std::tuple(made.real, made.graph, made.touches_host);
   }
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (args.upload) return driver_.cuGraphUpload(graph->real, stream);
-  if (graph->touches_host) uses_pinned();
+  if (graph->touches_host) addresses_.uses_pinned();
   return driver_.cuGraphLaunch(graph->real, stream);
 }
 
-CUresult Executor::on_xmGraphDestroy(Record& record) {
+CUresult Graphs::on_xmGraphDestroy(Record& record) {
   Args_xmGraphDestroy args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  GraphExec* const graph = find_graph(args.exec);
+  GraphExec* const graph = find(args.exec);
   if (!graph) return CUDA_SUCCESS;  // it went with its context
   const CUresult result = destroy(*graph);
   objects_.graphs.erase(journal::handle_index(args.exec));
   return result;
 }
 
-CUresult Executor::destroy(const GraphExec& graph) {
+CUresult Graphs::destroy(const GraphExec& graph) {
   const CUresult result = graph.real ? driver_.cuGraphExecDestroy(graph.real) : CUDA_SUCCESS;
   if (graph.graph) driver_.cuGraphDestroy(graph.graph);
   return result;
 }
 
-GraphExec* Executor::find_graph(uint64_t handle) {
+GraphExec* Graphs::find(uint64_t handle) {
   if (!journal::handle_is(handle, journal::Kind::kGraphExec)) return nullptr;
   return objects_.graphs.find(journal::handle_index(handle));
 }

@@ -1,43 +1,48 @@
-// Functions of the program that run in stream order: the stream waits here while a thread of the client runs them.
-//
-// The record's state decides (CallbackState): posting a position twice, as a server may that follows a lost one, runs
-// the function once.
+#include "server/handlers/host_functions.h"
+
 #include <chrono>
 #include <thread>
 
 #include "journal/futex.h"
-#include "server/executor/executor.h"
 
 namespace xmig::server {
 
 using namespace std::chrono_literals;
 
-struct Executor::HostCall {
-  Executor& executor;
+HostFunctions::HostFunctions(const Session& session, Streams& streams, OutsideWaits& outside)
+    : driver_(session.services.driver),
+      job_(session.services.job),
+      waits_(session.waits),
+      current_(session.current),
+      streams_(streams),
+      outside_(outside) {}
+
+struct HostFunctions::Call {
+  HostFunctions& functions;
   journal::RecordHeader* shared;
   uint64_t position;
 
   static void CUDA_CB run(void* self) {
-    const std::unique_ptr<HostCall> call(static_cast<HostCall*>(self));
+    const std::unique_ptr<Call> call(static_cast<Call*>(self));
     std::atomic<uint32_t>& state = call->shared->state;
     uint32_t seen = state.load(std::memory_order_acquire);
     if (seen == journal::kNotPosted) {
       state.store(journal::kPosted, std::memory_order_release);
       seen = journal::kPosted;
     }
-    if (seen == journal::kPosted) call->executor.post_callback(call->position);
+    if (seen == journal::kPosted) call->functions.post(call->position);
     while ((seen = state.load(std::memory_order_acquire)) != journal::kAcknowledged) {
       journal::futex_wait(state, seen, 1s);  // if the program dies, the control thread ends this process
     }
-    call->executor.outside_waits_.fetch_sub(1, std::memory_order_release);
+    call->functions.outside_.functions.fetch_sub(1, std::memory_order_release);
   }
 };
 
-CUresult Executor::on_xmHostFunc(Record& record) {
+CUresult HostFunctions::on_xmHostFunc(Record& record) {
   Args_xmHostFunc args;
   CUstream stream = nullptr;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (!translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (record.state() != journal::kNotPosted) {
     // It may have reported to the program that the stream came to here.
     auto reached = std::make_unique<Wait>();
@@ -47,19 +52,19 @@ CUresult Executor::on_xmHostFunc(Record& record) {
     waits_.start(std::move(reached));
     waits_.arm();
   }
-  auto call = std::make_unique<HostCall>(HostCall{*this, record.shared(), record_position_});
-  outside_waits_.fetch_add(1, std::memory_order_relaxed);
-  const CUresult result = driver_.cuLaunchHostFunc(stream, &HostCall::run, call.get());
+  auto call = std::make_unique<Call>(Call{*this, record.shared(), current_.position});
+  outside_.functions.fetch_add(1, std::memory_order_relaxed);
+  const CUresult result = driver_.cuLaunchHostFunc(stream, &Call::run, call.get());
   if (result == CUDA_SUCCESS) {
     call.release();
   } else {
-    outside_waits_.fetch_sub(1, std::memory_order_relaxed);
+    outside_.functions.fetch_sub(1, std::memory_order_relaxed);
   }
   return result;
 }
 
-void Executor::post_callback(uint64_t position) {
-  const std::lock_guard lock(callback_mutex_);
+void HostFunctions::post(uint64_t position) {
+  const std::lock_guard lock(mutex_);
   journal::JournalHeader& header = job_.header();
   const uint64_t posted = header.callbacks_posted.load(std::memory_order_relaxed);
   while (posted - header.callbacks_taken.load(std::memory_order_acquire) >= journal::kCallbackSlots) {

@@ -1,7 +1,7 @@
-// Kernel launches.
+#include "server/handlers/launches.h"
+
 #include <cstring>
 
-#include "server/executor/executor.h"
 #include "server/objects/loading.h"
 
 namespace xmig::server {
@@ -86,41 +86,34 @@ CUresult take_attributes(const Args_xmLaunch& args, const std::byte* from, CUlau
 
 }  // namespace
 
-CUresult Executor::on_xmLaunch(Record& record) {
+Launches::Launches(const Session& session, Streams& streams, const Variables& variables, Addresses& addresses)
+    : driver_(session.services.driver),
+      contexts_(session.services.contexts),
+      objects_(session.objects),
+      streams_(streams),
+      variables_(variables),
+      addresses_(addresses) {}
+
+CUresult Launches::on_xmLaunch(Record& record) {
   Args_xmLaunch args;
   return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Parameters in which the addresses of twins are those of their variables. Nothing, if there are none. The journal keeps the
-// program's: the next server's driver places variables elsewhere.
-std::vector<std::byte> Executor::with_variables(std::span<const std::byte> parameters) const {
-  std::vector<std::byte> changed;
-  for (size_t at = 0; at + sizeof(uint64_t) <= parameters.size(); at += sizeof(uint64_t)) {
-    uint64_t word;
-    std::memcpy(&word, parameters.data() + at, sizeof(word));
-    const CUdeviceptr there = variable_at(word);
-    if (there == word) continue;
-    if (changed.empty()) changed.assign(parameters.begin(), parameters.end());
-    std::memcpy(changed.data() + at, &there, sizeof(there));
-  }
-  return changed;
-}
-
 // What the driver says at once is the answer; nothing waits for the kernel.
-CUresult Executor::on_xmFirstLaunch(Record& record) {
+CUresult Launches::on_xmFirstLaunch(Record& record) {
   static_assert(sizeof(Args_xmFirstLaunch) == sizeof(Args_xmLaunch));
   Args_xmLaunch args;
   return record.arguments(args) ? launch(record, args) : CUDA_ERROR_INVALID_VALUE;
 }
 
-Kernel* Executor::find_kernel(uint64_t handle) {
+Kernel* Launches::find_kernel(uint64_t handle) {
   return journal::handle_is(handle, journal::Kind::kFunction) ? objects_.kernel(journal::handle_index(handle)) : nullptr;
 }
 
-CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
+CUresult Launches::launch(Record& record, const Args_xmLaunch& args) {
   Kernel* const kernel = find_kernel(args.function);
   CUstream stream = nullptr;
-  if (!kernel || !translate(journal::Kind::kStream, args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!kernel || !streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (!kernel->parameter_bytes) [[unlikely]] describe_parameters(driver_, *kernel);  // after a recovery nobody asks again
   const std::span<std::byte> payload = record.payload();
   if (!is_whole(args, *kernel, payload.size(), record.synchronous())) return CUDA_ERROR_INVALID_VALUE;
@@ -135,23 +128,23 @@ CUresult Executor::launch(Record& record, const Args_xmLaunch& args) {
   std::byte* parameters = payload.data() + attribute_bytes(args);
   size_t bytes = args.parameter_bytes;
   std::vector<std::byte> translated;
-  if (!variables_.empty()) [[unlikely]] {
-    translated = with_variables({parameters, args.parameter_bytes});
+  if (variables_.has_twins()) [[unlikely]] {
+    translated = variables_.translated({parameters, args.parameter_bytes});
     if (!translated.empty()) parameters = translated.data();
   }
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
-  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] uses_pinned();
+  if (mentions_pinned(parameters, args.parameter_bytes)) [[unlikely]] addresses_.uses_pinned();
   if (contexts_.count() == 1) [[likely]] return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
   // A graph that the client appends record by record can have kernels of other devices than its stream's.
-  const uint32_t home = home_of_work(Op::xmLaunch, std::as_bytes(std::span(&args, 1)));
-  return on_device_of(home, stream, [&](CUstream there) {
+  const uint32_t home = objects_.modules.find(journal::handle_index(args.function) >> kKernelBits)->owner.ordinal;
+  return streams_.on_device_of(home, stream, [&](CUstream there) {
     config.hStream = there;
     return driver_.cuLaunchKernelEx(&config, kernel->real, nullptr, extra);
   });
 }
 
-CUresult Executor::on_xmClusters(Record& record) {
+CUresult Launches::on_xmClusters(Record& record) {
   Args_xmClusters args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   const Kernel* const kernel = find_kernel(args.function);

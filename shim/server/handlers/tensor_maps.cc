@@ -1,13 +1,12 @@
-// Tensor maps: the client's arguments, given to the device's driver.
-#include "journal/tensor_map.h"
+#include "server/handlers/tensor_maps.h"
 
 #include <cstring>
 
-#include "server/executor/executor.h"
+#include "journal/tensor_map.h"
 
 namespace xmig::server {
 
-CUresult Executor::on_xmTensorMap(Record& record) {
+CUresult TensorMaps::on_xmTensorMap(Record& record) {
   using journal::TensorMapForm;
   Args_xmTensorMap args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;

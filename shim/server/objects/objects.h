@@ -158,6 +158,19 @@ struct Objects {
     const uint32_t number = index & (kMaxKernels - 1);
     return module && number < module->kernels.size() ? &module->kernels[number] : nullptr;
   }
+  // The program's handle becomes the driver's; of streams Streams::translate(), for it is what the record uses.
+  bool translate(uint64_t handle, CUevent* real) {
+    const Event* const event =
+        journal::handle_is(handle, journal::Kind::kEvent) ? events.find(journal::handle_index(handle)) : nullptr;
+    if (event) *real = event->real;
+    return event != nullptr;
+  }
+  bool translate(uint64_t handle, CUfunction* real) {
+    const Kernel* const known =
+        journal::handle_is(handle, journal::Kind::kFunction) ? kernel(journal::handle_index(handle)) : nullptr;
+    if (known) *real = known->real;
+    return known != nullptr;
+  }
 };
 
 }  // namespace xmig::server

@@ -1,4 +1,4 @@
-#include "server/memory/intake.h"
+#include "server/handlers/intake.h"
 
 #include <algorithm>
 

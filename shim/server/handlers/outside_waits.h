@@ -1,0 +1,19 @@
+// What the device waits for that does not end by itself: functions of the program, and values that a later record may write.
+//
+// The executor's thread adds; functions end on the driver's threads; the watchdog's thread looks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace xmig::server {
+
+struct OutsideWaits {
+  std::atomic<uint64_t> functions{0};  // that the program has yet to run
+  std::atomic<bool> values{false};     // a stream waits for one
+
+  bool on_functions() const { return functions.load(std::memory_order_acquire) != 0; }
+  bool any() const { return values || on_functions(); }
+};
+
+}  // namespace xmig::server
