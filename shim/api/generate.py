@@ -92,7 +92,8 @@ def pod(name: str, fields: list[tuple[str, str]] | tuple[tuple[str, str], ...]) 
 
 
 def ops_h(entries: list[Entry]) -> str:
-    out = [HEADER, "#pragma once\n#include <cuda.h>\n#include <cstddef>\n#include <cstdint>\n\nnamespace xmig {\n\n"]
+    out = [HEADER, "#pragma once\n#include <cuda.h>\n#include <cstddef>\n#include <cstdint>\n\n"]
+    out.append('#include "journal/record_info.h"\n\nnamespace xmig {\n\n')
     names = [e.function.name for e in entries] + [r.name for r in table.RECORDS]
     out.append("enum class Op : uint16_t {\n  kNone = 0,\n" + "".join(f"  {n},\n" for n in names) + "  kCount,\n};\n\n")
     for e in entries:
@@ -102,13 +103,8 @@ def ops_h(entries: list[Entry]) -> str:
     for r in table.RECORDS:
         out.append(f"// {r.doc}\n" + pod(f"Args_{r.name}", r.fields))
     out.append(
-        "\nenum class CallClass : uint8_t { kQueued, kSynchronous };\n"
-        "struct OpInfo {\n  const char* name;\n  CallClass call;\n"
-        "  bool is_volatile;  // reply not compared at a replay\n"
-        "  uint32_t args_bytes;\n  uint32_t reply_bytes;\n"
-        "  int32_t stream_at;  // where in the arguments the stream is that orders it; -1: there is none\n};\n"
-        "inline constexpr OpInfo kOpInfo[] = {\n"
-        '  {"none", CallClass::kQueued, false, 0, 0, -1},\n'
+        "\ninline constexpr OpInfo kOpInfo[] = {\n"
+        '  {"none", CallClass::kQueued, false, 0, 0, -1, WorkClass::kOther, false},\n'
     )
     for e in entries:
         f = e.function
@@ -116,17 +112,30 @@ def ops_h(entries: list[Entry]) -> str:
         reply = f"sizeof(Reply_{f.name})" if e.outputs else "0"
         call = "kSynchronous" if f.call == "synchronous" else "kQueued"
         at = stream_at(f.name, [n for _, n in e.fields])
-        out.append(f'  {{"{f.name}", CallClass::{call}, {str(f.volatile).lower()}, {args}, {reply}, {at}}},\n')
+        out.append(
+            f'  {{"{f.name}", CallClass::{call}, {str(f.volatile).lower()}, {args}, {reply}, {at}, {work(f.name)}}},\n'
+        )
     for r in table.RECORDS:
         call = "kSynchronous" if r.call == "synchronous" else "kQueued"
         at = stream_at(r.name, [n for _, n in r.fields])
         args = f"sizeof(Args_{r.name})"
-        out.append(f'  {{"{r.name}", CallClass::{call}, {str(r.volatile).lower()}, {args}, 0, {at}}},\n')
+        out.append(
+            f'  {{"{r.name}", CallClass::{call}, {str(r.volatile).lower()}, {args}, 0, {at}, {work(r.name)}}},\n'
+        )
     out.append(
-        "};\nstatic_assert(sizeof(kOpInfo) / sizeof(kOpInfo[0]) == static_cast<size_t>(Op::kCount));\n\n"
+        "};\nstatic_assert(sizeof(kOpInfo) / sizeof(kOpInfo[0]) == static_cast<size_t>(Op::kCount));\n"
+        "consteval bool arguments_fit() {\n  for (const OpInfo& info : kOpInfo) {\n"
+        "    if (info.args_bytes > kMostArgumentBytes) return false;\n  }\n  return true;\n}\n"
+        "static_assert(arguments_fit());\n\n"
         "}  // namespace xmig\n"
     )
     return "".join(out)
+
+
+def work(name: str) -> str:
+    """WorkClass, and whether its bytes may be in the copy log."""
+    kinds = [kind for kind, names in table.WORK.items() if name in names]
+    return f"WorkClass::{kinds[0] if kinds else 'kOther'}, {str(name in table.KEEPS_BYTES).lower()}"
 
 
 def stream_at(name: str, fields: list[str]) -> str:
@@ -293,7 +302,7 @@ def by_hand(name: str) -> str:
 def dispatch_cc(entries: list[Entry]) -> str:
     out = [
         HEADER,
-        '#include "server/handlers/handlers.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n',
+        '#include "server/cuda/handlers/handlers.h"\n#include "ops.h"\n\nnamespace xmig::server {\nnamespace {\n\n',
     ]
     for e in entries:
         f = e.function
@@ -351,7 +360,10 @@ def dispatch_cc(entries: list[Entry]) -> str:
         name = e.function.name
         out.append(by_hand(name) if e.function.server == "custom" else f"  run_{name},\n")
     out.extend(by_hand(r.name) for r in table.RECORDS)
-    out.append("};\n\n}  // namespace xmig::server\n")
+    out.append(
+        "};\n\nconst OpInfo* const kRecordInfos = kOpInfo;\n"
+        "const uint32_t kRecordKinds = static_cast<uint32_t>(Op::kCount);\n\n}  // namespace xmig::server\n"
+    )
     return "".join(out)
 
 

@@ -375,6 +375,20 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "tensor_maps": ("xmTensorMap",),
 }
 
+# --- what a record's work is, for who adds up where the time of a replay goes; the others are kOther ------------------
+WORK: dict[str, tuple[str, ...]] = {
+    "kLaunch": ("xmLaunch", "xmGraphLaunch"),
+    "kCopy": ("xmCopyFromHost", "xmCopyFromPinned", "xmCopyToHost", "xmCopyToPinned", "xmCopy2D",
+              "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"),
+    "kCode": ("xmImage", "xmImageFile", "xmModuleLoad", "xmKernel", "xmVariables", "xmFirstLaunch", "xmLink", "xmGraph",
+              "cuModuleUnload"),
+    "kOrder": ("cuEventRecordWithFlags", "cuStreamWaitEvent", "cuCtxSynchronize", "cuStreamSynchronize",
+               "cuEventSynchronize"),
+}
+
+# --- records whose bytes may be in the copy log ---------------------------------------------------------------------
+KEEPS_BYTES: tuple[str, ...] = ("xmCopyFromPinned", "xmCopyToPinned")
+
 # --- records that name a stream, but are not work in it -----------------------------------------------------------
 UNORDERED: tuple[str, ...] = ("xmAlloc", "xmFree")
 

@@ -1,52 +1,42 @@
 // One real context per device ordinal, whatever contexts the program makes.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 #include <vector>
 
-#include "driver_table.h"
+#include "device/runtime.h"
 
 namespace xmig::server {
 
 class Contexts {
  public:
-  explicit Contexts(const DriverTable& driver) : driver_(driver) {}
+  explicit Contexts(device::Runtime& device) : device_(device) {}
   ~Contexts() {
-    for (uint32_t ordinal = 0; ordinal < real_.size(); ++ordinal) driver_.cuDevicePrimaryCtxRelease_v2(device(ordinal));
+    for (uint32_t ordinal = 0; ordinal < real_.size(); ++ordinal) device_.close_context(ordinal);
   }
   Contexts(const Contexts&) = delete;
 
-  CUresult open(uint32_t devices) {
+  device::Status open(uint32_t devices) {
     for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
-      CUcontext context = nullptr;
-      const CUresult result = driver_.cuDevicePrimaryCtxRetain(&context, device(ordinal));
-      if (result != CUDA_SUCCESS) return result;
+      device::ContextHandle context = nullptr;
+      if (const device::Status opened = device_.open_context(ordinal, context); !opened) return opened;
       real_.push_back(context);
     }
-    return CUDA_SUCCESS;
+    return {};
   }
-  CUcontext context(uint32_t ordinal) const { return real_[ordinal]; }
   uint32_t count() const { return static_cast<uint32_t>(real_.size()); }
-  CUcontext real(uint32_t ordinal) const { return real_[ordinal]; }
+  device::ContextHandle real(uint32_t ordinal) const { return real_[ordinal]; }
   // Make the ordinal's context the calling thread's current one.
   void use(uint32_t ordinal) {
-    thread_local CUcontext current = nullptr;
+    thread_local device::ContextHandle current = nullptr;
     if (current == real_[ordinal]) return;
     current = real_[ordinal];
-    driver_.cuCtxSetCurrent(current);
+    device_.use(current);
   }
 
  private:
-  CUdevice device(uint32_t ordinal) const {
-    CUdevice device = 0;
-    driver_.cuDeviceGet(&device, static_cast<int>(ordinal));
-    return device;
-  }
-
-  const DriverTable& driver_;
-  std::vector<CUcontext> real_;
+  device::Runtime& device_;
+  std::vector<device::ContextHandle> real_;
 };
 
 }  // namespace xmig::server

@@ -46,27 +46,19 @@ double speed(uint64_t bytes, int runs, const std::function<bool()>& run) {
 }
 
 // As a job's memory is. 0 if there is none. It goes with the process.
-CUdeviceptr allocate(const DriverTable& driver, uint64_t bytes) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  CUmemAccessDesc access{};
-  access.location = properties.location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  CUmemGenericAllocationHandle handle = 0;
-  CUdeviceptr address = 0;
-  const bool fine = driver.cuMemCreate(&handle, bytes, &properties, 0) == CUDA_SUCCESS &&
-                    driver.cuMemAddressReserve(&address, bytes, kGranule, journal::kDeviceBase, 0) == CUDA_SUCCESS &&
-                    driver.cuMemMap(address, bytes, 0, handle, 0) == CUDA_SUCCESS &&
-                    driver.cuMemSetAccess(address, bytes, &access, 1) == CUDA_SUCCESS;
+uint64_t allocate(device::Runtime& device, uint64_t bytes) {
+  device::MemoryHandle handle = 0;
+  uint64_t address = 0;
+  const uint32_t ordinal = 0;
+  const bool fine = device.create(0, bytes, handle) && device.reserve(journal::kDeviceBase, bytes, kGranule, address) &&
+                    device.map(address, bytes, handle) && device.set_access(address, bytes, std::span(&ordinal, 1), true);
   return fine ? address : 0;
 }
 
 // As a suspended job's memory is: new, or kept ready as the daemon does (xmigd/memory/host_pool.py).
 class HostMemory {
  public:
-  HostMemory(uint64_t bytes, CUdeviceptr device, bool kept) {
+  HostMemory(uint64_t bytes, uint64_t device, bool kept) {
     for (uint64_t at = 0; at < bytes; at += kPlainBytes) {
       const uint64_t size = std::min(kPlainBytes, bytes - at);
       const int fd = memfds_.emplace_back(::memfd_create("xmig-measure", MFD_CLOEXEC)).get();
@@ -111,14 +103,13 @@ int measure(const std::string& name, uint64_t mib) {
   const uint64_t start = now_ns();
   const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
   const uint64_t opened = now_ns();
-  const DriverTable& driver = device->driver();
-  Contexts contexts(driver);
-  if (driver.cuInit(0) != CUDA_SUCCESS || contexts.open(1) != CUDA_SUCCESS) return fail("the device cannot be used");
+  Contexts contexts(*device);
+  if (!device->start() || !contexts.open(1)) return fail("the device cannot be used");
   contexts.use(0);
-  const CUdeviceptr memory = allocate(driver, bytes);
+  const uint64_t memory = allocate(*device, bytes);
   if (memory == 0) return fail("the device has no room for " + std::to_string(mib) + " MiB");
-  driver.cuMemsetD32Async(memory, 1, bytes / 4, nullptr);
-  driver.cuCtxSynchronize();
+  device->driver().cuMemsetD32Async(memory, 1, bytes / 4, nullptr);
+  static_cast<void>(device->synchronize());
 
   std::vector<device::Chunk> chunks;
   std::vector<uint64_t> hashes(granules);
@@ -141,7 +132,7 @@ int measure(const std::string& name, uint64_t mib) {
     return static_cast<bool>(copied);
   };
   for (const size_t threads : {8, 16}) {
-    StagingCopy staging_copy(driver, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
+    StagingCopy staging_copy(*device, [&](uint32_t ordinal) { contexts.use(ordinal); }, threads);
     auto& reported = result["threads"][std::to_string(threads)];
     const auto take = [&](const std::string& way, int runs, const std::function<bool()>& run) {
       staging_copy.spent();

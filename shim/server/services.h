@@ -1,7 +1,7 @@
 // What every part of a server works with. The server makes them before it has a job, and they outlive all that belongs to one.
 #pragma once
 
-#include "device/device.h"
+#include "device/runtime.h"
 #include "server/channel/daemon.h"
 #include "server/channel/job.h"
 #include "server/contexts.h"
@@ -11,8 +11,7 @@
 namespace xmig::server {
 
 struct Services {
-  device::Device& device;
-  const DriverTable& driver;
+  device::Runtime& device;
   Contexts& contexts;
   Daemon& daemon;
   Log& log;

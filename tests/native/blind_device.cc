@@ -60,10 +60,13 @@ class BlindDevice final : public CpuBehind {
   void on_fault(void (*)(void*), void*) override {}
   uint32_t peer(int, int) const override { return 0; }
   bool injects() const override { return true; }
-  CUresult inject(CUstream stream, uint32_t, InjectKind kind, int error) override {
-    if (kind == InjectKind::kHang) return table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr);
+  Status inject(StreamHandle where, uint32_t, InjectKind kind, int error) override {
+    const auto stream = static_cast<CUstream>(where);
+    if (kind == InjectKind::kHang) {
+      return status_of(table_.cuLaunchHostFunc(stream, [](void*) { for (;;) ::pause(); }, nullptr));
+    }
     const auto inject = [](void* what) { g_injected = static_cast<int>(reinterpret_cast<intptr_t>(what)); };
-    return table_.cuLaunchHostFunc(stream, inject, reinterpret_cast<void*>(intptr_t{error}));
+    return status_of(table_.cuLaunchHostFunc(stream, inject, reinterpret_cast<void*>(intptr_t{error})));
   }
   void arm(const Injection&, Notify, void*) override {}
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {

@@ -37,14 +37,14 @@ CUresult get_info(size_t* free, size_t* total) {
   return result;
 }
 
-CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
-                unsigned long long flags) {
+CUresult create_memory(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                       unsigned long long flags) {
   size_t free = 0, total = 0;
   get_info(&free, &total);
   return bytes > free ? CUDA_ERROR_OUT_OF_MEMORY : g_real.cuMemCreate(handle, bytes, properties, flags);
 }
 
-CUresult unmap(CUdeviceptr address, size_t bytes) {
+CUresult unmap_memory(CUdeviceptr address, size_t bytes) {
   const CUresult result = g_real.cuMemUnmap(address, bytes);
   const std::lock_guard lock(g_mutex);
   g_unmapped.push_back({Clock::now() + kLate, bytes});
@@ -56,8 +56,8 @@ class LateDevice final : public CpuBehind {
   explicit LateDevice(std::unique_ptr<Device> cpu) : CpuBehind(std::move(cpu)) {
     g_real = table_;
     table_.cuMemGetInfo_v2 = get_info;
-    table_.cuMemCreate = create;
-    table_.cuMemUnmap = unmap;
+    table_.cuMemCreate = create_memory;
+    table_.cuMemUnmap = unmap_memory;
   }
 };
 

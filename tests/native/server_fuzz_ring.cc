@@ -114,17 +114,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Log log(daemon);
   static Faults faults(*device, daemon);
   static Injector injector(*device, daemon, faults);
-  static Contexts contexts(device->driver());
-  static Preload preload(*device, contexts, log);
-  static const bool opened = device->driver().cuInit(0) == CUDA_SUCCESS && contexts.open(1) == CUDA_SUCCESS;
+  static Contexts contexts(*device);
+  static ModulePreload preload(*device, contexts, log);
+  static const bool opened = device->start() && contexts.open(1);
   if (!opened) std::abort();
 
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};
   auto job = Job::map("fuzz", ::getpid(), std::move(fds));
   if (!job) std::abort();
-  Physical physical(device->driver(), daemon, log);
-  const Services services{*device, device->driver(), contexts, daemon, log, faults, injector, *job};
-  Executor executor(services, preload, physical, {.snapshot_cost = 1.0});
+  Physical physical(*device, daemon, log);
+  const Services services{*device, contexts, daemon, log, faults, injector, *job};
+  Executor executor(services, *device, preload, physical, {.snapshot_cost = 1.0});
   if (!executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
   end_before_waits(job->journal());

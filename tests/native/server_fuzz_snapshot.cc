@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "server/records/record.h"
 #include "server/snapshot/snapshot_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/objects/variable_directory.h"
+#include "server/cuda/objects/variable_directory.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace xmig::server;

@@ -6,7 +6,8 @@
 
 #include "check.h"
 #include "cpu_behind.h"
-#include "server/snapshot/preload.h"
+#include "ops.h"
+#include "server/cuda/objects/module_preload.h"
 
 namespace {
 
@@ -64,7 +65,7 @@ Hosted image_of(const char* path) {
 uint64_t loaded(device::Device& device, Contexts& contexts, const Hosted& image, uint64_t most) {
   static Daemon daemon;
   static Log log(daemon);
-  Preload preload(device, contexts, log);
+  ModulePreload preload(device, contexts, log);
   g_free = 1ull << 40;
   g_loaded = 0;
   preload.add(image);
@@ -82,8 +83,8 @@ int main(int count, char** words) {
   CHECK(count == 2);
   const int ordinal = 0;
   Shrinking device(device::open("cpu", std::span(&ordinal, 1), 1ull << 30));
-  Contexts contexts(device.driver());
-  CHECK(device.driver().cuInit(0) == CUDA_SUCCESS && contexts.open(1) == CUDA_SUCCESS);
+  Contexts contexts(device);
+  CHECK(device.start() && contexts.open(1));
   const Hosted image = image_of(words[1]);
   CHECK(image.bytes < kCounted);
   CHECK(loaded(device, contexts, image, Preload::kMostOfStandby) == Preload::kMostOfStandby / kCounted + 1);

@@ -8,14 +8,15 @@
 #include <thread>
 
 #include "check.h"
+#include "ops.h"
 #include "server/channel/requests.h"
+#include "server/cuda/handlers/intake.h"
+#include "server/cuda/objects/variable_directory.h"
 #include "server/executor/progress.h"
 #include "server/executor/working.h"
 #include "server/faults/watchdog.h"
-#include "server/handlers/intake.h"
 #include "server/memory/live_set.h"
 #include "server/migration/pace.h"
-#include "server/objects/variable_directory.h"
 #include "server/options.h"
 #include "server/records/record.h"
 #include "server/snapshot/snapshot_file.h"

@@ -1,5 +1,5 @@
 // Copies between contexts. What a pointer means is seen from the pointer; that the server copies between devices in any case is
-// its own business (server/handlers/copies.cc). Left to do here are the checks, and the order that the forms without Async promise.
+// its own business (server/cuda/handlers/copies.cc). Left to do here are the checks, and the order that the forms without Async promise.
 #include <vector>
 
 #include "client/copy/copy_calls.h"

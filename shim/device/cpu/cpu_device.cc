@@ -85,7 +85,7 @@ void CpuDevice::on_fault(void (*callback)(void*), void* user) {
 bool CpuDevice::can(Where where) {
   const std::lock_guard lock(mutex);
   if (!where) return true;
-  const std::shared_ptr<Stream> stream = find_stream(*this, *where);
+  const std::shared_ptr<Stream> stream = find_stream(*this, static_cast<CUstream>(*where));
   return stream && stream->context().ordinal() == t_ordinal;
 }
 

@@ -158,7 +158,7 @@ class CudaDevice final : public Device {
   bool copy(std::span<const Move> moves, Where where) override {
     if (moves.empty()) return true;
     Unit& unit = unit_of(in_device_ranges(moves[0].from) ? moves[0].from : moves[0].to);
-    const CUstream stream = where.value_or(unit.stream);
+    const auto stream = static_cast<CUstream>(where.value_or(unit.stream));
     const std::lock_guard lock(unit.mutex);
     const Within within(*this, unit);
     if (!within) return false;
@@ -208,12 +208,12 @@ class CudaDevice final : public Device {
 
   bool injects() const override { return true; }
 
-  CUresult inject(CUstream stream, uint32_t ordinal, InjectKind kind, int error) override {
+  Status inject(StreamHandle stream, uint32_t ordinal, InjectKind kind, int error) override {
     Unit& unit = units_.at(ordinal);
     uint64_t word = address_of(&unit.shared->word);
     void* parameters[] = {&word};
     const char* const kernel = kind == InjectKind::kHang ? "xmig_hang" : fault_kernel(error);
-    return launch(unit.kernels.at(kernel), 1, 1, stream, parameters);
+    return status_of(launch(unit.kernels.at(kernel), 1, 1, static_cast<CUstream>(stream), parameters));
   }
 
   void arm(const Injection&, Notify, void*) override {}  // it is injected instead
@@ -343,7 +343,7 @@ class CudaDevice final : public Device {
   // One of hash.cu's kernels, whose list `shared` is.
   template <typename T>
   bool hash_each(Unit& unit, CUfunction kernel, std::span<const T> list, T* shared, std::span<uint64_t> hashes, Where where) {
-    const CUstream stream = where.value_or(unit.stream);
+    const auto stream = static_cast<CUstream>(where.value_or(unit.stream));
     const std::lock_guard lock(unit.mutex);
     const Within within(*this, unit);
     if (!within) return false;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/result.h"
-#include "device/device.h"
+#include "device/runtime.h"
 #include "ipc/fd.h"
 #include "server/channel/hosted.h"
 

@@ -48,11 +48,11 @@ void mark_lost(const Job& job, int error) {
 Server::Server(Options options, std::unique_ptr<device::Device> device)
     : options_(std::move(options)),
       device_(std::move(device)),
-      contexts_(device_->driver()),
+      contexts_(*device_),
       faults_(*device_, daemon_),
       injector_(*device_, daemon_, faults_),
       preload_(*device_, contexts_, log_),
-      physical_(device_->driver(), daemon_, log_) {}
+      physical_(*device_, daemon_, log_) {}
 
 Server::~Server() {
   entry_.give_up();
@@ -69,13 +69,13 @@ int Server::run(uint64_t started) {
 int Server::live(uint64_t started) {
   socket_ = options_.control_fd;
   { const auto attached = daemon_.attach(ipc::UniqueFd(options_.control_fd)); }
-  if (const CUresult result = device_->driver().cuInit(0); result != CUDA_SUCCESS) {
-    daemon_.unavailable(result, "the device's driver does not start: CUDA error " + std::to_string(result));
+  if (const Status started = device_->start(); !started) {
+    daemon_.unavailable(device_->number_of(started), "the device's driver does not start: " + device_->text(started));
     return kLostExit;
   }
   const auto devices = static_cast<uint32_t>(options_.ordinals.size());
-  if (const CUresult result = contexts_.open(devices); result != CUDA_SUCCESS) {
-    daemon_.unavailable(result, "no context on device " + options_.device() + ": CUDA error " + std::to_string(result));
+  if (const Status opened = contexts_.open(devices); !opened) {
+    daemon_.unavailable(device_->number_of(opened), "no context on device " + options_.device() + ": " + device_->text(opened));
     return kLostExit;
   }
   daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6, device_->own_bytes());
@@ -146,7 +146,7 @@ std::optional<int> Server::operator()(Assign& request) {
   job_ = std::move(*job);
   if (assignment_->mode == AssignMode::kLost) {
     log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
-    mark_lost(*job_, assignment_->error != 0 ? assignment_->error : CUDA_ERROR_UNKNOWN);
+    mark_lost(*job_, assignment_->error != 0 ? assignment_->error : device_->unknown());
     return 0;
   }
   if (!watch_client()) {
@@ -195,9 +195,9 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  const Services services{*device_, device_->driver(), contexts_, daemon_, log_, faults_, injector_, *job_};
+  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_};
   const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
-  executor_ = std::make_unique<Executor>(services, preload_, physical_, limits);
+  executor_ = std::make_unique<Executor>(services, *device_, preload_, physical_, limits);
 }
 
 void Server::begin() {
@@ -236,7 +236,7 @@ Result<> Server::start(std::vector<Hosted> given) {
 }
 
 void Server::lose(const std::string& why) {
-  mark_lost(*job_, CUDA_ERROR_UNKNOWN);
+  mark_lost(*job_, device_->unknown());
   daemon_.garbage(job_->header().executed.load(), why);
   daemon_.hang_up();
   ::_exit(kLostExit);

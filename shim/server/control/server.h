@@ -92,7 +92,7 @@ class Server {
   Contexts contexts_;
   Faults faults_;
   Injector injector_;
-  Preload preload_;
+  ModulePreload preload_;
   Physical physical_;
 
   int socket_ = -1;  // the daemon's; owned by daemon_

@@ -88,10 +88,10 @@ bool Executor::keeps_books(Op op) {
   }
 }
 
-Executor::Executor(const Services& services, Preload& preload, Physical& physical, const Limits& limits)
+Executor::Executor(const Services& services, device::Device& device, ModulePreload& preload, Physical& physical, const Limits& limits)
     : services_(services),
-      device_(services.device),
-      driver_(services.driver),
+      device_(device),
+      driver_(device.driver()),
       contexts_(services.contexts),
       daemon_(services.daemon),
       log_(services.log),
@@ -106,14 +106,15 @@ Executor::Executor(const Services& services, Preload& preload, Physical& physica
       hang_timeout_(limits.hang_timeout),
       interrupts_(job_, [this] { placement_.release(); }),
       staging_(memory_),
-      snapshots_(services_, memory_, granules_, objects_, staging_),
+      snapshots_(services_, memory_, granules_, staging_),
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
       incoming_(services_, memory_, granules_, adoption_, preload_),
       recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this),
-      handlers_({services_, memory_, granules_, objects_, replies_, waits_, progress_, working_, current_, errors_, schedule_, *this},
+      handlers_({services_, device_, memory_, granules_, objects_, replies_, waits_, progress_, working_, current_, errors_,
+                 schedule_, *this},
                 preload_, snapshots_, relocation_) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
@@ -146,8 +147,8 @@ void Executor::run_to_tail() {
 }
 
 Result<> Executor::start_fresh() {
-  if (const CUresult result = memory_.physical.reserve(contexts_.count()); result != CUDA_SUCCESS) {
-    return Error{"the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")"};
+  if (const Status reserved = memory_.physical.reserve(contexts_.count()); !reserved) {
+    return Error{"the device's address ranges cannot be reserved (" + device_.text(reserved) + ")"};
   }
   journal::JournalHeader& header = job_.header();
   if (header.tail.load() != 0) return Error{"the journal of a fresh job is not empty"};
@@ -346,7 +347,8 @@ bool Executor::pass_barrier() {
 
 bool Executor::load_next(uint64_t tail) {
   const char* why = nullptr;
-  if (current_.record.load(job_.journal().at(current_.position), tail - current_.position, current_.sequence + 1, contexts_.count(), why)) return true;
+  std::byte* const at = job_.journal().at(current_.position);
+  if (current_.record.load(at, tail - current_.position, current_.sequence + 1, contexts_.count(), why)) return true;
   current_.garbage(why);
   return false;
 }
@@ -412,7 +414,7 @@ void Executor::execute() {
   device_.set_sequence(sequence);
   const uint64_t began = replay_.running() ? now_ns() : 0;
   dispatch();
-  if (replay_.running()) [[unlikely]] replay_.took(op_of(current_.record), now_ns() - began);
+  if (replay_.running()) [[unlikely]] replay_.took(current_.record.header().op, now_ns() - began);
   if (const auto& used = handlers_.streams.finish()) {
     contexts_.use(used->ordinal);
     if (is_kernel(op_of(current_.record))) granules_.follow(used->stream, used->ordinal);

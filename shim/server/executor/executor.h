@@ -5,7 +5,7 @@
 //   A record is acted upon only from the private copy in current_.record; payloads are read in place, as data.
 //   Nothing is answered after a sticky fault (Faults), nothing is answered twice (Record::replied).
 //
-// It reads records and dispatches them: what they do, and the state that they have for that, is the handlers' (handlers/). What else
+// It reads records and dispatches them: what they do, and the state that they have for that, is the handlers' (cuda/handlers/). What else
 // a job needs are parts with state of their own, which it owns and brings together: snapshots_ and schedule_ (snapshot/), recovery_
 // and replay_ (recovery/), incoming_, relocation_ and departure_ (migration/). They ask of it what execution.h says, and see nothing
 // else of it. Other threads ask for something through interrupts_, and find what they may call in "From other threads" below; the
@@ -28,6 +28,8 @@
 #include "common/result.h"
 #include "device/device.h"
 #include "server/channel/interrupts.h"
+#include "server/cuda/handlers/handlers.h"
+#include "server/cuda/objects/objects.h"
 #include "server/execution.h"
 #include "server/executor/current.h"
 #include "server/executor/placement.h"
@@ -37,18 +39,15 @@
 #include "server/executor/waits.h"
 #include "server/executor/working.h"
 #include "server/faults/watchdog.h"
-#include "server/handlers/handlers.h"
 #include "server/memory/adoption.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
 #include "server/migration/departure.h"
 #include "server/migration/incoming.h"
 #include "server/migration/relocation.h"
-#include "server/objects/objects.h"
 #include "server/recovery/recovery.h"
 #include "server/recovery/replay.h"
 #include "server/services.h"
-#include "server/snapshot/preload.h"
 #include "server/snapshot/schedule.h"
 #include "server/snapshot/snapshots.h"
 #include "server/snapshot/staging.h"
@@ -63,7 +62,7 @@ struct Limits {
 
 class Executor final : public Witness, private Execution {
  public:
-  Executor(const Services& services, Preload& preload, Physical& physical, const Limits& limits);
+  Executor(const Services& services, device::Device& device, ModulePreload& preload, Physical& physical, const Limits& limits);
   ~Executor() override;
 
   // Before run(), on its thread: a job that starts from nothing, or one that an earlier server had.
@@ -164,7 +163,7 @@ class Executor final : public Witness, private Execution {
   Faults& faults_;
   Injector& injector_;
   Job& job_;
-  Preload& preload_;
+  ModulePreload& preload_;
 
   ProcessMemory memory_;
   Granules granules_;

@@ -1,8 +1,6 @@
 // Answers to the program, and their comparison where the program has one already.
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -36,7 +34,7 @@ struct Answer {
   uint64_t sequence = 0;
   bool replied = false;      // compare instead of answering
   bool is_volatile = false;  // do not even compare
-  CUresult result = CUDA_SUCCESS;
+  uint32_t result = 0;  // the vendor's number
   uint32_t bytes = 0;  // of the reply space
   uint64_t hash = 0;
 

@@ -131,7 +131,7 @@ Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   const uint64_t start = now_ns();
   // What is not in device memory is lost with this server: it has to be there before that is the state.
   handlers_.variables.keep();
-  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_.variables.twins()};
+  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
   if (!taken) {

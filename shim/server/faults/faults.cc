@@ -4,7 +4,8 @@
 
 namespace xmig::server {
 
-Faults::Faults(device::Device& device, Daemon& daemon) : device_(device), daemon_(daemon) {
+Faults::Faults(device::Runtime& device, Daemon& daemon)
+    : device_(device), not_ready_(device.not_ready()), daemon_(daemon) {
   device_.on_fault(
       [](void* self) {
         auto& faults = *static_cast<Faults*>(self);
@@ -13,18 +14,18 @@ Faults::Faults(device::Device& device, Daemon& daemon) : device_(device), daemon
       this);
 }
 
-void Faults::check_slowly(CUresult result) {
+void Faults::check_slowly(int result) {
   device::Fault fault = device_.fault();
   if (fault.error == 0) {
-    if (!device::is_sticky(result)) return;
-    fault = {static_cast<int>(result), 0, "the device reports a lost context"};
+    if (!device_.is_sticky(result)) return;
+    fault = {result, 0, "the device reports a lost context"};
   }
   raise(std::move(fault));
 }
 
 void Faults::give_up(uint64_t sequence, const char* text) {
   device::Fault fault = device_.fault();
-  if (fault.error == 0) fault = {CUDA_ERROR_UNKNOWN, sequence, text};
+  if (fault.error == 0) fault = {device_.unknown(), sequence, text};
   raise(std::move(fault));
 }
 

@@ -4,13 +4,11 @@
 // What lies in this folder: faults, watchdog (a device that does not come back counts as one), injector (faults on purpose).
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <functional>
 #include <string>
 
-#include "device/device.h"
+#include "device/runtime.h"
 #include "server/channel/daemon.h"
 
 namespace xmig::server {
@@ -29,12 +27,14 @@ class Witness {
 
 class Faults {
  public:
-  Faults(device::Device& device, Daemon& daemon);
+  Faults(device::Runtime& device, Daemon& daemon);
 
   // Does this result mean that the context is lost? Then this does not return.
-  void check(CUresult result) {
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) [[unlikely]] check_slowly(result);
+  // `result`: the vendor's number; 0 is success.
+  void check(int result) {
+    if (result != 0 && result != not_ready_) [[unlikely]] check_slowly(result);
   }
+  void check(device::Status status) { check(status.number()); }
   // The device has failed at something that cannot fail. If it has no fault that says why, this is one.
   [[noreturn]] void give_up(uint64_t sequence, const char* text);
   [[noreturn]] void raise(device::Fault fault);
@@ -42,9 +42,10 @@ class Faults {
   void hear(const Witness* witness) { witness_ = witness; }
 
  private:
-  void check_slowly(CUresult result);
+  void check_slowly(int result);
 
-  device::Device& device_;
+  device::Runtime& device_;
+  const int not_ready_;
   Daemon& daemon_;
   std::atomic<const Witness*> witness_{nullptr};
   std::atomic<bool> raised_{false};

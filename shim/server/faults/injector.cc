@@ -58,20 +58,20 @@ void Injector::inject_at(Place place, uint64_t count, uint64_t sequence) {
   if (const auto injection = take(place, point, count)) hit(*injection, sequence, {});
 }
 
-CUresult Injector::at_import(uint64_t imports) {
-  if (imports < next_[kImport].load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+device::Status Injector::at_import(uint64_t imports) {
+  if (imports < next_[kImport].load(std::memory_order_relaxed)) return {};
   const auto injection = take(kImport, device::InjectPoint::kImport, imports);
-  if (!injection) return CUDA_SUCCESS;
+  if (!injection) return {};
   if (injection->kind == device::InjectKind::kKill) die();
-  if (injection->kind == device::InjectKind::kFault) return static_cast<CUresult>(injection->error);
+  if (injection->kind == device::InjectKind::kFault) return device_.status(injection->error);
   for (;;) ::pause();
 }
 
 void Injector::hit(const device::Injection& injection, uint64_t sequence, Stream stream) {
   if (injection.kind == device::InjectKind::kKill) die();
-  const CUresult result = device_.inject(stream.real, stream.ordinal, injection.kind, injection.error);
-  faults_.check(result);
-  if (result == CUDA_SUCCESS) return;
+  const device::Status injected = device_.inject(stream.real, stream.ordinal, injection.kind, injection.error);
+  faults_.check(injected);
+  if (injected) return;
   if (injection.kind == device::InjectKind::kFault) faults_.raise({injection.error, sequence, "an injected fault"});
   for (;;) ::pause();
 }
@@ -80,10 +80,10 @@ std::optional<Injector::Beside> Injector::beside(device::InjectPoint point, uint
   const auto injection = take(kWork, point, sequence);
   if (!injection) return std::nullopt;
   Beside beside{*injection, sequence, stream, {nullptr, stream.ordinal}, nullptr};
-  faults_.check(driver_.cuStreamCreateWithPriority(&beside.own.real, CU_STREAM_NON_BLOCKING, 0));
-  faults_.check(driver_.cuEventCreate(&beside.started, CU_EVENT_DISABLE_TIMING));
-  faults_.check(driver_.cuEventRecordWithFlags(beside.started, stream.real, 0));
-  faults_.check(driver_.cuStreamWaitEvent(beside.own.real, beside.started, 0));
+  faults_.check(device_.create_stream(beside.own.real));
+  faults_.check(device_.create_event(beside.started));
+  faults_.check(device_.record(beside.started, stream.real));
+  faults_.check(device_.wait(beside.own.real, beside.started));
   return beside;
 }
 
@@ -91,7 +91,7 @@ void Injector::inject(const Beside& beside) {
   switch (beside.injection.kind) {
     case device::InjectKind::kKill: {
       const uint64_t until = now_ns() + kStartPatience;
-      while (driver_.cuEventQuery(beside.started) == CUDA_ERROR_NOT_READY && now_ns() < until) continue;
+      while (device_.query(beside.started).problem() == device::Problem::kNotReady && now_ns() < until) continue;
       die();
     }
     case device::InjectKind::kFault: hit(beside.injection, beside.sequence, beside.own); break;

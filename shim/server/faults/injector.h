@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/device.h"
+#include "device/runtime.h"
 #include "server/channel/daemon.h"
 #include "server/faults/faults.h"
 
@@ -16,8 +16,8 @@ namespace xmig::server {
 
 class Injector {
  public:
-  Injector(device::Device& device, Daemon& daemon, Faults& faults)
-      : device_(device), driver_(device.driver()), daemon_(daemon), faults_(faults) {}
+  Injector(device::Runtime& device, Daemon& daemon, Faults& faults)
+      : device_(device), daemon_(daemon), faults_(faults) {}
 
   // From any thread.
   void arm(const device::Injection& injection);
@@ -25,7 +25,7 @@ class Injector {
   // Has something to inject at this record, or has waited for one of its kind?
   bool due(uint64_t sequence) const { return sequence >= next_[kWork].load(std::memory_order_relaxed); }
   struct Stream {
-    CUstream real = nullptr;
+    device::StreamHandle real = nullptr;
     uint32_t ordinal = 0;
   };
   // Before the record. `stream`: where the program's work goes; its context is current.
@@ -36,7 +36,7 @@ class Injector {
     uint64_t sequence;
     Stream stream;
     Stream own;
-    CUevent started;  // the work is next in its stream
+    device::EventHandle started;  // the work is next in its stream
   };
   std::optional<Beside> beside(device::InjectPoint point, uint64_t sequence, Stream stream);
   void inject(const Beside& beside);
@@ -45,7 +45,7 @@ class Injector {
   bool snapshot_due(uint64_t chunks) const { return chunks >= next_[kSnapshot].load(std::memory_order_relaxed); }
   void at_snapshot(uint64_t chunks, uint64_t sequence) { at(kSnapshot, chunks, sequence); }
   // What the driver is to answer to this import of another device's memory.
-  CUresult at_import(uint64_t imports);
+  device::Status at_import(uint64_t imports);
 
  private:
   enum Place { kWork, kReplay, kSnapshot, kImport, kPlaces };
@@ -57,8 +57,7 @@ class Injector {
   void hit(const device::Injection& injection, uint64_t sequence, Stream stream);
   [[noreturn]] void die();
 
-  device::Device& device_;
-  const DriverTable& driver_;
+  device::Runtime& device_;
   Daemon& daemon_;
   Faults& faults_;
   std::mutex mutex_;

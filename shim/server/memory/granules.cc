@@ -6,7 +6,7 @@ using journal::kGranule;
 
 // A snapshot's own kernel and copies go where the program's last kernel went. In a stream of their own they left an H200 in a state
 // in which each of the program's kernels begins 0.3 us later behind the one before (decision 0020).
-device::Device::Where Granules::where(uint32_t ordinal, While when) const {
+device::Runtime::Where Granules::where(uint32_t ordinal, While when) const {
   if (when == While::kRunning) return std::nullopt;
   return kernels_in_[ordinal];
 }
@@ -84,11 +84,11 @@ bool Granules::copy_and_hash(const std::vector<device::Move>& moves, std::span<u
 void Granules::clear(const std::vector<uint64_t>& granules) {
   for (const uint64_t address : granules) {
     contexts_.use(ordinal_of_device_address(address));
-    faults_.check(driver_.cuMemsetD8Async(address, 0, kGranule, nullptr));
+    faults_.check(device_.clear(address, kGranule, nullptr));
   }
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     contexts_.use(ordinal);
-    faults_.check(driver_.cuCtxSynchronize());
+    faults_.check(device_.synchronize());
   }
 }
 

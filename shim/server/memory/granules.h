@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/result.h"
-#include "device/device.h"
+#include "device/runtime.h"
 #include "server/contexts.h"
 #include "server/faults/faults.h"
 #include "server/memory/staging_copy.h"
@@ -25,20 +25,19 @@ class Granules {
   enum class While { kDrained, kRunning };  // the device, where it has to hash or to copy
   using Move = std::pair<uint64_t, uint64_t>;  // to, from
 
-  Granules(device::Device& device, Contexts& contexts, Faults& faults, const Shadow& shadow)
+  Granules(device::Runtime& device, Contexts& contexts, Faults& faults, const Shadow& shadow)
       : device_(device),
-        driver_(device.driver()),
         contexts_(contexts),
         faults_(faults),
         shadow_(shadow),
-        staging_copy_(driver_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }) {}
+        staging_copy_(device_, [&contexts](uint32_t ordinal) { contexts.use(ordinal); }) {}
   Granules(const Granules&) = delete;
 
   // The program's last kernel of this device is in this stream.
-  void follow(CUstream stream, uint32_t ordinal) { kernels_in_[ordinal] = stream; }
-  void forget(CUstream gone) { std::ranges::replace(kernels_in_, gone, nullptr); }
+  void follow(device::StreamHandle stream, uint32_t ordinal) { kernels_in_[ordinal] = stream; }
+  void forget(device::StreamHandle gone) { std::ranges::replace(kernels_in_, gone, device::StreamHandle{nullptr}); }
   // Where work of ours goes.
-  device::Device::Where where(uint32_t ordinal, While when = While::kDrained) const;
+  device::Runtime::Where where(uint32_t ordinal, While when = While::kDrained) const;
 
   // False: the device failed.
   bool hash(const std::vector<uint64_t>& granules, std::vector<uint64_t>& hashes, While when = While::kDrained);
@@ -60,13 +59,12 @@ class Granules {
   StagingCopy& staging_copy() { return staging_copy_; }
 
  private:
-  device::Device& device_;
-  const DriverTable& driver_;
+  device::Runtime& device_;
   Contexts& contexts_;
   Faults& faults_;
   const Shadow& shadow_;
   StagingCopy staging_copy_;
-  std::array<CUstream, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
+  std::array<device::StreamHandle, journal::kMaxDevices> kernels_in_{};  // the stream of each device's last kernel
 };
 
 }  // namespace xmig::server

@@ -13,8 +13,8 @@ Hosting::Map::iterator Hosting::containing(uint64_t address) {
   return address - it->first < it->second.memory.bytes ? it : backings_.end();
 }
 
-CUresult Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
-  if (!whole_granules(address, bytes) || !in_device_range(ordinal, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+Status Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  if (!whole_granules(address, bytes) || !in_device_range(ordinal, address, bytes)) return Problem::kInvalid;
   const uint64_t end = address + bytes;
   std::vector<uint64_t> made;
   for (uint64_t at = address; at < end;) {
@@ -31,7 +31,7 @@ CUresult Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
         physical_.release(backings_.at(start).memory);
         backings_.erase(start);
       }
-      return static_cast<CUresult>(memory.error().number);
+      return physical_.status(memory.error());
     }
     backing.memory = *std::move(memory);
     backing.dead.assign((stop - at) / kGranule, false);
@@ -40,7 +40,7 @@ CUresult Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     at = stop;
   }
   mark(address, bytes, false);
-  return CUDA_SUCCESS;
+  return {};
 }
 
 void Hosting::mark(uint64_t address, uint64_t bytes, bool dead) {
@@ -137,8 +137,8 @@ uint64_t Hosting::dead_bytes(uint32_t ordinal) const {
   return sum;
 }
 
-CUresult Hosting::share(uint32_t ordinal, uint32_t device, bool on) {
-  if (shares(ordinal, device) == on) return CUDA_SUCCESS;
+Status Hosting::share(uint32_t ordinal, uint32_t device, bool on) {
+  if (shares(ordinal, device) == on) return {};
   // Neighbours go in one call: each takes the driver some microseconds.
   std::vector<Extent> ranges;
   for (auto it = backings_.lower_bound(device_base(ordinal));
@@ -150,24 +150,24 @@ CUresult Hosting::share(uint32_t ordinal, uint32_t device, bool on) {
     }
   }
   for (size_t i = 0; i < ranges.size(); ++i) {
-    const CUresult result = physical_.set_access(ranges[i].address, ranges[i].bytes, device, on);
-    if (result == CUDA_SUCCESS) continue;
-    while (i-- > 0) physical_.set_access(ranges[i].address, ranges[i].bytes, device, !on);
+    const Status result = physical_.set_access(ranges[i].address, ranges[i].bytes, device, on);
+    if (result) continue;
+    while (i-- > 0) static_cast<void>(physical_.set_access(ranges[i].address, ranges[i].bytes, device, !on));
     return result;
   }
   physical_.share(ordinal, device, on);
-  return CUDA_SUCCESS;
+  return {};
 }
 
-CUresult Hosting::adopt(Hosted memory) {
+Status Hosting::adopt(Hosted memory) {
   if (!in_place(HostedKind::kDevice, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return Problem::kInvalid;
   }
   const auto next = backings_.lower_bound(memory.address);
   const bool overlapping = (next != backings_.end() && next->first - memory.address < memory.bytes) ||
                            containing(memory.address) != backings_.end();
-  if (overlapping) return CUDA_ERROR_ALREADY_MAPPED;
-  if (const CUresult result = physical_.adopt(memory); result != CUDA_SUCCESS) return result;
+  if (overlapping) return Problem::kMapped;
+  if (const Status result = physical_.adopt(memory); !result) return result;
   Backing backing;
   backing.dead.assign(memory.bytes / kGranule, true);
   backing.dead_count = backing.dead.size();
@@ -175,25 +175,25 @@ CUresult Hosting::adopt(Hosted memory) {
   const uint64_t address = memory.address;
   backing.memory = std::move(memory);
   backings_.emplace(address, std::move(backing));
-  return CUDA_SUCCESS;
+  return {};
 }
 
-CUresult Hosting::become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
+Status Hosting::become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
                          const std::function<void(uint64_t end)>& made) {
   for (const auto& [start, backing] : backings_) mark(start, backing.memory.bytes, true);
   for (const Extent& extent : alive) {
-    if (!whole_granules(extent.address, extent.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!whole_granules(extent.address, extent.bytes)) return Problem::kInvalid;
     mark(extent.address, extent.bytes, false);
   }
   release_dead();  // first: what follows may need the room
   for (const Extent& extent : alive) {
     const uint32_t ordinal = ordinal_of_device_address(extent.address);
-    if (ordinal >= journal::kMaxDevices) return CUDA_ERROR_INVALID_VALUE;
+    if (ordinal >= journal::kMaxDevices) return Problem::kInvalid;
     use_ordinal(ordinal);
-    if (const CUresult result = grow(ordinal, extent.address, extent.bytes); result != CUDA_SUCCESS) return result;
+    if (const Status result = grow(ordinal, extent.address, extent.bytes); !result) return result;
     made(extent.address + extent.bytes);
   }
-  return CUDA_SUCCESS;
+  return {};
 }
 
 bool Hosting::restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh) {

@@ -21,7 +21,7 @@ class Hosting {
   Hosting(const Hosting&) = delete;
 
   // Back these granules. Those that are dead come back to life, those that exist stay as they are.
-  CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
+  Status grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
   void shrink(uint64_t address, uint64_t bytes);
   bool backed(uint64_t address, uint64_t bytes) const;
   // Is there memory that a snapshot would give back?
@@ -38,16 +38,16 @@ class Hosting {
 
   // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
   // since the snapshot, and is returned: the replay must find it as new.
-  CUresult adopt(Hosted memory);
+  Status adopt(Hosted memory);
   // For a job that comes without its memory: back exactly these granules, with memory of this server's devices; what is
   // backed already keeps its content. `made` hears of the end of each extent that is backed.
-  CUresult become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
+  Status become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
                   const std::function<void(uint64_t end)>& made = [](uint64_t) {});
   bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
 
   // Does `device` reach the program's memory of this ordinal? And from now on it does, or no longer.
   bool shares(uint32_t ordinal, uint32_t device) const { return physical_.shares(ordinal, device); }
-  CUresult share(uint32_t ordinal, uint32_t device, bool on);
+  Status share(uint32_t ordinal, uint32_t device, bool on);
 
   template <typename F>
   void for_each(F&& f) const {

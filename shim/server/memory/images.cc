@@ -33,14 +33,14 @@ void Images::hold(uint64_t number, uint64_t total, uint64_t offset, ipc::UniqueF
   physical_.daemon().memory_add(image.memory);
 }
 
-CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std::span<const std::byte> piece) {
+Status Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std::span<const std::byte> piece) {
   if (total == 0 || total > kMaxImageBytes || offset > total || piece.size() > total - offset) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return Problem::kInvalid;
   }
   auto found = images_.find(number);
   if (found == images_.end()) {
     ipc::UniqueFd fd(::memfd_create("xmig-image", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(total)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(total)) != 0) return Problem::kNoMemory;
     found = images_.try_emplace(number).first;
     hold(number, total, 0, std::move(fd), "image:", found->second);
   }
@@ -48,28 +48,28 @@ CUresult Images::add_piece(uint64_t number, uint64_t total, uint64_t offset, std
   image.tried = false;
   // A replay brings pieces that are here already; in the first run they come in order.
   if (image.memory.bytes != total || image.memory.address != 0 || offset > image.received) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return Problem::kInvalid;
   }
-  if (!ipc::write_all(image.memory.fd.get(), piece, offset)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!ipc::write_all(image.memory.fd.get(), piece, offset)) return Problem::kNoMemory;
   image.received = std::max(image.received, offset + piece.size());
-  return CUDA_SUCCESS;
+  return {};
 }
 
-CUresult Images::add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path) {
+Status Images::add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path) {
   if (const auto found = images_.find(number); found != images_.end()) {
     found->second.tried = false;
-    return CUDA_SUCCESS;  // a replay: the file that was meant is the one that is held
+    return {};  // a replay: the file that was meant is the one that is held
   }
-  if (total == 0 || total > kMaxImageBytes || offset + total < offset) return CUDA_ERROR_INVALID_VALUE;
+  if (total == 0 || total > kMaxImageBytes || offset + total < offset) return Problem::kInvalid;
   // Not blocking: the path may name anything. The server is the job's user and may read what the program may.
   ipc::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return CUDA_ERROR_FILE_NOT_FOUND;
-  if (offset + total > static_cast<uint64_t>(status.st_size)) return CUDA_ERROR_INVALID_IMAGE;
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return Problem::kNoFile;
+  if (offset + total > static_cast<uint64_t>(status.st_size)) return Problem::kBadImage;
   Image& image = images_.try_emplace(number).first->second;
   hold(number, total, offset, std::move(fd), "file:", image);
   image.received = total;
-  return CUDA_SUCCESS;
+  return {};
 }
 
 std::span<const std::byte> Images::bytes(uint64_t number) {
@@ -100,20 +100,20 @@ void Images::release_unneeded(const std::vector<uint64_t>& needed) {
   });
 }
 
-CUresult Images::adopt(Hosted memory) {
+Status Images::adopt(Hosted memory) {
   const auto name = parse_name(memory.name);
   struct stat status {};
   if (!name || memory.bytes == 0 || memory.bytes > kMaxImageBytes ||
       ::fstat(memory.fd.get(), &status) != 0 || memory.address + memory.bytes < memory.address ||
       memory.address + memory.bytes > static_cast<uint64_t>(status.st_size)) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return Problem::kInvalid;
   }
   physical_.taken(memory.id);
   Image& image = images_.try_emplace(name->number).first->second;
   image.received = name->file ? memory.bytes : 0;
   image.memory = std::move(memory);
   image.tried = true;  // unless the snapshot or the replay says otherwise
-  return CUDA_SUCCESS;
+  return {};
 }
 
 std::vector<Images::State> Images::states(const std::vector<uint64_t>& needed) const {

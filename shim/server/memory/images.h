@@ -22,9 +22,9 @@ class Images {
   explicit Images(Physical& physical) : physical_(physical) {}
 
   // A piece of an image that travels through the journal.
-  CUresult add_piece(uint64_t number, uint64_t total, uint64_t offset, std::span<const std::byte> piece);
+  Status add_piece(uint64_t number, uint64_t total, uint64_t offset, std::span<const std::byte> piece);
   // An image that lies in a file, `offset` bytes in.
-  CUresult add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path);
+  Status add_file(uint64_t number, uint64_t total, uint64_t offset, const std::string& path);
   // All bytes of it; empty if it is not here, or not complete.
   std::span<const std::byte> bytes(uint64_t number);
   // It is for one load, which has been tried: from now on it is needed only as long as its module is there.
@@ -32,7 +32,7 @@ class Images {
   // A snapshot was committed: images that were tried and are not among `needed` go.
   void release_unneeded(const std::vector<uint64_t>& needed);
 
-  CUresult adopt(Hosted memory);
+  Status adopt(Hosted memory);
   // A move: the server that holds this memory gives it up. False if it is none of these.
   bool forget(uint64_t id) {
     return std::erase_if(images_, [&](const auto& entry) { return entry.second.memory.id == id; }) != 0;

@@ -10,17 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
 
 namespace xmig::server {
 namespace {
-
-
-CUmemLocation location(uint32_t ordinal) {
-  CUmemLocation where{};
-  where.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  where.id = static_cast<int>(ordinal);
-  return where;
-}
 
 // The driver does not say so when it ran out of descriptors.
 bool out_of_descriptors() {
@@ -38,23 +31,23 @@ bool same_file(const ipc::UniqueFd& a, const ipc::UniqueFd& b) {
 
 Physical::~Physical() {
   keep_ahead({});
-  for (const Extent& range : reserved_) driver_.cuMemAddressFree(range.address, range.bytes);
+  for (const Extent& range : reserved_) device_.unreserve(range.address, range.bytes);
   for (const Extent& range : reserved_host_) ::munmap(reinterpret_cast<void*>(range.address), range.bytes);
 }
 
-CUresult Physical::reserve(uint32_t devices) {
-  if (!reserved_.empty()) return CUDA_SUCCESS;
+Status Physical::reserve(uint32_t devices) {
+  if (!reserved_.empty()) return {};
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
     const Extent ranges[] = {{device_base(ordinal), journal::kDeviceSpan},
                              {shadow_base(ordinal), journal::kHostShadowAt}};
     for (const auto& [wanted, bytes] : ranges) {
-      CUdeviceptr got = 0;
-      const CUresult result = driver_.cuMemAddressReserve(&got, bytes, journal::kGranule, wanted, 0);
-      if (result != CUDA_SUCCESS) return result;
+      uint64_t got = 0;
+      const Status result = device_.reserve(wanted, bytes, journal::kGranule, got);
+      if (!result) return result;
       reserved_.push_back({got, bytes});
       if (got != wanted) {
         log_(Level::kError, "the device's address range is taken by something else in this process");
-        return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+        return Problem::kTaken;
       }
     }
     void* const host = reinterpret_cast<void*>(host_shadow_base(ordinal));
@@ -62,27 +55,25 @@ CUresult Physical::reserve(uint32_t devices) {
     constexpr uint64_t kBytes = kShadowSpan - journal::kHostShadowAt;
     if (::mmap(host, kBytes, PROT_NONE, kReserve, -1, 0) != host) {
       log_(Level::kError, "the address range of host memory is taken by something else in this process");
-      return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+      return Problem::kTaken;
     }
     reserved_host_.push_back({host_shadow_base(ordinal), kBytes});
   }
-  return CUDA_SUCCESS;
+  return {};
 }
 
 // Memory of this kind is mapped for its own device, and for no other unless the program has requested it: kernels and copies
 // of another one must find that it is not there, as they do natively.
-CUresult Physical::map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes,
-                       CUmemGenericAllocationHandle handle) {
-  if (const CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0); result != CUDA_SUCCESS) return result;
-  std::array<CUmemAccessDesc, journal::kMaxDevices> access{};
+Status Physical::map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes,
+                     device::MemoryHandle handle) {
+  if (const Status result = device_.map(address, bytes, handle); !result) return result;
+  std::array<uint32_t, journal::kMaxDevices> devices{};
   size_t count = 0;
   for (uint32_t device = 0; device < journal::kMaxDevices; ++device) {
-    if (device != ordinal && (kind != HostedKind::kDevice || !shares(ordinal, device))) continue;
-    access[count].location = location(device);
-    access[count++].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (device == ordinal || (kind == HostedKind::kDevice && shares(ordinal, device))) devices[count++] = device;
   }
-  const CUresult result = driver_.cuMemSetAccess(address, bytes, access.data(), count);
-  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  const Status result = device_.set_access(address, bytes, std::span(devices).first(count), true);
+  if (!result) device_.unmap(address, bytes);
   return result;
 }
 
@@ -94,21 +85,18 @@ void Physical::share(uint32_t ordinal, uint32_t device, bool on) {
   }
 }
 
-CUresult Physical::set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on) {
-  CUmemAccessDesc access{};
-  access.location = location(device);
-  access.flags = on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  return driver_.cuMemSetAccess(address, bytes, &access, 1);
+Status Physical::set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on) {
+  return device_.set_access(address, bytes, std::span(&device, 1), on);
 }
 
-Error Physical::failed(std::string why, CUresult result, When when) {
+Error Physical::failed(std::string why, Status status, When when) {
   if (when == When::kNow) log_(Level::kWarning, why);
-  return {.text = std::move(why), .number = result};
+  return {.text = std::move(why), .number = device_.number_of(status)};
 }
 
 // `reported`: by the driver.
-Error Physical::no_memory(CUresult reported, CUresult result, uint64_t bytes, When when) {
-  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (CUDA error " + std::to_string(reported) + ")";
+Error Physical::no_memory(Status reported, Status result, uint64_t bytes, When when) {
+  std::string text = "no memory for " + std::to_string(bytes >> 20) + " MiB (" + device_.text(reported) + ")";
   if (out_of_descriptors()) {
     text = "no file descriptors left for device memory: raise the server's limit (LimitNOFILE, ulimit -n)";
   }
@@ -116,19 +104,15 @@ Error Physical::no_memory(CUresult reported, CUresult result, uint64_t bytes, Wh
 }
 
 Result<Hosted> Physical::create(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location = location(ordinal);
-  CUmemGenericAllocationHandle handle = 0;
-  CUresult result = driver_.cuMemCreate(&handle, bytes, &properties, 0);
-  if (result != CUDA_SUCCESS) return no_memory(result, result, bytes, when);
+  device::MemoryHandle handle = 0;
+  Status result = device_.create(ordinal, bytes, handle);
+  if (!result) return no_memory(result, result, bytes, when);
   int fd = -1;
-  result = driver_.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  ipc::UniqueFd owner(result == CUDA_SUCCESS ? fd : -1);
-  if (result == CUDA_SUCCESS) result = map(kind, ordinal, address, bytes, handle);
-  driver_.cuMemRelease(handle);  // the mapping keeps the memory
-  if (result != CUDA_SUCCESS) return no_memory(result, CUDA_ERROR_OUT_OF_MEMORY, bytes, when);
+  result = device_.export_memory(handle, fd);
+  ipc::UniqueFd owner(result ? fd : -1);
+  if (result) result = map(kind, ordinal, address, bytes, handle);
+  device_.release(handle);  // the mapping keeps the memory
+  if (!result) return no_memory(result, Problem::kNoMemory, bytes, when);
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, "", std::move(owner)};
   if (when == When::kNow) daemon_.memory_add(memory);
   return memory;
@@ -140,28 +124,26 @@ bool Physical::long_enough(const ipc::UniqueFd& fd, uint64_t bytes) {
   return ::fstat(fd.get(), &status) == 0 && static_cast<uint64_t>(status.st_size) >= bytes;
 }
 
-CUresult Physical::map_host(const Hosted& memory) {
+Status Physical::map_host(const Hosted& memory) {
   void* const at = reinterpret_cast<void*>(memory.address);
   if (::mmap(at, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd.get(), 0) == MAP_FAILED) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return Problem::kNoMemory;
   }
-  return CUDA_SUCCESS;
+  return {};
 }
 
 // Copies work without, too, but slowly.
 void Physical::lock_pages(const Hosted& memory) {
-  constexpr unsigned int kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  const CUresult result =
-      driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(memory.address), memory.bytes, kFlags);
-  if (result == CUDA_SUCCESS) return;
-  log_(Level::kWarning, "a shadow in host memory cannot be page-locked (CUDA error " + std::to_string(result) +
+  const Status result = device_.lock_host(reinterpret_cast<void*>(memory.address), memory.bytes, true);
+  if (result) return;
+  log_(Level::kWarning, "a shadow in host memory cannot be page-locked (" + device_.text(result) +
                             "): snapshots and recoveries take longer");
 }
 
 Error Physical::no_pages(const char* where, uint64_t bytes, When when) {
   return failed(std::string(where) + " has no room for a shadow of " + std::to_string(bytes >> 20) +
                     " MiB: " + std::strerror(errno),
-                CUDA_ERROR_OUT_OF_MEMORY, when);
+                Problem::kNoMemory, when);
 }
 
 Result<Hosted> Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes) {
@@ -169,8 +151,8 @@ Result<Hosted> Physical::create_host(HostedKind kind, uint32_t ordinal, uint64_t
   // Pages are taken now: later there is nobody to tell that there are none.
   if (!fd || ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_pages("host memory", bytes, When::kNow);
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kLockedName, std::move(fd)};
-  if (const CUresult result = map_host(memory); result != CUDA_SUCCESS) {
-    return Error{.text = "host memory cannot be mapped", .number = result};
+  if (const Status result = map_host(memory); !result) {
+    return Error{.text = "host memory cannot be mapped", .number = device_.number_of(result)};
   }
   lock_pages(memory);
   daemon_.memory_add(memory);
@@ -190,7 +172,7 @@ Result<Hosted> Physical::create_memfd(HostedKind kind, uint32_t ordinal, uint64_
   }
   Hosted memory{next_id(), kind, static_cast<int>(ordinal), address, bytes, kPlainName, std::move(fd)};
   // It has huge pages, as a rule: to map them takes no time.
-  memory.mapped = kept && map_host(memory) == CUDA_SUCCESS;
+  memory.mapped = kept && static_cast<bool>(map_host(memory));
   if (when == When::kNow) daemon_.memory_add(memory);
   return memory;
 }
@@ -212,27 +194,25 @@ Result<Hosted> Physical::create_file(HostedKind kind, uint32_t ordinal, uint64_t
   return memory;
 }
 
-CUresult Physical::adopt(const Hosted& memory) {
+Status Physical::adopt(const Hosted& memory) {
   taken(memory.id);
-  if (ahead_.erase(memory.id) != 0) return CUDA_SUCCESS;
+  if (ahead_.erase(memory.id) != 0) return {};
   return map_again(memory);
 }
 
-CUresult Physical::map_again(const Hosted& memory) {
+Status Physical::map_again(const Hosted& memory) {
   if (memory.place() != Place::kDevice) {
-    if (!long_enough(memory.fd, memory.bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (memory.plain()) return CUDA_SUCCESS;
-    const CUresult result = map_host(memory);
-    if (result == CUDA_SUCCESS) lock_pages(memory);
+    if (!long_enough(memory.fd, memory.bytes)) return Problem::kInvalid;
+    if (memory.plain()) return {};
+    const Status result = map_host(memory);
+    if (result) lock_pages(memory);
     return result;
   }
-  CUmemGenericAllocationHandle handle = 0;
-  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(memory.fd.get()));
-  CUresult result =
-      driver_.cuMemImportFromShareableHandle(&handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  if (result != CUDA_SUCCESS) return result;
+  device::MemoryHandle handle = 0;
+  Status result = device_.import_memory(memory.fd.get(), handle);
+  if (!result) return result;
   result = map(memory.kind, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes, handle);
-  driver_.cuMemRelease(handle);
+  device_.release(handle);
   return result;
 }
 
@@ -241,7 +221,7 @@ void Physical::map_ahead(Hosted memory, uint32_t devices) {
   if (memory.place() != Place::kDevice || ahead_.contains(memory.id)) return;
   if (ordinal >= devices || !in_place(memory.kind, ordinal, memory.address, memory.bytes)) return;
   // Where something is mapped already the driver maps nothing else.
-  if (reserve(devices) == CUDA_SUCCESS && map_again(memory) == CUDA_SUCCESS) ahead_.emplace(memory.id, std::move(memory));
+  if (reserve(devices) && map_again(memory)) ahead_.emplace(memory.id, std::move(memory));
 }
 
 void Physical::drop_ahead(uint64_t id) {
@@ -282,11 +262,11 @@ void Physical::let_go(Hosted& memory) {
     // It is nowhere.
   } else if (memory.place() == Place::kHost) {
     void* const at = reinterpret_cast<void*>(memory.address);
-    if (!memory.plain()) driver_.cuMemHostUnregister(at);
+    if (!memory.plain()) device_.unlock_host(at);
     // Back to a reservation, so that nothing else comes to lie there.
     ::mmap(at, memory.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   } else {
-    driver_.cuMemUnmap(memory.address, memory.bytes);
+    device_.unmap(memory.address, memory.bytes);
   }
   memory.fd.reset();
 }

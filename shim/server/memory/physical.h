@@ -4,8 +4,6 @@
 // own it neither reads nor writes it.
 #pragma once
 
-#include <cuda.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -14,13 +12,16 @@
 #include <vector>
 
 #include "common/result.h"
-#include "driver_table.h"
+#include "device/runtime.h"
 #include "journal/layout.h"
 #include "journal/shadow_layout.h"
 #include "server/channel/daemon.h"
 #include "server/channel/hosted.h"
 
 namespace xmig::server {
+
+using device::Problem;
+using device::Status;
 
 using journal::kShadowBase;
 using journal::kShadowSpan;
@@ -65,12 +66,12 @@ struct Extent {
 
 class Physical {
  public:
-  Physical(const DriverTable& driver, Daemon& daemon, Log& log) : driver_(driver), daemon_(daemon), log_(log) {}
+  Physical(device::Runtime& device, Daemon& daemon, Log& log) : device_(device), daemon_(daemon), log_(log) {}
   ~Physical();
   Physical(const Physical&) = delete;
 
   // Keep the device and shadow ranges of `devices` ordinals free of anything else. Once is enough.
-  CUresult reserve(uint32_t devices);
+  Status reserve(uint32_t devices);
 
   // Memory of the device, mapped at `address`, held by the daemon. On failure nothing is left behind.
   // kBeforehand, here and below: the caller logs a failure, and tells the daemon of what was made, when nobody else can be
@@ -87,7 +88,7 @@ class Physical {
   Result<Hosted> create_file(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, When when = When::kNow);
   void keep_files_in(ipc::UniqueFd directory) { directory_ = std::move(directory); }
   // Map what an earlier server made, unless it is mapped already.
-  CUresult adopt(const Hosted& memory);
+  Status adopt(const Hosted& memory);
 
   // Map it before there is a job, if it is a device's: host memory would be page-locked by two processes. Its device's context
   // is current. What cannot be mapped now is mapped, or fails, when it is adopted.
@@ -104,23 +105,25 @@ class Physical {
   // the caller's to change with set_access().
   void share(uint32_t ordinal, uint32_t device, bool on);
   bool shares(uint32_t ordinal, uint32_t device) const { return (sharers_[ordinal] >> device & 1) != 0; }
-  CUresult set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on);
+  Status set_access(uint64_t address, uint64_t bytes, uint32_t device, bool on);
 
   uint64_t next_id() { return next_id_++; }
   void taken(uint64_t id) { next_id_ = std::max(next_id_.load(), id + 1); }
   Daemon& daemon() { return daemon_; }
+  // What the device reported where a result says why.
+  Status status(const Error& error) const { return device_.status(error.number); }
 
  private:
-  CUresult map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle);
-  CUresult map_again(const Hosted& memory);
+  Status map(HostedKind kind, uint32_t ordinal, uint64_t address, uint64_t bytes, device::MemoryHandle handle);
+  Status map_again(const Hosted& memory);
   static bool long_enough(const ipc::UniqueFd& fd, uint64_t bytes);
-  static CUresult map_host(const Hosted& memory);
+  static Status map_host(const Hosted& memory);
   void lock_pages(const Hosted& memory);
-  Error failed(std::string why, CUresult result, When when);
-  Error no_memory(CUresult reported, CUresult result, uint64_t bytes, When when);
+  Error failed(std::string why, Status status, When when);
+  Error no_memory(Status reported, Status result, uint64_t bytes, When when);
   Error no_pages(const char* where, uint64_t bytes, When when);
 
-  const DriverTable& driver_;
+  device::Runtime& device_;
   Daemon& daemon_;
   Log& log_;
   std::atomic<uint64_t> next_id_{1};

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "driver_table.h"
+#include "device/runtime.h"
 #include "journal/layout.h"
 #include "journal/mapping.h"
 
@@ -19,9 +19,9 @@ inline constexpr size_t kScratchBytes = journal::kStagingBytes;  // no single co
 
 class ScratchPool {
  public:
-  explicit ScratchPool(const DriverTable& driver) : driver_(driver) {}
+  explicit ScratchPool(device::Runtime& device) : device_(device) {}
   ~ScratchPool() {
-    for (const journal::Mapping& buffer : buffers_) driver_.cuMemHostUnregister(buffer.data());
+    for (const journal::Mapping& buffer : buffers_) device_.unlock_host(buffer.data());
   }
 
   struct GiveBack {
@@ -40,7 +40,7 @@ class ScratchPool {
       constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
       journal::Mapping made(::mmap(nullptr, kScratchBytes, PROT_READ | PROT_WRITE, kFlags, -1, 0), kScratchBytes);
       if (!made) return {nullptr, {this}};
-      driver_.cuMemHostRegister_v2(made.data(), kScratchBytes, CU_MEMHOSTREGISTER_PORTABLE);
+      static_cast<void>(device_.lock_host(made.data(), kScratchBytes, false));
       free_.push_back(made.data());
       buffers_.push_back(std::move(made));
     }
@@ -50,7 +50,7 @@ class ScratchPool {
   }
 
  private:
-  const DriverTable& driver_;
+  device::Runtime& device_;
   std::mutex mutex_;
   std::vector<journal::Mapping> buffers_;  // guarded by mutex_
   std::vector<std::byte*> free_;           // guarded by mutex_

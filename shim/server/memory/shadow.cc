@@ -174,23 +174,23 @@ bool Shadow::trim(size_t most) {
   return false;
 }
 
-CUresult Shadow::adopt(Hosted memory) {
+Status Shadow::adopt(Hosted memory) {
   if (!in_place(HostedKind::kShadow, static_cast<uint32_t>(memory.ordinal), memory.address, memory.bytes)) {
-    return CUDA_ERROR_INVALID_VALUE;
+    return Problem::kInvalid;
   }
   const auto next = slabs_.lower_bound(memory.address);
   if ((next != slabs_.end() && next->first - memory.address < memory.bytes) ||
       containing(memory.address) != slabs_.end()) {
-    return CUDA_ERROR_ALREADY_MAPPED;
+    return Problem::kMapped;
   }
-  if (const CUresult result = physical_.adopt(memory); result != CUDA_SUCCESS) return result;
+  if (const Status result = physical_.adopt(memory); !result) return result;
   Slab slab;
   slab.used.assign(memory.bytes / kGranule, false);
   const uint64_t address = memory.address;
   slab.memory = std::move(memory);
   slabs_.emplace(address, std::move(slab));
   with_room_.insert(address);
-  return CUDA_SUCCESS;
+  return {};
 }
 
 bool Shadow::forget(uint64_t id) {

@@ -56,7 +56,7 @@ class Shadow {
   // Give so many empty slabs back. False: there are no more.
   bool trim(size_t most = ~0ull);
 
-  CUresult adopt(Hosted memory);
+  Status adopt(Hosted memory);
   // A move: the server that holds this memory gives it up. False if it is none of these.
   bool forget(uint64_t id);
   // Is the slot in a slab that is mapped here?

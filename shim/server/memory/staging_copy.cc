@@ -89,7 +89,7 @@ std::vector<StagingCopy::Piece> joined(std::span<const StagingCopy::Piece> piece
 // Page-locked memory for the buffers of several lanes: when each locked its own, sixteen took 115 ms.
 class StagingCopy::Locked {
  public:
-  Locked(const DriverTable& driver, size_t bytes) : driver_(driver) {
+  Locked(device::Runtime& device, size_t bytes) : device_(device) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
     space_ = journal::Mapping(::mmap(nullptr, bytes + kGranule, PROT_READ | PROT_WRITE, kFlags, -1, 0), bytes + kGranule);
     if (!space_) return;
@@ -98,17 +98,17 @@ class StagingCopy::Locked {
     data_ = reinterpret_cast<std::byte*>(start);
     ::madvise(data_, bytes, MADV_HUGEPAGE);
     // Where this fails, as on a device without memory, the copies are slower, and right.
-    driver_.cuMemHostRegister_v2(data_, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    static_cast<void>(device_.lock_host(data_, bytes, false));
   }
   ~Locked() {
-    if (data_) driver_.cuMemHostUnregister(data_);
+    if (data_) device_.unlock_host(data_);
   }
   Locked(const Locked&) = delete;
 
   std::byte* data() const { return data_; }  // null: there was no memory
 
  private:
-  const DriverTable& driver_;
+  device::Runtime& device_;
   journal::Mapping space_;
   std::byte* data_ = nullptr;
 };
@@ -119,19 +119,19 @@ class StagingCopy::Lane {
   static constexpr size_t kBytes = 2 * kMostBytes;
 
   // Its buffers are at `offset` in `memory`.
-  Lane(const DriverTable& driver, uint32_t ordinal, std::shared_ptr<Locked> memory, size_t offset)
-      : driver_(driver), ordinal_(ordinal), memory_(std::move(memory)) {
+  Lane(device::Runtime& device, uint32_t ordinal, std::shared_ptr<Locked> memory, size_t offset)
+      : device_(device), ordinal_(ordinal), memory_(std::move(memory)) {
     buffers_ = memory_->data() + offset;
-    if (driver_.cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) stream_ = nullptr;
+    static_cast<void>(device_.create_stream(stream_));  // without one, in the default stream
     good_ = true;
-    for (CUevent& event : events_) good_ &= driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+    for (device::EventHandle& event : events_) good_ &= static_cast<bool>(device_.create_event(event));
   }
   ~Lane() {
-    driver_.cuStreamSynchronize(stream_);
-    for (const CUevent event : events_) {
-      if (event) driver_.cuEventDestroy_v2(event);
+    static_cast<void>(device_.synchronize(stream_));
+    for (const device::EventHandle event : events_) {
+      if (event) device_.destroy_event(event);
     }
-    if (stream_) driver_.cuStreamDestroy_v2(stream_);
+    if (stream_) device_.destroy(stream_);
   }
   Lane(const Lane&) = delete;
 
@@ -142,7 +142,7 @@ class StagingCopy::Lane {
 
   bool to_plain(const Piece& piece) {
     const size_t mine = next();
-    if (driver_.cuMemcpyDtoHAsync_v2(buffer(mine), piece.device, piece.bytes, stream_) != CUDA_SUCCESS || !mark(mine)) {
+    if (!device_.copy_to_host(buffer(mine), piece.device, piece.bytes, stream_) || !mark(mine)) {
       return false;
     }
     // While the device fills this one, the one before it is emptied.
@@ -159,13 +159,13 @@ class StagingCopy::Lane {
       error_ = transfer(::pread, piece, buffer(mine));
     }
     if (error_ != 0) return false;
-    return driver_.cuMemcpyHtoDAsync_v2(piece.device, buffer(mine), piece.bytes, stream_) == CUDA_SUCCESS && mark(mine);
+    return device_.copy_from_host(piece.device, buffer(mine), piece.bytes, stream_) && mark(mine);
   }
   // All copies are done.
   bool settle() {
     if (!finish()) return false;
     const Timer timer(spent_.waiting_ns);
-    return driver_.cuStreamSynchronize(stream_) == CUDA_SUCCESS;
+    return static_cast<bool>(device_.synchronize(stream_));
   }
 
  private:
@@ -173,11 +173,11 @@ class StagingCopy::Lane {
   std::byte* buffer(size_t i) { return buffers_ + i * kMostBytes; }
   bool mark(size_t i) {
     used_[i] = true;
-    return driver_.cuEventRecordWithFlags(events_[i], stream_, 0) == CUDA_SUCCESS;
+    return static_cast<bool>(device_.record(events_[i], stream_));
   }
   bool wait(size_t i) {
     const Timer timer(spent_.waiting_ns);
-    return driver_.cuEventSynchronize(events_[i]) == CUDA_SUCCESS;
+    return static_cast<bool>(device_.synchronize_event(events_[i]));
   }
   bool finish() {
     if (!waiting_) return true;
@@ -193,12 +193,12 @@ class StagingCopy::Lane {
     return error_ == 0;
   }
 
-  const DriverTable& driver_;
+  device::Runtime& device_;
   const uint32_t ordinal_;
   const std::shared_ptr<Locked> memory_;
   std::byte* buffers_ = nullptr;
-  CUstream stream_ = nullptr;
-  std::array<CUevent, 2> events_{};
+  device::StreamHandle stream_ = nullptr;
+  std::array<device::EventHandle, 2> events_{};
   std::array<bool, 2> used_{};
   size_t turn_ = 0;
   std::optional<Piece> waiting_;  // what the buffer `waiting_in_` is for
@@ -225,8 +225,8 @@ struct StagingCopy::Run {
   }
 };
 
-StagingCopy::StagingCopy(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads)
-    : driver_(driver), use_ordinal_(std::move(use_ordinal)), most_threads_(most_threads) {}
+StagingCopy::StagingCopy(device::Runtime& device, std::function<void(uint32_t)> use_ordinal, size_t most_threads)
+    : device_(device), use_ordinal_(std::move(use_ordinal)), most_threads_(most_threads) {}
 
 StagingCopy::~StagingCopy() {
   for (std::unique_ptr<Lane>& lane : idle_) {
@@ -266,9 +266,9 @@ void StagingCopy::make_ready(uint32_t ordinal, size_t pieces) {
 void StagingCopy::make_lanes(uint32_t ordinal, size_t count) {
   const Timer timer(spent_.making_ns);
   use_ordinal_(ordinal);
-  const auto memory = std::make_shared<Locked>(driver_, count * Lane::kBytes);
+  const auto memory = std::make_shared<Locked>(device_, count * Lane::kBytes);
   for (size_t i = 0; i < count && memory->data(); ++i) {
-    auto lane = std::make_unique<Lane>(driver_, ordinal, memory, i * Lane::kBytes);
+    auto lane = std::make_unique<Lane>(device_, ordinal, memory, i * Lane::kBytes);
     if (lane->good()) idle_.push_back(std::move(lane));
   }
 }

@@ -5,8 +5,6 @@
 // nothing is taken apart when the process ends.
 #pragma once
 
-#include <cuda.h>
-
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -17,7 +15,7 @@
 #include <vector>
 
 #include "common/result.h"
-#include "driver_table.h"
+#include "device/runtime.h"
 #include "journal/layout.h"
 
 namespace xmig::server {
@@ -52,7 +50,7 @@ class StagingCopy {
   // More make memory no faster (docs/decisions/0009).
   static constexpr size_t kMostThreads = 16;
   // `use_ordinal` makes a device's context the calling thread's current one.
-  StagingCopy(const DriverTable& driver, std::function<void(uint32_t)> use_ordinal, size_t most_threads = kMostThreads);
+  StagingCopy(device::Runtime& device, std::function<void(uint32_t)> use_ordinal, size_t most_threads = kMostThreads);
   ~StagingCopy();
   StagingCopy(const StagingCopy&) = delete;
 
@@ -90,7 +88,7 @@ class StagingCopy {
   std::unique_ptr<Lane> lane(uint32_t ordinal);
   void give_back(std::unique_ptr<Lane> lane);
 
-  const DriverTable& driver_;
+  device::Runtime& device_;
   const std::function<void(uint32_t)> use_ordinal_;
   const size_t most_threads_;
   std::mutex mutex_;

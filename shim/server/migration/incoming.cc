@@ -23,8 +23,6 @@ constexpr uint64_t kLongFill = 500'000'000;         // ns
 constexpr int kSnapshotReads = 200;                      // of a source that takes one snapshot after the other
 constexpr auto kSnapshotReadPause = std::chrono::milliseconds(5);
 
-std::string error_text(CUresult result) { return " (CUDA error " + std::to_string(result) + ")"; }
-
 double ms_since(uint64_t start) { return static_cast<double>(now_ns() - start) / 1e6; }
 
 }  // namespace
@@ -35,9 +33,9 @@ Result<> Incoming::begin_move(uint64_t first_id) {
   comes_ = true;
   memory_.physical.taken(first_id - 1);
   if (Result<> kept = keeps_promises(services_); !kept) return kept;
-  const CUresult result = memory_.physical.reserve(services_.contexts.count());
-  if (result == CUDA_SUCCESS) return {};
-  return Error{"the device's address ranges cannot be reserved" + error_text(result)};
+  const Status reserved = memory_.physical.reserve(services_.contexts.count());
+  if (reserved) return {};
+  return Error{"the device's address ranges cannot be reserved (" + services_.device.text(reserved) + ")"};
 }
 
 Result<> Incoming::import(Hosted memory) {
@@ -194,17 +192,18 @@ void Incoming::make_buffers() {
 Result<> Incoming::make_missing(const SnapshotContent& content) {
   const std::lock_guard lock(memory_.mutex);
   Contexts& contexts = services_.contexts;
-  const CUresult result = memory_.hosting.become(
+  const Status made = memory_.hosting.become(
       content.memory, [&](uint32_t ordinal) { contexts.use(std::min(ordinal, contexts.count() - 1)); },
       [this](uint64_t end) {
         if (arrival_) arrival_->made(end);
       });
-  if (result == CUDA_SUCCESS) return {};
+  if (made) return {};
   uint64_t bytes = 0;
   for (const Extent& extent : content.memory) bytes += extent.bytes;
   return Error{
-      "there is no memory for the " + std::to_string(bytes >> 20) + " MiB that the program has" + error_text(result),
-      result == CUDA_ERROR_OUT_OF_MEMORY ? "no_room" : "failed"};
+      "there is no memory for the " + std::to_string(bytes >> 20) + " MiB that the program has (" +
+          services_.device.text(made) + ")",
+      made.problem() == Problem::kNoMemory ? "no_room" : "failed"};
 }
 
 // What is in no device's memory comes while there is nothing to know of here yet. What is wrong with it fill() finds.

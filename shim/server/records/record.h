@@ -18,15 +18,9 @@
 #include <vector>
 
 #include "journal/layout.h"
-#include "ops.h"
+#include "journal/record_info.h"
 
 namespace xmig::server {
-
-constexpr size_t max_args_bytes() {
-  size_t most = 0;
-  for (const OpInfo& info : kOpInfo) most = std::max<size_t>(most, info.args_bytes);
-  return most;
-}
 
 class Record {
  public:
@@ -37,8 +31,8 @@ class Record {
     std::memcpy(static_cast<void*>(&header_), shared, sizeof(header_));
     const uint32_t size = header_.size;
     if (size > available || size % 8 != 0) return fail("the size runs past the tail, or is no multiple of 8", why);
-    if (header_.op == 0 || header_.op >= static_cast<uint16_t>(Op::kCount)) return fail("unknown operation", why);
-    info_ = &kOpInfo[header_.op];
+    if (header_.op == 0 || header_.op >= kRecordKinds) return fail("unknown operation", why);
+    info_ = &kRecordInfos[header_.op];
     const uint64_t payload_at = sizeof(header_) + journal::align8(info_->args_bytes);
     const uint64_t reply_at = payload_at + journal::align8(header_.payload);
     if (reply_at + journal::align8(header_.reply) > size) return fail("the parts are longer than the whole", why);
@@ -59,8 +53,8 @@ class Record {
     if (stored.size() < sizeof(header_)) return false;
     shared_ = nullptr;
     std::memcpy(static_cast<void*>(&header_), stored.data(), sizeof(header_));
-    if (header_.op == 0 || header_.op >= static_cast<uint16_t>(Op::kCount)) return false;
-    info_ = &kOpInfo[header_.op];
+    if (header_.op == 0 || header_.op >= kRecordKinds) return false;
+    info_ = &kRecordInfos[header_.op];
     if (stored.size() != sizeof(header_) + info_->args_bytes || header_.ordinal >= journal::kMaxDevices) return false;
     std::memcpy(args_.data(), stored.data() + sizeof(header_), info_->args_bytes);
     header_.payload = header_.reply = 0;
@@ -75,7 +69,7 @@ class Record {
     header_.op = static_cast<uint16_t>(op);
     header_.payload = static_cast<uint32_t>(payload.size());
     header_.reply = 0;
-    info_ = &kOpInfo[header_.op];
+    info_ = &kRecordInfos[header_.op];
     std::memcpy(args_.data(), arguments.data(), std::min<size_t>(arguments.size(), info_->args_bytes));
     payload_ = const_cast<std::byte*>(payload.data());  // only ever read
     reply_space_ = nullptr;
@@ -135,9 +129,9 @@ class Record {
   }
 
   journal::RecordHeader header_{};
-  std::array<std::byte, max_args_bytes()> args_{};
+  std::array<std::byte, kMostArgumentBytes> args_{};
   journal::RecordHeader* shared_ = nullptr;
-  const OpInfo* info_ = &kOpInfo[0];
+  const OpInfo* info_ = &kRecordInfos[0];
   std::byte* payload_ = nullptr;
   std::byte* reply_space_ = nullptr;
   uint64_t reply_hash_ = 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "journal/record_info.h"
 #include "server/clock.h"
 #include "server/peers.h"
 
@@ -145,8 +146,8 @@ void Recovery::begin_to_write() {
 }
 
 Result<> Recovery::adopt(std::vector<Hosted> given) {
-  if (const CUresult result = memory_.physical.reserve(services_.contexts.count()); result != CUDA_SUCCESS) {
-    return Error{"the device's address ranges cannot be reserved (CUDA error " + std::to_string(result) + ")"};
+  if (const Status reserved = memory_.physical.reserve(services_.contexts.count()); !reserved) {
+    return Error{"the device's address ranges cannot be reserved (" + services_.device.text(reserved) + ")"};
   }
   services_.contexts.use(0);
   const std::lock_guard lock(memory_.mutex);
@@ -204,11 +205,10 @@ Result<> Recovery::keep_copies(const Found& found) {
     journal::RecordHeader record;
     std::memcpy(static_cast<void*>(&record), services_.job.journal().at(at), sizeof(record));
     if (record.size < sizeof(record) || record.size % 8 != 0 || record.size > found.tail - at) break;  // the replay will say so
-    const auto op = static_cast<Op>(record.op);
+    const bool copies = record.op < kRecordKinds && kRecordInfos[record.op].keeps_bytes;
     const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
     // One byte at least: how many there are is checked when the record's turn comes.
-    if (copied && (op == Op::xmCopyFromPinned || op == Op::xmCopyToPinned) &&
-        !memory_.copy_log.keep(record.reply_hash, 1, at)) {
+    if (copied && copies && !memory_.copy_log.keep(record.reply_hash, 1, at)) {
       return Error{"what a copy brought is not there any more"};
     }
     at += record.size;
@@ -217,11 +217,10 @@ Result<> Recovery::keep_copies(const Found& found) {
 }
 
 void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequence) {
-  const DriverTable& driver = services_.driver;
   // Grown since the snapshot: the replay must find it as the first run did.
   for (const Extent& extent : fresh) {
     services_.contexts.use(ordinal_of_device_address(extent.address));
-    services_.faults.check(driver.cuMemsetD8Async(extent.address, 0, extent.bytes, nullptr));
+    services_.faults.check(services_.device.clear(extent.address, extent.bytes, nullptr));
   }
   granules_.clear({});  // waits for that
   const std::vector<ChunkState>& chunks = snapshots_.chunks();

@@ -29,7 +29,7 @@ class Replay {
   // One more record is executed; how many that makes.
   uint64_t count() { return ++records_; }
   uint64_t records() const { return records_; }
-  void took(Op op, uint64_t ns) { times_.took(op, ns); }
+  void took(uint16_t op, uint64_t ns) { times_.took(op, ns); }
   // Where the time has gone; empty if it did not take long.
   std::string times(uint64_t now) const { return times_.text(records_, now); }
 

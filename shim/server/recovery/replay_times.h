@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops.h"
+#include "journal/record_info.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -18,13 +18,13 @@ class ReplayTimes {
   explicit ReplayTimes(uint64_t now) : start_(now) {}
 
   // A record has been executed, which is not to say that the device has done its work.
-  void took(Op op, uint64_t ns) {
+  void took(uint16_t op, uint64_t ns) {
     issued_ += ns;
-    One& all = kinds_[static_cast<size_t>(kind_of(op))];
+    One& all = kinds_[static_cast<size_t>(kRecordInfos[op].work)];
     ++all.count;
     all.ns += ns;
     if (ns < kSlow) return;
-    One& one = slow_[static_cast<size_t>(op)];
+    One& one = slow_[op];
     ++one.count;
     one.ns += ns;
   }
@@ -53,7 +53,7 @@ class ReplayTimes {
     for (size_t i = 0; i < std::min<size_t>(order.size(), 4); ++i) {
       const One& one = slow_[order[i]];
       text += (i == 0 ? "; slow ones: " : ", ") + in_ms(one.ns) + " for " + std::to_string(one.count) + " " +
-              kOpInfo[order[i]].name;
+              kRecordInfos[order[i]].name;
     }
     return text;
   }
@@ -62,46 +62,14 @@ class ReplayTimes {
   static constexpr uint64_t kSlow = 500'000;
   static constexpr uint64_t kLong = 20'000'000;
   static constexpr uint64_t kWorthSaying = 1'000'000;
-  enum class Kind { kLaunch, kCopy, kCode, kOrder, kOther, kCount };
   struct One {
     uint64_t count = 0, ns = 0;
   };
 
-  static Kind kind_of(Op op) {
-    switch (op) {
-      case Op::xmLaunch:
-      case Op::xmGraphLaunch: return Kind::kLaunch;
-      case Op::xmCopyFromHost:
-      case Op::xmCopyFromPinned:
-      case Op::xmCopyToHost:
-      case Op::xmCopyToPinned:
-      case Op::xmCopy2D:
-      case Op::cuMemcpyDtoDAsync_v2:
-      case Op::cuMemsetD8Async:
-      case Op::cuMemsetD16Async:
-      case Op::cuMemsetD32Async: return Kind::kCopy;
-      case Op::xmImage:
-      case Op::xmImageFile:
-      case Op::xmModuleLoad:
-      case Op::xmKernel:
-      case Op::xmVariables:
-      case Op::xmFirstLaunch:
-      case Op::xmLink:
-      case Op::xmGraph:
-      case Op::cuModuleUnload: return Kind::kCode;
-      case Op::cuEventRecordWithFlags:
-      case Op::cuStreamWaitEvent:
-      case Op::cuCtxSynchronize:
-      case Op::cuStreamSynchronize:
-      case Op::cuEventSynchronize: return Kind::kOrder;
-      default: return Kind::kOther;
-    }
-  }
-
   uint64_t start_ = 0;
   uint64_t issued_ = 0;
-  std::array<One, static_cast<size_t>(Kind::kCount)> kinds_{};
-  std::array<One, static_cast<size_t>(Op::kCount)> slow_{};
+  std::array<One, static_cast<size_t>(WorkClass::kCount)> kinds_{};
+  std::vector<One> slow_ = std::vector<One>(kRecordKinds);
 };
 
 }  // namespace xmig::server

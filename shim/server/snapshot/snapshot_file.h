@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,7 +14,7 @@
 #include "server/memory/hosting.h"
 #include "server/memory/images.h"
 #include "server/memory/live_set.h"
-#include "server/objects/objects.h"
+#include "server/records/stored_records.h"
 
 namespace xmig::server {
 
@@ -36,6 +37,17 @@ struct ChunkState {
 struct RecordedEvent {
   uint64_t index;
   uint64_t sequence;
+};
+
+// A module's variable that the device has placed, and its twin in the program's memory, whose address the program knows.
+// The two are made equal where they could be distinguished: what the program writes goes to both; what kernels have
+// written to the variable itself is brought over before the program, or a snapshot, reads the twin.
+struct Variable {
+  uint32_t module = 0;
+  uint64_t address = 0;  // of the twin
+  std::string name;
+  uint64_t real = 0;             // where the device has it
+  std::vector<std::byte> known;  // what the variable was when both were equal
 };
 
 struct SnapshotContent {

@@ -162,14 +162,8 @@ void Snapshots::describe(Draft& draft, const Moment& moment) {
   content.failures = moment.failures;
   content.memory = memory_.hosting.extents();
   content.live = memory_.live.listed().ranges;
-  objects_.modules.for_each([&](uint32_t, const Module& module) { draft.images.push_back(module.image); });
-  objects_.graphs.for_each([&](uint32_t, const GraphExec& graph) { draft.images.push_back(graph.image); });
+  moment.objects.describe(content, draft.images);
   content.images = memory_.images.states(draft.images);
-  objects_.events.for_each([&](uint32_t index, const Event& event) {
-    if (event.recorded != 0) content.events.push_back({index, event.recorded});
-  });
-  content.objects = objects_.records.list();
-  for (const auto& [address, variable] : moment.variables) content.variables.push_back(variable);
 }
 
 Result<> Snapshots::reserve(const Draft& draft) {
@@ -238,8 +232,8 @@ std::optional<uint64_t> Snapshots::zeros_hash() {
   const auto slot = memory_.shadow.allocate(0, Place::kDevice, 1, true);  // where kernels reach it in any case
   if (!slot) return std::nullopt;
   services_.contexts.use(0);
-  services_.faults.check(services_.driver.cuMemsetD8Async(*slot, 0, kGranule, nullptr));
-  services_.faults.check(services_.driver.cuCtxSynchronize());
+  services_.faults.check(services_.device.clear(*slot, kGranule, nullptr));
+  services_.faults.check(services_.device.synchronize());
   const device::Chunk chunk{*slot, kGranule};
   uint64_t hash = 0;
   if (services_.device.hash(std::span(&chunk, 1), std::span(&hash, 1), granules_.where(0))) zeros_hash_ = hash;

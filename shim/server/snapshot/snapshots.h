@@ -13,7 +13,6 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,24 +20,33 @@
 #include "common/result.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
-#include "server/objects/objects.h"
 #include "server/services.h"
 #include "server/snapshot/snapshot_file.h"
 #include "server/snapshot/staging.h"
 
 namespace xmig::server {
 
+// What is to be preserved beside memory: the program's objects, which are a vendor's.
+class Preserved {
+ public:
+  // The snapshot's `objects`, `events` and `variables`; and the images that they are made of.
+  virtual void describe(SnapshotContent& content, std::vector<uint64_t>& images) = 0;
+
+ protected:
+  ~Preserved() = default;
+};
+
 class Snapshots {
  public:
-  Snapshots(const Services& services, ProcessMemory& memory, Granules& granules, Objects& objects, Staging& staging)
-      : services_(services), memory_(memory), granules_(granules), objects_(objects), staging_(staging) {}
+  Snapshots(const Services& services, ProcessMemory& memory, Granules& granules, Staging& staging)
+      : services_(services), memory_(memory), granules_(granules), staging_(staging) {}
   Snapshots(const Snapshots&) = delete;
 
-  // What is to be preserved beside memory and objects.
+  // When it is, and what the program has been informed of.
   struct Moment {
     uint64_t position = 0, sequence = 0;
     const Failures& failures;
-    const std::map<uint64_t, Variable>& variables;
+    Preserved& objects;
   };
   // From now on the device memory is the state; the device is drained, and no variable is elsewhere.
   void begin(const Moment& moment);
@@ -122,7 +130,6 @@ class Snapshots {
   const Services services_;
   ProcessMemory& memory_;
   Granules& granules_;
-  Objects& objects_;
   Staging& staging_;
 
   uint64_t number_ = 0, position_ = 0;

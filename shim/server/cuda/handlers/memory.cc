@@ -1,0 +1,155 @@
+#include "server/cuda/handlers/memory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "server/clock.h"
+
+namespace xmig::server {
+namespace {
+
+// How long others take to let go of memory that was released, at most, ns.
+constexpr uint64_t kLetGo = 1'000'000'000;
+
+}  // namespace
+
+Memory::Memory(const Session& session, Snapshots& snapshots, Relocation& relocation)
+    : driver_(session.device.driver()),
+      contexts_(session.services.contexts),
+      job_(session.services.job),
+      memory_(session.memory),
+      objects_(session.objects),
+      current_(session.current),
+      execution_(session.execution),
+      snapshots_(snapshots),
+      relocation_(relocation) {}
+
+// Of this device's memory. Others may be making some at the same time.
+uint64_t Memory::shadow_bytes(uint32_t ordinal) {
+  const std::lock_guard lock(memory_.mutex);
+  return memory_.shadow.device_bytes(ordinal);
+}
+
+CUresult Memory::on_xmGrow(Record& record) {
+  Args_xmGrow args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  // The program was informed that there was no memory and went another way: a replay must not find some after all.
+  if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
+  // The address says which device is meant: the calling thread's current one may be another.
+  const uint32_t ordinal = ordinal_of_device_address(args.address);
+  if (ordinal >= contexts_.count()) return CUDA_ERROR_INVALID_VALUE;
+  const auto grow = [&] {
+    contexts_.use(ordinal);
+    const std::lock_guard lock(memory_.mutex);
+    return device::result_of(memory_.hosting.grow(ordinal, args.address, args.bytes));
+  };
+  CUresult result = grow();
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || current_.mode != Mode::kRun || execution_.replaying()) return result;
+  // What the program gave back is released by a snapshot, and what the shadow takes belongs to the program first.
+  relocation_.end_settling();
+  const uint64_t shadow = shadow_bytes(ordinal), dead = memory_.hosting.dead_bytes(ordinal);
+  snapshots_.evict(shadow != 0);
+  if (memory_.hosting.has_dead() || shadow != 0) {
+    const uint64_t before = free_bytes(ordinal);
+    if (execution_.take_snapshot("the device's memory is full")) {
+      const uint64_t now = shadow_bytes(ordinal);
+      wait_for_room(ordinal, args.bytes, before + dead + shadow - std::min(shadow, now));
+      result = grow();
+    }
+  }
+  snapshots_.evict(false);
+  return result;
+}
+
+uint64_t Memory::free_bytes(uint32_t ordinal) {
+  contexts_.use(ordinal);
+  size_t free = 0, total = 0;
+  return driver_.cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS ? free : 0;
+}
+
+// What was released here is free when the daemon, the descriptor store and the standby have let go of it, too. Who else uses
+// the device may take it first: it is waited for, but not for long.
+void Memory::wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming) {
+  if (wanted > coming) return;
+  const uint64_t until = now_ns() + kLetGo;
+  while (free_bytes(ordinal) < wanted && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+CUresult Memory::on_xmShrink(Record& record) {
+  Args_xmShrink args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes) ||
+      !memory_.hosting.backed(args.address, args.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (memory_.live.overlaps(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(memory_.mutex);
+  memory_.hosting.shrink(args.address, args.bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::on_xmAlloc(Record& record) {
+  Args_xmAlloc args;
+  if (!record.arguments(args) || !memory_.hosting.backed(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const bool added = memory_.live.add({args.address, args.bytes, record.header().context});
+  return added ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Memory::on_xmFree(Record& record) {
+  Args_xmFree args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  return memory_.live.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Memory::on_xmDiscard(Record& record) {
+  Args_xmDiscard args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  return memory_.live.discard(args.address, args.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult Memory::on_xmReuse(Record& record) {
+  Args_xmReuse args;
+  if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  memory_.live.reuse(args.address, args.bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::on_cuMemGetInfo_v2(Record& record) {
+  Reply_cuMemGetInfo_v2 reply{};
+  const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
+  // A snapshot releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
+  const uint32_t ordinal = record.header().ordinal;
+  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal));
+  if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
+  return result;
+}
+
+// What is instructed to the devices is what the program has: they cannot take the whole range, which has no pages yet.
+CUresult Memory::on_xmPin(Record& record) {
+  Args_xmPin args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (args.bytes == 0 || (args.address | args.bytes) % kPage != 0 || !job_.is_pinned(args.address, args.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto next = objects_.pins.lower_bound(args.address);
+  const bool before = next != objects_.pins.begin() &&
+                      std::prev(next)->first + std::prev(next)->second.bytes > args.address;
+  if (before || (next != objects_.pins.end() && next->first - args.address < args.bytes)) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  const CUresult result = driver_.cuMemHostRegister_v2(reinterpret_cast<void*>(args.address), args.bytes, kPinFlags);
+  if (result != CUDA_SUCCESS) return result;
+  objects_.pins.emplace(args.address, Pin{args.bytes,
+                                          {record.header().context, record.header().ordinal},
+                                          objects_.records.keep(record.sequence(), record.stored())});
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::on_xmUnpin(Record& record) {
+  Args_xmUnpin args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  if (objects_.pins.erase(args.address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  return driver_.cuMemHostUnregister(reinterpret_cast<void*>(args.address));
+}
+
+}  // namespace xmig::server
