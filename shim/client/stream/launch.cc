@@ -285,8 +285,9 @@ std::optional<CUresult> ask_device(const Launch& launch) {
   return error;
 }
 
-// While work is captured, or collected otherwise. Nothing, if this is to be launched all the same.
-std::optional<CUresult> divert_launch(Thread& thread, const Launch& launch) {
+// While work is captured, or collected otherwise. Nothing, if this is to be launched all the same. Not inline: what it needs would
+// take registers from every launch.
+[[gnu::noinline]] std::optional<CUresult> divert_launch(Thread& thread, const Launch& launch) {
   return launch.gathered([&](std::span<const std::byte> arguments, std::span<const Slice> payload) {
     return diversion().divert(thread, Op::xmLaunch, arguments.data(), arguments.size(), payload);
   });
