@@ -81,7 +81,7 @@ appends one line for each:
 | `called NAME` | called this exported function (the first time in the process; covered or not) |
 
 The tests with PyTorch, CuPy, JAX and Triton (`tests/frameworks`) run so, and fail with the names when there is any of
-the first three but what is listed [below](#what-is-requested-for-and-not-missed). They do not see names that a library
+the first three but what is listed [below](#what-is-requested-and-not-missed). They do not see names that a library
 asks the dynamic linker for: every function of `cuda.h` is exported.
 """
 
