@@ -56,7 +56,7 @@ assert driver.cuInit(0) == 0
 )
 def test_what_is_missed_is_named(daemon: Node, tmp_path: Path, asks: str, found: list[str]) -> None:
     requested = tmp_path / "requested"
-    program = daemon.program([sys.executable, "-c", PROGRAM % asks], environment={"XMIG_ASKED": str(requested)})
+    program = daemon.program([sys.executable, "-c", PROGRAM % asks], environment={"XMIG_REQUESTED": str(requested)})
     assert program.process.wait() == 0
     assert not_covered(requested) == found
     assert "cuInit" in called(requested)

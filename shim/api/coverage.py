@@ -70,8 +70,8 @@ the calling thread's own, in the same class.
 
 Every copy of `libcudart` looks up all the names it knows when it is loaded, and the stub of a function that is not
 supported is a good answer to that: no genuine driver of this version gives a null pointer. So a look-up of a name in
-these tables is no demand. These are, and with `XMIG_ASKED` in its environment, the name of a file, a process under xMIG
-appends one line for each:
+these tables is no demand. These are, and with `XMIG_REQUESTED` in its environment, the name of a file, a process under
+xMIG appends one line for each:
 
 | line | the program |
 |---|---|

@@ -27,7 +27,7 @@ from xmigd.ipc.handshake import pack_hello, unpack_welcome
 __all__ = ["make_node", "peer_native"]
 
 EACH, LOBBY = 128, 2  # xmigd.settings, xmigd.connections.quotas
-ASKED_FOR_HEALTH = 200  # of the hog's, at most: `idle` does, and gets that without a place
+HEALTH_REQUESTS = 200  # of the hog's, at most: `idle` does, and gets that without a place
 # Seconds of a processor of its own for 99 of 100 answers; what it is meant to be is measured by `make bench`.
 GENEROUS = 2.0
 
@@ -73,7 +73,7 @@ def test_others_are_served(make_node: MakeNode, where: str, kind: str) -> None:
         assert "USER_CONNECTIONS" in problem["hint"]
         found = end()
         assert found["open"] <= EACH + LOBBY, found
-        assert found["statuses"]["429"] > MANY - EACH - ASKED_FOR_HEALTH, found
+        assert found["statuses"]["429"] > MANY - EACH - HEALTH_REQUESTS, found
         assert json.loads(found["why"])["code"] == "too_many_connections"
         until(lambda: ask(target, path, uid=HOG, token=token)[0] == 200, "its places are free again")
 

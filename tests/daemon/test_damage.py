@@ -27,7 +27,7 @@ def truncated(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
 
 
-def cut_in_a_page(path: Path) -> None:
+def torn_page(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1000)
 
 
@@ -61,7 +61,7 @@ def used(make_node: MakeNode) -> Node:
     return node
 
 
-@pytest.mark.parametrize("damage", [garbage, truncated, cut_in_a_page, overwritten, without_its_header])
+@pytest.mark.parametrize("damage", [garbage, truncated, torn_page, overwritten, without_its_header])
 def test_a_damaged_database(used: Node, damage: Callable[[Path], None]) -> None:
     damage(used.database)
     before = used.database.read_bytes()

@@ -19,7 +19,7 @@ from tests.differential.program import BLOCKING, VARIABLE_BYTES, WORK, Op, Progr
 
 Clock = dict[str, int]
 HOST = "host"
-ASKED = "!"  # before a line's name in a clock: without what only the legacy stream orders
+REQUESTED = "!"  # before a line's name in a clock: without what only the legacy stream orders
 HOST_KINDS = ("pinned", "registered", "pageable")
 NOT_IN_GRAPHS = ("pageable", "registered")  # the second natively can be; under xMIG it is copied by the client
 CHANGING = frozenset({"mix", "scatter", "reverse", "split", "bytes", "count"})  # kernels that read what they write
@@ -170,7 +170,7 @@ class Model:
     def _submit(self, line: str, clock: Clock) -> int:
         stream = self.streams[line]
         stream.ticks += 1
-        clock[line] = clock[ASKED + line] = stream.ticks
+        clock[line] = clock[REQUESTED + line] = stream.ticks
         stream.clock = clock
         return stream.ticks
 
@@ -215,7 +215,7 @@ class Model:
             and self.memory[region.name].kind in ("pinned", "registered")
             and write.line != HOST
             and write.line not in self.across
-            and max(self.host.get(write.line, 0), clock.get(ASKED + write.line, 0)) < write.tick
+            and max(self.host.get(write.line, 0), clock.get(REQUESTED + write.line, 0)) < write.tick
         )
 
     def apply(self, op: Op) -> None:
@@ -740,7 +740,7 @@ def _clash(one: Touched, other: Touched) -> bool:
 
 
 def _unasked(clock: Clock) -> Clock:
-    return {line: tick for line, tick in clock.items() if not line.startswith(ASKED)}
+    return {line: tick for line, tick in clock.items() if not line.startswith(REQUESTED)}
 
 
 def _join(clock: Clock, other: Clock) -> None:

@@ -37,7 +37,7 @@ OTHERS = {
     ),
     "XMIG_EVERY_DEVICE": ("the shim", "set: all devices that `CUDA_VISIBLE_DEVICES` could name; for what NVML counts"),
     "XMIG_FAILPOINT": ("xmigd", "a file that names the place at which it kills itself: for tests"),
-    "XMIG_ASKED": ("the shim", "a file that gets what a program asks of the driver: for tests"),
+    "XMIG_REQUESTED": ("the shim", "a file that gets what a program asks of the driver: for tests"),
 }
 
 READS = re.compile(

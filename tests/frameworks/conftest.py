@@ -21,7 +21,7 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Iterator[Bench]
     Fails a test whose programs ask for a function that is not covered, and names it."""
     requested = tmp_path / "requested"
     end = time.monotonic() + 780
-    environment = {"XMIG_ASKED": str(requested)}
+    environment = {"XMIG_REQUESTED": str(requested)}
     yield Bench(
         tmp_path / "logs", tmp_path, python=str(frameworks), rehearsal=True, end=end, environment=environment,
         make_node=forked.Node,

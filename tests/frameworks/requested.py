@@ -9,7 +9,7 @@ import table
 
 
 def not_covered(requested: Path) -> list[str]:
-    """The lines of an XMIG_ASKED file that name something which was requested in vain, and is missed."""
+    """The lines of an XMIG_REQUESTED file that name something which was requested in vain, and is missed."""
     return sorted(line for line in set(requested.read_text().splitlines()) if not _fine(line))
 
 

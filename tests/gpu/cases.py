@@ -116,21 +116,21 @@ RECOVERED = Case("recovery", "gpt2", "GPT-2-small and ballast",
                  "--context 256 --deterministic --block 1 --steps 5000 --ballast 7",
                  f"{TINY_GPT} --ballast 0 --block 1 --steps 5000")  # fmt: skip
 # Injected at any moment; each step is synchronised, as by a program that reads its loss.
-STRUCK_STEPS = "--block 1 --steps 100000"
-STRUCK = [
-    Case("training", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", STRUCK_STEPS,
-         f"{TINY_GPT} {STRUCK_STEPS}", patience=PATIENCE_FOR_FAULTS),
-    Case("training-deterministic", "gpt2", "the same in deterministic mode", f"{STRUCK_STEPS} --deterministic",
-         f"{TINY_GPT} {STRUCK_STEPS}", patience=PATIENCE_FOR_FAULTS),
+INJECTED_STEPS = "--block 1 --steps 100000"
+INJECTED = [
+    Case("training", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused", INJECTED_STEPS,
+         f"{TINY_GPT} {INJECTED_STEPS}", patience=PATIENCE_FOR_FAULTS),
+    Case("training-deterministic", "gpt2", "the same in deterministic mode", f"{INJECTED_STEPS} --deterministic",
+         f"{TINY_GPT} {INJECTED_STEPS}", patience=PATIENCE_FOR_FAULTS),
     Case("training-b1", "gpt2", "GPT-2-small, B=1, 256 tokens, bf16 autocast, AdamW foreach",
-         f"--batch 1 --context 256 --optimizer foreach {STRUCK_STEPS}", f"{TINY_GPT} {STRUCK_STEPS}",
+         f"--batch 1 --context 256 --optimizer foreach {INJECTED_STEPS}", f"{TINY_GPT} {INJECTED_STEPS}",
          patience=PATIENCE_FOR_FAULTS),
-    Case("training-resnet50", "resnet50", "ResNet-50, B=64, channels last, bf16 autocast, SGD", STRUCK_STEPS,
-         f"{TINY_RESNET} {STRUCK_STEPS}", patience=PATIENCE_FOR_FAULTS),
+    Case("training-resnet50", "resnet50", "ResNet-50, B=64, channels last, bf16 autocast, SGD", INJECTED_STEPS,
+         f"{TINY_RESNET} {INJECTED_STEPS}", patience=PATIENCE_FOR_FAULTS),
     Case("training-graphed", "graphs", "a training step in a CUDA graph, GPT-2 of 4 layers, 256 wide, B=1",
-         f"--context 256 {STRUCK_STEPS}", f"{TINY_GPT} {STRUCK_STEPS}", patience=PATIENCE_FOR_FAULTS),
-    Case("training-compiled", "compile", "torch.compile, GPT-2 of 4 layers, B=8", STRUCK_STEPS,
-         f"{TINY_GPT} {STRUCK_STEPS}", patience=PATIENCE_FOR_FAULTS),
+         f"--context 256 {INJECTED_STEPS}", f"{TINY_GPT} {INJECTED_STEPS}", patience=PATIENCE_FOR_FAULTS),
+    Case("training-compiled", "compile", "torch.compile, GPT-2 of 4 layers, B=8", INJECTED_STEPS,
+         f"{TINY_GPT} {INJECTED_STEPS}", patience=PATIENCE_FOR_FAULTS),
 ]  # fmt: skip
 TRAINING = Case("training", "gpt2", "GPT-2-small, B=8, 1024 tokens, bf16 autocast, AdamW fused, each step synchronised",
                 "--block 1 --steps 400", f"{TINY_GPT} --block 1 --steps 40", target=1)  # fmt: skip

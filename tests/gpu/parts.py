@@ -22,7 +22,7 @@ from tests.gpu import (
     variables,
 )
 from tests.gpu.bench import Bench
-from tests.gpu.cases import DRIVEN, KILLED, OF_TWO, RESULTS, STRUCK, TIMED, TRAINING, Case
+from tests.gpu.cases import DRIVEN, INJECTED, KILLED, OF_TWO, RESULTS, TIMED, TRAINING, Case
 from xmigd.measurements import Row
 
 
@@ -77,7 +77,7 @@ PARTS = [
 # How long trainings stand still: as long a run again. By name, or all of it with `--only stalls`.
 STALLS = [
     Part("snapshots", "stalls", 65, partial(stalls.snapshots, case=TRAINING), topic="stalls", pair=TRAINING),
-    *(Part(case.name, "stalls", 60, partial(stalls.measure, case=case), topic="stalls") for case in STRUCK),
+    *(Part(case.name, "stalls", 60, partial(stalls.measure, case=case), topic="stalls") for case in INJECTED),
 ]
 
 # What needs two GPUs, suspension apart. By name, by group, or all of it with `--only migration`.

@@ -284,7 +284,7 @@ def test_what_conformance_programs_print_is_compared() -> None:
     assert conformance.differences("any", {"natively": wrong, "under xMIG": wrong}) == [
         "natively: not as expected: one"
     ]
-    crashed = conformance.Ran("-11", ["one"], "what it\nsaid")
+    crashed = conformance.Ran("-11", ["one"], "what it\nreported")
     found = conformance.differences("any", {"natively": crashed, "under xMIG": same})
     assert found[0] == "natively: ended with -11 after 1 lines, 'one': what it reported"
     ways = {"natively": crashed, "under xMIG": same, "with kills": other}

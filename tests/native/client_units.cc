@@ -349,7 +349,7 @@ int destroyed = 0;
 void requested() {
   char path[] = "/tmp/xmig-client-test-requested-XXXXXX";
   ::close(::mkstemp(path));
-  ::setenv("XMIG_ASKED", path, 1);
+  ::setenv("XMIG_REQUESTED", path, 1);
   int version = 0;
   for (int i = 0; i < 3; ++i) CHECK(::cuDriverGetVersion(&version) == CUDA_SUCCESS);
   CUdeviceptr pointer = 0;

@@ -18,7 +18,7 @@ from xmigd.errors import XmigError
 from xmigd.place import Place
 
 # Columns of `ps` that a narrow terminal does without.
-LESS_ASKED_FOR = (
+LESS_REQUESTED = (
     "generation",
     "server_pid",
     "server_bytes",
@@ -165,7 +165,7 @@ def ps(
             del columns[name]
     if output is Output.table:
         rows = [row | {"exit": exit_text(row), "state": _state(row)} for row in with_jobs(rows)]
-    show(rows, output, columns, "nothing runs under xMIG", optional=LESS_ASKED_FOR)
+    show(rows, output, columns, "nothing runs under xMIG", optional=LESS_REQUESTED)
 
 
 def _state(row: dict[str, Any]) -> str:

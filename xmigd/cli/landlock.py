@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # of every architecture
-VERSION_ASKED = 1
+VERSION_REQUESTED = 1
 PATH_BENEATH = 1
 WRITE_FILE, READ_FILE, MAKE_CHAR = 1 << 1, 1 << 2, 1 << 6
 PR_SET_NO_NEW_PRIVS = 38
@@ -27,7 +27,7 @@ class _Beneath(ctypes.Structure):
 
 
 def available() -> bool:
-    return int(LIBC.syscall(CREATE_RULESET, None, 0, VERSION_ASKED)) > 0
+    return int(LIBC.syscall(CREATE_RULESET, None, 0, VERSION_REQUESTED)) > 0
 
 
 def close_devices(dev: Path = Path("/dev")) -> None:

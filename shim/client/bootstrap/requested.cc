@@ -14,7 +14,7 @@ namespace xmig::client {
 namespace {
 
 const char* path() {
-  static const char* const given = std::getenv("XMIG_ASKED");
+  static const char* const given = std::getenv("XMIG_REQUESTED");
   return given && *given ? given : nullptr;
 }
 

@@ -1,6 +1,6 @@
 """Writes garbage into its own journal, moves the tail over it, and waits for what happens.
 
-garbage.py SPOIL.so KIND
+garbage.py CORRUPT.so KIND
 """
 
 import ctypes
