@@ -115,3 +115,23 @@ for size in (64, 4096, 8 * N):
     RUNTIME.cudaMemcpy(x, pinned, size, H2D)
     expect(read(x, size) == data[:size], f"a blocking copy of {size} bytes after a host function of another stream")
     say(read(x, 8 * N))
+
+# A wait for an event is work of the legacy stream, too, though the event is done: what blocking streams do next comes
+# after what they did before.
+before, after, apart = stream(0), stream(0), stream()
+done, ordered = c_void_p(), c_void_p()
+for event in (done, ordered):
+    RUNTIME.cudaEventCreateWithFlags(byref(event), 2)
+RUNTIME.cudaEventRecord(done, apart)
+RUNTIME.cudaEventSynchronize(done)
+for legacy in (0, 1):
+    write(x, pattern(8 * N, 1))
+    RUNTIME.cudaDeviceSynchronize()
+    launch(mix, 4, 32, x, ROUNDS, N, stream=before)
+    RUNTIME.cudaStreamWaitEvent(legacy, done, 0)
+    RUNTIME.cudaEventRecord(ordered, after)
+    RUNTIME.cudaStreamWaitEvent(apart, ordered, 0)
+    launch(mix, 4, 32, x, ROUNDS, N, stream=apart)
+    RUNTIME.cudaDeviceSynchronize()
+    expect(read(x, 8 * N) == expected, f"a wait in the legacy stream {legacy} orders the streams of its context")
+    say(read(x, 8 * N))
