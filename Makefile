@@ -16,7 +16,7 @@ PYTHON ?= python3
 ARGS ?=
 KIT_PYTHON ?= 3.12
 export PYTHON
-# What is imported again and again is compiled once, also where somebody requested Python to leave no files.
+# What is imported again and again is compiled once, also where Python was set to leave no files.
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test fetch pytest fuzz sanitize build venv dist \

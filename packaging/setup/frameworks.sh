@@ -29,7 +29,7 @@ echo "setting up $venv"
 # The lock names everything, so nothing is resolved; compiled bytecode is made of what is imported only.
 "$venv/bin/python" -m pip --disable-pip-version-check --quiet --retries 1 --timeout 30 install --no-cache-dir --no-compile \
   --no-deps --only-binary=:all: --requirement "$lock" 2>"$why.log" ||
-  fail "PyTorch, CuPy and JAX cannot be installed: $(grep ERROR "$why.log" | head -n 1 | snapshot -c 1-200)"
+  fail "PyTorch, CuPy and JAX cannot be installed: $(grep ERROR "$why.log" | head -n 1 | cut -c 1-200)"
 "$venv/bin/python" -m pip --disable-pip-version-check check >&2
 rm -f "$why" "$why.log"
 echo "$wanted" >"$venv/stamp"

@@ -63,7 +63,7 @@ class Living:
         self.headers = {"Authorization": f"Bearer {token}"}
 
     def settle(self) -> None:
-        """Undo what requests have left behind: two programs run, and nothing uses against any request."""
+        """Undo what requests have left behind: two programs run, and nothing prevents any request."""
         for policy in self.node.client.get("/v1/policies"):
             self._change(f"/v1/policies/{policy['name']}", dict.fromkeys(policy["settings"]))
         for device in self.node.client.get("/v1/devices"):

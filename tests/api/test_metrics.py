@@ -96,7 +96,7 @@ def test_the_header_is_read_where_the_layout_has_it() -> None:
         os.pwrite(fd, struct.pack("<QQ", 90, 40), 6528)
         assert header.counters(fd) == header.Counters(records=7, used_bytes=60)
         at = Layout().stall_at  # that the server says the same is tested in tests/daemon/test_handshake.py
-        assert header.stall(fd, at) is None  # no server has reported to anything
+        assert header.stall(fd, at) is None  # no server has reported anything
         os.pwrite(fd, struct.pack("<9Q", 1000, 1, 40, 1500, 30, 200, 150, 9, 2), at)
         reported = header.stall(fd, at)
         assert reported == header.Stall(1000, True, 40, 1500, 30, 200, 150, 9)

@@ -46,7 +46,7 @@ def measure(node: Node, front: str) -> Iterator[Row]:
             conditions=f"{MANY} silent connections of one user, from the first on; GET {path} of another user, each on "
             f"a connection of its own, {ANSWERS} times; median {took[ANSWERS // 2]:.1f} ms, slowest {took[-1]:.0f} ms",
         )  # fmt: skip
-    # Root is a visitor whom xmig-web takes without a token; everybody else is requested one.
+    # Root is a visitor whom xmig-web takes without a token; everybody else has to give one.
     for uid, path, what in ((OTHER, "/login", "another user"), (0, "/jobs", "root")):
         with crowd("busy", front, BUSY, HOG) as end:
             took = answers(front, path, "", at="xmig-web", uid=uid)

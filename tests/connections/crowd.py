@@ -3,7 +3,7 @@
 TARGET: the path of a socket, or HOST:PORT. KIND is silent: nothing is sent. slow: a byte of a request's headers now and
 then. idle: a whole request, and another one long after it. busy: a page, and the next when it is there, until each has
 had one. handshakes: at the programs' socket, and again when they are closed. It prints "open" when it has them, and
-when its standard input has ended and everything is read that was reported to it, what became of them; of pages also how
+when its standard input has ended and everything is read that was sent to it, what became of them; of pages also how
 many there were, and the median of their seconds.
 """
 

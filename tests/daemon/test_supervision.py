@@ -138,7 +138,7 @@ def test_a_server_that_cannot_start_at_first_is_tried_again(node: Node) -> None:
 
 
 def test_a_device_that_cannot_be_used(node: Node) -> None:
-    """The program is informed what it would be informed natively, and the log says why, once."""
+    """The program receives what it would receive natively, and the log says why, once."""
     node.behave(hello="unavailable")
     with Program(node) as program:
         status, _, _, message = program.welcome()

@@ -9,7 +9,7 @@ byte with what they mean; a program that differs is shrunk and kept.
 Its worth was tried with faults put into client and server by hand, programs until the first one saw it on one and on
 two devices: copies on the device one byte short from 512 bytes on (1, 1), waits for events left out (1, 2), blocking
 32-bit memsets in the per-thread stream (63, 300), launches of one executable graph not ordered (13, 3), changed nodes
-of an executable graph not reported to the server (26, 11). Two in recoveries were informed by these themselves, as not
+of an executable graph not reported to the server (26, 11). Two in recoveries were reported by these themselves, as not
 exact, in 300 programs with two dozen disturbances: every second chunk not restored, and page-locked memory read again.
 """
 

@@ -145,7 +145,7 @@ def test_the_interpreter_sees_every_call() -> None:
 
 
 def test_shrinks_to_what_it_takes(native_dir: Path, kernels: Path) -> None:
-    """A program whose kernel is reported to be another one: what is left is that kernel, its memory and a read."""
+    """A program whose kernel is claimed to be another one: what is left is that kernel, its memory and a read."""
 
     def corrupted(program: Program) -> Program:
         ops = [op | {"name": "scatter"} if op.get("name") == "fold" else op for op in program.ops]

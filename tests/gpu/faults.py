@@ -1,5 +1,5 @@
 """Faults of every kind at every place: the program's results are those of an undisturbed native run. And the program's
-own bugs: it is informed what it is sent natively."""
+own bugs: it receives what it would receive natively."""
 
 from __future__ import annotations
 

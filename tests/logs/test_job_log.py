@@ -114,6 +114,7 @@ def test_they_outlive_the_daemon(native_dir: Path) -> None:
         assert program.process.stdin is not None
         assert program.process.stdout is not None
         assert program.process.stdout.readline() == "ready\n"
+        program.until("running")  # it is in the database: otherwise the next daemon does not know whose job it is
         node.kill()
         program.process.stdin.write("go\n")
         program.process.stdin.flush()

@@ -1,4 +1,4 @@
-"""Content by its hash: what is put there comes back, or is reported to be damaged."""
+"""Content by its hash: what is put there comes back, or is known to be damaged."""
 
 from __future__ import annotations
 

@@ -131,6 +131,7 @@ def test_log_in_with_a_token_that_may_only_look(chromium: Browser, node: Node, t
         expect(refusal).to_contain_text("What to do")
         node.client.delete(f"/v1/tokens/{token['id']}")
         expect(page.get_by_label("Token")).to_be_visible()  # without a reload
+        page.wait_for_url("**/login**")  # and it is all there: a navigation that goes on would end the next one
         page.goto(f"/jobs/{training.job}")
         expect(page.get_by_label("Token")).to_be_visible()
     training.until("running")

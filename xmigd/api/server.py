@@ -43,7 +43,7 @@ def bind_tcp(host: str, port: int, prefix: str = "XMIG_") -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)  # who is informed that we are ready can connect; uvicorn listens only when its loop runs
+        sock.listen(BACKLOG)  # who hears that we are ready can connect; uvicorn listens only when its loop runs
     except OSError as error:
         sock.close()
         raise StartError(

@@ -98,7 +98,7 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._readable, sock)
 
     def _refuse(self, sock: socket.socket, why: XmigError) -> None:
-        """Say why. It stays open for a moment more, as long as there are not too many: who uses to a closed socket
+        """Say why. It stays open for a moment more, as long as there are not too many: who writes to a closed socket
         does not hear the answer."""
         if self._on_refused is not None:
             self._on_refused(sock, why)

@@ -174,7 +174,7 @@ class Writer:
         return outcomes
 
     def _refuse(self, batch: list[_Item], error: Exception) -> None:
-        """Requests are informed; records stay, in order."""
+        """Requests are refused; records stay, in order."""
         waiting = [*batch, *self._waiting]
         self._waiting = deque(item for item in waiting if item.future is None)
         for item in waiting:

@@ -1,4 +1,4 @@
-"""The hands of a move: what the source and the target say, and what they, the holder and the database are informed.
+"""The hands of a move: what the source and the target say, and what they, the holder and the database are sent.
 
 The target's memory is kept apart from the source's until the target has resumed the program.
 """
@@ -49,7 +49,7 @@ class Moving:
         self._folder = folder  # of files, when it is suspended to files
         self._incoming: dict[int, Handle] = {}
         self._first_id = 0
-        self._changes = 0  # of the process's memory, as far as the target has reported to
+        self._changes = 0  # of the process's memory, as far as the target has reported
         self._backlog: Backlog | None = None  # the target's
         self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
         self._log = log.get("moving").bind(job=process.job.name, process=process.row.id[:12])

@@ -108,7 +108,7 @@ class Process(ProcessState):
         return server.pid if server is not None and server.pid else None
 
     def stall(self) -> Stall | None:
-        """What its program would wait if its server died now, as its server tells. None: it has reported to nothing
+        """What its program would wait if its server died now, as its server tells. None: it has reported nothing
         yet."""
         if self.memory is None:
             return None

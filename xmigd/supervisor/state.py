@@ -107,6 +107,6 @@ class ProcessState:
         self.give_backlog(server, lambda backlog: self.fd_store.follow(self.row.id, backlog))
 
     def recount(self) -> None:
-        """Its server stands still, and everything that it has reported to was heard."""
+        """Its server stands still, and everything that it has reported was heard."""
         if self.memory is not None:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)

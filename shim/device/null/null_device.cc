@@ -67,7 +67,7 @@ class NullDevice final : public Device {
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return true; }
-  // Nothing runs here that could be injected into in its middle.
+  // Nothing runs here into whose middle a fault could be injected.
   void arm(const Injection&, Notify, void*) override {}
 
   std::vector<journal::DeviceDescription> descriptions;

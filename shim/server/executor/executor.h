@@ -55,7 +55,7 @@
 namespace xmig::server {
 
 struct Limits {
-  double snapshot_cost;          // the share of time that may be spent on snapshots
+  double snapshot_cost;       // the share of time that may be spent on snapshots
   double hang_timeout = 0;    // seconds without progress after which the device's work counts as hung; 0: never
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
 };

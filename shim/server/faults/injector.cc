@@ -10,7 +10,7 @@
 namespace xmig::server {
 namespace {
 
-constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work that a kill is to inject in
+constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work in which a kill is to come
 
 }  // namespace
 

@@ -310,7 +310,7 @@ bool Snapshots::fill_shadow(std::vector<ChunkState>& chunks, const std::vector<C
     const uint64_t mapped = target->mapped ? chunk.slot : 0;
     plain.push_back({chunk.address, target->fd, target->offset, ordinal_of_device_address(chunk.address), mapped});
   }
-  // Faults on purpose inject when so many have been copied.
+  // Faults are injected when so many have been copied.
   const auto in_parts = [this, sequence](size_t others, size_t count, auto&& bring) {
     size_t brought = 0;
     for (size_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
 """Bugs of a program's own, each in a process of its own: what the calls after it are informed, and, where launches
-block (CUDA_LAUNCH_BLOCKING), which call it is that is informed first."""
+block (CUDA_LAUNCH_BLOCKING), which call it is that reports the error first."""
 
 from __future__ import annotations
 

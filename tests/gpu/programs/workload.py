@@ -169,7 +169,7 @@ def digest(arrays: Iterable[Any]) -> str:
 
 
 def report(options: argparse.Namespace, **results: Any) -> None:
-    """Print the line. With `--hold`, keep everything as it is until reported to go on."""
+    """Print the line. With `--hold`, keep everything as it is until there is input."""
     print(json.dumps({"program": Path(sys.argv[0]).stem, **results}), flush=True)
     if options.hold:
         take_turn("holding")

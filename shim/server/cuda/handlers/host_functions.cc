@@ -44,7 +44,7 @@ CUresult HostFunctions::on_xmHostFunc(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (!streams_.translate(args.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (record.state() != journal::kNotPosted) {
-    // It may have reported to the program that the stream came to here.
+    // It may have let the program know that the stream came to here.
     auto reached = std::make_unique<Wait>();
     reached->barrier = true;
     reached->ordinal = record.header().ordinal;
