@@ -12,7 +12,10 @@ RETIRED = re.compile(
     r"(?<![A-Za-z])(?i:cuts?|redo(?:ne|es|ing)?|bounced?|keepers?|str(?:ikes?|uck|iking)|spoil(?:s|ed|t|ing)?|told|asked|said|speaks)"
     r"(?![A-Za-z])|[a-z](?:Cuts?|Redo|Bounce|Keeper|Strikes?)(?![a-z])"
 )
-ENGLISH = re.compile(r"\bcut[ _](?:off|short|at|into)\b|_cut_(?:at|into)_|_are_cut\b|every_cut_is", re.IGNORECASE)
+# English, and the program of that name.
+ENGLISH = re.compile(
+    r"\bcut[ _](?:off|short|at|into)\b|_cut_(?:at|into)_|_are_cut\b|every_cut_is|\| cut -c", re.IGNORECASE
+)
 # History keeps its words, and so does the test of how it is brought up to date.
 HISTORY = ("CHANGELOG.md", "migrations/", "tests/daemon/test_upgrade.py", "tests/daemon/test_database.py")
 OTHERS = ("tests/fuzz/corpus/", "tests/docs/test_words.py", "requirements", "LICENSE")
