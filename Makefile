@@ -55,7 +55,7 @@ openapi: venv
 coverage: build
 	cp build/native/generated/coverage.md docs/coverage.md
 
-gpu-kit: build
+gpu-kit: venv
 	$(setup)/gpu_kit.sh $(KIT_PYTHON)
 
 build: venv
@@ -91,7 +91,8 @@ pytest: build
 	@$(setup)/criu.sh >/dev/null || echo "the tests that dump programs are skipped"
 	@$(setup)/browser.sh >/dev/null || echo "the dashboard's tests in a browser are skipped"
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
-	$(python) -m pytest $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
+	tmp=$$(mktemp -d); trap 'rm -rf $$tmp' EXIT; \
+	  $(python) -m pytest --basetemp=$$tmp/contract $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
 	  $(python) -m pytest $(workers) --ignore=$(contract) $(ARGS); rest=$$?; \
 	  wait $$contract || { cat build/contract.log; exit 1; }; exit $$rest
 

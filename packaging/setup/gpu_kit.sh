@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 version="$1"
 kit=build/gpu-kit
+packaging/setup/native.sh native runtime  # or what was built from another commit would be measured
 rm -rf "$kit"
 mkdir -p "$kit/tests"
 git rev-parse --short=12 HEAD >"$kit/commit"

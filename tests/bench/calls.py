@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench.native import Failed, Programs
-from xmigd.demo.node import Node
+from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 REST = 10.0
@@ -56,22 +56,31 @@ def measure(programs: Programs, runs: int) -> Iterator[Row]:
 
 
 def idle(programs: Programs, node: Node) -> Iterator[Row]:
-    """Processor time of a client and a server that have nothing to do."""
     program = node.program([programs.built("calls"), programs.kernels, "rest"], stdin=subprocess.PIPE)
     assert program.process.stdout is not None
     if program.process.stdout.readline() != "resting\n":
         raise Failed("the resting program does not rest")
+    yield from resting(program)
+    program.process.communicate("")
+
+
+def resting(program: Program) -> Iterator[Row]:
+    """Processor time of a program and of its server while both have nothing to do."""
     server = program.until("running")["server_pid"]
     time.sleep(1)
     for name, pid in (("idle server", server), ("idle client", program.process.pid)):
-        before, began = processor_seconds(pid), time.monotonic()
-        time.sleep(REST)
-        share = (processor_seconds(pid) - before) / (time.monotonic() - began)
+        share = rested_share(pid)
         yield Row(
             name=name, value=round(100 * share, 4), unit="% of a core", target=0.1, better="lower",
             conditions=f"processor time of all threads over {REST:.0f} s",
         )  # fmt: skip
-    program.process.communicate("")
+
+
+def rested_share(pid: int) -> float:
+    """What a process takes of a core, from now on for ten seconds."""
+    before, began = processor_seconds(pid), time.monotonic()
+    time.sleep(REST)
+    return (processor_seconds(pid) - before) / (time.monotonic() - began)
 
 
 def processor_seconds(pid: int) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from tests.bench.calls import resting
 from tests.bench.native import cuda_include
 from tests.gpu.bench import Bench, Failed
 from tests.gpu.cases import PROGRAMS
@@ -39,6 +40,7 @@ def measure(bench: Bench) -> Iterator[Row]:
         sides["native"] = typical([run([program], bench) for _ in range(RUNS)])
         with bench.node() as node:
             sides["xMIG"] = typical([run([program], node) for _ in range(RUNS)])
+            yield from idle(program, node)
     with bench.node(devices="null:0") as node:
         module = find_native_dir(None) / "xmig_kernels.so"
         sides["null device"] = typical([run([program, module], node) for _ in range(RUNS)])
@@ -53,6 +55,16 @@ def measure(bench: Bench) -> Iterator[Row]:
             name="launch and wait, from idle", value=round(rested["xMIG"] / rested["native"], 2), unit="× native",
             target=2, better="lower", conditions=f"{CALLS['from_idle_ns']}; natively {rested['native'] / 1e3:.0f} µs",
         )  # fmt: skip
+
+
+def idle(program: Path, node: Node) -> Iterator[Row]:
+    """What the program and its server take of a processor when it has done its calls and only its process is left."""
+    running = node.program([program], name="rests", stdin=subprocess.PIPE)
+    assert running.process.stdout is not None
+    if not running.process.stdout.readline():
+        raise Failed("launches ended instead of resting")
+    yield from resting(running)
+    running.process.communicate("")
 
 
 def typical(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -79,7 +91,9 @@ def run(command: list[Path], where: Node | Bench) -> dict[str, float]:
         code, output = where.program(command, name="launches").finish(60)
     else:
         environment = where.natively()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+        )
         code, output = done.returncode, done.stdout
     if code != 0:
         raise Failed(f"launches ended with exit code {code}")

@@ -130,5 +130,7 @@ int main(int argc, char** argv) {
   }
   qsort(idle, kWaits / 10, sizeof *idle, compare);
   printf("\"launch_and_wait_ns\": %.0f, \"from_idle_ns\": %.0f}\n", awake[kWaits / 2], idle[kWaits / 20]);
+  fflush(stdout);
+  (void)getchar();  // rests for as long as its standard input is open
   return 0;
 }
