@@ -68,22 +68,28 @@ def resting(program: Program) -> Iterator[Row]:
     """Processor time of a program and of its server while both have nothing to do."""
     server = program.until("running")["server_pid"]
     time.sleep(1)
-    for name, pid in (("idle server", server), ("idle client", program.process.pid)):
-        share = rested_share(pid)
-        yield Row(
-            name=name, value=round(100 * share, 4), unit="% of a core", target=0.1, better="lower",
-            conditions=f"processor time of all threads over {REST:.0f} s",
-        )  # fmt: skip
+    yield rested("idle server", server, target=0.1)
+    yield rested("idle client", program.process.pid, target=0.1)
 
 
-def rested_share(pid: int) -> float:
-    """What a process takes of a core, from now on for ten seconds."""
+def rested(name: str, pid: int, *, target: float | None = None) -> Row:
+    """What a process that rests takes of a core, from now on for ten seconds."""
     before, began = processor_seconds(pid), time.monotonic()
     time.sleep(REST)
-    return (processor_seconds(pid) - before) / (time.monotonic() - began)
+    passed = time.monotonic() - began
+    spent = {thread: seconds - before.get(thread, 0) for thread, seconds in processor_seconds(pid).items()}
+    busy = sorted(((seconds, name) for (_, name), seconds in spent.items() if seconds > 0), reverse=True)[:3]
+    threads = ", ".join(f"{name} {1e6 * seconds / passed:.0f} µs a second" for seconds, name in busy)
+    return Row(
+        name=name, value=round(100 * sum(spent.values()) / passed, 4), unit="% of a core", target=target,
+        better="lower",
+        conditions=f"processor time of all threads over {REST:.0f} s" + (f"; {threads}" if threads else ""),
+    )  # fmt: skip
 
 
-def processor_seconds(pid: int) -> float:
-    """Processor time of all threads, in nanosecond steps (`schedstat`)."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+def processor_seconds(pid: int) -> dict[tuple[str, str], float]:
+    """Processor time of each thread, by its number and name, in nanosecond steps (`schedstat`)."""
+    return {
+        (task.name, (task / "comm").read_text().strip()): int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }

@@ -71,7 +71,7 @@ PARTS = [
     Part("differential", "devices", 240, differential.measure, topic="differential"),
     Part("recovery", "recovery", 35, recovery.measure),
     Part("speeds", "speeds", 20, speeds.measure),
-    Part("profile", "profile", 20, profile.measure),
+    Part("profile", "profile", 60, profile.measure),
 ]
 
 # How long trainings stand still: as long a run again. By name, or all of it with `--only stalls`.

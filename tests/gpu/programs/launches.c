@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { kBurst = 500, kBursts = 41, kSustained = 200000, kWaits = 200 };
+enum { kBurst = 500, kBursts = 41, kSustained = 200000, kWaits = 200, kRests = 100 };
 
 static const char ptx[] =
     ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   check(cuStreamSynchronize_(stream), "cuStreamSynchronize");
   printf("\"sustained_ns\": %.0f, ", (now() - began) / kSustained);
 
-  double awake[kWaits], idle[kWaits / 10];
+  double awake[kWaits], idle[kRests];
   for (int i = 0; i < kWaits; i++) {
     double from = now();
     check(LAUNCH(empty, parameters), "cuLaunchKernel");
@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
     awake[i] = now() - from;
   }
   qsort(awake, kWaits, sizeof *awake, compare);
-  for (int i = 0; i < kWaits / 10; i++) {
+  for (int i = 0; i < kRests; i++) {
     struct timespec rest = {0, 20000000};
     nanosleep(&rest, NULL);
     double from = now();
@@ -128,8 +128,8 @@ int main(int argc, char** argv) {
     check(cuStreamSynchronize_(stream), "cuStreamSynchronize");
     idle[i] = now() - from;
   }
-  qsort(idle, kWaits / 10, sizeof *idle, compare);
-  printf("\"launch_and_wait_ns\": %.0f, \"from_idle_ns\": %.0f}\n", awake[kWaits / 2], idle[kWaits / 20]);
+  qsort(idle, kRests, sizeof *idle, compare);
+  printf("\"launch_and_wait_ns\": %.0f, \"from_idle_ns\": %.0f}\n", awake[kWaits / 2], idle[kRests / 2]);
   fflush(stdout);
   (void)getchar();  // rests for as long as its standard input is open
   return 0;
