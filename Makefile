@@ -79,8 +79,9 @@ native-test: build
 	$(setup)/native_tests.sh native
 
 sanitize: venv
-	$(setup)/native_tests.sh asan -DXMIG_SANITIZE=address,undefined
-	$(setup)/native_tests.sh tsan -DXMIG_SANITIZE=thread
+	@$(setup)/system.sh fuzz
+	$(setup)/native_tests.sh asan
+	$(setup)/native_tests.sh tsan
 
 # SECONDS in all, shared by the targets.
 fuzz: venv
