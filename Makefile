@@ -73,7 +73,8 @@ lint: venv
 
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
 fetch: venv
-	@$(setup)/frameworks.sh </dev/null >/dev/null 2>&1 &
+	@{ $(setup)/frameworks.sh & for needed in fuzz packages boot; do $(setup)/system.sh $$needed; done; \
+	  $(setup)/browser.sh; $(setup)/criu.sh; } </dev/null >/dev/null 2>&1 &
 
 native-test: build
 	$(setup)/native_tests.sh native
