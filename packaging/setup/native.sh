@@ -11,7 +11,9 @@ options=()
 case "$configuration" in
 # Everything is compiled by clang, which libFuzzer needs: once for fuzzing and for the tests with this sanitizer.
 asan)
-  clang="$(packaging/setup/clang.sh)"
+  clang="$(command -v "$(packaging/setup/clang.sh)")"
+  # What another compiler has left: CMake would begin anew, and forget the options.
+  grep -qs "^CMAKE_CXX_COMPILER:[A-Z]*=$clang\$" build/asan/CMakeCache.txt || rm -rf build/asan
   options=(-DXMIG_SANITIZE=address,undefined -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}")
   ;;
 tsan) options=(-DXMIG_SANITIZE=thread) ;;

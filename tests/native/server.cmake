@@ -1,6 +1,6 @@
 # Tests of xmig-server. Included by the tests' CMakeLists.txt.
 add_executable(server_units ${CMAKE_CURRENT_LIST_DIR}/server_units.cc)
-target_link_libraries(server_units PRIVATE xmig_server_core)
+target_link_libraries(server_units PRIVATE xmig_server_core xmig_tests)
 target_precompile_headers(server_units REUSE_FROM device_units)
 add_test(NAME server.units COMMAND server_units)
 
@@ -12,19 +12,19 @@ target_include_directories(server_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
 # A server whose device reports faults as late, and as vaguely, as a GPU.
 add_executable(blind_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/blind_device.cc)
 target_link_libraries(blind_server PRIVATE xmig_server_core)
-target_precompile_headers(blind_server REUSE_FROM device_units)
+xmig_precompiled(blind_server)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
 # A server whose device has the memory that was given back only later.
 add_executable(late_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/late_device.cc)
 target_link_libraries(late_server PRIVATE xmig_server_core)
-target_precompile_headers(late_server REUSE_FROM device_units)
+target_precompile_headers(late_server REUSE_FROM blind_server)
 set_target_properties(late_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/late)
 
 # A server whose device places modules' variables itself.
 add_executable(placing_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
 target_link_libraries(placing_server PRIVATE xmig_server_core)
-target_precompile_headers(placing_server REUSE_FROM device_units)
+target_precompile_headers(placing_server REUSE_FROM blind_server)
 set_target_properties(placing_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/placing)
 add_library(placed_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/placed_kernels.c)
 set_target_properties(placed_kernels PROPERTIES PREFIX "")
@@ -32,7 +32,7 @@ target_compile_options(placed_kernels PRIVATE -O2)
 target_include_directories(placed_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
 
 add_executable(server_preload_test ${CMAKE_CURRENT_LIST_DIR}/server_preload_test.cc)
-target_link_libraries(server_preload_test PRIVATE xmig_server_core)
+target_link_libraries(server_preload_test PRIVATE xmig_server_core xmig_tests)
 target_precompile_headers(server_preload_test REUSE_FROM device_units)
 add_test(NAME server.preload_limit COMMAND server_preload_test $<TARGET_FILE:server_kernels>)
 
