@@ -73,14 +73,16 @@ lint: venv
 
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
 fetch: venv
-	@$(setup)/frameworks.sh </dev/null >/dev/null 2>&1 &
+	@{ $(setup)/frameworks.sh & for needed in fuzz packages boot; do $(setup)/system.sh $$needed; done; \
+	  $(setup)/browser.sh; $(setup)/criu.sh; } </dev/null >/dev/null 2>&1 &
 
 native-test: build
 	$(setup)/native_tests.sh native
 
 sanitize: venv
-	$(setup)/native_tests.sh asan -DXMIG_SANITIZE=address,undefined
-	$(setup)/native_tests.sh tsan -DXMIG_SANITIZE=thread
+	@$(setup)/system.sh fuzz
+	$(setup)/native_tests.sh asan
+	$(setup)/native_tests.sh tsan
 
 # SECONDS in all, shared by the targets.
 fuzz: venv

@@ -2,6 +2,10 @@
 # Print the path of a Chromium for the dashboard's tests: the system's, installed where this may be done. Fails with one
 # sentence where it cannot be had.
 set -euo pipefail
+cd "$(dirname "$0")/../.."
+mkdir -p .cache
+exec 9>.cache/system.lock
+flock 9  # another one may be installing it, or something else (system.sh)
 for candidate in chromium chromium-browser google-chrome-stable; do
   if command -v "$candidate"; then exit 0; fi
 done

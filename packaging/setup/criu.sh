@@ -6,6 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 prefix="$PWD/.cache/criu"
 
+mkdir -p .cache
+exec 9>.cache/criu.lock
+flock 9  # another one may be at it
+
 fail() {
   echo "criu.sh: $1" >&2
   exit 1

@@ -4,10 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 shopt -s nullglob
-clang="$(packaging/setup/clang.sh)"
-packaging/setup/native.sh fuzz fuzz -DXMIG_FUZZ=ON -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/++/}"
+packaging/setup/native.sh asan fuzz
 
-targets=(build/fuzz/fuzz/fuzz_*)
+targets=(build/asan/fuzz/fuzz_*)
 each=$(( ($1 + ${#targets[@]} - 1) / ${#targets[@]} ))
 fuzz() {
   local name="${1##*/fuzz_}"

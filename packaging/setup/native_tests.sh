@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# native_tests.sh CONFIGURATION [CMAKE-OPTION...]: build the native part with its tests, and run them.
+# native_tests.sh native|asan|tsan: build the native part with its tests, and run them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 configuration="$1"
-shift
-packaging/setup/native.sh "$configuration" all "$@"
+packaging/setup/native.sh "$configuration" all
 # What a sanitizer finds fails the test; so does a leak.
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 # Most of what they do is to wait for each other's processes, except with a sanitizer.
 jobs=$(nproc)
-[ $# -gt 0 ] || jobs=$((2 * jobs))
+[ "$configuration" != native ] || jobs=$((2 * jobs))
 .venv/bin/ctest --test-dir "build/$configuration" --output-on-failure --no-tests=error --timeout 300 --parallel "$jobs"

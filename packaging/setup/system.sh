@@ -62,6 +62,9 @@ if [ "${as_root[*]}" = false ]; then
   exit 1
 fi
 echo "installing: $install"
+mkdir -p "$(dirname "$0")/../../.cache"
+exec 9>"$(dirname "$0")/../../.cache/system.lock"
+flock 9  # what is fetched in the background may be installed just now (browser.sh)
 export DEBIAN_FRONTEND=noninteractive
 "${as_root[@]}" $update && "${as_root[@]}" $install >/dev/null || {
   echo "that failed; as root: $install" >&2

@@ -2,7 +2,8 @@
 #
 # They link the client's own parts; client_jobs uses the shim as programs do.
 add_executable(client_units ${CMAKE_CURRENT_LIST_DIR}/client_units.cc)
-target_link_libraries(client_units PRIVATE xmig_client)
+target_link_libraries(client_units PRIVATE xmig_client xmig_tests)
+target_precompile_headers(client_units PRIVATE ${CMAKE_CURRENT_LIST_DIR}/client_jobs.h)
 foreach(test md2 integrity entry_points export_tables compile_cache compile_cache_damaged compile_cache_full
              context_storage requested numbers table images descriptions errors uninitialised)
   add_test(NAME client.${test} COMMAND client_units ${test})
@@ -11,7 +12,8 @@ endforeach()
 # Arguments: an executable, its tests.
 function(xmig_client_jobs name)
   add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
-  target_link_libraries(${name} PRIVATE xmig_client)
+  target_link_libraries(${name} PRIVATE xmig_client xmig_tests)
+  target_precompile_headers(${name} REUSE_FROM client_units)
   foreach(test ${ARGN})
     add_test(NAME client.${test} COMMAND ${name} ${test})
   endforeach()

@@ -2,7 +2,7 @@
 set(device_sources device_main.cc device_faults.cc device_images.cc device_memory.cc device_modules.cc device_null.cc device_streams.cc)
 list(TRANSFORM device_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_executable(device_units ${device_sources})
-target_link_libraries(device_units PRIVATE xmig_server_core)
+target_link_libraries(device_units PRIVATE xmig_server_core xmig_tests)
 xmig_precompiled(device_units)
 # The images that a compiler has made of variables.cu. A definition of its own, so that what is precompiled does not fit it.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/device_images.cc PROPERTIES

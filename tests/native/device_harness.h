@@ -100,7 +100,7 @@ class Rig {
     const CUdeviceptr address = next_;
     next_ += whole + journal::kGranule;  // with a hole behind
     OK(d().cuMemMap(address, whole, 0, handle, 0));
-    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     OK(d().cuMemSetAccess(address, whole, &access, 1));
     OK(d().cuMemRelease(handle));
     return address;
@@ -111,7 +111,7 @@ class Rig {
     CUmemAllocationProp prop{};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal}};
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
     return prop;
   }
 
@@ -188,12 +188,11 @@ class Rig {
 // A gate in a stream: work behind it waits until it is opened.
 class Gate {
  public:
-  Gate(Rig& rig, CUstream stream) : rig_(rig), address_(rig.memory(8)) {
+  Gate(Rig& rig, CUstream stream) : address_(rig.memory(8)) {
     OK(rig.d().cuStreamWaitValue64_v2(stream, address_, 1, CU_STREAM_WAIT_VALUE_EQ));
   }
   void open() { __atomic_store_n(reinterpret_cast<uint64_t*>(address_), 1, __ATOMIC_RELEASE); }
 
  private:
-  Rig& rig_;
   CUdeviceptr address_;
 };

@@ -34,7 +34,7 @@ TEST(memory_maps) {
   CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemMap(at + 4096, granule, 0, handle, 0));        // between granules
   OK(d.cuMemMap(at, 2 * granule, 0, handle, 0));
   CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemMap(at + granule, granule, 0, handle, 0));     // taken
-  CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   CHECK_RESULT(CUDA_ERROR_INVALID_VALUE, d.cuMemSetAccess(at, 4 * granule, &access, 1));
   OK(d.cuMemSetAccess(at, 2 * granule, &access, 1));
   rig.poke<uint64_t>(at + granule, 77);
@@ -273,9 +273,9 @@ TEST(memory_of_another_device) {
   CUcontext other = nullptr;
   OK(d.cuDevicePrimaryCtxRetain(&other, 1));
   const CUdeviceptr a = rig.memory(4096), b = rig.memory(4096);
-  const CUmemAccessDesc none{{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
-  const CUmemAccessDesc second{{CU_MEM_LOCATION_TYPE_DEVICE, {1}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  const CUmemAccessDesc reads{{CU_MEM_LOCATION_TYPE_DEVICE, {1}}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+  const CUmemAccessDesc none{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+  const CUmemAccessDesc second{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUmemAccessDesc reads{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ};
   OK(d.cuMemSetAccess(b, journal::kGranule, &second, 1));
   OK(d.cuMemSetAccess(b, journal::kGranule, &none, 1));  // the second device's alone
   rig.poke<uint64_t>(a, 7);

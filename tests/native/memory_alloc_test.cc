@@ -238,7 +238,7 @@ void mappings() {
   server.capacity = 32 * kMiB;
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUdeviceptr range = 0;
   CHECK(client::cuMemAddressReserve(&range, 64 * kMiB, 0, 0, 0) == CUDA_SUCCESS);
   CUmemGenericAllocationHandle handles[2];

@@ -1,6 +1,6 @@
 # Tests of xmig-server. Included by the tests' CMakeLists.txt.
 add_executable(server_units ${CMAKE_CURRENT_LIST_DIR}/server_units.cc)
-target_link_libraries(server_units PRIVATE xmig_server_core)
+target_link_libraries(server_units PRIVATE xmig_server_core xmig_tests)
 target_precompile_headers(server_units REUSE_FROM device_units)
 add_test(NAME server.units COMMAND server_units)
 
@@ -10,18 +10,21 @@ target_compile_options(server_kernels PRIVATE -O2)
 target_include_directories(server_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
 
 # A server whose device reports faults as late, and as vaguely, as a GPU.
-add_executable(blind_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/blind_device.cc)
+add_executable(blind_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/blind_device.cc)
 target_link_libraries(blind_server PRIVATE xmig_server_core)
+xmig_precompiled(blind_server)
 set_target_properties(blind_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/blind)
 
 # A server whose device has the memory that was given back only later.
-add_executable(late_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/late_device.cc)
+add_executable(late_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/late_device.cc)
 target_link_libraries(late_server PRIVATE xmig_server_core)
+target_precompile_headers(late_server REUSE_FROM blind_server)
 set_target_properties(late_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/late)
 
 # A server whose device places modules' variables itself.
-add_executable(placing_server ${CMAKE_SOURCE_DIR}/server/main.cc ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
+add_executable(placing_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
 target_link_libraries(placing_server PRIVATE xmig_server_core)
+target_precompile_headers(placing_server REUSE_FROM blind_server)
 set_target_properties(placing_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/placing)
 add_library(placed_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/placed_kernels.c)
 set_target_properties(placed_kernels PROPERTIES PREFIX "")
@@ -29,17 +32,23 @@ target_compile_options(placed_kernels PRIVATE -O2)
 target_include_directories(placed_kernels PRIVATE ${CMAKE_SOURCE_DIR}/include)
 
 add_executable(server_preload_test ${CMAKE_CURRENT_LIST_DIR}/server_preload_test.cc)
-target_link_libraries(server_preload_test PRIVATE xmig_server_core)
+target_link_libraries(server_preload_test PRIVATE xmig_server_core xmig_tests)
 target_precompile_headers(server_preload_test REUSE_FROM device_units)
 add_test(NAME server.preload_limit COMMAND server_preload_test $<TARGET_FILE:server_kernels>)
 
 # Arguments: an executable, what its tests' names begin with, its tests.
+set(shared_by_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.h ${CMAKE_CURRENT_LIST_DIR}/server_mover.h)
 function(xmig_server_jobs name prefix)
   add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
   target_link_libraries(${name} PRIVATE xmig_server_core)
   if(NOT XMIG_SANITIZE STREQUAL thread)  # which makes their own code slow
     # They are compiled several times, for half as long so, and what they do at run time is to wait for servers.
     target_compile_options(${name} PRIVATE -O0)
+  endif()
+  if(name STREQUAL server_jobs)
+    target_precompile_headers(${name} PRIVATE ${shared_by_jobs})
+  else()
+    target_precompile_headers(${name} REUSE_FROM server_jobs)
   endif()
   foreach(test ${ARGN})
     add_test(NAME server.${prefix}${test} COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
@@ -61,11 +70,7 @@ xmig_server_jobs(server_move_test move_ settles moves aborts source_dies both_di
 xmig_server_jobs(server_suspend_test suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)
 
 # Of the server that places variables itself; `moved`: see below.
-add_executable(server_variable_jobs ${CMAKE_CURRENT_LIST_DIR}/server_variable_jobs.cc)
-target_link_libraries(server_variable_jobs PRIVATE xmig_server_core)
-if(NOT XMIG_SANITIZE STREQUAL thread)
-  target_compile_options(server_variable_jobs PRIVATE -O0)
-endif()
+xmig_server_jobs(server_variable_jobs "")
 function(xmig_variable_jobs prefix mode)
   foreach(test ${ARGN})
     add_test(NAME server.${prefix}${test}

@@ -721,7 +721,7 @@ class Job {
         CHECK(fds.size() == 1);
         Json held = message;
         held.erase("change");  // it is not reported again to the next server
-        CHECK(memory_.try_emplace(id, std::move(held), std::move(fds[0])).second);
+        CHECK(memory_.try_emplace(id, Held{std::move(held), std::move(fds[0])}).second);
       }
     } else if (type == "ready") {
       ready_ = true;

@@ -34,19 +34,19 @@ void Context::abandon() {
   per_thread_.reset();
 }
 
-std::shared_ptr<Stream> Context::create_stream(StreamKind kind, int priority) {
+std::shared_ptr<Stream> Context::create_stream(StreamKind kind) {
   forget_finished();
-  streams_.push_back(std::make_shared<Stream>(shared_from_this(), kind, priority));
+  streams_.push_back(std::make_shared<Stream>(shared_from_this(), kind));
   return streams_.back();
 }
 
 const std::shared_ptr<Stream>& Context::legacy() {
-  if (!legacy_) legacy_ = create_stream(StreamKind::kLegacy, 0);
+  if (!legacy_) legacy_ = create_stream(StreamKind::kLegacy);
   return legacy_;
 }
 
 const std::shared_ptr<Stream>& Context::per_thread() {
-  if (!per_thread_) per_thread_ = create_stream(StreamKind::kBlocking, 0);
+  if (!per_thread_) per_thread_ = create_stream(StreamKind::kBlocking);
   return per_thread_;
 }
 

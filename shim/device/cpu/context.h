@@ -50,7 +50,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // The following are called, or used, under the device's lock.
   Limits limits;
-  std::shared_ptr<Stream> create_stream(StreamKind kind, int priority);
+  std::shared_ptr<Stream> create_stream(StreamKind kind);
   const std::shared_ptr<Stream>& legacy();
   const std::shared_ptr<Stream>& per_thread();
   // Enqueues, after what the rules of the legacy stream put before it. Returns the work's position.

@@ -5,11 +5,11 @@
 namespace xmig::device::cpu {
 namespace {
 
-CUresult create(CUstream* out, unsigned flags, int priority) {
+CUresult create(CUstream* out, unsigned flags, int) {
   if (!out || (flags & ~CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
   return in_context([&](CpuDevice& device, Context& context, Lock&) {
     const StreamKind kind = flags & CU_STREAM_NON_BLOCKING ? StreamKind::kNonBlocking : StreamKind::kBlocking;
-    *out = as_handle<CUstream>(device.streams.add(context.create_stream(kind, priority)));
+    *out = as_handle<CUstream>(device.streams.add(context.create_stream(kind)));
     return CUDA_SUCCESS;
   });
 }

@@ -89,8 +89,7 @@ enum class StreamKind : uint8_t { kLegacy, kBlocking, kNonBlocking };
 
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(std::shared_ptr<Context> context, StreamKind kind, int priority)
-      : context_(std::move(context)), kind_(kind), priority_(priority) {}
+  Stream(std::shared_ptr<Context> context, StreamKind kind) : context_(std::move(context)), kind_(kind) {}
 
   Context& context() { return *context_; }
   StreamKind kind() const { return kind_; }
@@ -126,7 +125,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   const std::shared_ptr<Context> context_;
   const StreamKind kind_;
-  const int priority_;
   uint64_t enqueued_ = 0;
   std::atomic<uint64_t> completed_{0};
   bool started_ = false;
