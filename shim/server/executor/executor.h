@@ -139,6 +139,7 @@ class Executor final : public Witness, private Execution {
 
   // Execution: stops.cc, remake.cc
   uint64_t position() const override { return current_.position; }
+  void wake() override { interrupts_.request(0); }
   bool replaying() const override { return replay_.running(); }
   void come_to_rest() override;
   Result<> take_snapshot(const char* reason, uint64_t stopped = 0) override;

@@ -11,6 +11,7 @@ namespace xmig::server {
 // program may in turn wait for records that come after the snapshot.
 bool Executor::external_waits() {
   if (handlers_.outside.on_functions()) return true;
+  if (handlers_.outside.collectives) return true;
   if (handlers_.outside.values && !device_idle()) return true;
   handlers_.outside.values = false;
   const journal::JournalHeader& header = job_.header();
@@ -41,6 +42,10 @@ void Executor::consider_snapshot(bool idle) {
 }
 
 void Executor::act_upon(const Schedule::Stop& stop) {
+  if (stop.for_another() && handlers_.collectives.any()) {
+    constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
+    return stop.request == Interrupts::kSuspend ? departure_.fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
+  }
   switch (stop.request) {
     case Interrupts::kPause: return wait_paused();
     case Interrupts::kHandover: return departure_.hand_over(stop.since);
