@@ -36,5 +36,6 @@ def launch(node: Node, tmp_path: Path) -> Launch:
 
 def lines_of(program: Program, timeout: float = 300) -> list[str]:
     """What its ranks printed. Fails with it if one did not end well."""
-    out = harness.output(program, timeout)
+    out, _ = program.process.communicate(timeout=timeout)
+    assert program.process.returncode == 0, out[-6000:] + "\n".join(map(str, program.lines()))
     return [line for line in out.splitlines() if " ended with " not in line]

@@ -87,6 +87,7 @@ class Memory:
         raw = np.ascontiguousarray(data).view(np.uint8)
         if raw.size:
             driver("cuMemcpyHtoD_v2", self.address, c_void_p(raw.ctypes.data), raw.size)
+            driver("cuStreamSynchronize", None)  # streams here do not wait for the default one
         return self
 
     def read(self, dtype: Any, count: int) -> np.ndarray[Any, Any]:
