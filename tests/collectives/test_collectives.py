@@ -16,6 +16,10 @@ def test_every_type_and_operator(launch: Launch, ranks: int) -> None:
     assert min(checks) >= 1000
 
 
+def test_one_process_with_two_devices(launch: Launch) -> None:
+    assert lines_of(launch("devices", 1, device="cpu:0,1")) == ["0: done"]
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_moves_groups_and_parts(launch: Launch, ranks: int) -> None:
     assert lines_of(launch("moves", ranks)) == [f"{rank}: done" for rank in range(ranks)]

@@ -40,8 +40,7 @@ constexpr size_t kLongestSettings = 16 << 10;
 std::mutex& text_mutex = *new std::mutex;
 char last_text[512] = "";  // guarded by text_mutex
 
-uint32_t milliseconds(const char* variable, double otherwise) {
-  const char* const set = std::getenv(variable);
+uint32_t milliseconds(const char* set, double otherwise) {
   char* end = nullptr;
   const double seconds = set && *set ? std::strtod(set, &end) : otherwise;
   const bool sound = seconds > 0 && seconds <= 1e6 && (!end || *end == 0);
@@ -105,8 +104,8 @@ ncclResult_t join(ncclComm_t* out, int ranks, const ncclUniqueId& id, int rank, 
   std::memcpy(args.group, logical.group, sizeof(args.group));
   args.rank = static_cast<uint32_t>(rank);
   args.ranks = static_cast<uint32_t>(ranks);
-  args.join_time = milliseconds("XMIG_JOIN_TIMEOUT", 600);
-  args.operation_time = milliseconds("XMIG_COLLECTIVE_TIMEOUT", 1800);
+  args.join_time = milliseconds(std::getenv("XMIG_JOIN_TIMEOUT"), 600);
+  args.operation_time = milliseconds(std::getenv("XMIG_COLLECTIVE_TIMEOUT"), 1800);
   making.arguments.resize(sizeof(args));
   std::memcpy(making.arguments.data(), &args, sizeof(args));
   making.payload = library_and_settings();

@@ -131,6 +131,23 @@ same("maxima", all_of_it, everything.max(axis=0))
 expect(synchronize(other) == 0, "synchronize")
 expect(np.array_equal(out.read(np.int32, COUNT), everything.min(axis=0)), "minima in the twin")
 
+# --- a configuration of an older caller: nothing behind its end may be read
+import mmap
+
+PAGE = mmap.PAGESIZE
+area = mmap.mmap(-1, 2 * PAGE)
+base = ctypes.addressof(ctypes.c_char.from_buffer(area))
+expect(ctypes.CDLL(None).mprotect(c_void_p(base + PAGE), PAGE, 0) == 0, "mprotect")
+config = np.array([16], np.uint64).tobytes() + np.array([0xCAFEBEEF, 21400], np.uint32).tobytes()
+ctypes.memmove(base + PAGE - len(config), config, len(config))
+older = c_void_p()
+code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older"), c_int(RANK), c_void_p(base + PAGE - len(config)))
+expect(code == 0, f"a short configuration: {code}")
+nccl("ncclCommDestroy", older)
+ctypes.memset(base + PAGE - len(config) + 8, 0, 4)
+code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older2"), c_int(RANK), c_void_p(base + PAGE - len(config)))
+expect(code == 4, f"one that was not initialised: {code}")
+
 # --- memory of NCCL's, registered
 pointer, registered, window = c_void_p(), c_void_p(), c_void_p(1)
 nccl("ncclMemAlloc", byref(pointer), 4096)

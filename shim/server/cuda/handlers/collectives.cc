@@ -19,6 +19,8 @@ using journal::DataType;
 using journal::Reduction;
 
 constexpr uint64_t kLookEvery = 100'000'000;  // ns, at communicators that do not say by themselves that they have failed
+// ns in which a program may end a communicator that has failed. It learns of that as with NCCL, if it asks (ncclCommGetAsyncError).
+constexpr uint64_t kToEnd = 5'000'000'000;
 constexpr int32_t kNoColor = -1;
 
 // What ranks know of a group and nobody else does: the group of a part of it, or the name of a meeting.
@@ -289,8 +291,14 @@ bool Collectives::look_for_failures() {
   for (auto& [handle, one] : communicators_) {
     const std::string why = one.real->failure();
     if (why.empty()) continue;
-    job_.header().communicators[journal::handle_index(handle)].store(journal::kCollectiveRemoteError);
-    current_.over("a collective of rank " + std::to_string(one.place.rank) + " failed: " + why);
+    const std::string what = "a collective of rank " + std::to_string(one.place.rank) + " failed: " + why;
+    if (one.failed_at == 0) {
+      one.failed_at = now;
+      job_.header().communicators[journal::handle_index(handle)].store(journal::kCollectiveRemoteError);
+      log_(Level::kError, what);
+    }
+    if (now - one.failed_at < kToEnd) continue;
+    current_.over(what);
     return true;
   }
   return false;

@@ -41,7 +41,7 @@ class Collectives {
   CUresult on_xmCommGroup(Record& record);
 
   // Between two batches: what was made is answered, what has ended is dropped. True if there was any. A collective that can never be
-  // done ends the job.
+  // done is the communicator's error, and if the program does not end that, the end of the job.
   bool poll();
   // Does the process have a communicator, or is it about to?
   bool any() const { return !communicators_.empty() || !making_.empty(); }
@@ -54,7 +54,8 @@ class Collectives {
     std::unique_ptr<device::Communicator> real;
     device::Place place;
     std::chrono::milliseconds join_time{};
-    uint64_t splits = 0;  // of it, which all its ranks count alike
+    uint64_t splits = 0;     // of it, which all its ranks count alike
+    uint64_t failed_at = 0;  // 0: it has not
     StoredRecords::Kept creation;
   };
   struct Making;
