@@ -2,8 +2,8 @@
 
     generate_nccl.py --out DIR
 
-writes nccl_calls.h (what the client implements, as a structure of functions), nccl_client.cc (that structure, filled) and
-nccl_stubs.cc (the functions of libnccl.so.2). Run by CMake.
+writes nccl_calls.h (what the client implements, as a structure of functions), nccl_client.h and nccl_client.cc (that
+structure, filled) and nccl_stubs.cc (the functions of libnccl.so.2). Run by CMake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def calls_h() -> str:
         "// What libnccl.so.2 finds in libcuda.so.1, under the name xmigCollectives.\n"
         "struct NcclCalls {\n"
         "  uint32_t bytes;  // of this structure: the two libraries are of one build\n"
-        "  // The path of the genuine library that this process would have loaded, if it runs natively; nullptr: it does not.\n"
+        "  // The genuine library's path, in a process that runs natively; in others nullptr.\n"
         "  const char* (*native)();\n"
         "  void (*refused)(const char* name);\n"
         f"{fields}}};\n\n}}  // namespace xmig\n"

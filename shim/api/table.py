@@ -225,7 +225,7 @@ record("xmHostFunc", "queued", "Run a function of the program in stream order: p
        "uint64_t stream", "uint32_t callback", "uint32_t reserved")
 local("cuLaunchHostFunc", "cuStreamAddCallback", note="xmHostFunc")
 
-# --- communicators and collectives: NCCL's functions, which nccl_table.py lists (see journal/collectives.h) ------------
+# --- communicators and collectives: for NCCL's functions, which nccl_table.py lists (see journal/collectives.h) ----
 record("xmCommInit", "synchronous", "Join the communicator of this group. The payload is the path of the program's "
        "library and its settings, each ended by a zero; the reply is a CommunicatorReply. Times are in milliseconds.",
        "uint64_t communicator", "uint64_t group[4]", "uint32_t rank", "uint32_t ranks", "uint32_t join_time",

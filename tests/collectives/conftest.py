@@ -26,11 +26,16 @@ def node(native_dir: Path) -> Iterator[Node]:
 def launch(node: Node, tmp_path: Path) -> Launch:
     """Start a program's ranks as one job."""
 
-    def starter(
-        name: str, ranks: int, *arguments: object, device: str | None = None, **environment: str
-    ) -> Program:
+    def starter(name: str, ranks: int, *arguments: object, device: str | None = None, **environment: str) -> Program:
         program = PROGRAMS / f"{name}.py"
-        command = [sys.executable, PROGRAMS / "launch.py", str(ranks), tmp_path, program, *map(str, arguments)]
+        command: list[str | Path] = [
+            sys.executable,
+            PROGRAMS / "launch.py",
+            str(ranks),
+            tmp_path,
+            program,
+            *map(str, arguments),
+        ]
         return node.program(command, name=name, device=device, environment=environment)
 
     return starter

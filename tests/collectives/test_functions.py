@@ -15,8 +15,13 @@ from xmigd.native import NCCL_SHIM, find_shims
 sys.path.insert(0, str(ROOT / "shim" / "api"))
 from nccl_table import FUNCTIONS, INTERNAL
 
+
+def names(text: str) -> set[str]:
+    return set(text.split())
+
+
 # What libtorch_cuda.so of PyTorch 2.11+cu130 needs.
-PYTORCH = set(
+PYTORCH = names(
     """
     ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommCount ncclCommDeregister
     ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError ncclCommInitAll ncclCommInitRank ncclCommInitRankConfig
@@ -24,15 +29,15 @@ PYTORCH = set(
     ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGetErrorString ncclGetLastError ncclGetUniqueId
     ncclGetVersion ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclMemAlloc ncclMemFree ncclRecv
     ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce ncclReduceScatter ncclSend
-    """.split()
+    """
 )
 # What CuPy 14's nccl module needs.
-CUPY = set(
+CUPY = names(
     """
     ncclAllGather ncclAllReduce ncclBcast ncclBroadcast ncclCommAbort ncclCommCount ncclCommCuDevice ncclCommDestroy
     ncclCommGetAsyncError ncclCommInitAll ncclCommInitRankConfig ncclCommSplit ncclCommUserRank ncclGetErrorString
     ncclGetUniqueId ncclGetVersion ncclGroupEnd ncclGroupStart ncclRecv ncclReduce ncclReduceScatter ncclSend
-    """.split()
+    """
 )
 TABLE = {function.name for function in FUNCTIONS}
 
@@ -60,7 +65,7 @@ def test_the_table_is_what_the_library_has(library: Path) -> None:
 
 
 def test_nothing_is_missing_that_the_installed_frameworks_want(library: Path) -> None:
-    """Those of the tests with frameworks, where they are installed: what they bring may be newer than the lists above."""
+    """Those of the tests with frameworks, where they are installed: they may be newer than the lists above."""
     packages = sorted((ROOT / ".venv-frameworks").glob("lib/python3*/site-packages"))
     torch = [path for folder in packages for path in folder.glob("torch/lib/libtorch_cuda.so")]
     if not torch:

@@ -1,8 +1,8 @@
 """Where the ranks of a communicator meet: each offers a text, and once all have come, each gets what all offer.
 
-No I/O: what servers say comes in, what they are to be answered goes out. A server repeats its offer until it is answered,
-so nothing here has to outlive a daemon: the next one hears all offers again. What a meeting is called only its ranks
-can know, and ranks of different users do not meet.
+No I/O: what servers offer comes in, what they are to be answered goes out. A server repeats its offer until it is
+answered, so nothing here has to outlive a daemon: the next one hears all offers again. What a meeting is called only
+its ranks can know, and ranks of different users do not meet.
 
 Invariants: a rank belongs to one process; a meeting that is complete never changes; what nobody has repeated for
 ``PATIENCE`` is forgotten.
@@ -79,7 +79,7 @@ class Meetings:
                 return [_refusal(process, offer, why)]
             return [_all_of(found, offer.meeting, offer.rank)]
         found.came[offer.rank] = (process, offer.text)
-        if found.complete:
+        if len(found.came) == found.ranks:
             return [_all_of(found, offer.meeting, rank) for rank in sorted(found.came)]
         return [Answer(process, offer.meeting, offer.rank, missing=_missing(found))]
 

@@ -273,7 +273,7 @@ class Process(ProcessState):
             self.tell(e.StopRequested(t=now(), reason=why))
 
     def met(self, answer: Answer) -> None:
-        """Its server's rank of a communicator has met the others, or is told who is missing."""
+        """To its server, whose rank of a communicator looks for the others."""
         server = self.server(self.machine.active)
         if server is None:
             return

@@ -156,7 +156,7 @@ ncclResult_t failed(ncclResult_t result, const char* format, ...) {
     std::memcpy(last_text, text, sizeof(text));
   }
   complain("NCCL: %s", text);
-  spoil_group(result);
+  fail_group(result);
   return result;
 }
 

@@ -1,6 +1,6 @@
 // Communicators, as far as the client needs to know them: one table, whose entries are never destroyed.
 //
-// What lies in this folder: communicators (they are made, asked and ended), operations (checked, and put into records), group (what
+// What lies in this folder: communicators (made, queried and ended), operations (checked, and put into records), group (what
 // a thread has put together), genuine (the library that the program would have loaded). Collectives run in the servers; the client
 // opens no socket. All of it may be called from any thread; a group is its thread's.
 #pragma once

@@ -131,7 +131,7 @@ ncclResult_t begin(const CollectiveOperation& operation) {
   return begin_all({operation});
 }
 
-void spoil_group(ncclResult_t error) {
+void fail_group(ncclResult_t error) {
   if (open_group && open_group->error == ncclSuccess) open_group->error = error;
 }
 

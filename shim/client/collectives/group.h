@@ -26,6 +26,6 @@ struct Making {
 ncclResult_t make(Making making);
 ncclResult_t begin(const journal::CollectiveOperation& operation);
 // A call of the thread's group has failed: the group does nothing, and says so at its end.
-void spoil_group(ncclResult_t error);
+void fail_group(ncclResult_t error);
 
 }  // namespace xmig::client

@@ -41,6 +41,15 @@ class Run {
     if (label_.reduction > static_cast<uint32_t>(Reduction::kScaledSum)) label_.reduction = static_cast<uint32_t>(Reduction::kScaledSum);
   }
 
+  // All ranks call the same.
+  Result<> compare() {
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      outgoing_.push_back({rank, label_, {}});
+      incoming_.push_back({rank, label_, {}});
+    }
+    return exchange();
+  }
+
   Result<> operator()() {
     switch (static_cast<CollectiveKind>(operation_.kind)) {
       case CollectiveKind::kAllReduce: return all_reduce();
@@ -196,7 +205,8 @@ bool between_two(const CollectiveOperation& operation) {
 
 class HostCommunicator final : public Communicator {
  public:
-  HostCommunicator(std::unique_ptr<Mesh> mesh, std::function<void()> failed) : state_(std::make_shared<State>(std::move(mesh), std::move(failed))) {}
+  HostCommunicator(std::unique_ptr<Mesh> mesh, Content content, std::function<void()> failed)
+      : state_(std::make_shared<State>(std::move(mesh), content, std::move(failed))) {}
   ~HostCommunicator() override { state_->abort(); }  // threads of streams may still be inside
 
   void abort() override { state_->abort(); }
@@ -220,7 +230,8 @@ class HostCommunicator final : public Communicator {
 
  private:
   struct State {
-    State(std::unique_ptr<Mesh> of, std::function<void()> hears) : mesh(std::move(of)), failed(std::move(hears)) {}
+    State(std::unique_ptr<Mesh> of, Content what, std::function<void()> hears)
+        : mesh(std::move(of)), content(what), failed(std::move(hears)) {}
 
     void abort() {
       mesh->abort();
@@ -249,6 +260,7 @@ class HostCommunicator final : public Communicator {
     }
 
     const std::unique_ptr<Mesh> mesh;
+    const Content content;
     const std::function<void()> failed;
     std::atomic<uint64_t> begun{0}, ended{0};  // groups
     uint64_t operations = 0;                   // of the thread whose turn it is
@@ -275,7 +287,8 @@ class HostCommunicator final : public Communicator {
       try {
         for (const CollectiveOperation& one : operations) {
           if (between_two(one)) continue;
-          if (Result<> done = Run(*state->mesh, one, ++state->operations)(); !done) return done;
+          Run run(*state->mesh, one, ++state->operations);
+          if (Result<> done = state->content == Content::kMemory ? run() : run.compare(); !done) return done;
         }
         return run_pairs();
       } catch (const std::bad_alloc&) {
@@ -290,7 +303,8 @@ class HostCommunicator final : public Communicator {
       for (const CollectiveOperation& one : operations) {
         if (!between_two(one)) continue;
         const Label label{0, one.count, static_cast<uint32_t>(CollectiveKind::kSend), one.type, 0, 0, 0, 0};
-        const uint64_t bytes = one.count * journal::size_of(static_cast<DataType>(one.type));
+        const bool moves = state->content == Content::kMemory;
+        const uint64_t bytes = moves ? one.count * journal::size_of(static_cast<DataType>(one.type)) : 0;
         if (one.kind == static_cast<uint32_t>(CollectiveKind::kSend)) {
           outgoing.push_back({one.peer, label, memory<const std::byte>(one.send, bytes)});
         } else {
@@ -306,12 +320,12 @@ class HostCommunicator final : public Communicator {
 
 class HostCollectives final : public Collectives {
  public:
-  explicit HostCollectives(const DriverTable& driver) : driver_(driver) {}
+  HostCollectives(const DriverTable& driver, Content content) : driver_(driver), content_(content) {}
 
   Result<std::unique_ptr<Communicator>> join(const Place& place, const Meeting& meet, std::function<void()> failed) override {
     Result<std::unique_ptr<Mesh>> mesh = Mesh::connect(place, meet);
     if (!mesh) return mesh.error();
-    return std::unique_ptr<Communicator>(std::make_unique<HostCommunicator>(std::move(*mesh), std::move(failed)));
+    return std::unique_ptr<Communicator>(std::make_unique<HostCommunicator>(std::move(*mesh), content_, std::move(failed)));
   }
 
   Status run(std::span<Part> parts) override {
@@ -325,10 +339,13 @@ class HostCollectives final : public Collectives {
 
  private:
   const DriverTable& driver_;
+  const Content content_;
 };
 
 }  // namespace
 
-std::unique_ptr<Collectives> host_collectives(const DriverTable& driver) { return std::make_unique<HostCollectives>(driver); }
+std::unique_ptr<Collectives> host_collectives(const DriverTable& driver, Content content) {
+  return std::make_unique<HostCollectives>(driver, content);
+}
 
 }  // namespace xmig::device

@@ -1,6 +1,8 @@
 // Collectives of devices whose memory is this process's own (cpu, null): the reference, with a fixed order of summation. The input of
 // rank 0 comes first, then that of rank 1 and so on, for every element.
 //
+// Where a device's memory has no content (null), ranks exchange what they call, and nothing else.
+//
 // Operations run as functions of the host in the program's streams; those of a communicator one after the other, in the order in which
 // they were begun. One that has failed holds its stream up: what comes after it would compute with what is not there.
 #pragma once
@@ -12,6 +14,7 @@
 
 namespace xmig::device {
 
-std::unique_ptr<Collectives> host_collectives(const DriverTable& driver);
+enum class Content : bool { kNone, kMemory };
+std::unique_ptr<Collectives> host_collectives(const DriverTable& driver, Content content);
 
 }  // namespace xmig::device

@@ -89,7 +89,7 @@ class CpuDevice final : public Device {
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   DriverTable table_{};
-  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_);
+  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_, Content::kMemory);
 };
 
 }  // namespace cpu

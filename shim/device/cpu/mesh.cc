@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kToConnect{60};  // once all have said where they are
+constexpr std::chrono::seconds kToConnect{60};  // once all addresses are known
 constexpr int kLook = 100;                      // ms: whether it was aborted
 constexpr uint32_t kHelloMagic = 0x48434d58;    // "XMCH"
 constexpr uint32_t kMessageMagic = 0x4d434d58;  // "XMCM"

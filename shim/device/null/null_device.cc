@@ -86,7 +86,7 @@ class NullDevice final : public Device {
 
  private:
   DriverTable table_{};
-  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_);
+  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_, Content::kNone);
 };
 
 std::atomic<NullDevice*> g_opened{nullptr};

@@ -1,4 +1,4 @@
-// How the ranks of a communicator find each other: each tells the daemon what it offers, and gets what all have said.
+// How the ranks of a communicator find each other: each reports to the daemon what it offers, and gets the offers of all.
 //
 // A thread for each rank waits here; the control thread brings the answers. The daemon may be another one meanwhile, or none for a while:
 // what is offered is repeated until it is answered.
@@ -34,7 +34,7 @@ class Meetings {
 
  private:
   struct Waiting {
-    std::string missing;  // the ranks that had not come when the daemon last said so
+    std::string missing;  // the ranks that had not come at the last answer
     std::string refused;
     std::vector<std::string> offers;
     bool answered = false;

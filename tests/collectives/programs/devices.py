@@ -3,7 +3,22 @@
 import threading
 
 import numpy as np
-from nccl import FLOAT32, NCCL, RANK, RANKS, Memory, byref, c_int, c_void_p, driver, expect, nccl, say, start, synchronize, unique_id
+from model import Array
+from nccl import (
+    FLOAT32,
+    NCCL,
+    Memory,
+    byref,
+    c_int,
+    c_void_p,
+    driver,
+    expect,
+    nccl,
+    say,
+    start,
+    synchronize,
+    unique_id,
+)  # fmt: skip
 
 COUNT = 5000
 start()
@@ -25,7 +40,7 @@ def stream_of(device: int) -> int:
     return int(made.value or 0)
 
 
-def memory_of(device: int, data: np.ndarray) -> Memory:
+def memory_of(device: int, data: Array) -> Memory:
     use(device)
     return Memory(data.nbytes).write(data)
 
@@ -79,4 +94,3 @@ expect(all(one.value for one in made), "communicators made by threads")
 for one in [*map(c_void_p, comms), *parts, *made]:
     nccl("ncclCommDestroy", one)
 say("done")
-_ = (RANK, RANKS)

@@ -1,12 +1,34 @@
-"""Ranks that something happens to: `... HOW`. A rank says what became of it, and ends well if that was no wrong data."""
+"""Ranks that something happens to: `... HOW`. A rank ends well if it met no wrong data."""
 
 import sys
 import time
 
 import numpy as np
 from nccl import (
-    DRIVER, FLOAT32, FOLDER, INT32, NCCL, RANK, RANKS, Memory, NcclError, byref, c_int, c_void_p, expect, holding, join, nccl, say, start,
-    stream, synchronize, there, unique_id, wait_for_file,
+    DRIVER,
+    FLOAT32,
+    FOLDER,
+    INT32,
+    NCCL,
+    RANK,
+    RANKS,
+    Memory,
+    NcclError,
+    UniqueId,
+    byref,
+    c_int,
+    c_void_p,
+    expect,
+    holding,
+    join,
+    nccl,
+    say,
+    start,
+    stream,
+    synchronize,
+    there,
+    unique_id,
+    wait_for_file,
 )  # fmt: skip
 
 COUNT = 1 << 12
@@ -30,20 +52,18 @@ def missing() -> None:
         expect(False, "a communicator without all of its ranks")
     # The process has lost nothing: it can go on alone.
     expect(holding(np.full(4, 7, np.int32)).read(np.int32, 4).tolist() == [7] * 4, "memory afterwards")
-    alone = join(unique_id(f"alone{RANK}") if RANK == 0 else own_id(), 1, 0)
+    alone = join(own_id(), 1, 0)
     nccl("ncclCommDestroy", alone)
 
 
-def own_id():  # type: ignore[no-untyped-def]
-    from nccl import UniqueId
-
+def own_id() -> UniqueId:
     made = UniqueId()
     nccl("ncclGetUniqueId", byref(made))
     return made
 
 
 def until_it_fails() -> None:
-    """Sums whose results are checked, until a call fails. What was wrong would have been said before."""
+    """Sums whose results are checked, until a call fails. A wrong sum ends the program."""
     comm, on = join(unique_id()), stream()
     memory = Memory(4 * COUNT)
     there("began")

@@ -1,5 +1,5 @@
-"""Starts the ranks of a program, one process for each: `launch.py RANKS FOLDER PROGRAM ARGUMENTS`. Prints what they print, rank by
-rank, and ends as the first that did not end well."""
+"""Starts the ranks of a program, one process for each: `launch.py RANKS FOLDER PROGRAM ARGUMENTS`. Prints what they
+print, rank by rank, and ends as the first that did not end well."""
 
 import subprocess
 import sys

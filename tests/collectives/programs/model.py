@@ -70,8 +70,7 @@ def step(kind: int, op: int, a: Array, b: Array) -> Array:
         if op == PRODUCT:
             return narrow(kind, x * y)
         if op in (MAX, MIN):
-            choose = (np.maximum if op == MAX else np.minimum) if x.dtype.kind in "iu" else (np.fmax if op == MAX else np.fmin)
-            return narrow(kind, choose(x, y))
+            return narrow(kind, np.fmax(x, y) if op == MAX else np.fmin(x, y))
         return narrow(kind, x + y)
 
 
@@ -100,7 +99,7 @@ def reduced(kind: int, op: int, inputs: list[Array], scalars: list[Array] | None
 
 
 def some(kind: int, count: int, seed: int) -> Array:
-    """Values whose sums, products and shares are no special case in any of the types; whole ranges where numbers wrap."""
+    """Values that are no special case in any of the types; where numbers wrap, of the whole range."""
     chance = np.random.default_rng(seed)
     if kind in PLAIN and PLAIN[kind][0] in "iu":
         info = np.iinfo(PLAIN[kind])

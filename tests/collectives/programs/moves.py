@@ -1,15 +1,36 @@
 """Operations that compute nothing, groups with sends and receives, splits, several communicators and streams."""
 
 import ctypes
+import mmap
 
 import numpy as np
-from nccl import DRIVER, FLOAT32, INT32, NCCL, RANK, RANKS, UINT8, Memory, NcclError, byref, c_int, c_void_p, expect, holding
-from nccl import join, nccl, say, start, stream, synchronize, unique_id
+from model import Array
+from nccl import (
+    FLOAT32,
+    INT32,
+    NCCL,
+    RANK,
+    RANKS,
+    Memory,
+    NcclError,
+    byref,
+    c_int,
+    c_void_p,
+    expect,
+    holding,
+    join,
+    nccl,
+    say,
+    start,
+    stream,
+    synchronize,
+    unique_id,
+)  # fmt: skip
 
 COUNT = 1001
 
 
-def of(rank: int, count: int = COUNT, seed: int = 0) -> np.ndarray:
+def of(rank: int, count: int = COUNT, seed: int = 0) -> Array:
     return np.random.default_rng(1000 * seed + rank).integers(0, 1 << 30, count, dtype=np.int32)
 
 
@@ -21,7 +42,7 @@ for question, expected in (("ncclCommCount", RANKS), ("ncclCommUserRank", RANK),
     expect(answer.value == expected, f"{question} says {answer.value}")
 
 
-def same(what: str, memory: Memory, expected: np.ndarray) -> None:
+def same(what: str, memory: Memory, expected: Array) -> None:
     expect(synchronize(on) == 0, f"synchronize after {what}")
     expect(np.array_equal(memory.read(np.int32, len(expected)), expected), what)
 
@@ -35,7 +56,7 @@ for root in range(RANKS):
     same("bcast", mine, of(root))
     mine.write(of(RANK))
     nccl("ncclGather", mine.address, all_of_it.address, COUNT, INT32, root, comm, on)
-    if RANK == root:
+    if root == RANK:
         same("gather", all_of_it, np.concatenate([of(rank) for rank in range(RANKS)]))
     all_of_it.write(np.concatenate([of(rank, seed=root + 1) for rank in range(RANKS)]))
     nccl("ncclScatter", all_of_it.address, mine.address, COUNT, INT32, root, comm, on)
@@ -103,15 +124,15 @@ expect(synchronize(on) == 0 and synchronize(other) == 0, "synchronize both")
 expect((first.read(np.float32, COUNT) == RANKS).all(), "a hundred maxima")
 
 # --- parts of it: by the last bit, in the opposite order; and one that takes no part
-part = c_void_p()
-nccl("ncclCommSplit", comm, RANK % 2, -RANK, byref(part), None)
+half = c_void_p()
+nccl("ncclCommSplit", comm, RANK % 2, -RANK, byref(half), None)
 members = [rank for rank in range(RANKS) if rank % 2 == RANK % 2][::-1]
-nccl("ncclCommCount", part, byref(answer))
+nccl("ncclCommCount", half, byref(answer))
 expect(answer.value == len(members), "members of a part")
-nccl("ncclCommUserRank", part, byref(answer))
+nccl("ncclCommUserRank", half, byref(answer))
 expect(members[answer.value] == RANK, "the rank in a part")
 mine.write(of(RANK))
-nccl("ncclAllGather", mine.address, all_of_it.address, COUNT, INT32, part, on)
+nccl("ncclAllGather", mine.address, all_of_it.address, COUNT, INT32, half, on)
 same("all-gather of a part", all_of_it, np.concatenate([of(rank) for rank in members]))
 none = c_void_p(1)
 nccl("ncclCommSplit", comm, -1 if RANK == 0 else 5, 0, byref(none), None)
@@ -132,8 +153,6 @@ expect(synchronize(other) == 0, "synchronize")
 expect(np.array_equal(out.read(np.int32, COUNT), everything.min(axis=0)), "minima in the twin")
 
 # --- a configuration of an older caller: nothing behind its end may be read
-import mmap
-
 PAGE = mmap.PAGESIZE
 area = mmap.mmap(-1, 2 * PAGE)
 base = ctypes.addressof(ctypes.c_char.from_buffer(area))
@@ -141,11 +160,12 @@ expect(ctypes.CDLL(None).mprotect(c_void_p(base + PAGE), PAGE, 0) == 0, "mprotec
 config = np.array([16], np.uint64).tobytes() + np.array([0xCAFEBEEF, 21400], np.uint32).tobytes()
 ctypes.memmove(base + PAGE - len(config), config, len(config))
 older = c_void_p()
-code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older"), c_int(RANK), c_void_p(base + PAGE - len(config)))
+place = c_void_p(base + PAGE - len(config))
+code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older"), c_int(RANK), place)
 expect(code == 0, f"a short configuration: {code}")
 nccl("ncclCommDestroy", older)
 ctypes.memset(base + PAGE - len(config) + 8, 0, 4)
-code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older2"), c_int(RANK), c_void_p(base + PAGE - len(config)))
+code = NCCL.ncclCommInitRankConfig(byref(older), c_int(RANKS), unique_id("older2"), c_int(RANK), place)
 expect(code == 4, f"one that was not initialised: {code}")
 
 # --- memory of NCCL's, registered
@@ -183,10 +203,9 @@ nccl("ncclGetVersion", byref(version))
 expect(version.value == 22809, f"version {version.value}")
 expect(NCCL.ncclGetErrorString(0) == b"no error", "text of success")
 expect(NCCL.pncclAllReduce is not None, "the name for profilers")
-for one in (part, twin, none):
+for one in (half, twin, none):
     if one.value:
         nccl("ncclCommFinalize", one)
         nccl("ncclCommDestroy", one)
 nccl("ncclCommDestroy", comm)
 say("done")
-_ = (DRIVER, UINT8, ctypes)

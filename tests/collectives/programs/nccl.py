@@ -1,18 +1,23 @@
 """NCCL and the driver for the programs here, through ctypes. Nothing in it knows of xMIG.
 
-A program is one rank: `PROGRAM RANK RANKS FOLDER`. Rank 0 makes the unique id and leaves it in FOLDER for the others."""
+A program is one rank: `PROGRAM RANK RANKS FOLDER`. Rank 0 leaves the unique id in FOLDER for the others."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import time
-from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char, c_char_p, c_int, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+__all__ = [
+    "AVERAGE", "BFLOAT16", "DRIVER", "FLOAT32", "FOLDER", "INT32", "NAMES", "NCCL", "RANK", "RANKS", "Memory",
+    "NcclError", "UniqueId", "byref", "c_int", "c_void_p", "driver", "expect", "holding", "join", "nccl", "say",
+    "start", "stream", "synchronize", "there", "unique_id", "wait_for_file",
+]  # fmt: skip
 
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 DRIVER = ctypes.CDLL("libcuda.so.1")
@@ -21,7 +26,9 @@ NCCL.ncclGetLastError.restype = c_char_p
 NCCL.ncclGetErrorString.restype = c_char_p
 
 SUM, PRODUCT, MAX, MIN, AVERAGE = range(5)
-NAMES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")
+NAMES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2",
+)  # fmt: skip
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, E4M3, E5M2 = range(12)
 
 
@@ -141,7 +148,3 @@ def wait_for_file(name: str) -> None:
         if time.monotonic() > end:
             raise SystemExit(f"nobody has left {name}")
         time.sleep(0.005)
-
-
-__all__ = [name for name in dir() if not name.startswith("_")]
-_ = (c_size_t, c_uint, os)

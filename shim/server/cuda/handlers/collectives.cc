@@ -193,19 +193,19 @@ CUresult Collectives::on_xmCommSplit(Record& record) {
 Result<> Collectives::choose_members(Making& making) {
   const device::Place& parent = making.parent;
   const std::string which = "split " + std::to_string(making.number);
-  const Result<std::vector<std::string>> said =
+  const Result<std::vector<std::string>> colors =
       meetings_.attend(meeting_of(parent.group, which), parent.rank, parent.ranks,
                        std::to_string(making.color) + " " + std::to_string(making.key), making.join_time);
-  if (!said) return said.error();
+  if (!colors) return colors.error();
   struct Member {
     int32_t key;
     uint32_t rank;
     auto operator<=>(const Member&) const = default;
   };
   std::vector<Member> members;
-  for (uint32_t rank = 0; rank < said->size(); ++rank) {
+  for (uint32_t rank = 0; rank < colors->size(); ++rank) {
     int32_t color = 0, key = 0;
-    if (std::sscanf((*said)[rank].c_str(), "%d %d", &color, &key) != 2) return Error{"rank " + std::to_string(rank) + " names no colour"};
+    if (std::sscanf((*colors)[rank].c_str(), "%d %d", &color, &key) != 2) return Error{"rank " + std::to_string(rank) + " names no colour"};
     if (color == making.color) members.push_back({key, rank});
   }
   std::sort(members.begin(), members.end());
