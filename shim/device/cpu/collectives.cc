@@ -41,15 +41,6 @@ class Run {
     if (label_.reduction > static_cast<uint32_t>(Reduction::kScaledSum)) label_.reduction = static_cast<uint32_t>(Reduction::kScaledSum);
   }
 
-  // All ranks call the same.
-  Result<> compare() {
-    for (uint32_t rank = 0; rank < ranks(); ++rank) {
-      outgoing_.push_back({rank, label_, {}});
-      incoming_.push_back({rank, label_, {}});
-    }
-    return exchange();
-  }
-
   Result<> operator()() {
     switch (static_cast<CollectiveKind>(operation_.kind)) {
       case CollectiveKind::kAllReduce: return all_reduce();
@@ -284,11 +275,11 @@ class HostCommunicator final : public Communicator {
     }
 
     Result<> run_all() {
+      if (state->content == Content::kNone) return {};
       try {
         for (const CollectiveOperation& one : operations) {
           if (between_two(one)) continue;
-          Run run(*state->mesh, one, ++state->operations);
-          if (Result<> done = state->content == Content::kMemory ? run() : run.compare(); !done) return done;
+          if (Result<> done = Run(*state->mesh, one, ++state->operations)(); !done) return done;
         }
         return run_pairs();
       } catch (const std::bad_alloc&) {
@@ -303,8 +294,7 @@ class HostCommunicator final : public Communicator {
       for (const CollectiveOperation& one : operations) {
         if (!between_two(one)) continue;
         const Label label{0, one.count, static_cast<uint32_t>(CollectiveKind::kSend), one.type, 0, 0, 0, 0};
-        const bool moves = state->content == Content::kMemory;
-        const uint64_t bytes = moves ? one.count * journal::size_of(static_cast<DataType>(one.type)) : 0;
+        const uint64_t bytes = one.count * journal::size_of(static_cast<DataType>(one.type));
         if (one.kind == static_cast<uint32_t>(CollectiveKind::kSend)) {
           outgoing.push_back({one.peer, label, memory<const std::byte>(one.send, bytes)});
         } else {

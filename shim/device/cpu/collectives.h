@@ -1,7 +1,8 @@
 // Collectives of devices whose memory is this process's own (cpu, null): the reference, with a fixed order of summation. The input of
 // rank 0 comes first, then that of rank 1 and so on, for every element.
 //
-// Where a device's memory has no content (null), ranks exchange what they call, and nothing else.
+// Where a device's memory has no content (null), ranks meet and connect, and operations do nothing: its functions of the host all run on
+// one thread, where two ranks of a process could not wait for each other.
 //
 // Operations run as functions of the host in the program's streams; those of a communicator one after the other, in the order in which
 // they were begun. One that has failed holds its stream up: what comes after it would compute with what is not there.

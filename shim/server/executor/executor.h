@@ -131,6 +131,7 @@ class Executor final : public Witness, private Execution {
   void consider_snapshot(bool idle);
   std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
   bool nothing_to_snapshot(uint32_t requested);
+  void refuse_to_leave();
   void act_upon(const Schedule::Stop& stop);
   bool external_waits();
   bool device_idle();

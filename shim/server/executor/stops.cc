@@ -26,6 +26,7 @@ void Executor::consider_snapshot(bool idle) {
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {
+    if (handlers_.collectives.any()) [[unlikely]] refuse_to_leave();
     const std::optional<Schedule::Stop> stop = wants_stop(idle, now);
     if (!stop) return;
     schedule_.begin(*stop);
@@ -41,11 +42,15 @@ void Executor::consider_snapshot(bool idle) {
   schedule_.give_up(now, progress_.signature());
 }
 
+// Another server could not make its communicators.
+void Executor::refuse_to_leave() {
+  constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
+  const uint32_t wanted = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
+  if (wanted & Interrupts::kHandover) daemon_.handover_failed(kWhy);
+  if (wanted & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
+}
+
 void Executor::act_upon(const Schedule::Stop& stop) {
-  if (stop.for_another() && handlers_.collectives.any()) {
-    constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
-    return stop.request == Interrupts::kSuspend ? departure_.fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
-  }
   switch (stop.request) {
     case Interrupts::kPause: return wait_paused();
     case Interrupts::kHandover: return departure_.hand_over(stop.since);

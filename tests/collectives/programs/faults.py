@@ -143,6 +143,22 @@ def ended() -> None:
     say("went on")
 
 
+def stays() -> None:
+    """Sums, until every rank has seen that it is enough."""
+    comm, on = join(unique_id()), stream()
+    memory = Memory(8)
+    there("began")
+    for step in range(1_000_000):
+        memory.write(np.array([step + RANK, (FOLDER / "enough").exists()], np.int32))
+        nccl("ncclAllReduce", memory.address, memory.address, 2, INT32, 0, comm, on)
+        expect(synchronize(on) == 0, "a sum")
+        total, enough = memory.read(np.int32, 2)
+        expect(total == sum(step + rank for rank in range(RANKS)), f"the sum of step {step}")
+        if enough == RANKS:
+            break
+    say("went on")
+
+
 def leaves() -> None:
     """A rank that ends first, without a word, does not disturb the others, which need it no more."""
     comm, on = join(unique_id()), stream()
@@ -159,5 +175,5 @@ def leaves() -> None:
 
 {
     "missing": missing, "kill": until_it_fails, "mismatch": mismatch, "late": late, "abort": abort, "ended": ended,
-    "leaves": leaves,
+    "leaves": leaves, "stays": stays,
 }[how]()  # fmt: skip

@@ -106,7 +106,7 @@ keep("weights", torch.cat([parameter.detach().flatten() for parameter in model.p
 dist.barrier()
 dist.destroy_process_group()
 result = {
-    "rank": rank, "digests": digests, "wrong": wrong, "losses": losses, "init_s": ready, "large_s": large, "small_s": small,
-    "step_s": sorted(times)[len(times) // 2],
+    "rank": rank, "digests": digests, "wrong": wrong, "losses": losses, "init_s": ready, "large_s": large,
+    "small_s": small, "step_s": sorted(times)[len(times) // 2],
 }  # fmt: skip
 print(json.dumps(result), flush=True)
