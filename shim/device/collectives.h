@@ -55,6 +55,7 @@ class Communicator {
 // What of a group one communicator does, in this stream.
 struct Part {
   Communicator* communicator;
+  std::function<void()> enter;  // makes its device's context the calling thread's current one, which a default stream is of
   StreamHandle stream;
   std::vector<journal::CollectiveOperation> operations;  // checked: ranks, types, and that the memory is the program's
 };

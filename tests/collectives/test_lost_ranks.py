@@ -97,3 +97,20 @@ def test_a_process_in_a_communicator_stays_where_it_is(node: Node, launch: Launc
         assert "communicator" in str(operation["error"])
     (tmp_path / "enough").touch()
     assert lines_of(program) == ["0: went on", "1: went on"]
+
+
+@pytest.mark.parametrize("lost", ["daemon", "server"])
+def test_who_is_lost_while_ranks_meet(node: Node, launch: Launch, tmp_path: Path, lost: str) -> None:
+    """Nothing was answered yet: the daemon's successor hears all offers again, a server's makes its own."""
+    program = launch("faults", 3, "meets")
+    harness.wait_until(lambda: all((tmp_path / f"began.{each}").exists() for each in range(3)), "all have begun")
+    time.sleep(1)
+    if lost == "daemon":
+        node.kill()
+        node.start()
+        harness.found_again(node)
+    else:
+        os.kill(of_rank(node, program, tmp_path, 0)["server_pid"], signal.SIGKILL)
+        harness.wait_until(lambda: of_rank(node, program, tmp_path, 0)["recoveries"] == 1, "it is recovered")
+    (tmp_path / "come").touch()
+    assert lines_of(program, timeout=60) == [f"{rank}: went on" for rank in range(3)]

@@ -4,6 +4,7 @@
 #include "client/bootstrap/message.h"
 #include "client/collectives/communicators.h"
 #include "client/collectives/group.h"
+#include "client/journal/diversion.h"
 #include "client/journal/streams.h"
 #include "nccl_client.h"
 
@@ -66,8 +67,15 @@ ncclResult_t run(const Call& call) {
   operation.peer = static_cast<uint32_t>(call.peer);
   if (const ncclResult_t result = reduction_of(call, *communicator, operation); result != ncclSuccess) return result;
   if (!valid_stream(call.stream)) return failed(ncclInvalidArgument, "%s: there is no such stream", call.name);
-  if (const Stream* const stream = find_stream(call.stream); stream && stream->capture.load() != 0) {
-    return failed(ncclInvalidUsage, "%s: collectives cannot be captured into a graph yet", call.name);
+  if (const Stream* const stream = find_stream(call.stream)) {
+    if (stream->context->ordinal != communicator->context->ordinal) {
+      return failed(ncclInvalidArgument, "%s: the stream is of another device than the communicator", call.name);
+    }
+    if (stream->capture.load() != 0) {
+      return failed(ncclInvalidUsage, "%s: collectives cannot be captured into a graph yet", call.name);
+    }
+  } else if (call.stream == CU_STREAM_PER_THREAD && diverting()) {
+    return failed(ncclInvalidUsage, "%s: no collective in a thread's default stream while a graph is captured", call.name);
   }
   if (call.count == 0) return ncclSuccess;
   journal::Extent extent{};

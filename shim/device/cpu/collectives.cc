@@ -321,6 +321,7 @@ class HostCollectives final : public Collectives {
   Status run(std::span<Part> parts) override {
     for (Part& part : parts) {
       auto& communicator = static_cast<HostCommunicator&>(*part.communicator);
+      part.enter();
       const CUresult result = communicator.begin(driver_, static_cast<CUstream>(part.stream), std::move(part.operations));
       if (result != CUDA_SUCCESS) return status_of(result);
     }

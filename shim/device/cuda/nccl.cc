@@ -62,7 +62,8 @@ Result<> trusted(const std::string& path) {
 }
 
 // What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; connections are made when the
-// communicator is, where waiting is allowed; and no pages of the host through the driver's own allocator, which can deadlock.
+// communicator is, where waiting is allowed; no pages of the host through the driver's own allocator, which can deadlock; and no
+// access to a program's memory by another device of the process, for which it is not mapped.
 void set_up(const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     const size_t equals = setting.find('=');
@@ -72,6 +73,7 @@ void set_up(const std::vector<std::string>& settings) {
   ::setenv("NCCL_NVLS_ENABLE", "0", 1);
   ::setenv("NCCL_RUNTIME_CONNECT", "0", 1);
   ::setenv("NCCL_CUMEM_HOST_ENABLE", "0", 1);
+  ::setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
 }
 
 class Loaded {
@@ -251,7 +253,6 @@ class NcclCommunicator final : public Communicator {
     if (failure_.empty()) failure_ = why;
     failed_();
   }
-  CUcontext context() const { return context_; }
 
  private:
   ncclResult_t operator_of(const CollectiveOperation& operation, ncclRedOp_t& op) {
@@ -317,6 +318,7 @@ class NcclCollectives final : public Collectives {
     ncclResult_t result = library.ncclGroupStart();
     for (Part& part : parts) {
       auto& communicator = static_cast<NcclCommunicator&>(*part.communicator);
+      part.enter();
       for (const CollectiveOperation& one : part.operations) {
         if (result == ncclSuccess) result = communicator.begin(one, static_cast<CUstream>(part.stream));
       }
@@ -325,7 +327,7 @@ class NcclCollectives final : public Collectives {
     if (result == ncclSuccess) result = ended;
     for (Part& part : parts) {
       auto& communicator = static_cast<NcclCommunicator&>(*part.communicator);
-      driver_.cuCtxSetCurrent(communicator.context());
+      part.enter();
       if (result != ncclSuccess) {
         communicator.fail("NCCL cannot begin a group: " + text_of(library, result));
       } else if (const CUresult marked = communicator.mark(static_cast<CUstream>(part.stream)); marked != CUDA_SUCCESS) {

@@ -65,6 +65,18 @@ for rank in range(2):
     expect(synchronize(streams[1 - rank]) == 0, "synchronize")
     expect((memories[rank].read(np.float32, COUNT) == 3).all(), "a sum over two devices")
 
+# The same in the default streams, which are another one on each device.
+use(0)
+nccl("ncclGroupStart")
+for rank in range(2):
+    where = memories[rank].address
+    nccl("ncclAllReduce", where, where, COUNT, FLOAT32, 0, c_void_p(comms[rank]), (0, 2)[rank])
+nccl("ncclGroupEnd")
+for rank in range(2):
+    use(1 - rank)
+    driver("cuCtxSynchronize")
+    expect((memories[rank].read(np.float32, COUNT) == 6).all(), "a sum in default streams")
+
 # Both halves of a split in a group, then apart in threads.
 parts = [c_void_p(), c_void_p()]
 nccl("ncclGroupStart")

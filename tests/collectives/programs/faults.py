@@ -143,6 +143,19 @@ def ended() -> None:
     say("went on")
 
 
+def meets() -> None:
+    """The last rank comes when it may; what happened meanwhile nobody notices."""
+    memory = holding(np.full(COUNT, RANK, np.int32))
+    there("began")
+    if RANK == RANKS - 1:
+        wait_for_file("come")
+    comm, on = join(unique_id()), stream()
+    nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, comm, on)
+    expect(synchronize(on) == 0, "a sum")
+    expect((memory.read(np.int32, COUNT) == sum(range(RANKS))).all(), "the sum")
+    say("went on")
+
+
 def stays() -> None:
     """Sums, until every rank has seen that it is enough."""
     comm, on = join(unique_id()), stream()
@@ -175,5 +188,5 @@ def leaves() -> None:
 
 {
     "missing": missing, "kill": until_it_fails, "mismatch": mismatch, "late": late, "abort": abort, "ended": ended,
-    "leaves": leaves, "stays": stays,
+    "leaves": leaves, "stays": stays, "meets": meets,
 }[how]()  # fmt: skip

@@ -249,6 +249,7 @@ void Collectives::answer(Making& making) {
     One& one = communicators_[making.communicator];
     one.real = std::move(*making.made);
     one.place = making.place;
+    one.ordinal = making.ordinal;
     one.join_time = making.join_time;
     one.creation = objects_.records.keep(making.sequence, std::move(making.stored));
     job_.header().communicators[journal::handle_index(making.communicator)].store(journal::kCollectiveSuccess);
@@ -354,16 +355,18 @@ CUresult Collectives::begin_group(std::span<CollectiveOperation> operations) {
   for (const CollectiveOperation& operation : operations) {
     const auto found = communicators_.find(operation.communicator);
     CUstream stream = nullptr;
-    if (found == communicators_.end() || !streams_.translate(operation.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+    if (found == communicators_.end() || !streams_.translate(operation.stream, found->second.ordinal, &stream)) {
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (streams_.ordinal() != found->second.ordinal) return CUDA_ERROR_INVALID_HANDLE;
     if (const CUresult result = check(operation, found->second); result != CUDA_SUCCESS) return result;
     const auto [at, first] = which.try_emplace(operation.communicator, parts.size());
     if (first) {
-      parts.push_back({found->second.real.get(), stream, {}});
+      parts.push_back({found->second.real.get(), [this, ordinal = streams_.ordinal()] { contexts_.use(ordinal); }, stream, {}});
       streamed.push_back({streams_.ordinal(), stream, {}});
     }
     Streamed& of_it = streamed[at->second];
     if (stream != of_it.main && std::find(of_it.others.begin(), of_it.others.end(), stream) == of_it.others.end()) {
-      if (streams_.ordinal() != of_it.ordinal) return CUDA_ERROR_INVALID_HANDLE;
       of_it.others.push_back(stream);
     }
     parts[at->second].operations.push_back(operation);
@@ -388,7 +391,6 @@ CUresult Collectives::begin_group(std::span<CollectiveOperation> operations) {
   };
   if (const CUresult result = order(true); result != CUDA_SUCCESS) return result;
   outside_.collectives.store(true);
-  contexts_.use(streamed[0].ordinal);
   if (const device::Status begun = device_.collectives().run(parts); !begun) return device::result_of(begun);
   return order(false);
 }

@@ -53,6 +53,7 @@ class Collectives {
   struct One {
     std::unique_ptr<device::Communicator> real;
     device::Place place;
+    uint32_t ordinal = 0;
     std::chrono::milliseconds join_time{};
     uint64_t splits = 0;     // of it, which all its ranks count alike
     uint64_t failed_at = 0;  // 0: it has not
