@@ -47,7 +47,7 @@ class TestAttend:
         (answer,) = meetings.attend(1, "a", ALICE, offer(0, text="new"))
         assert "gone on" in answer.refused
 
-    def test_who_does_not_fit_is_refused_and_told_why(self) -> None:
+    def test_who_does_not_fit_is_refused_with_a_reason(self) -> None:
         meetings = Meetings()
         meetings.attend(0, "a", ALICE, offer(0))
         assert "another process" in meetings.attend(0, "b", ALICE, offer(0))[0].refused

@@ -21,6 +21,7 @@ using journal::Reduction;
 constexpr uint64_t kLookEvery = 100'000'000;  // ns, at communicators that do not say by themselves that they have failed
 // ns in which a program may end a communicator that has failed. It learns of that as with NCCL, if it asks (ncclCommGetAsyncError).
 constexpr uint64_t kToEnd = 5'000'000'000;
+constexpr uint64_t kPollEvery = 1'000'000;  // ns, whether collectives are done
 constexpr int32_t kNoColor = -1;
 
 // What ranks know of a group and nobody else does: the group of a part of it, or the name of a meeting.
@@ -263,6 +264,10 @@ void Collectives::answer(Making& making) {
 
 bool Collectives::poll() {
   if (making_.empty() && communicators_.empty() && leaving_.empty()) [[likely]] return false;
+  // To ask the device after each record would cost as much as a launch.
+  const uint64_t now = now_ns();
+  if (making_.empty() && !failed_.load() && now - polled_at_ < kPollEvery) return false;
+  polled_at_ = now;
   bool worked = false;
   for (auto one = making_.begin(); one != making_.end();) {
     if (!one->done.load(std::memory_order_acquire)) {

@@ -89,7 +89,8 @@ class Collectives {
   std::map<uint64_t, One> communicators_;  // by handle
   std::vector<std::unique_ptr<device::Communicator>> leaving_;  // ended by the program, with work that is not done
   std::list<Making> making_;
-  uint64_t looked_at_ = 0;
+  uint64_t polled_at_ = 0;
+  uint64_t looked_at_ = 0;  // for failures
   std::atomic<bool> failed_{false};  // a communicator says so, from a thread of its own
 };
 
