@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import harness
 from tests.harness import ROOT
+from xmigd.demo.node import Node
 from xmigd.native import NCCL_SHIM, find_shims
 
 sys.path.insert(0, str(ROOT / "shim" / "api"))
@@ -74,3 +76,33 @@ def test_nothing_is_missing_that_the_installed_frameworks_want(library: Path) ->
     genuine = next(packages[0].glob("nvidia/nccl/lib/libnccl.so.2"))
     ours = symbols(library, "--defined-only") | set(INTERNAL)
     assert {name for name in symbols(genuine, "--defined-only") if not name.startswith("p")} <= ours
+
+
+GENUINE = "int ncclGetVersion(int* version) { *version = 1; return 0; }\n"
+OPENS = """
+import ctypes, sys
+for name in sys.argv[1:]:
+    version = ctypes.c_int()
+    ctypes.CDLL(name).ncclGetVersion(ctypes.byref(version))
+    print(version.value)
+"""
+
+
+def test_every_name_is_ours(node: Node, tmp_path: Path) -> None:
+    """Also a full path, as JAX and CuPy open it, and a link to such a file."""
+    (tmp_path / "genuine.c").write_text(GENUINE)
+    library = tmp_path / "libnccl.so.2"
+    build: list[str | Path] = [
+        harness.COMPILER,
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libnccl.so.2",
+        tmp_path / "genuine.c",
+        "-o",
+        library,
+    ]
+    subprocess.run(build, check=True)
+    (tmp_path / "linked.so").symlink_to(library)
+    names: list[str | Path] = ["libnccl.so.2", library, tmp_path / "linked.so"]
+    program = node.program([sys.executable, "-c", OPENS, *names])
+    assert program.finish() == (0, "22809\n22809\n22809\n")
