@@ -317,4 +317,4 @@ def shim_paths(native_dir: Path) -> list[Path]:
         return native.find_shims(native_dir)
     except StartError as error:
         logger.warning("programs cannot be started with xmigctl run", why=str(error))
-        return [native_dir / name for name in (native.SHIM, native.NVML_SHIM, native.LOADER)]
+        return [native_dir / name for name in (native.SHIM, native.NVML_SHIM, native.NCCL_SHIM, native.LOADER)]

@@ -14,7 +14,8 @@ SERVER = "xmig-server"
 DESCRIPTOR_STORE = "xmig-descriptor-store"
 SHIM = "libcuda.so.1"
 NVML_SHIM = "libnvidia-ml.so.1"
-LOADER = "libxmig-loader.so"  # opens the two in the place of the driver's under its other names
+NCCL_SHIM = "libnccl.so.2"
+LOADER = "libxmig-loader.so"  # opens these in the place of the driver's and NCCL's under their other names
 
 
 class Layout(BaseModel):
@@ -58,7 +59,7 @@ def find_shims(native_dir: Path) -> list[Path]:
     """What programs preload: beside the server, or where a build folder has it. Raises StartError without it."""
     for folder in (native_dir, native_dir / "shim"):
         if (folder / SHIM).exists():
-            return [folder / SHIM, folder / NVML_SHIM, folder / LOADER]
+            return [folder / SHIM, folder / NVML_SHIM, folder / NCCL_SHIM, folder / LOADER]
     raise StartError(
         f"{SHIM} is not in {native_dir}",
         hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",

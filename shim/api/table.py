@@ -225,6 +225,19 @@ record("xmHostFunc", "queued", "Run a function of the program in stream order: p
        "uint64_t stream", "uint32_t callback", "uint32_t reserved")
 local("cuLaunchHostFunc", "cuStreamAddCallback", note="xmHostFunc")
 
+# --- communicators and collectives: for NCCL's functions, which nccl_table.py lists (see journal/collectives.h) ----
+record("xmCommInit", "synchronous", "Join the communicator of this group. The payload is the path of the program's "
+       "library and its settings, each ended by a zero; the reply is a CommunicatorReply. Times are in milliseconds.",
+       "uint64_t communicator", "uint64_t group[4]", "uint32_t rank", "uint32_t ranks", "uint32_t join_time",
+       "uint32_t operation_time", volatile=True)
+record("xmCommSplit", "synchronous", "Make a communicator of those ranks of another one that name the same colour, in "
+       "the order of their keys. The reply is a CommunicatorReply.", "uint64_t communicator", "uint64_t parent",
+       "int32_t color", "int32_t key", volatile=True)
+record("xmCommEnd", "queued", "A communicator is no longer needed; `abort`: what it still has to do neither.",
+       "uint64_t communicator", "uint32_t abort", "uint32_t reserved")
+record("xmCommGroup", "queued", "Collective operations that begin together. The payload is an array of "
+       "CollectiveOperation.", "uint32_t operations", "uint32_t reserved")
+
 # --- events ----------------------------------------------------------------------------------------------------
 queued("cuEventCreate", phEvent=New("event"), client="custom")
 queued("cuEventDestroy_v2", hEvent=Gone("event"), client="custom")
@@ -365,6 +378,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "copies": ("xmCopyFromHost", "xmCopyFromPinned", "xmCopyToHost", "xmCopyToPinned", "xmCopy2D",
                "cuMemcpyDtoDAsync_v2"),
     "host_functions": ("xmHostFunc",),
+    "collectives": ("xmCommInit", "xmCommSplit", "xmCommEnd", "xmCommGroup"),
     "modules": ("xmImage", "xmImageFile", "xmModuleLoad", "xmModuleInfo", "xmKernel", "xmBindGlobal", "xmLink",
                 "xmLinkEnd", "cuFuncSetAttribute", "cuModuleUnload"),
     "launches": ("xmLaunch", "xmFirstLaunch", "xmClusters"),

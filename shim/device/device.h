@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device/collectives.h"
 #include "device/image.h"
 #include "device/runtime.h"
 #include "driver_table.h"
@@ -74,6 +75,8 @@ class Device : public Runtime {
   virtual bool hash_placed(uint32_t ordinal, std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {
     return hash(chunks, hashes, where);
   }
+
+  virtual Collectives& collectives() = 0;
 
   virtual std::vector<Global> globals(CUmodule module) = 0;
   // Also gives the global its first content: at a restore, bind before the memory's content is put back.

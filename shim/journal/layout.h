@@ -29,6 +29,7 @@ inline constexpr uint32_t kMaxThreads = 1024;
 inline constexpr uint32_t kMaxEvents = 1u << 17;
 inline constexpr uint32_t kCallbackSlots = 1024;
 inline constexpr uint32_t kAttributes = 160;
+inline constexpr uint32_t kMaxCommunicators = 1024;  // of a program, at a time
 
 // One address range per device ordinal, at the same place in every client and every server. Under ThreadSanitizer
 // the application may map only parts of the address space, so the sanitizer build lives elsewhere, and smaller.
@@ -216,6 +217,9 @@ struct JournalHeader {
   std::atomic<uint64_t> notices_dropped;             // by the client, for want of a slot
   alignas(64) std::atomic<uint64_t> notices_taken;   // by the daemon, ever
   Notice notices[kNotices];
+
+  // By the handle's index: what has become of a communicator that was made (CollectiveResult). Written by the server.
+  alignas(64) std::atomic<uint32_t> communicators[kMaxCommunicators];
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 
@@ -287,6 +291,7 @@ enum class Kind : uint8_t {
   kGraphExec = 9,
   kGraphNode = 10,
   kLibrary = 11,
+  kCommunicator = 12,
 };
 // 0x0058'KK00'IIII'IIII: never null, never 1 or 2 (the special streams), never a valid pointer's top bits.
 inline constexpr uint64_t kHandleTag = 0x0058ull << 48;

@@ -1,4 +1,5 @@
-// libxmig-loader.so, preloaded beside the shims: the driver under its other names.
+// libxmig-loader.so, preloaded beside the shims: the driver under its other names, and NCCL's library, which some frameworks open by
+// its full path.
 //
 // A program that asks for libcuda.so.1 gets the shim, because a library of that name is loaded already. libcuda.so, libcuda.so.550.54,
 // or the full path of the driver's file are other names to the loader: it would load the genuine driver beside the shim, and the
@@ -22,12 +23,12 @@ struct Shim {
   bool known;            // is `path`?
   char path[kLongest];  // threads that find it at the same time write the same bytes
 };
-Shim shims[] = {{"libcuda.so.1", false, {}}, {"libnvidia-ml.so.1", false, {}}};
+Shim shims[] = {{"libcuda.so.1", false, {}}, {"libnvidia-ml.so.1", false, {}}, {"libnccl.so.2", false, {}}};
 
 // The shim that stands for this file's name, or nullptr. `libcuda.so`, and what follows it in numbers.
 Shim* shim_for(const char* file) {
   for (Shim& shim : shims) {
-    const size_t plain = strlen(shim.name) - 2;  // without ".1"
+    const size_t plain = strlen(shim.name) - 2;  // without its version
     if (strncmp(file, shim.name, plain) != 0) continue;
     const char* const rest = file + plain;
     if (*rest == 0 || (*rest == '.' && rest[1] && rest[strspn(rest, ".0123456789")] == 0)) return &shim;

@@ -18,6 +18,8 @@ class Execution {
 
   // The start of the next record. Everything before it was executed.
   virtual uint64_t position() const = 0;
+  // From any thread: there is something to look at between two records.
+  virtual void wake() = 0;
   // Does it execute what a lost server had executed already?
   virtual bool replaying() const = 0;
 

@@ -4,6 +4,7 @@
 #include "device/runtime.h"
 #include "server/channel/daemon.h"
 #include "server/channel/job.h"
+#include "server/channel/meetings.h"
 #include "server/contexts.h"
 #include "server/faults/faults.h"
 #include "server/faults/injector.h"
@@ -18,6 +19,7 @@ struct Services {
   Faults& faults;
   Injector& injector;
   Job& job;
+  Meetings& meetings;
 };
 
 }  // namespace xmig::server

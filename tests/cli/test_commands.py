@@ -49,8 +49,8 @@ def test_run_becomes_the_program(node: Node) -> None:
     done = ctl_process(node, "run", "--name", "seven", "--", sys.executable, "-c", code)
     assert done.returncode == 7
     preload, socket_path, job = done.stdout.split()
-    names = ("libcuda.so.1", "libnvidia-ml.so.1", "libxmig-loader.so")
-    assert preload == ":".join(str(node.native / name) for name in names)
+    shims = ("libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "libxmig-loader.so")
+    assert preload == ":".join(str(node.native / name) for name in shims)
     assert socket_path == str(node.runtime_dir / "client.sock")
     assert node.get("/v1/jobs/" + job.partition(":")[0])["name"] == "seven"
     done = ctl_process(node, "run", "--", "/nothing/here")

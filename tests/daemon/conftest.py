@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
-from xmigd.native import NVML_SHIM, SHIM
+from xmigd.native import NCCL_SHIM, NVML_SHIM, SHIM
 
 from .node import Node
 
@@ -38,7 +38,7 @@ def peer_native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server.chmod(server.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     for parent in [folder, *folder.parents][:3]:
         parent.chmod(parent.stat().st_mode | 0o755)
-    for shim in (SHIM, NVML_SHIM):
+    for shim in (SHIM, NVML_SHIM, NCCL_SHIM):
         (folder / shim).write_bytes(b"")
     return folder
 

@@ -31,6 +31,15 @@ OTHERS = {
         "`native`: without a daemon this machine's own driver answers; by default the program hears of no GPU",
     ),
     "XMIG_NATIVE_LIBCUDA": ("the shim", "that driver's library, where the loader does not find it"),
+    "XMIG_NATIVE_LIBNCCL": (
+        "the shim",
+        "the NCCL library that the program's server opens; default: the one that the program would load",
+    ),
+    "XMIG_JOIN_TIMEOUT": ("the shim", "seconds that a rank waits for the others of its communicator; default: 600"),
+    "XMIG_COLLECTIVE_TIMEOUT": (
+        "the shim",
+        "seconds that a collective of cpu devices waits for a rank that does nothing; default: 1800",
+    ),
     "XMIG_CACHED_BLOCKS": (
         "the shim, xmigctl",
         "`keep`: snapshots preserve what the program's allocator has got back, too; none is chosen for it",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.gpu import (
+    collectives,
     conformance,
     devices,
     differential,
@@ -104,12 +105,16 @@ DEVICES = [
 ]
 
 
+# Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
+COLLECTIVES = [Part("ranks", "collectives", 180, collectives.measure, topic="collectives")]
+
+
 def chosen(only: str | None) -> list[Part]:
     """The parts and groups that are named, separated by commas. Raises ValueError for a name that there is not."""
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    every = PARTS + STALLS + MOVES + DEVICES
+    every = PARTS + STALLS + MOVES + DEVICES + COLLECTIVES
     known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")

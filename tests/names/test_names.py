@@ -130,8 +130,7 @@ print(ctypes.CDLL("libcuda.so").cuInit(0), "libcuda.so.550.54.15" in open("/proc
 
 def test_what_is_preloaded_shows_nothing_else(native_dir: Path) -> None:
     """Any other symbol would take the place of the program's."""
-    loader = find_shims(native_dir)[2]
-    assert loader.name == LOADER
+    loader = next(shim for shim in find_shims(native_dir) if shim.name == LOADER)
     symbols = subprocess.run(["nm", "-D", "--defined-only", loader], capture_output=True, text=True, check=True).stdout
     assert {line.split()[-1].partition("@")[0] for line in symbols.splitlines()} == {"dlopen", "dlmopen"}
     needed = subprocess.run(["readelf", "-d", loader], capture_output=True, text=True, check=True).stdout

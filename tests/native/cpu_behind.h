@@ -24,6 +24,7 @@ class CpuBehind : public Device {
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
     return cpu_->load_image(module, image);
   }
+  Collectives& collectives() override { return cpu_->collectives(); }
   std::vector<Global> globals(CUmodule module) override { return cpu_->globals(module); }
   bool bind_global(CUmodule module, uint32_t index, uint64_t address) override {
     return cpu_->bind_global(module, index, address);

@@ -123,7 +123,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto job = Job::map("fuzz", ::getpid(), std::move(fds));
   if (!job) std::abort();
   Physical physical(*device, daemon, log);
-  const Services services{*device, contexts, daemon, log, faults, injector, *job};
+  Meetings meetings(daemon);
+  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings};
   Executor executor(services, *device, preload, physical, {.snapshot_cost = 1.0});
   if (!executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());

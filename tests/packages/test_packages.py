@@ -186,7 +186,7 @@ def test_the_wheel_says_where_it_runs(wheel: Path) -> None:
     assert f'"{tag[0]}"' in " ".join(shown.split()), shown
     names = zipfile.ZipFile(wheel).namelist()
     for part in (
-        "libcuda.so.1", "libnvidia-ml.so.1", "xmig-server", "xmig-descriptor-store", "xmig-nvml-probe",
+        "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "xmig-server", "xmig-descriptor-store", "xmig-nvml-probe",
         "xmig_kernels.so",
     ):  # fmt: skip
         assert f"xmigd/native/{part}" in names

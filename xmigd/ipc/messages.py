@@ -17,6 +17,7 @@ from xmigd.process.events import Assign, Injection
 
 MAX_MESSAGE = 64 << 10
 MAX_FDS = 5  # of one message to the daemon
+MAX_RANKS = 1024  # of a communicator: journal::kMaxRanks
 MAX_ROOM_FDS = 250  # of a `room`: the kernel passes 253 at once
 
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -183,6 +184,16 @@ class Bye(Message):
     reason: Text
 
 
+class Meet(Message):
+    """A rank of a communicator says what it offers the others."""
+
+    type: Literal["meet"]
+    meeting: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
+
+
 class Round(Message):
     type: Literal["round"]
     number: Number
@@ -271,14 +282,14 @@ ServerMessage = (
     Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase | ProgramError
     | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed
     | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
-    | Kept
+    | Kept | Meet
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
         Hello | Unavailable | Ready | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
-        | ResumeFailed | Kept,
+        | ResumeFailed | Kept | Meet,
         Field(discriminator="type"),
     ]
 )  # fmt: skip

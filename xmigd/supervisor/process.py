@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from xmigd import log
 from xmigd.devices.header import Stall, stall
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
+from xmigd.groups.meetings import Answer
 from xmigd.ipc import exits
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -60,6 +62,7 @@ class Process(ProcessState):
         suspend_dir: Path,
         host_pool: HostPool,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
+        meet: Callable[[Process, m.Meet], None],
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -78,6 +81,7 @@ class Process(ProcessState):
         self._refuse = refuse
         self._finished = finished
         self._snapshot_committed = snapshot_committed
+        self._meet = meet
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
@@ -268,6 +272,20 @@ class Process(ProcessState):
         else:
             self.tell(e.StopRequested(t=now(), reason=why))
 
+    def met(self, answer: Answer) -> None:
+        """To its server, whose rank of a communicator looks for the others."""
+        server = self.server(self.machine.active)
+        if server is None:
+            return
+        fields: dict[str, Any] = {"meeting": answer.meeting, "rank": answer.rank}
+        if answer.offers:
+            fields["offers"] = list(answer.offers)
+        elif answer.refused:
+            fields["refused"] = answer.refused
+        else:
+            fields["missing"] = answer.missing
+        server.send(m.pack("met", **fields))
+
     def collect_lines(self) -> None:
         """What its program has reported goes into the job's log."""
         if self.memory is not None:
@@ -407,6 +425,11 @@ class Process(ProcessState):
                 self.tell(e.InjectionFires(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
+            case m.Meet():
+                if not has_process or message.rank >= message.ranks:
+                    server.refuse("a rank from a server without a job, or one that there is not")
+                else:
+                    self._meet(self, message)
             case m.Bye():
                 self.tell(e.SaidBye(t=t, server=number, reason=message.reason))
             case m.Log():

@@ -17,6 +17,7 @@ from xmigd.devices.choice import choose_device, resolve_device
 from xmigd.devices.names import as_one
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
+from xmigd.groups.meetings import Meetings, Offer
 from xmigd.ids import new_id
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -95,6 +96,7 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
+        self._meetings = Meetings()
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self._learn = learn
@@ -355,7 +357,7 @@ class Supervisor:
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, snapshot_committed=self._keep, fd_store=self._fd_store,
+            host_pool=self.host_pool, snapshot_committed=self._keep, meet=self._meet, fd_store=self._fd_store,
             faults=faults, recoveries=recoveries,
         )  # fmt: skip
 
@@ -386,8 +388,16 @@ class Supervisor:
             fds = (memory.journal, memory.snapshot0, memory.snapshot1)
             self._snapshot_store.snapshot(process.row.id, process.job.id, snapshot, fds, process.handles)
 
+    def _meet(self, process: Process, message: m.Meet) -> None:
+        """A rank of a communicator looks for the others."""
+        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
+        for answer in self._meetings.attend(now(), process.row.id, process.row.uid, offer):
+            if (other := self.processes.get(answer.process)) is not None:
+                other.met(answer)
+
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
+        self._meetings.gone(process.row.id)
         if self._snapshot_store is not None:
             self._snapshot_store.ended(process.row.id)
         sock = self._starting.pop(process.row.id, None)

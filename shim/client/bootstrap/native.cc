@@ -63,14 +63,8 @@ std::vector<std::string> cached_paths(const std::string& soname) {
 }
 
 std::vector<std::string> candidates() {
-  constexpr const char* kSoname = "libcuda.so.1";
   if (const char* given = std::getenv("XMIG_NATIVE_LIBCUDA"); given && *given) return {given};
-  std::vector<std::string> paths = cached_paths(kSoname);
-  for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
-                             "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}) {
-    paths.push_back(std::string(folder) + "/" + kSoname);
-  }
-  return paths;
+  return installed_paths("libcuda.so.1");
 }
 
 bool is_this_library(const std::string& path) {
@@ -81,6 +75,15 @@ bool is_this_library(const std::string& path) {
 }
 
 }  // namespace
+
+std::vector<std::string> installed_paths(const std::string& soname) {
+  std::vector<std::string> paths = cached_paths(soname);
+  for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+                             "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}) {
+    paths.push_back(std::string(folder) + "/" + soname);
+  }
+  return paths;
+}
 
 void* take_detour(int slot) {
   void* const* const functions = native_functions.load(std::memory_order_acquire);

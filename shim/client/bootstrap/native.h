@@ -4,6 +4,8 @@
 #pragma once
 
 #include <atomic>
+#include <string>
+#include <vector>
 
 namespace xmig::client {
 
@@ -19,6 +21,9 @@ void* take_detour(int slot);
 inline void* native_function(int slot) {
   return detour.load(std::memory_order_acquire) ? take_detour(slot) : nullptr;
 }
+
+// Where a library may be installed, for who may not ask for it by its plain name.
+std::vector<std::string> installed_paths(const std::string& soname);
 
 // Find and load the genuine libcuda.so.1. On failure nothing changes, one line says why, and false is returned.
 bool load_native();

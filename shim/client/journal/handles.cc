@@ -25,7 +25,7 @@ namespace {
 
 using journal::Kind;
 
-constexpr uint32_t kKinds = 12;
+constexpr uint32_t kKinds = 13;
 
 Numbers& numbers(Kind kind) {
   static Numbers* const all[kKinds] = {
@@ -42,6 +42,7 @@ Numbers& numbers(Kind kind) {
       new Numbers(number_limit(Kind::kGraphExec)),
       new Numbers(number_limit(Kind::kGraphNode)),
       new Numbers(number_limit(Kind::kLibrary)),
+      new Numbers(number_limit(Kind::kCommunicator)),
   };
   return *all[static_cast<uint32_t>(kind)];
 }

@@ -38,6 +38,8 @@ constexpr uint32_t number_limit(journal::Kind kind) {
   switch (kind) {
     case journal::Kind::kEvent:
       return journal::kMaxEvents;
+    case journal::Kind::kCommunicator:
+      return journal::kMaxCommunicators;
     case journal::Kind::kStream:
     case journal::Kind::kModule:
     case journal::Kind::kLibrary:

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "device/cpu/collectives.h"
 #include "device/cpu/context.h"
 #include "device/cpu/handles.h"
 #include "device/cpu/memory.h"
@@ -60,6 +61,7 @@ class CpuDevice final : public Device {
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override;
   bool copy(std::span<const Move> moves, Where where) override;
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
+  Collectives& collectives() override { return *collectives_; }
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule module, uint32_t index, uint64_t address) override;
   void arm(const Injection& injection, Notify notify, void* user) override;
@@ -87,6 +89,7 @@ class CpuDevice final : public Device {
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   DriverTable table_{};
+  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_, Content::kMemory);
 };
 
 }  // namespace cpu

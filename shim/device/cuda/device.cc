@@ -14,6 +14,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "device/cuda/nccl.h"
 #include "device/cuda/open_cuda.h"
 #include "device/cuda/used_memory.h"
 #include "device/description.h"
@@ -203,6 +204,7 @@ class CudaDevice final : public Device {
   }
 
   // Globals of a GPU module live where the driver puts them; the program asks for them by name.
+  Collectives& collectives() override { return *collectives_; }
   std::vector<Global> globals(CUmodule) override { return {}; }
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return false; }
 
@@ -380,6 +382,7 @@ class CudaDevice final : public Device {
 
   void* library_ = nullptr;
   DriverTable driver_{};
+  const std::unique_ptr<Collectives> collectives_ = nccl_collectives(driver_);
   decltype(&::cuCtxGetCurrent) get_current_ = nullptr;
   std::deque<Unit> units_;  // by ordinal
   uint64_t own_bytes_ = 0;

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "device/cpu/collectives.h"
 #include "device/description.h"
 #include "device/image.h"
 #include "device/limits.h"
@@ -65,6 +66,7 @@ class NullDevice final : public Device {
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) override;
   bool copy(std::span<const Move>, Where) override { return true; }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
+  Collectives& collectives() override { return *collectives_; }
   std::vector<Global> globals(CUmodule module) override;
   bool bind_global(CUmodule, uint32_t, uint64_t) override { return true; }
   // Nothing runs here into whose middle a fault could be injected.
@@ -84,6 +86,7 @@ class NullDevice final : public Device {
 
  private:
   DriverTable table_{};
+  const std::unique_ptr<Collectives> collectives_ = host_collectives(table_, Content::kNone);
 };
 
 std::atomic<NullDevice*> g_opened{nullptr};

@@ -97,6 +97,10 @@ void Daemon::ready(uint32_t generation) {
   send(dump({{"type", "ready"}, {"generation", generation}, {"t", now_ns()}}));
 }
 
+void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer) {
+  send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}}));
+}
+
 void Daemon::count_changes(std::atomic<uint64_t>& changes) {
   const std::lock_guard lock(mutex_);
   changes_ = &changes;

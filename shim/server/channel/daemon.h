@@ -7,7 +7,7 @@
 // changes of memory are also reported into the backlog: a socket whose other end is kept where the job's memory is.
 //
 // What lies in this folder: daemon (what is reported), requests and interrupts (what is requested), job (the files that came with it),
-// entry, hosted. All of it may be used from any thread, each piece under a lock of its own or by atomics; job is changed only while
+// meetings (of ranks), entry, hosted. All of it may be used from any thread, each piece under a lock of its own or by atomics; job is changed only while
 // the executor is paused.
 #pragma once
 
@@ -97,6 +97,8 @@ class Daemon {
   void announced();
   void paused(uint64_t position);
   void continued(uint64_t position);
+  // A rank of a communicator says what it offers the others.
+  void meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer);
   void bye(std::string_view reason);
   // Nothing more is reported: the process ends. To be called before it does, so that the last words arrive.
   void hang_up();

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "journal/collectives.h"
+
 namespace xmig::server {
 namespace {
 
@@ -248,6 +250,26 @@ std::optional<Request> read_prepare_suspend(Fields& fields, std::vector<ipc::Uni
   return prepare;
 }
 
+std::optional<Request> read_met(Fields& fields) {
+  Met met;
+  fields.string("meeting", met.meeting, 2 * journal::kGroupIdBytes);
+  fields.unsigned_number("rank", met.rank);
+  if (fields.has("missing")) fields.string("missing", met.missing, 4096);
+  if (fields.has("refused")) fields.string("refused", met.refused, 4096);
+  if (fields.has("offers")) {
+    const Json* list = fields.find("offers");
+    if (!list->is_array() || list->size() > journal::kMaxRanks) {
+      fields.fail("offers is no list, or too long");
+    } else {
+      for (const Json& offer : *list) {
+        if (!offer.is_string()) fields.fail("an offer is no string");
+        if (offer.is_string()) met.offers.push_back(offer.get<std::string>());
+      }
+    }
+  }
+  return fields.finished() ? std::optional<Request>(std::move(met)) : std::nullopt;
+}
+
 }  // namespace
 
 Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds) {
@@ -309,6 +331,8 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fields.finished()) request = Pause{};
   } else if (type == "continue") {
     if (fields.finished()) request = Continue{};
+  } else if (type == "met") {
+    request = read_met(fields);
   } else if (type == "output") {
     if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
     if (fields.finished()) request = Output{std::move(fds[0])};

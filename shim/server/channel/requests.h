@@ -111,13 +111,21 @@ struct Output {
 struct Backlog {
   ipc::UniqueFd socket;
 };
+// To a rank that met the others: what all of them offer. Or who is missing until now, or why it is not let in.
+struct Met {
+  std::string meeting;
+  uint32_t rank = 0;
+  std::vector<std::string> offers;
+  std::string missing;
+  std::string refused;
+};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
-                             Backlog, Stop>;
+                             Backlog, Met, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

@@ -195,7 +195,7 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_};
+  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_};
   const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
   executor_ = std::make_unique<Executor>(services, *device_, preload_, physical_, limits);
 }
@@ -350,6 +350,11 @@ std::optional<int> Server::operator()(Output& request) {
 
 std::optional<int> Server::operator()(Backlog& request) {
   daemon_.keep_backlog(std::move(request.socket));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(Met& request) {
+  meetings_.met(std::move(request));
   return std::nullopt;
 }
 

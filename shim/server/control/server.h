@@ -19,6 +19,7 @@
 #include "server/channel/daemon.h"
 #include "server/channel/entry.h"
 #include "server/channel/job.h"
+#include "server/channel/meetings.h"
 #include "server/channel/requests.h"
 #include "server/contexts.h"
 #include "server/executor/executor.h"
@@ -62,6 +63,7 @@ class Server {
   std::optional<int> operator()(Continue& request);
   std::optional<int> operator()(Output& request);
   std::optional<int> operator()(Backlog& request);
+  std::optional<int> operator()(Met& request);
   std::optional<int> operator()(Stop& request);
   std::optional<int> unpause(std::optional<Rebind> rebind);
 
@@ -92,6 +94,7 @@ class Server {
   Contexts contexts_;
   Faults faults_;
   Injector injector_;
+  Meetings meetings_{daemon_};
   ModulePreload preload_;
   Physical physical_;
 

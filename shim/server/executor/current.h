@@ -24,6 +24,7 @@ struct Current {
   uint64_t sequence = 0;  // of the record before it
   std::optional<std::string> broken;  // the job is over, and why
 
+  void over(const std::string& why) { broken = why; }
   void garbage(const std::string& text) {
     broken = "the journal does not decode at position " + std::to_string(position) + ": " + text;
   }

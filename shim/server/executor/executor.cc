@@ -83,6 +83,7 @@ bool Executor::keeps_books(Op op) {
     case Op::cuEventCreate:
     case Op::cuEventDestroy_v2:
     case Op::xmGraphDestroy:
+    case Op::xmCommEnd:
     case Op::cuModuleUnload: return true;
     default: return false;
   }
@@ -133,6 +134,7 @@ Executor::~Executor() {
   watchdog_.reset();
   relocation_.end(false);
   incoming_.give_up();
+  handlers_.collectives.abort_all();
   drain();
   handlers_.destroy_all();
   faults_.hear(nullptr);
@@ -204,6 +206,8 @@ Result<> Executor::run() {
     bool worked = !schedule_.stopping() && execute_batch();
     if (current_.broken) break;
     worked |= waits_.poll();
+    worked |= handlers_.collectives.poll();
+    if (current_.broken) break;
     if (placement_.bound() && gives_way()) [[unlikely]] {
       nap();
       idle_since = 0;

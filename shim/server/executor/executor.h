@@ -131,6 +131,7 @@ class Executor final : public Witness, private Execution {
   void consider_snapshot(bool idle);
   std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
   bool nothing_to_snapshot(uint32_t requested);
+  void refuse_to_leave();
   void act_upon(const Schedule::Stop& stop);
   bool external_waits();
   bool device_idle();
@@ -139,6 +140,7 @@ class Executor final : public Witness, private Execution {
 
   // Execution: stops.cc, remake.cc
   uint64_t position() const override { return current_.position; }
+  void wake() override { interrupts_.request(0); }
   bool replaying() const override { return replay_.running(); }
   void come_to_rest() override;
   Result<> take_snapshot(const char* reason, uint64_t stopped = 0) override;

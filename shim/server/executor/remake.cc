@@ -35,6 +35,9 @@ bool changes_objects(Op op) {
     case Op::cuModuleUnload:
     case Op::xmGraph:
     case Op::xmGraphDestroy:
+    case Op::xmCommInit:
+    case Op::xmCommSplit:
+    case Op::xmCommEnd:
     case Op::cuFuncSetAttribute:
     case Op::cuEventRecordWithFlags: return true;
     default: return false;
@@ -75,6 +78,7 @@ Result<> Executor::make_object(std::span<const std::byte> stored) {
   const CUresult result = kHandlers[current_.record.header().op](handlers_, current_.record);
   faults_.check(result);
   if (result == CUDA_SUCCESS && !current_.broken) return {};
+  if (current_.broken) return Error{*current_.broken};
   return Error{std::string("an object of the last snapshot cannot be made again: ") + current_.record.info().name + ": CUDA error " +
                std::to_string(result)};
 }

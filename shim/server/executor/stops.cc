@@ -11,6 +11,7 @@ namespace xmig::server {
 // program may in turn wait for records that come after the snapshot.
 bool Executor::external_waits() {
   if (handlers_.outside.on_functions()) return true;
+  if (handlers_.outside.collectives) return true;
   if (handlers_.outside.values && !device_idle()) return true;
   handlers_.outside.values = false;
   const journal::JournalHeader& header = job_.header();
@@ -25,6 +26,7 @@ void Executor::consider_snapshot(bool idle) {
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {
+    if (handlers_.collectives.any()) [[unlikely]] refuse_to_leave();
     const std::optional<Schedule::Stop> stop = wants_stop(idle, now);
     if (!stop) return;
     schedule_.begin(*stop);
@@ -38,6 +40,14 @@ void Executor::consider_snapshot(bool idle) {
     return suspending ? departure_.fail_suspend(kWhy) : daemon_.handover_failed(kWhy);
   }
   schedule_.give_up(now, progress_.signature());
+}
+
+// Another server could not make its communicators.
+void Executor::refuse_to_leave() {
+  constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
+  const uint32_t wanted = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
+  if (wanted & Interrupts::kHandover) daemon_.handover_failed(kWhy);
+  if (wanted & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
 }
 
 void Executor::act_upon(const Schedule::Stop& stop) {

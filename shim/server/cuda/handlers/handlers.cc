@@ -14,6 +14,7 @@ Handlers::Handlers(const Session& session, ModulePreload& preload, Snapshots& sn
       events(session, streams, addresses, outside),
       copies(session, streams, addresses, peers, intake, outside),
       host_functions(session, streams, outside),
+      collectives(session, streams, addresses, outside),
       modules(session, preload, streams, variables, addresses),
       launches(session, streams, variables, addresses),
       graphs(session, streams, addresses, *this),
@@ -22,6 +23,7 @@ Handlers::Handlers(const Session& session, ModulePreload& preload, Snapshots& sn
       tensor_maps(driver) {}
 
 void Handlers::destroy_all() {
+  collectives.destroy_all();
   graphs.destroy_all();
   modules.destroy_all();
   events.destroy_all();

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "server/cuda/handlers/addresses.h"
+#include "server/cuda/handlers/collectives.h"
 #include "server/cuda/handlers/copies.h"
 #include "server/cuda/handlers/events.h"
 #include "server/cuda/handlers/graphs.h"
@@ -48,6 +49,7 @@ struct Handlers final : Preserved {
   Events events;
   Copies copies;
   HostFunctions host_functions;
+  Collectives collectives;
   Modules modules;
   Launches launches;
   Graphs graphs;

@@ -1,4 +1,5 @@
-// What the device waits for that does not end by itself: functions of the program, and values that a later record may write.
+// What the device waits for that does not end by itself: functions of the program, values that a later record may write, and other
+// ranks.
 //
 // The executor's thread adds; functions end on the driver's threads; the watchdog's thread looks.
 #pragma once
@@ -11,9 +12,10 @@ namespace xmig::server {
 struct OutsideWaits {
   std::atomic<uint64_t> functions{0};  // that the program has yet to run
   std::atomic<bool> values{false};     // a stream waits for one
+  std::atomic<bool> collectives{false};  // one is not done yet, or a communicator not made
 
   bool on_functions() const { return functions.load(std::memory_order_acquire) != 0; }
-  bool any() const { return values || on_functions(); }
+  bool any() const { return values || collectives || on_functions(); }
 };
 
 }  // namespace xmig::server

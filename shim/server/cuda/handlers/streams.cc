@@ -35,23 +35,22 @@ const std::vector<CUstream>& Streams::busy(uint32_t ordinal) {
   });
 }
 
-CUstream Streams::thread_stream() {
-  const journal::RecordHeader& header = current_.record.header();
-  CUstream& stream = thread_streams_[size_t{header.thread} * contexts_.count() + header.ordinal];
+CUstream Streams::thread_stream(uint32_t ordinal) {
+  CUstream& stream = thread_streams_[size_t{current_.record.header().thread} * contexts_.count() + ordinal];
   if (!stream) faults_.check(driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
   return stream;
 }
 
-bool Streams::translate(uint64_t handle, CUstream* real) {
+bool Streams::translate(uint64_t handle, uint32_t ordinal, CUstream* real) {
   if (capture_) [[unlikely]] {
     *real = capture_->stream;
     return true;
   }
-  uint32_t ordinal = current_.record.header().ordinal;
   if (handle <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) {
     *real = nullptr;
   } else if (handle == reinterpret_cast<uint64_t>(CU_STREAM_PER_THREAD)) {
-    *real = thread_stream();
+    contexts_.use(ordinal);
+    *real = thread_stream(ordinal);
     if (!*real) return false;
   } else {
     if (!journal::handle_is(handle, journal::Kind::kStream)) return false;

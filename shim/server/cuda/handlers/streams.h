@@ -47,7 +47,9 @@ class Streams {
 
   // --- handlers'
   // The program's handle becomes ours, and is what the record uses.
-  bool translate(uint64_t handle, CUstream* real);
+  bool translate(uint64_t handle, CUstream* real) { return translate(handle, current_.record.header().ordinal, real); }
+  // The same where a default stream is that of this device.
+  bool translate(uint64_t handle, uint32_t ordinal, CUstream* real);
   // The device of the record's stream, or of its context if it names none.
   uint32_t ordinal() const {
     if (capture_) return capture_->ordinal;
@@ -97,7 +99,7 @@ class Streams {
   CUresult on_cuStreamDestroy_v2(Record& record);
 
  private:
-  CUstream thread_stream();
+  CUstream thread_stream(uint32_t ordinal);
 
   const DriverTable& driver_;
   Contexts& contexts_;

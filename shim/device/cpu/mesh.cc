@@ -1,0 +1,349 @@
+#include "device/cpu/mesh.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <optional>
+
+namespace xmig::device::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kToConnect{60};  // once all addresses are known
+constexpr int kLook = 100;                      // ms: whether it was aborted
+constexpr uint32_t kHelloMagic = 0x48434d58;    // "XMCH"
+constexpr uint32_t kMessageMagic = 0x4d434d58;  // "XMCM"
+constexpr size_t kNameBytes = 16;
+
+struct Hello {
+  uint32_t magic;
+  uint32_t rank;
+  GroupId group;
+};
+struct MessageHeader {
+  uint32_t magic;
+  uint32_t reserved;
+  uint64_t bytes;
+  Label label;
+};
+
+const char* const kKinds[] = {"all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter",
+                              "all-to-all", "gather",    "scatter", "send",      "receive"};
+static_assert(std::size(kKinds) == static_cast<size_t>(journal::CollectiveKind::kCount));
+
+std::string errno_text() { return std::strerror(errno); }
+
+sockaddr_un address_of(const std::string& name, socklen_t& length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract: there is no file that could be left behind
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+bool is_name(const std::string& text) {
+  return text.size() == 5 + 2 * kNameBytes && text.starts_with("xmig-") &&
+         text.find_first_not_of("0123456789abcdef", 5) == std::string::npos;
+}
+
+Result<std::string> new_name() {
+  unsigned char random[kNameBytes];
+  if (::getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return Error{"no random numbers"};
+  std::string name = "xmig-";
+  for (const unsigned char byte : random) {
+    name += "0123456789abcdef"[byte >> 4];
+    name += "0123456789abcdef"[byte & 15];
+  }
+  return name;
+}
+
+// Until the deadline. False: errno says why.
+bool wait_for(int socket, short events, Clock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+    pollfd one{socket, events, 0};
+    const int ready = ::poll(&one, 1, static_cast<int>(std::min<int64_t>(left, 60'000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+bool send_whole(int socket, const void* data, size_t bytes, Clock::time_point deadline) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t sent = ::send(socket, static_cast<const char*>(data) + done, bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      done += static_cast<size_t>(sent);
+    } else if ((errno != EAGAIN && errno != EINTR) || !wait_for(socket, POLLOUT, deadline)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool receive_whole(int socket, void* data, size_t bytes, Clock::time_point deadline) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = ::recv(socket, static_cast<char*>(data) + done, bytes - done, MSG_DONTWAIT);
+    if (got > 0) {
+      done += static_cast<size_t>(got);
+    } else if (got == 0) {
+      errno = ECONNRESET;
+      return false;
+    } else if ((errno != EAGAIN && errno != EINTR) || !wait_for(socket, POLLIN, deadline)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool of_this_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+}
+
+Error not_connected(uint32_t rank, const std::string& why) {
+  return Error{"rank " + std::to_string(rank) + " cannot be reached: " + why};
+}
+
+// Ranks below this one: they listen already.
+Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& name, const Place& place, Clock::time_point deadline) {
+  if (!is_name(name)) return not_connected(rank, "what it says is no address");
+  ipc::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  socklen_t length = 0;
+  const sockaddr_un address = address_of(name, length);
+  // A listener has room for all ranks: this does not wait.
+  if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return not_connected(rank, errno_text());
+  }
+  if (!of_this_user(socket.get())) return not_connected(rank, "it is another user's");
+  const Hello hello{kHelloMagic, place.rank, place.group};
+  Hello answer{};
+  if (!send_whole(socket.get(), &hello, sizeof(hello), deadline) ||
+      !receive_whole(socket.get(), &answer, sizeof(answer), deadline)) {
+    return not_connected(rank, errno_text());
+  }
+  if (answer.magic != kHelloMagic || answer.rank != rank || answer.group != place.group) {
+    return not_connected(rank, "it is of another group");
+  }
+  return socket;
+}
+
+// One that says it is a rank above this one; nothing: it is none, and is left.
+Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(int listener, const Place& place, Clock::time_point deadline) {
+  if (!wait_for(listener, POLLIN, deadline)) return Error{errno_text()};
+  ipc::UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  Hello hello{};
+  std::optional<std::pair<uint32_t, ipc::UniqueFd>> none;
+  // A stranger does not keep the ranks waiting for long.
+  const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+  if (!socket || !of_this_user(socket.get()) || !receive_whole(socket.get(), &hello, sizeof(hello), soon)) return none;
+  if (hello.magic != kHelloMagic || hello.group != place.group || hello.rank <= place.rank || hello.rank >= place.ranks) return none;
+  const Hello answer{kHelloMagic, place.rank, place.group};
+  if (!send_whole(socket.get(), &answer, sizeof(answer), deadline)) return none;
+  return std::optional(std::pair(hello.rank, std::move(socket)));
+}
+
+}  // namespace
+
+std::string text_of(const Label& label) {
+  const char* const kind = label.kind < std::size(kKinds) ? kKinds[label.kind] : "unknown operation";
+  std::string text = std::string(kind) + " of " + std::to_string(label.count) + " elements of type " + std::to_string(label.type);
+  const auto which = static_cast<journal::CollectiveKind>(label.kind);
+  using enum journal::CollectiveKind;
+  if (which == kAllReduce || which == kReduce || which == kReduceScatter) text += ", operator " + std::to_string(label.reduction);
+  if (which == kBroadcast || which == kReduce || which == kGather || which == kScatter) text += ", root " + std::to_string(label.peer);
+  return text;
+}
+
+Result<std::unique_ptr<Mesh>> Mesh::connect(const Place& place, const Meeting& meet) {
+  ipc::UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const Result<std::string> name = new_name();
+  if (!name) return Error{name.why()};
+  socklen_t length = 0;
+  const sockaddr_un address = address_of(*name, length);
+  if (!listener || ::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      ::listen(listener.get(), static_cast<int>(journal::kMaxRanks)) != 0) {
+    return Error{"no socket for the other ranks: " + errno_text()};
+  }
+  const Result<std::vector<std::string>> names = meet(*name);
+  if (!names) return names.error();
+  if (names->size() != place.ranks) return Error{"the daemon names another number of ranks"};
+
+  const auto deadline = Clock::now() + kToConnect;
+  std::vector<ipc::UniqueFd> peers(place.ranks);
+  for (uint32_t rank = 0; rank < place.rank; ++rank) {
+    Result<ipc::UniqueFd> socket = connect_to(rank, (*names)[rank], place, deadline);
+    if (!socket) return socket.error();
+    peers[rank] = std::move(*socket);
+  }
+  for (uint32_t missing = place.ranks - place.rank - 1; missing != 0;) {
+    auto accepted = accept_one(listener.get(), place, deadline);
+    if (!accepted) return Error{std::to_string(missing) + " ranks have not connected: " + accepted.why()};
+    if (!*accepted) continue;
+    auto& [rank, socket] = **accepted;
+    missing -= !peers[rank];
+    peers[rank] = std::move(socket);
+  }
+  for (const ipc::UniqueFd& peer : peers) {
+    if (peer) ::fcntl(peer.get(), F_SETFL, O_NONBLOCK);
+  }
+  return std::unique_ptr<Mesh>(new Mesh(place.rank, std::move(peers), place.patience));
+}
+
+Error Mesh::gone(uint32_t rank, const std::string& why) const {
+  return Error{"rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + " " + why};
+}
+
+Result<> Mesh::to_itself(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) const {
+  auto next = incoming.begin();
+  for (const Outgoing& one : outgoing) {
+    if (one.to != rank_) continue;
+    next = std::find_if(next, incoming.end(), [&](const Incoming& other) { return other.from == rank_; });
+    if (next == incoming.end() || next->bytes.size() != one.bytes.size()) {
+      return Error{"rank " + std::to_string(rank_) + " sends to itself what it does not receive in the same group"};
+    }
+    if (next->bytes.data() != one.bytes.data()) std::memmove(next->bytes.data(), one.bytes.data(), one.bytes.size());
+    ++next;
+  }
+  next = std::find_if(next, incoming.end(), [&](const Incoming& other) { return other.from == rank_; });
+  if (next != incoming.end()) {
+    return Error{"rank " + std::to_string(rank_) + " receives from itself what it does not send in the same group"};
+  }
+  return {};
+}
+
+// What one peer gets.
+struct Mesh::Sending {
+  std::deque<const Outgoing*> queue;
+  MessageHeader header{};
+  size_t done = 0;  // of the first in the queue, its header included
+
+  // False: errno.
+  bool some(int socket, bool& progress) {
+    while (!queue.empty()) {
+      const Outgoing& one = *queue.front();
+      if (done == 0) header = {kMessageMagic, 0, one.bytes.size(), one.label};
+      const bool in_header = done < sizeof(header);
+      const std::byte* const from = in_header ? reinterpret_cast<const std::byte*>(&header) + done : one.bytes.data() + (done - sizeof(header));
+      const size_t left = in_header ? sizeof(header) - done : sizeof(header) + one.bytes.size() - done;
+      if (left != 0) {
+        const ssize_t sent = ::send(socket, from, left, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) return errno == EAGAIN || errno == EINTR;
+        done += static_cast<size_t>(sent);
+        progress = true;
+      }
+      if (done < sizeof(header) + one.bytes.size()) continue;
+      queue.pop_front();
+      done = 0;
+    }
+    return true;
+  }
+};
+
+// What one peer sends.
+struct Mesh::Receiving {
+  std::deque<const Incoming*> queue;
+  MessageHeader header{};
+  size_t done = 0;
+  std::string differs;  // what came instead of what was expected
+
+  bool some(int socket, bool& progress) {
+    while (!queue.empty()) {
+      const Incoming& one = *queue.front();
+      const bool in_header = done < sizeof(header);
+      std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&header) + done : one.bytes.data() + (done - sizeof(header));
+      const size_t left = in_header ? sizeof(header) - done : sizeof(header) + one.bytes.size() - done;
+      if (left != 0) {
+        const ssize_t got = ::recv(socket, to, left, MSG_DONTWAIT);
+        if (got == 0) {
+          errno = ECONNRESET;
+          return false;
+        }
+        if (got < 0) return errno == EAGAIN || errno == EINTR;
+        done += static_cast<size_t>(got);
+        progress = true;
+      }
+      if (done == sizeof(header) && !fits(one)) return true;
+      if (done < sizeof(header) + one.bytes.size()) continue;
+      queue.pop_front();
+      done = 0;
+    }
+    return true;
+  }
+
+  bool fits(const Incoming& one) {
+    if (header.magic == kMessageMagic && header.label == one.label && header.bytes == one.bytes.size()) return true;
+    differs = header.magic == kMessageMagic ? "calls " + text_of(header.label) + " (operation " + std::to_string(header.label.number) +
+                                                  "), where this rank calls " + text_of(one.label) + " (operation " +
+                                                  std::to_string(one.label.number) + ")"
+                                            : "sends something that is no message";
+    return false;
+  }
+};
+
+Result<> Mesh::exchange(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) {
+  if (Result<> copied = to_itself(outgoing, incoming); !copied) return copied;
+  std::vector<Sending> sending(ranks());
+  std::vector<Receiving> receiving(ranks());
+  for (const Outgoing& one : outgoing) {
+    if (one.to != rank_) sending[one.to].queue.push_back(&one);
+  }
+  for (const Incoming& one : incoming) {
+    if (one.from != rank_) receiving[one.from].queue.push_back(&one);
+  }
+  auto last = Clock::now();
+  std::vector<pollfd> watched;
+  std::vector<uint32_t> whose;
+  for (;;) {
+    watched.clear();
+    whose.clear();
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      const auto events = static_cast<short>((sending[rank].queue.empty() ? 0 : POLLOUT) | (receiving[rank].queue.empty() ? 0 : POLLIN));
+      if (events == 0) continue;
+      watched.push_back({peers_[rank].get(), events, 0});
+      whose.push_back(rank);
+    }
+    if (watched.empty()) return {};
+    if (aborted()) return Error{"the communicator was aborted"};
+    const int ready = ::poll(watched.data(), watched.size(), kLook);
+    if (ready < 0 && errno != EINTR) return Error{"the other ranks cannot be heard: " + errno_text()};
+    bool progress = false;
+    for (size_t i = 0; ready > 0 && i < watched.size(); ++i) {
+      const uint32_t rank = whose[i];
+      // What it sent before its end is still there to be read.
+      if (watched[i].revents & (POLLIN | POLLHUP | POLLERR) && !receiving[rank].queue.empty()) {
+        if (!receiving[rank].some(peers_[rank].get(), progress)) {
+          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : gone(rank, "is gone");
+        }
+        if (!receiving[rank].differs.empty()) return gone(rank, receiving[rank].differs);
+      }
+      if (watched[i].revents & (POLLOUT | POLLHUP | POLLERR) && !sending[rank].queue.empty()) {
+        if (!sending[rank].some(peers_[rank].get(), progress)) {
+          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : gone(rank, "is gone");
+        }
+      }
+    }
+    if (progress) {
+      last = Clock::now();
+    } else if (Clock::now() - last >= patience_) {
+      const Label& label = receiving[whose[0]].queue.empty() ? sending[whose[0]].queue.front()->label : receiving[whose[0]].queue.front()->label;
+      return gone(whose[0], "has done nothing for " + std::to_string(patience_.count() / 1000) + " s in " + text_of(label));
+    }
+  }
+}
+
+}  // namespace xmig::device::cpu

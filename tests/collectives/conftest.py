@@ -1,0 +1,48 @@
+"""Programs of several ranks on cpu devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from xmigd.demo.node import Node, Program
+
+PROGRAMS = Path(__file__).parent / "programs"
+Launch = Callable[..., Program]
+
+
+@pytest.fixture(scope="module")
+def node(native_dir: Path) -> Iterator[Node]:
+    """Two devices: four ranks share them."""
+    with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1) as node:
+        yield node
+
+
+@pytest.fixture
+def launch(node: Node, tmp_path: Path) -> Launch:
+    """Start a program's ranks as one job."""
+
+    def starter(name: str, ranks: int, *arguments: object, device: str | None = None, **environment: str) -> Program:
+        program = PROGRAMS / f"{name}.py"
+        command: list[str | Path] = [
+            sys.executable,
+            PROGRAMS / "launch.py",
+            str(ranks),
+            tmp_path,
+            program,
+            *map(str, arguments),
+        ]
+        return node.program(command, name=name, device=device, environment=environment)
+
+    return starter
+
+
+def lines_of(program: Program, timeout: float = 300) -> list[str]:
+    """What its ranks printed. Fails with it if one did not end well."""
+    out, _ = program.process.communicate(timeout=timeout)
+    assert program.process.returncode == 0, out[-6000:] + "\n".join(map(str, program.lines()))
+    return [line for line in out.splitlines() if " ended with " not in line]

@@ -1,0 +1,23 @@
+"""Starts the ranks of a program, one process for each: `launch.py RANKS FOLDER PROGRAM ARGUMENTS`. Prints what they
+print, rank by rank, and ends as the first that did not end well."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ranks, folder, program = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+children = []
+for rank in range(ranks):
+    command = [sys.executable, program, str(rank), str(ranks), str(folder), *sys.argv[4:]]
+    # Files and no pipes: nobody reads while they run.
+    with (folder / f"out.{rank}").open("w") as out:
+        children.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT))
+    (folder / f"pid.{rank}").write_text(str(children[rank].pid))
+while any(child.poll() is None for child in children):
+    time.sleep(0.01)
+for rank, child in enumerate(children):
+    for line in (folder / f"out.{rank}").read_text().splitlines():
+        print(f"{rank}: {line}")
+    print(f"{rank} ended with {child.returncode}", flush=True)
+sys.exit(next((abs(child.returncode) for child in children if child.returncode), 0))

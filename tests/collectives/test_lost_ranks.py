@@ -1,0 +1,116 @@
+"""What happens to a rank ends in a clear error for all of them: never in wrong data, never in waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import harness
+from tests.collectives.conftest import Launch, lines_of
+from tests.migration.moves import ended
+from xmigd.demo.node import Node, Program
+
+
+def processes(node: Node, program: Program) -> list[dict[str, Any]]:
+    return list(node.client.get("/v1/processes", job=program.job))
+
+
+def of_rank(node: Node, program: Program, folder: Path, rank: int) -> dict[str, Any]:
+    pid = int((folder / f"pid.{rank}").read_text())
+    return next(one for one in processes(node, program) if one["pid"] == pid)
+
+
+def logs(program: Program, text: str) -> None:
+    """It is in the job's log, or will be soon: the daemon hears of ends one after the other."""
+    harness.wait_until(lambda: text in "\n".join(map(str, program.lines())), f"the log has: {text}")
+
+
+def test_a_rank_that_never_comes(launch: Launch) -> None:
+    program = launch("faults", 3, "missing", XMIG_JOIN_TIMEOUT="2")
+    assert lines_of(program) == [f"{rank}: not all of 3 ranks came within 2 s; missing: rank 2" for rank in (0, 1)]
+
+
+def test_ranks_that_call_different_things(launch: Launch) -> None:
+    program = launch("faults", 2, "mismatch")
+    assert all("failed with" in line for line in lines_of(program))
+    logs(program, "calls all-reduce of 4097 elements of type 7, operator 0 (operation 1)")
+
+
+def test_a_rank_that_does_nothing(launch: Launch) -> None:
+    program = launch("faults", 2, "late", XMIG_COLLECTIVE_TIMEOUT="2")
+    (line,) = lines_of(program)
+    assert line.startswith("0: failed with")
+    logs(program, "rank 1 of 2 has done nothing for 2 s in all-reduce of 4096 elements")
+
+
+def test_a_collective_is_aborted(launch: Launch) -> None:
+    assert lines_of(launch("faults", 2, "abort")) == ["0: went on", "1: went on"]
+
+
+def test_a_rank_that_ends_first(launch: Launch) -> None:
+    assert lines_of(launch("faults", 3, "leaves")) == [f"{rank}: went on" for rank in range(3)]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_server_ends_the_job(node: Node, launch: Launch, tmp_path: Path, rank: int) -> None:
+    program = launch("faults", 3, "kill")
+    harness.wait_until(lambda: all((tmp_path / f"began.{each}").exists() for each in range(3)), "all have begun")
+    time.sleep(0.3)
+    server = of_rank(node, program, tmp_path, rank)["server_pid"]
+    os.kill(server, signal.SIGKILL)
+    lines = lines_of(program, timeout=60)
+    assert [line.split(":")[0] for line in lines] == ["0", "1", "2"]
+    assert all("failed with" in line for line in lines), lines
+    logs(program, "it cannot be recovered alone")
+    # Whoever waits for another survivor, which has ended for the same reason, names that one.
+    logs(program, f"rank {rank} of 3 is gone")
+
+
+def test_a_process_whose_communicators_have_ended(node: Node, launch: Launch, tmp_path: Path) -> None:
+    program = launch("faults", 2, "ended")
+    harness.wait_until(lambda: all((tmp_path / f"alone.{each}").exists() for each in range(2)), "the sums are there")
+    before = of_rank(node, program, tmp_path, 0)["snapshots"]
+    harness.wait_until(
+        lambda: of_rank(node, program, tmp_path, 0)["snapshots"] > before + 1, "a snapshot without communicators"
+    )
+    os.kill(of_rank(node, program, tmp_path, 0)["server_pid"], signal.SIGKILL)
+    (tmp_path / "killed").touch()
+    assert lines_of(program) == ["0: went on", "1: went on"]
+
+
+def test_a_process_in_a_communicator_stays_where_it_is(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """A move and a suspension are refused, and the job goes on undisturbed."""
+    program = launch("faults", 2, "stays")
+    harness.wait_until(lambda: all((tmp_path / f"began.{each}").exists() for each in range(2)), "all have begun")
+    number = of_rank(node, program, tmp_path, 0)["id"]
+    other = "cpu:1" if of_rank(node, program, tmp_path, 0)["device"] == "cpu:0" else "cpu:0"
+    for path, body in (
+        ("/v1/migrations", {"process": number, "target": other}), (f"/v1/processes/{number}:suspend", {"to": "host"}),
+    ):  # fmt: skip
+        operation = ended(node, node.client.post(path, body))
+        assert operation["state"] == "failed"
+        assert "communicator" in str(operation["error"])
+    (tmp_path / "enough").touch()
+    assert lines_of(program) == ["0: went on", "1: went on"]
+
+
+@pytest.mark.parametrize("lost", ["daemon", "server"])
+def test_who_is_lost_while_ranks_meet(node: Node, launch: Launch, tmp_path: Path, lost: str) -> None:
+    """Nothing was answered yet: the daemon's successor hears all offers again, a server's makes its own."""
+    program = launch("faults", 3, "meets")
+    harness.wait_until(lambda: all((tmp_path / f"began.{each}").exists() for each in range(3)), "all have begun")
+    time.sleep(1)
+    if lost == "daemon":
+        node.kill()
+        node.start()
+        harness.found_again(node)
+    else:
+        os.kill(of_rank(node, program, tmp_path, 0)["server_pid"], signal.SIGKILL)
+        harness.wait_until(lambda: of_rank(node, program, tmp_path, 0)["recoveries"] == 1, "it is recovered")
+    (tmp_path / "come").touch()
+    assert lines_of(program, timeout=60) == [f"{rank}: went on" for rank in range(3)]

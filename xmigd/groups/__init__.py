@@ -1,0 +1,1 @@
+"""Processes that communicate: how the ranks of a communicator find each other."""
