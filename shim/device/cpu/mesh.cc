@@ -15,6 +15,14 @@
 #include <optional>
 
 namespace xmig::device::cpu {
+
+struct MessageHeader {
+  uint32_t magic;
+  uint32_t reserved;
+  uint64_t bytes;
+  Label label;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -29,12 +37,6 @@ struct Hello {
   uint32_t magic;
   uint32_t rank;
   GroupId group;
-};
-struct MessageHeader {
-  uint32_t magic;
-  uint32_t reserved;
-  uint64_t bytes;
-  Label label;
 };
 
 const char* const kKinds[] = {"all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter",

@@ -18,7 +18,7 @@ using journal::CommunicatorReply;
 using journal::DataType;
 using journal::Reduction;
 
-constexpr uint64_t kLookEvery = 100'000'000;  // ns, at communicators that do not say by themselves that they have failed
+constexpr uint64_t kFailuresEvery = 100'000'000;  // ns, at communicators that do not say by themselves that they have failed
 // ns in which a program may end a communicator that has failed. It learns of that as with NCCL, if it asks (ncclCommGetAsyncError).
 constexpr uint64_t kToEnd = 5'000'000'000;
 constexpr uint64_t kPollEvery = 1'000'000;  // ns, whether collectives are done
@@ -112,8 +112,10 @@ void Collectives::destroy_all() {
 
 // A recovery, a move, a resumption: what follows would need the other ranks.
 CUresult Collectives::refuse(Record& record) {
-  current_.over("the process was in a communicator (" + std::string(record.info().name) +
-                "): the other ranks would not repeat their part of its collectives, so that it cannot be recovered alone");
+  const std::string why = "the process was in a communicator (" + std::string(record.info().name) +
+                          "): the other ranks would not repeat their part of its collectives, so that it cannot be recovered alone";
+  log_(Level::kError, why);  // the program may end before the daemon has written down why it was lost
+  current_.over(why);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -292,7 +294,7 @@ bool Collectives::unfinished() {
 // Nothing that came after it in its stream has run, and nothing of it is let out.
 bool Collectives::look_for_failures() {
   const uint64_t now = now_ns();
-  if (!failed_.exchange(false) && now - looked_at_ < kLookEvery) return false;
+  if (!failed_.exchange(false) && now - looked_at_ < kFailuresEvery) return false;
   looked_at_ = now;
   for (auto& [handle, one] : communicators_) {
     const std::string why = one.real->failure();
