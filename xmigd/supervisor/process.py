@@ -487,7 +487,7 @@ class Process(ProcessState):
             case e.SaveState():
                 self._log.info(f"process {instruction.state}", why=instruction.why)
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
-                if instruction.state == "lost":
+                if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
