@@ -220,6 +220,11 @@ struct JournalHeader {
 
   // By the handle's index: what has become of a communicator that was made (CollectiveResult). Written by the server.
   alignas(64) std::atomic<uint32_t> communicators[kMaxCommunicators];
+
+  // Of a job in communicators (server/snapshot/group_snapshot.h). Written by the server: the round whose snapshot `committing` is of, 0: of none;
+  // and the last one that was decided, for all ranks. Which that is, any rank's journal may say: the daemon reads them all.
+  alignas(64) std::atomic<uint64_t> round_prepared;
+  std::atomic<uint64_t> round_decided;
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

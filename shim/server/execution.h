@@ -20,6 +20,8 @@ class Execution {
   virtual uint64_t position() const = 0;
   // From any thread: there is something to look at between two records.
   virtual void wake() = 0;
+  // Is it to end?
+  virtual bool stopping() const = 0;
   // Does it execute what a lost server had executed already?
   virtual bool replaying() const = 0;
 
@@ -27,6 +29,8 @@ class Execution {
   virtual void come_to_rest() = 0;
   // Of this position. `stopped`: since when execution has waited for the device; 0: it has not.
   virtual Result<> take_snapshot(const char* reason, uint64_t stopped = 0) = 0;
+  // The one that a lost server was taking with the other ranks of its group.
+  virtual Result<> take_snapshot_of_round(uint64_t round) = 0;
   // Execute nothing until unpause(). The daemon gets the reason, and so does one that comes back.
   virtual void park(const std::function<void()>& tell) = 0;
   // Nobody else has the job after all.

@@ -4,6 +4,7 @@
 #include "device/runtime.h"
 #include "server/channel/daemon.h"
 #include "server/channel/job.h"
+#include "server/channel/membership.h"
 #include "server/channel/meetings.h"
 #include "server/contexts.h"
 #include "server/faults/faults.h"
@@ -20,6 +21,7 @@ struct Services {
   Injector& injector;
   Job& job;
   Meetings& meetings;
+  Membership& membership;
 };
 
 }  // namespace xmig::server

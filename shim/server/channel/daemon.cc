@@ -154,8 +154,29 @@ void Daemon::memory_drop(uint64_t id) {
   send(message);
 }
 
+void Daemon::communicator(const std::string& name, uint32_t rank, uint32_t ranks, std::string_view state) {
+  send(dump({{"type", "communicator"}, {"name", name}, {"rank", rank}, {"ranks", ranks}, {"state", state}}));
+}
+
+void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why) {
+  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}}));
+}
+
+void Daemon::group_wanted(std::string_view reason) { send(dump({{"type", "group_wanted"}, {"reason", reason}})); }
+
+void Daemon::group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts) {
+  send(dump({{"type", "group_stopped"}, {"round", round}, {"counts", counts}}));
+}
+
+void Daemon::group_held(uint64_t round) { send(dump({{"type", "group_held"}, {"round", round}})); }
+
+void Daemon::group_busy(uint64_t round, std::string_view why) {
+  send(dump({{"type", "group_busy"}, {"round", round}, {"why", why}}));
+}
+
 void Daemon::snapshot(const SnapshotReport& report) {
   send(dump({{"type", "snapshot"},
+             {"round", report.round},
              {"number", report.number},
              {"position", report.position},
              {"sequence", report.sequence},

@@ -34,6 +34,7 @@ struct SnapshotReport {
   uint64_t chunks = 0, copied_bytes = 0, live_bytes = 0, journal_bytes = 0, objects = 0;
   bool off_device = false;  // the whole of its shadow
   std::string reason;
+  uint64_t round = 0;  // that it was taken in, with the other ranks of a group
 };
 
 // Whose work it can have been that a device faulted at: `sequence`, if that is not 0, or else a record after `after` and
@@ -99,6 +100,14 @@ class Daemon {
   void continued(uint64_t position);
   // A rank of a communicator says what it offers the others.
   void meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer);
+  // A communicator that this rank is in: "joined", "ended" by the program, "past" when no recovery would need it.
+  void communicator(const std::string& name, uint32_t rank, uint32_t ranks, std::string_view state);
+  void communicator_failed(const std::string& name, uint32_t rank, std::string_view why);
+  // Snapshots of a group (snapshot/group_snapshot.h).
+  void group_wanted(std::string_view reason);
+  void group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts);
+  void group_held(uint64_t round);
+  void group_busy(uint64_t round, std::string_view why);
   void bye(std::string_view reason);
   // Nothing more is reported: the process ends. To be called before it does, so that the last words arrive.
   void hang_up();

@@ -132,6 +132,17 @@ Result<> read_listed_injection(const Json& object, device::Injection& injection)
   return {};
 }
 
+// Communicators.
+void read_names(Fields& fields, const char* name, std::vector<std::string>& names) {
+  const Json* list = fields.find(name);
+  if (!list) return;
+  if (!list->is_array()) return fields.fail(std::string(name) + " is no list");
+  for (const Json& one : *list) {
+    if (!one.is_string()) return fields.fail(std::string(name) + " names what is no string");
+    names.push_back(one.get<std::string>());
+  }
+}
+
 std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
   Assign assign;
   fields.string("job", assign.job, 63);
@@ -190,6 +201,8 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (assign.ahead && assign.mode != AssignMode::kRecover) fields.fail("only a recovery is prepared ahead");
   if (fields.has("error")) fields.integer("error", assign.error);
   if (fields.has("text")) fields.string("text", assign.text, 4096);
+  if (fields.has("decided")) fields.unsigned_number("decided", assign.decided);
+  if (fields.has("gone")) read_names(fields, "gone", assign.gone);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
   if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
   if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
@@ -270,6 +283,22 @@ std::optional<Request> read_met(Fields& fields) {
   return fields.finished() ? std::optional<Request>(std::move(met)) : std::nullopt;
 }
 
+std::optional<Request> read_group_stop(Fields& fields) {
+  GroupStop stop;
+  fields.unsigned_number("round", stop.round);
+  const Json* counts = fields.find("counts");
+  if (counts && !counts->is_object()) fields.fail("counts is no object");
+  if (!fields.finished()) return std::nullopt;
+  for (const auto& [key, count] : counts->items()) {
+    if (!count.is_number_unsigned()) {
+      fields.fail("counts has what is no unsigned number");
+      return std::nullopt;
+    }
+    stop.counts[key] = count.get<uint64_t>();
+  }
+  return stop;
+}
+
 }  // namespace
 
 Result<Request> parse_request(std::span<const std::byte> message, std::vector<ipc::UniqueFd> fds) {
@@ -278,7 +307,7 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   if (object.is_discarded()) return Error{"not JSON"};
   Fields fields(object);
   std::string type;
-  fields.string("type", type, 16);
+  fields.string("type", type, 32);
   std::optional<Request> request;
   if (type == "assign") {
     request = read_assign(fields, fds);
@@ -333,6 +362,25 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fields.finished()) request = Continue{};
   } else if (type == "met") {
     request = read_met(fields);
+  } else if (type == "group_stop") {
+    request = read_group_stop(fields);
+  } else if (type == "group_hold") {
+    GroupHold hold;
+    fields.unsigned_number("round", hold.round);
+    read_names(fields, "gone", hold.gone);
+    if (fields.finished()) request = std::move(hold);
+  } else if (type == "group_take") {
+    GroupTake take;
+    fields.unsigned_number("round", take.round);
+    if (fields.finished()) request = take;
+  } else if (type == "group_continue") {
+    GroupContinue go_on;
+    fields.unsigned_number("round", go_on.round);
+    if (fields.finished()) request = go_on;
+  } else if (type == "communicator_lost") {
+    CommunicatorLost lost;
+    fields.string("name", lost.name, 2 * journal::kGroupIdBytes);
+    if (fields.finished()) request = std::move(lost);
   } else if (type == "output") {
     if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
     if (fields.finished()) request = Output{std::move(fds[0])};

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -49,6 +50,9 @@ struct Assign {
   bool ahead = false;  // kRecover: the server before it has not ended yet. Nothing is entered until Enter comes
   int error = 0;  // kLost
   std::string text;
+  // kRecover, of a process in communicators: the last round that its group has decided, and communicators that are not made again.
+  uint64_t decided = 0;
+  std::vector<std::string> gone;
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };
@@ -119,13 +123,37 @@ struct Met {
   std::string missing;
   std::string refused;
 };
+// How far the ranks of a communicator are: its collectives by its name, sends of one rank to another by "name:from>to".
+using GroupCounts = std::map<std::string, uint64_t>;
+// A snapshot that all ranks of a group take at positions that fit (server/snapshot/group_snapshot.h). Stop once this far.
+struct GroupStop {
+  uint64_t round = 0;
+  GroupCounts counts;
+};
+// All positions fit: prepare everything. `gone`: communicators that will not be made again.
+struct GroupHold {
+  uint64_t round = 0;
+  std::vector<std::string> gone;
+};
+// All have prepared everything: take it.
+struct GroupTake {
+  uint64_t round = 0;
+};
+// There will be none now: go on.
+struct GroupContinue {
+  uint64_t round = 0;
+};
+// A communicator has failed, and nobody recovers what it has lost.
+struct CommunicatorLost {
+  std::string name;
+};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
-                             Backlog, Met, Stop>;
+                             Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

@@ -112,6 +112,7 @@ std::optional<int> Server::listen() {
   }
   daemon_.detach();
   socket_ = -1;
+  if (serving_) executor_->step(GroupSnapshot::Alone{});
   // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
   return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
 }
@@ -195,7 +196,7 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_};
+  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_};
   const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
   executor_ = std::make_unique<Executor>(services, *device_, preload_, physical_, limits);
 }
@@ -231,7 +232,7 @@ Result<> Server::start(std::vector<Hosted> given) {
       daemon_.hang_up();
       ::_exit(kLostExit);
     }
-    default: return executor_->recover(std::move(given), assignment_->deliver, assignment_->careful, entry_);
+    default: return executor_->recover(std::move(given), *assignment_, entry_);
   }
 }
 
@@ -355,6 +356,21 @@ std::optional<int> Server::operator()(Backlog& request) {
 
 std::optional<int> Server::operator()(Met& request) {
   meetings_.met(std::move(request));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(GroupStop& request) { return step(std::move(request)); }
+std::optional<int> Server::operator()(GroupHold& request) { return step(std::move(request)); }
+std::optional<int> Server::operator()(GroupTake& request) { return step(request); }
+std::optional<int> Server::operator()(GroupContinue& request) { return step(request); }
+
+std::optional<int> Server::step(GroupSnapshot::Step step) {
+  if (begun_) executor_->step(std::move(step));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(CommunicatorLost& request) {
+  if (begun_) executor_->communicator_lost(request.name);
   return std::nullopt;
 }
 

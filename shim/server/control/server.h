@@ -64,6 +64,12 @@ class Server {
   std::optional<int> operator()(Output& request);
   std::optional<int> operator()(Backlog& request);
   std::optional<int> operator()(Met& request);
+  std::optional<int> operator()(GroupStop& request);
+  std::optional<int> operator()(GroupHold& request);
+  std::optional<int> operator()(GroupTake& request);
+  std::optional<int> operator()(GroupContinue& request);
+  std::optional<int> step(GroupSnapshot::Step step);
+  std::optional<int> operator()(CommunicatorLost& request);
   std::optional<int> operator()(Stop& request);
   std::optional<int> unpause(std::optional<Rebind> rebind);
 
@@ -95,6 +101,7 @@ class Server {
   Faults faults_;
   Injector injector_;
   Meetings meetings_{daemon_};
+  Membership membership_{daemon_};
   ModulePreload preload_;
   Physical physical_;
 

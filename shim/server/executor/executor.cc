@@ -109,6 +109,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       staging_(memory_),
       snapshots_(services_, memory_, granules_, staging_),
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
+      group_([this] { interrupts_.request(0); }),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -203,7 +204,7 @@ Result<> Executor::run() {
   check_finished_replay();  // who takes a job over tells so before it executes anything
   while (!current_.broken) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
-    bool worked = !schedule_.stopping() && execute_batch();
+    bool worked = !stands() && execute_batch();
     if (current_.broken) break;
     worked |= waits_.poll();
     worked |= handlers_.collectives.poll();
@@ -228,7 +229,7 @@ Result<> Executor::run() {
     if (idle_since == 0) idle_since = now;
     look_for_rest(now);
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
-    const bool soon = schedule_.stopping() || waits_.at_barrier();  // until the device is done, which nobody announces
+    const bool soon = stands() || waits_.at_barrier();  // until the device is done, which nobody announces
     if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
       const bool records_only = !soon && !waits_.watching();
       if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
@@ -263,7 +264,7 @@ uint32_t Executor::hear(journal::JournalHeader& header) {
 // between two batches? Who waits for the device gives way as well.
 bool Executor::gives_way() {
   const bool waits = waits_.watching() || waits_.at_barrier();
-  if (schedule_.stopping() || schedule_.snapshot_now() || interrupts_.pending() != 0 ||
+  if (stands() || schedule_.snapshot_now() || interrupts_.pending() != 0 ||
       (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
     placement_.leave();
   }
@@ -296,6 +297,8 @@ void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   memory_.shadow.for_each(add);
   memory_.images.for_each(add);
   daemon_.announced();
+  services_.membership.tell_all();
+  if (const uint64_t round = group_.held(); round != 0) daemon_.group_held(round);
   const std::lock_guard still(pause_mutex_);
   if (parked_) parked_();
 }
@@ -332,6 +335,7 @@ bool Executor::execute_batch() {
     execute_one();
     caller_ = current_.record.header().thread;
     if (schedule_.snapshot_now()) break;
+    if (group_.under_way() && stop_with_the_group(now_ns())) [[unlikely]] break;
   }
   publish_executed();
   return true;
@@ -562,7 +566,7 @@ void Executor::sleep() {
   const bool patient = header.trimmed_waiters.load() == 0 && !replay_.running() && !waits_.watching() && requests == 0;
   if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
   if (!patient) limit = kPatience;
-  const bool held_up = schedule_.stopping() || waits_.at_barrier();
+  const bool held_up = stands() || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
   const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
   const bool unfinished = progress_.unfinished();

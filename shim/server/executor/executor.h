@@ -48,6 +48,7 @@
 #include "server/recovery/recovery.h"
 #include "server/recovery/replay.h"
 #include "server/services.h"
+#include "server/snapshot/group_snapshot.h"
 #include "server/snapshot/schedule.h"
 #include "server/snapshot/snapshots.h"
 #include "server/snapshot/staging.h"
@@ -67,8 +68,9 @@ class Executor final : public Witness, private Execution {
 
   // Before run(), on its thread: a job that starts from nothing, or one that an earlier server had.
   Result<> start_fresh();
-  Result<> recover(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry) {
-    return recovery_.follow(std::move(given), deliver, careful, entry);
+  Result<> recover(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
+    handlers_.collectives.incomplete(assignment.gone);
+    return recovery_.follow(std::move(given), assignment, entry);
   }
   // The job of a move's source, whose last snapshot is this one. Before that, and before a resumption: Incoming.
   Result<> take(uint64_t snapshot);
@@ -89,6 +91,9 @@ class Executor final : public Witness, private Execution {
   void hand_over() { interrupts_.request(Interrupts::kHandover); }
   void suspend() { interrupts_.request(Interrupts::kSuspend); }
   Departure& departure() { return departure_; }
+  // A step of a snapshot of all ranks of a group; and what has become of a communicator that failed.
+  void step(GroupSnapshot::Step step) { group_.request(std::move(step)); }
+  void communicator_lost(const std::string& name) { handlers_.collectives.lost(name); }
   // Continue, with the job's new files if there are any. The executor is paused.
   Result<> unpause(std::optional<Rebind> rebind);
   // Tell a daemon that is new to this job everything that it must hold; from then on it hears everything.
@@ -130,9 +135,17 @@ class Executor final : public Witness, private Execution {
   // stops.cc
   void consider_snapshot(bool idle);
   std::optional<Schedule::Stop> wants_stop(bool idle, uint64_t now);
+  std::optional<Schedule::Stop> proposed_stop(bool idle, uint64_t now);
   bool nothing_to_snapshot(uint32_t requested);
-  void refuse_to_leave();
   void act_upon(const Schedule::Stop& stop);
+  bool stands() const { return schedule_.stopping() || group_.stands(); }
+  // group_stops.cc
+  void take_part(bool idle, uint64_t now);
+  void make(GroupSnapshot::Step& step, uint64_t now);
+  bool stop_with_the_group(uint64_t now);
+  void hold(uint64_t now);
+  void take_with_the_group();
+  void go_on_alone();
   bool external_waits();
   bool device_idle();
   void drain();
@@ -141,9 +154,13 @@ class Executor final : public Witness, private Execution {
   // Execution: stops.cc, remake.cc
   uint64_t position() const override { return current_.position; }
   void wake() override { interrupts_.request(0); }
+  bool stopping() const override { return (interrupts_.pending() & Interrupts::kStop) != 0; }
   bool replaying() const override { return replay_.running(); }
   void come_to_rest() override;
   Result<> take_snapshot(const char* reason, uint64_t stopped = 0) override;
+  Result<> take_snapshot_of_round(uint64_t round) override;
+  void no_snapshot(const std::string& why);
+  void snapshot_taken(Snapshots::Taken taken, const char* reason, uint64_t began, uint64_t stopped, uint64_t round);
   void park(const std::function<void()>& tell) override;
   void go_on() override;
   void entered() override;
@@ -191,12 +208,14 @@ class Executor final : public Witness, private Execution {
   std::string snapshot_trouble_;  // the last reason why a snapshot was not possible: logged once
   const double hang_timeout_;
   Placement placement_;
+  uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot
 
   // The parts. Each is given those before it, and Execution, which this is.
   Interrupts interrupts_;
   Staging staging_;
   Snapshots snapshots_;
   Schedule schedule_;
+  GroupSnapshot group_;
   Relocation relocation_;
   Departure departure_;
   Adoption adoption_;

@@ -26,7 +26,7 @@ void Executor::consider_snapshot(bool idle) {
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {
-    if (handlers_.collectives.any()) [[unlikely]] refuse_to_leave();
+    if (group_.under_way() || handlers_.collectives.grouped()) [[unlikely]] return take_part(idle, now);
     const std::optional<Schedule::Stop> stop = wants_stop(idle, now);
     if (!stop) return;
     schedule_.begin(*stop);
@@ -42,14 +42,6 @@ void Executor::consider_snapshot(bool idle) {
   schedule_.give_up(now, progress_.signature());
 }
 
-// Another server could not make its communicators.
-void Executor::refuse_to_leave() {
-  constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
-  const uint32_t wanted = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
-  if (wanted & Interrupts::kHandover) daemon_.handover_failed(kWhy);
-  if (wanted & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
-}
-
 void Executor::act_upon(const Schedule::Stop& stop) {
   switch (stop.request) {
     case Interrupts::kPause: return wait_paused();
@@ -62,6 +54,18 @@ void Executor::act_upon(const Schedule::Stop& stop) {
 }
 
 std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
+  std::optional<Schedule::Stop> stop = proposed_stop(idle, now);
+  if (!stop) return stop;
+  // Queried last, for it may ask the device.
+  const bool outside = external_waits();
+  if (outside && (!stop->for_another() || now < stop->deadline)) return std::nullopt;
+  interrupts_.take(stop->request);
+  if (stop->deadline != stop->since) stop->progress = progress_.signature();
+  if (stop->for_another()) schedule_.given_away();
+  return stop;
+}
+
+std::optional<Schedule::Stop> Executor::proposed_stop(bool idle, uint64_t now) {
   if (relocation_.settle_at() != 0 && now >= relocation_.settle_at() && relocation_.begin_settling()) {
     schedule_.postpone(now_ns() + Relocation::kPatienceToSettle);
   }
@@ -69,7 +73,7 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
   const uint32_t requested = interrupts_.pending();
   if (gained == 0 && nothing_to_snapshot(requested)) return std::nullopt;
   const journal::JournalHeader& header = job_.header();
-  std::optional<Schedule::Stop> stop = schedule_.wanted({
+  return schedule_.wanted({
       .now = now,
       .idle = idle,
       .requests = requested,
@@ -82,14 +86,6 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
       .replaying = replay_.running(),
       .live_bytes = memory_.live.bytes(),
   });
-  if (!stop) return stop;
-  // Queried last, for it may ask the device.
-  const bool outside = external_waits();
-  if (outside && (!stop->for_another() || now < stop->deadline)) return std::nullopt;
-  interrupts_.take(stop->request);
-  if (stop->deadline != stop->since) stop->progress = progress_.signature();
-  if (stop->for_another()) schedule_.given_away();
-  return stop;
 }
 
 // Nothing was executed since the last snapshot. Is there nothing to stop for either? Then who requested a snapshot is informed.
@@ -136,6 +132,7 @@ void Executor::come_to_rest() {
 
 Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   if (placement_.bound()) placement_.leave();
+  if (handlers_.collectives.grouped()) return Error{"the process is in a communicator: its ranks take snapshots together"};
   if (external_waits()) return Error{"work of the device waits for the program"};
   come_to_rest();
   const uint64_t start = now_ns();
@@ -145,26 +142,35 @@ Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
   if (!taken) {
-    schedule_.snapshot_failed(now_ns());
-    if (taken.why() != snapshot_trouble_) {
-      log_(Level::kWarning, "no snapshot is possible, the last one stays: " + taken.why() +
-                                ". The job goes on; a recovery would replay more, and a full journal would stop it");
-      snapshot_trouble_ = taken.why();
-    }
+    no_snapshot(taken.why());
     return taken.error();
   }
+  snapshot_taken(std::move(*taken), reason, start, stopped, 0);
+  return {};
+}
+
+void Executor::no_snapshot(const std::string& why) {
+  schedule_.snapshot_failed(now_ns());
+  if (why == snapshot_trouble_) return;
+  log_(Level::kWarning, "no snapshot is possible, the last one stays: " + why +
+                            ". The job goes on; a recovery would replay more, and a full journal would stop it");
+  snapshot_trouble_ = why;
+}
+
+// `began`: when the device had come to rest. `stopped`: as of take_snapshot().
+void Executor::snapshot_taken(Snapshots::Taken taken, const char* reason, uint64_t began, uint64_t stopped, uint64_t round) {
   snapshot_trouble_.clear();
   relocation_.settle_at(0);
-  const uint64_t waited = stopped != 0 ? start - stopped : 0;
-  schedule_.snapshot_taken(start, taken->end, taken->once_ns, waited);
-  SnapshotReport& report = taken->report;
+  const uint64_t waited = stopped != 0 ? began - stopped : 0;
+  schedule_.snapshot_taken(began, taken.end, taken.once_ns, waited);
+  SnapshotReport& report = taken.report;
   report.reason = reason;
-  report.ms = static_cast<double>(taken->end - start) / 1e6;
+  report.round = round;
+  report.ms = static_cast<double>(taken.end - began) / 1e6;
   report.waited_ms = static_cast<double>(waited) / 1e6;
   interrupts_.take(Interrupts::kAnswer);
   daemon_.snapshot(report);
   relocation_.end_settling();
-  return {};
 }
 
 void Executor::wait_paused() {

@@ -48,17 +48,20 @@ class Record {
     return true;
   }
 
-  // A record that a snapshot kept: header and arguments, no payload, nobody who waits.
+  // A record that a snapshot kept: header and arguments, of some a payload, nobody who waits. `stored` outlives this.
   bool load_stored(std::span<const std::byte> stored) {
     if (stored.size() < sizeof(header_)) return false;
     shared_ = nullptr;
     std::memcpy(static_cast<void*>(&header_), stored.data(), sizeof(header_));
     if (header_.op == 0 || header_.op >= kRecordKinds) return false;
     info_ = &kRecordInfos[header_.op];
-    if (stored.size() != sizeof(header_) + info_->args_bytes || header_.ordinal >= journal::kMaxDevices) return false;
+    const size_t fixed = sizeof(header_) + info_->args_bytes;
+    if (stored.size() < fixed || stored.size() - fixed > journal::kMaxPayload || header_.ordinal >= journal::kMaxDevices) return false;
     std::memcpy(args_.data(), stored.data() + sizeof(header_), info_->args_bytes);
-    header_.payload = header_.reply = 0;
-    payload_ = reply_space_ = nullptr;
+    header_.payload = static_cast<uint32_t>(stored.size() - fixed);
+    header_.reply = 0;
+    payload_ = const_cast<std::byte*>(stored.data() + fixed);  // only ever read
+    reply_space_ = nullptr;
     start();
     return true;
   }

@@ -20,21 +20,20 @@ constexpr uint64_t kLongRestore = 10'000'000;  // ns
 
 }  // namespace
 
-Result<> Recovery::follow(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful,
-                          Entry& entry) {
+Result<> Recovery::follow(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
   Times times{now_ns()};
   if (Result<> checked = check_journal(); !checked) return checked;
   const bool ahead = !entry.is_open();
   if (!ahead) begin_to_write();
   Result<Found> found = look();
   if (!found) return found.error();
-  found->committing = services_.job.header().committing.load();
+  find_unfinished(*found, assignment.decided);
   if (Result<> reached = check_reach(*found); !reached) return reached;
   Entry* const awaited = ahead ? &entry : nullptr;
   const Result<> recovered = found->memory_is_state() ? from_memory(*found, std::move(given), awaited, times)
                                                       : from_shadow(*found, std::move(given), awaited, times);
   if (!recovered) return recovered;
-  hand_to_execution(*found, deliver, careful);
+  hand_to_execution(*found, assignment.deliver, assignment.careful);
   return {};
 }
 
@@ -120,6 +119,14 @@ Result<Recovery::Found> Recovery::look() const {
   if (content->number != snapshot >> 1) return Error{"the last snapshot cannot be read: it has another number"};
   found.content = std::move(*content);
   return found;
+}
+
+// A snapshot that was being taken. With the other ranks of a group: only if it had been decided; until then it has changed nothing.
+void Recovery::find_unfinished(Found& found, uint64_t decided) const {
+  const journal::JournalHeader& header = services_.job.header();
+  found.committing = header.committing.load();
+  found.round = header.round_prepared.load();
+  if (found.round > decided) found.committing = found.round = 0;
 }
 
 Result<> Recovery::check_reach(const Found& found) const {
@@ -255,7 +262,8 @@ Result<> Recovery::restored(const Found& found, const Times& times) {
 
 Result<> Recovery::take_snapshot_again(const Found& found) {
   if (Result<> executed = execution_.execute_objects(found.committing - 1); !executed) return executed;
-  const Result<> taken = execution_.take_snapshot("the lost server was taking it");
+  const Result<> taken =
+      found.round != 0 ? execution_.take_snapshot_of_round(found.round) : execution_.take_snapshot("the lost server was taking it");
   if (taken) return {};
   return Error{"the snapshot that the lost server was taking cannot be taken again: " + taken.why()};
 }
@@ -263,6 +271,7 @@ Result<> Recovery::take_snapshot_again(const Found& found) {
 void Recovery::hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful) {
   journal::JournalHeader& header = services_.job.header();
   header.committing.store(0);
+  header.round_prepared.store(0);
   header.snapshot_position.store(snapshots_.position());
   execution_.begin_replay(found.executed, deliver, careful);
 }

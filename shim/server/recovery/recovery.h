@@ -46,7 +46,7 @@ class Recovery {
 
   // After a server that is gone. All is done that writes only what is this server's; then its `entry` is waited for, if that is
   // not open yet. `given` is what the daemon holds.
-  Result<> follow(std::vector<Hosted> given, std::optional<Delivery> deliver, std::optional<Careful> careful, Entry& entry);
+  Result<> follow(std::vector<Hosted> given, const Assign& assignment, Entry& entry);
   // A job that comes without its device memory.
   Result<> arrive(std::vector<Hosted> given);
 
@@ -56,6 +56,7 @@ class Recovery {
     SnapshotContent content;
     uint64_t tail = 0, executed = 0;
     uint64_t committing = 0;  // JournalHeader::committing
+    uint64_t round = 0;       // that it is of, with the other ranks of a group
     // Was a snapshot being taken, or had just been, so that memory is its state? And is it to be taken again?
     bool memory_is_state() const { return committing != 0 && committing - 1 >= content.position; }
     bool snapshot_again() const { return committing != 0 && committing - 1 > content.position; }
@@ -67,6 +68,7 @@ class Recovery {
 
   Result<> check_journal() const;
   Result<Found> look() const;
+  void find_unfinished(Found& found, uint64_t decided) const;
   Result<> check_reach(const Found& found) const;
   // `entry`: to be waited for before this server writes what is not its own; null if it has been entered.
   Result<> from_shadow(Found& found, std::vector<Hosted> given, Entry* entry, Times& times);

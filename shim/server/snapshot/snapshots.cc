@@ -25,7 +25,12 @@ void Snapshots::begin(const Moment& moment) {
 }
 
 Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
-  const std::unique_lock still = staging_.keep_still();
+  if (Result<> prepared = prepare(moment); !prepared) return prepared.error();
+  return finish(moment, gradually);
+}
+
+Result<> Snapshots::prepare(const Moment& moment) {
+  std::unique_lock still = staging_.keep_still();
   place_ = staging_.wishes.place;
   Taken taken;
   Draft draft{.granules = memory_.live.listed().granules};
@@ -42,10 +47,25 @@ Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
   if (!possible) {
     give_up(draft);
     services_.job.header().committing.store(0, std::memory_order_seq_cst);
-    return possible.error();
+    return possible;
   }
+  prepared_.emplace(std::move(draft), std::move(taken), std::move(still));
+  return {};
+}
 
-  // From here on nothing may fail for want of something.
+void Snapshots::abandon() {
+  const std::lock_guard lock(memory_.mutex);
+  give_up(prepared_->draft);
+  prepared_.reset();
+  services_.job.header().committing.store(0, std::memory_order_seq_cst);
+}
+
+// From here on nothing may fail for want of something.
+Snapshots::Taken Snapshots::finish(const Moment& moment, bool gradually) {
+  Prepared prepared = *std::exchange(prepared_, std::nullopt);
+  Draft& draft = prepared.draft;
+  Taken& taken = prepared.taken;
+  const std::lock_guard lock(memory_.mutex);
   const uint64_t copying = now_ns();
   copy(draft, moment);
   const uint64_t copied_after = now_ns() - copying;
@@ -55,7 +75,7 @@ Result<Snapshots::Taken> Snapshots::take(const Moment& moment, bool gradually) {
   report(draft, moment, taken.report);
   trim();
   taken.end = now_ns();
-  return taken;
+  return std::move(taken);
 }
 
 void Snapshots::hash(Draft& draft, const Moment& moment, SnapshotReport& report) {

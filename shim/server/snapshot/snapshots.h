@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +59,11 @@ class Snapshots {
   };
   // After begin(). If it is not possible, nothing has changed. `gradually`: memory that becomes empty goes slab by slab.
   Result<Taken> take(const Moment& moment, bool gradually);
+  // The same in two steps, between which execution stands still and nothing has changed yet. The second one cannot fail.
+  Result<> prepare(const Moment& moment);
+  Taken finish(const Moment& moment, bool gradually);
+  // In its place: there will be none.
+  void abandon();
 
   // Until this is over, the program needs the device memory that the shadow takes.
   void evict(bool on) { evict_ = on; }
@@ -97,13 +103,18 @@ class Snapshots {
     std::array<uint64_t, journal::kMaxDevices> wanted{};
     std::vector<uint64_t> images;
   };
+  struct Prepared {
+    Draft draft;
+    Taken taken;
+    std::unique_lock<std::mutex> still;
+  };
   // The place that a granule's content gets, which needs no copy unless `differs`.
   struct Placed {
     std::optional<uint64_t> slot, before;
     bool differs = true;
   };
 
-  // The steps of take(). Until copy() nothing has changed; after it, nothing can fail.
+  // The steps. Until copy() nothing has changed; after it, nothing can fail.
   void hash(Draft& draft, const Moment& moment, SnapshotReport& report);
   Result<> place(Draft& draft);
   void describe(Draft& draft, const Moment& moment);
@@ -132,6 +143,7 @@ class Snapshots {
   Granules& granules_;
   Staging& staging_;
 
+  std::optional<Prepared> prepared_;
   uint64_t number_ = 0, position_ = 0;
   std::vector<ChunkState> chunks_;  // of the last committed snapshot, by address
   std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the snapshot before

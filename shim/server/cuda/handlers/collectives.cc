@@ -4,6 +4,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -19,10 +21,12 @@ using journal::DataType;
 using journal::Reduction;
 
 constexpr uint64_t kFailuresEvery = 100'000'000;  // ns, at communicators that do not say by themselves that they have failed
-// ns in which a program may end a communicator that has failed. It learns of that as with NCCL, if it asks (ncclCommGetAsyncError).
+constexpr uint64_t kReportEvery = 1'000'000'000;  // ns, that one has failed, until the daemon answers
+// ns in which a program may end a communicator that is lost. It learns of that as with NCCL, if it asks (ncclCommGetAsyncError).
 constexpr uint64_t kToEnd = 5'000'000'000;
 constexpr uint64_t kPollEvery = 1'000'000;  // ns, whether collectives are done
 constexpr int32_t kNoColor = -1;
+constexpr const char* kJoin = "join";  // of which a communicator's name is made
 
 // What ranks know of a group and nobody else does: the group of a part of it, or the name of a meeting.
 device::GroupId derived(const device::GroupId& group, const std::string& how) {
@@ -58,13 +62,12 @@ std::vector<std::string> strings_of(std::span<const std::byte> payload) {
 // A communicator that is being made, and who waits for it.
 struct Collectives::Making {
   uint64_t communicator = 0;
+  bool again = false;  // what a snapshot kept, or a replay: the program has it already
+  bool kept = false;   // of these: nobody has asked for it
   Answer answer;
   std::span<std::byte> reply_space;
-  uint64_t sequence = 0;
-  std::vector<std::byte> stored;
+  One one;
   device::Place place;
-  uint32_t ordinal = 0;
-  std::chrono::milliseconds join_time{};
   // Of a split.
   bool split = false;
   device::Place parent;
@@ -84,6 +87,8 @@ Collectives::Collectives(const Session& session, Streams& streams, Addresses& ad
       job_(session.services.job),
       log_(session.services.log),
       meetings_(session.services.meetings),
+      daemon_(session.services.daemon),
+      membership_(session.services.membership),
       objects_(session.objects),
       replies_(session.replies),
       current_(session.current),
@@ -96,7 +101,9 @@ Collectives::~Collectives() { destroy_all(); }
 
 void Collectives::abort_all() {
   meetings_.close();
-  for (auto& [handle, one] : communicators_) one.real->abort();
+  for (auto& [handle, one] : communicators_) {
+    if (one.real) one.real->abort();
+  }
   for (const auto& one : leaving_) one->abort();
 }
 
@@ -110,15 +117,6 @@ void Collectives::destroy_all() {
   leaving_.clear();
 }
 
-// A recovery, a move, a resumption: what follows would need the other ranks.
-CUresult Collectives::refuse(Record& record) {
-  const std::string why = "the process was in a communicator (" + std::string(record.info().name) +
-                          "): the other ranks would not repeat their part of its collectives, so that it cannot be recovered alone";
-  log_(Level::kError, why);  // the program may end before the daemon has written down why it was lost
-  current_.over(why);
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-
 Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
   const bool free = journal::handle_is(communicator, journal::Kind::kCommunicator) &&
                     journal::handle_index(communicator) < journal::kMaxCommunicators && !communicators_.contains(communicator) &&
@@ -129,11 +127,14 @@ Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
   }
   Making& making = making_.emplace_back();
   making.communicator = communicator;
+  making.kept = current_.mode == Mode::kRestore;
+  making.again = making.kept || record.replied();
   making.answer = Answer::to(record);
   making.reply_space = record.reply_space();
-  making.sequence = record.sequence();
-  making.stored = record.stored();
-  making.ordinal = record.header().ordinal;
+  making.one.sequence = record.sequence();
+  making.one.header.resize(sizeof(journal::RecordHeader));
+  std::memcpy(making.one.header.data(), static_cast<const void*>(&record.header()), sizeof(journal::RecordHeader));
+  making.one.ordinal = record.header().ordinal;
   record.defer();
   outside_.collectives.store(true);
   return &making;
@@ -142,7 +143,7 @@ Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
 void Collectives::run(Making& making) {
   making.thread = std::thread([this, &making] {
     ::pthread_setname_np(::pthread_self(), "communicator");
-    contexts_.use(making.ordinal);
+    contexts_.use(making.one.ordinal);
     making.made = join(making);
     making.done.store(true, std::memory_order_release);
     execution_.wake();
@@ -152,7 +153,6 @@ void Collectives::run(Making& making) {
 CUresult Collectives::on_xmCommInit(Record& record) {
   Args_xmCommInit args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (current_.mode != Mode::kRun || record.replied()) return refuse(record);
   if (args.ranks == 0 || args.ranks > journal::kMaxRanks || args.rank >= args.ranks) return CUDA_ERROR_INVALID_VALUE;
   Making* const making = begin(record, args.communicator);
   if (!making) return CUDA_ERROR_INVALID_VALUE;
@@ -162,13 +162,17 @@ CUresult Collectives::on_xmCommInit(Record& record) {
   std::memcpy(place.group.data(), args.group, sizeof(args.group));
   place.rank = args.rank;
   place.ranks = args.ranks;
-  place.context = contexts_.real(making->ordinal);
+  place.context = contexts_.real(making->one.ordinal);
   if (!strings.empty()) {
     place.library = std::move(strings[0]);
     place.settings.assign(std::make_move_iterator(strings.begin() + 1), std::make_move_iterator(strings.end()));
   }
   place.patience = std::chrono::milliseconds(args.operation_time);
-  making->join_time = std::chrono::milliseconds(args.join_time);
+  making->one.join_time = std::chrono::milliseconds(args.join_time);
+  if (making->kept) {
+    making->one.splits = args.splits;
+    making->one.incomplete = args.incomplete != 0 || gone_.contains(meeting_of(place.group, kJoin));
+  }
   run(*making);
   return CUDA_SUCCESS;
 }
@@ -176,7 +180,7 @@ CUresult Collectives::on_xmCommInit(Record& record) {
 CUresult Collectives::on_xmCommSplit(Record& record) {
   Args_xmCommSplit args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
-  if (current_.mode != Mode::kRun || record.replied()) return refuse(record);
+  settle(args.parent);
   const auto parent = communicators_.find(args.parent);
   if (parent == communicators_.end() || args.color < kNoColor) return CUDA_ERROR_INVALID_VALUE;
   Making* const making = begin(record, args.communicator);
@@ -184,9 +188,10 @@ CUresult Collectives::on_xmCommSplit(Record& record) {
   making->split = true;
   making->parent = parent->second.place;
   making->number = ++parent->second.splits;
+  keep(parent->first, parent->second);
   making->color = args.color;
   making->key = args.key;
-  making->join_time = parent->second.join_time;
+  making->one.join_time = parent->second.join_time;
   making->place = making->parent;
   run(*making);
   return CUDA_SUCCESS;
@@ -198,7 +203,7 @@ Result<> Collectives::choose_members(Making& making) {
   const std::string which = "split " + std::to_string(making.number);
   const Result<std::vector<std::string>> colors =
       meetings_.attend(meeting_of(parent.group, which), parent.rank, parent.ranks,
-                       std::to_string(making.color) + " " + std::to_string(making.key), making.join_time);
+                       std::to_string(making.color) + " " + std::to_string(making.key), making.one.join_time);
   if (!colors) return colors.error();
   struct Member {
     int32_t key;
@@ -231,8 +236,14 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
     if (making.place.ranks == 0) return std::unique_ptr<device::Communicator>();
   }
   const device::Place& place = making.place;
+  making.one.name = meeting_of(place.group, kJoin);
+  if (making.one.incomplete || gone_.contains(making.one.name)) {
+    making.one.incomplete = true;
+    return Error{"other ranks are gone for good"};
+  }
+  membership_.joined(making.one.name, place.rank, place.ranks);
   const auto meet = [&](const std::string& offer) {
-    return meetings_.attend(meeting_of(place.group, "join"), place.rank, place.ranks, offer, making.join_time);
+    return meetings_.attend(making.one.name, place.rank, place.ranks, offer, making.one.join_time);
   };
   return device_.collectives().join(place, meet, [this] {
     failed_.store(true);
@@ -242,26 +253,144 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
 
 void Collectives::answer(Making& making) {
   CommunicatorReply reply{};
-  if (!making.made) {
+  One& one = making.one;
+  if (making.made ? *making.made != nullptr : making.again) {
+    reply.rank = making.place.rank;
+    reply.ranks = making.place.ranks;
+    one.place = making.place;
+    if (making.made) {
+      one.real = std::move(*making.made);
+    } else {
+      if (one.name.empty()) one.name = meeting_of(making.parent.group, kJoin);
+      one.failure = "it cannot be made again: " + making.made.why();
+    }
+    One& added = communicators_[making.communicator] = std::move(one);
+    keep(making.communicator, added);
+    job_.header().communicators[journal::handle_index(making.communicator)].store(journal::kCollectiveSuccess);
+  } else if (!making.made) {
     reply.result = journal::kCollectiveSystemError;
     std::snprintf(reply.text, sizeof(reply.text), "%s", making.made.why().c_str());
     log_(Level::kWarning, "rank " + std::to_string(making.place.rank) + " of a communicator cannot be made: " + making.made.why());
-  } else if (*making.made) {
-    reply.rank = making.place.rank;
-    reply.ranks = making.place.ranks;
-    One& one = communicators_[making.communicator];
-    one.real = std::move(*making.made);
-    one.place = making.place;
-    one.ordinal = making.ordinal;
-    one.join_time = making.join_time;
-    one.creation = objects_.records.keep(making.sequence, std::move(making.stored));
-    job_.header().communicators[journal::handle_index(making.communicator)].store(journal::kCollectiveSuccess);
+    membership_.past(one.name);
   }
+  if (making.kept) return;
   const size_t bytes = std::min(sizeof(reply), making.reply_space.size());
-  std::memcpy(making.reply_space.data(), &reply, bytes);
+  if (!making.answer.replied) std::memcpy(making.reply_space.data(), &reply, bytes);
   making.answer.bytes = static_cast<uint32_t>(bytes);
   making.answer.hash = XXH3_64bits(&reply, bytes);
   replies_.give(making.answer);
+}
+
+// For a snapshot: as a record that joins it, whatever made it.
+void Collectives::keep(uint64_t handle, One& one) {
+  Args_xmCommInit args{};
+  args.communicator = handle;
+  std::memcpy(args.group, one.place.group.data(), sizeof(args.group));
+  args.rank = one.place.rank;
+  args.ranks = one.place.ranks;
+  args.join_time = static_cast<uint32_t>(one.join_time.count());
+  args.operation_time = static_cast<uint32_t>(one.place.patience.count());
+  args.splits = one.splits;
+  args.incomplete = one.incomplete;
+  std::string strings = one.place.library + '\0';
+  for (const std::string& setting : one.place.settings) strings += setting + '\0';
+  journal::RecordHeader header{};
+  std::memcpy(static_cast<void*>(&header), one.header.data(), sizeof(header));
+  header.op = static_cast<uint16_t>(Op::xmCommInit);
+  std::vector<std::byte> stored(sizeof(header) + sizeof(args) + strings.size());
+  std::memcpy(stored.data(), static_cast<const void*>(&header), sizeof(header));
+  std::memcpy(stored.data() + sizeof(header), &args, sizeof(args));
+  std::memcpy(stored.data() + sizeof(header) + sizeof(args), strings.data(), strings.size());
+  one.creation = {};
+  one.creation = objects_.records.keep(one.sequence, std::move(stored));
+}
+
+// In a replay, what follows the record that makes it does not wait for the answer.
+void Collectives::settle(uint64_t communicator) {
+  const auto found = std::find_if(making_.begin(), making_.end(), [&](const Making& one) { return one.communicator == communicator; });
+  if (found != making_.end()) {
+    found->thread.join();
+    answer(*found);
+    making_.erase(found);
+  }
+}
+
+// To begin an operation in it.
+Collectives::One* Collectives::usable(uint64_t communicator) {
+  settle(communicator);
+  const auto found = communicators_.find(communicator);
+  return found == communicators_.end() ? nullptr : &found->second;
+}
+
+// It could not be made again: a recovery of all ranks has been begun once more, and ends this server; or it is lost, and with it the
+// process. Nothing is executed meanwhile, for it would compute without the other ranks.
+void Collectives::await_verdict(One& one) {
+  while (one.lost_at == 0 && !execution_.stopping()) {
+    look_at(0, one, now_ns());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  current_.over("a communicator of the process (rank " + std::to_string(one.place.rank) + " of " + std::to_string(one.place.ranks) +
+                ") is lost, and its collectives cannot be done again: " + one.why());
+}
+
+GroupCounts Collectives::counts() const {
+  GroupCounts counts;
+  for (const auto& [handle, one] : communicators_) add_counts(one, counts);
+  for (const auto& [name, before] : ended_) counts.insert(before.begin(), before.end());
+  return counts;
+}
+
+void Collectives::add_counts(const One& one, GroupCounts& counts) const {
+  counts[one.name] = one.collectives;
+  for (const auto& [between, sends] : one.sends) {
+    counts[one.name + ":" + std::to_string(between.first) + ">" + std::to_string(between.second)] = sends;
+  }
+}
+
+bool Collectives::reached(const GroupCounts& targets) const {
+  if (targets.empty()) return true;
+  const GroupCounts counts = this->counts();
+  return std::all_of(targets.begin(), targets.end(), [&](const auto& target) {
+    const auto found = counts.find(target.first);
+    if (found != counts.end()) return found->second >= target.second;
+    // Of a pair of ranks: nothing was sent yet. Of a communicator: it is not made yet.
+    return target.second == 0 && target.first.find(':') != std::string::npos;
+  });
+}
+
+void Collectives::count(const CollectiveOperation& operation) {
+  One& one = communicators_.at(operation.communicator);
+  switch (static_cast<CollectiveKind>(operation.kind)) {
+    case CollectiveKind::kSend: ++one.sends[{one.place.rank, operation.peer}]; return;
+    case CollectiveKind::kReceive: ++one.sends[{operation.peer, one.place.rank}]; return;
+    default: ++one.collectives;
+  }
+}
+
+void Collectives::incomplete(const std::vector<std::string>& names) {
+  gone_.insert(names.begin(), names.end());
+  for (auto& [handle, one] : communicators_) {
+    if (one.incomplete || !gone_.contains(one.name)) continue;
+    one.incomplete = true;
+    keep(handle, one);
+  }
+}
+
+void Collectives::snapshot_taken() {
+  for (auto& [handle, one] : communicators_) {
+    one.collectives = 0;
+    one.sends.clear();
+  }
+  for (const auto& [name, counts] : std::exchange(ended_, {})) membership_.past(name);
+}
+
+void Collectives::lost(const std::string& name) {
+  {
+    const std::lock_guard lock(lost_mutex_);
+    lost_.insert(name);
+  }
+  failed_.store(true);
+  execution_.wake();
 }
 
 bool Collectives::poll() {
@@ -288,7 +417,8 @@ bool Collectives::poll() {
 
 bool Collectives::unfinished() {
   return !making_.empty() || !leaving_.empty() ||
-         std::any_of(communicators_.begin(), communicators_.end(), [](const auto& one) { return one.second.real->unfinished(); });
+         std::any_of(communicators_.begin(), communicators_.end(),
+                     [](const auto& one) { return one.second.real && one.second.real->unfinished(); });
 }
 
 // Nothing that came after it in its stream has run, and nothing of it is let out.
@@ -297,28 +427,52 @@ bool Collectives::look_for_failures() {
   if (!failed_.exchange(false) && now - looked_at_ < kFailuresEvery) return false;
   looked_at_ = now;
   for (auto& [handle, one] : communicators_) {
-    const std::string why = one.real->failure();
-    if (why.empty()) continue;
-    const std::string what = "a collective of rank " + std::to_string(one.place.rank) + " failed: " + why;
-    if (one.failed_at == 0) {
-      one.failed_at = now;
-      job_.header().communicators[journal::handle_index(handle)].store(journal::kCollectiveRemoteError);
-      log_(Level::kError, what);
-    }
-    if (now - one.failed_at < kToEnd) continue;
-    current_.over(what);
+    // One that has never been used again harms nobody.
+    if (!one.real && one.incomplete) continue;
+    look_at(handle, one, now);
+    if (one.lost_at == 0 || now - one.lost_at < kToEnd) continue;
+    current_.over("a collective of rank " + std::to_string(one.place.rank) + " failed: " + one.why());
     return true;
   }
   return false;
 }
 
+void Collectives::look_at(uint64_t handle, One& one, uint64_t now) {
+  const std::string why = one.why();
+  if (why.empty() || one.lost_at != 0) return;
+  const std::string what = "a collective of rank " + std::to_string(one.place.rank) + " failed: " + why;
+  if (one.failed_at == 0) {
+    one.failed_at = now;
+    log_(Level::kInfo, what);
+  }
+  bool lost = false;
+  {
+    const std::lock_guard lock(lost_mutex_);
+    lost = lost_.contains(one.name);
+  }
+  if (lost) {
+    one.lost_at = now;
+    if (handle != 0) job_.header().communicators[journal::handle_index(handle)].store(journal::kCollectiveRemoteError);
+    log_(Level::kError, what);
+  } else if (one.reported_at == 0 || now - one.reported_at >= kReportEvery) {
+    one.reported_at = now;
+    daemon_.communicator_failed(one.name, one.place.rank, why);
+  }
+}
+
 CUresult Collectives::on_xmCommEnd(Record& record) {
   Args_xmCommEnd args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  settle(args.communicator);
   const auto found = communicators_.find(args.communicator);
   if (found == communicators_.end()) return CUDA_SUCCESS;
-  if (args.abort != 0) found->second.real->abort();
-  leaving_.push_back(std::move(found->second.real));
+  One& one = found->second;
+  if (args.abort != 0 && one.real) one.real->abort();
+  if (!one.incomplete || one.real) {
+    add_counts(one, ended_[one.name]);
+    membership_.ended(one.name);
+  }
+  if (one.real) leaving_.push_back(std::move(one.real));
   communicators_.erase(found);
   return CUDA_SUCCESS;
 }
@@ -360,16 +514,18 @@ CUresult Collectives::begin_group(std::span<CollectiveOperation> operations) {
   std::vector<Streamed> streamed;
   std::map<uint64_t, size_t> which;
   for (const CollectiveOperation& operation : operations) {
-    const auto found = communicators_.find(operation.communicator);
+    One* const one = usable(operation.communicator);
     CUstream stream = nullptr;
-    if (found == communicators_.end() || !streams_.translate(operation.stream, found->second.ordinal, &stream)) {
-      return CUDA_ERROR_INVALID_HANDLE;
+    if (!one || !streams_.translate(operation.stream, one->ordinal, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+    if (streams_.ordinal() != one->ordinal) return CUDA_ERROR_INVALID_HANDLE;
+    if (const CUresult result = check(operation, *one); result != CUDA_SUCCESS) return result;
+    if (!one->real) {
+      await_verdict(*one);
+      return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (streams_.ordinal() != found->second.ordinal) return CUDA_ERROR_INVALID_HANDLE;
-    if (const CUresult result = check(operation, found->second); result != CUDA_SUCCESS) return result;
     const auto [at, first] = which.try_emplace(operation.communicator, parts.size());
     if (first) {
-      parts.push_back({found->second.real.get(), [this, ordinal = streams_.ordinal()] { contexts_.use(ordinal); }, stream, {}});
+      parts.push_back({one->real.get(), [this, ordinal = streams_.ordinal()] { contexts_.use(ordinal); }, stream, {}});
       streamed.push_back({streams_.ordinal(), stream, {}});
     }
     Streamed& of_it = streamed[at->second];
@@ -397,6 +553,7 @@ CUresult Collectives::begin_group(std::span<CollectiveOperation> operations) {
     return CUDA_SUCCESS;
   };
   if (const CUresult result = order(true); result != CUDA_SUCCESS) return result;
+  for (const CollectiveOperation& operation : operations) count(operation);
   outside_.collectives.store(true);
   if (const device::Status begun = device_.collectives().run(parts); !begun) return device::result_of(begun);
   return order(false);

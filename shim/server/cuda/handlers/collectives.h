@@ -1,12 +1,17 @@
 // Communicators of the program, and the collectives that run in them.
 //
 // A communicator is made on a thread of its own, which waits for the other ranks; the record is answered when it is there. Until then,
-// and while collectives are in streams, work of the device waits for others: no snapshot begins (OutsideWaits).
+// and while collectives are in streams, work of the device waits for others (OutsideWaits).
 //
-// A process that has a communicator cannot be replayed alone: the other ranks would not do their part again. So the record that makes
-// one is refused at a recovery, and with it the recovery. What was made and ended before the last snapshot is in nobody's way.
+// The ranks of a communicator are snapshotted and recovered together (snapshot/group_snapshot.h). So it is counted here how far each
+// communicator is, from the last snapshot on, at which all ranks were as far. A recovery makes communicators again, on their threads, from
+// what the snapshot kept, or by executing the record that made them; whoever needs one that is not there yet waits for it.
 //
-// The executor's thread, but for the threads that make communicators: each has a Making of its own, and says in it that it is done.
+// A communicator that fails (another rank is gone) is reported to the daemon. Mostly this server is lost then, too, and recovered with the
+// others; the program learns of it only if the daemon says that nobody recovers it.
+//
+// The executor's thread, but for the threads that make communicators: each has a Making of its own, and says in it that it is done;
+// and lost(), which is any thread's.
 #pragma once
 
 #include <cuda.h>
@@ -16,11 +21,15 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/collectives.h"
+#include "server/channel/membership.h"
 #include "server/channel/meetings.h"
 #include "server/cuda/handlers/addresses.h"
 #include "server/cuda/handlers/outside_waits.h"
@@ -43,33 +52,60 @@ class Collectives {
   // Between two batches: what was made is answered, what has ended is dropped. True if there was any. A collective that can never be
   // done is the communicator's error, and if the program does not end that, the end of the job.
   bool poll();
-  // Does the process have a communicator, or is it about to?
-  bool any() const { return !communicators_.empty() || !making_.empty(); }
+  // Does the process depend on other ranks, or would it at a recovery from the last snapshot?
+  bool grouped() const { return !communicators_.empty() || !making_.empty() || !ended_.empty(); }
+  // Is a communicator being made?
+  bool making() const { return !making_.empty(); }
+  // How far the communicators are, since the last snapshot.
+  GroupCounts counts() const;
+  // As far as that, or further?
+  bool reached(const GroupCounts& targets) const;
+  // Another rank is gone for good, or has ended it: a recovery does not make it again.
+  void incomplete(const std::vector<std::string>& names);
+  // A recovery begins at a snapshot that all ranks have taken.
+  void snapshot_taken();
+  // From any thread: a communicator that has failed is not recovered.
+  void lost(const std::string& name);
   // Nobody waits for another rank any more: the process ends.
   void abort_all();
   void destroy_all();
 
  private:
   struct One {
-    std::unique_ptr<device::Communicator> real;
+    std::unique_ptr<device::Communicator> real;  // none, if it could not be made again
+    std::string failure;                         // why, then
+    std::string name;
     device::Place place;
     uint32_t ordinal = 0;
     std::chrono::milliseconds join_time{};
-    uint64_t splits = 0;     // of it, which all its ranks count alike
-    uint64_t failed_at = 0;  // 0: it has not
+    uint32_t splits = 0;      // of it, which all its ranks count alike
+    bool incomplete = false;  // it lacks ranks
+    uint64_t failed_at = 0, reported_at = 0, lost_at = 0;  // 0: not
+    uint64_t collectives = 0;  // since the last snapshot
+    std::map<std::pair<uint32_t, uint32_t>, uint64_t> sends;  // likewise, from one rank to another
+    uint64_t sequence = 0;  // of the record that made it
+    std::vector<std::byte> header;  // of that record
     StoredRecords::Kept creation;
+
+    std::string why() const { return real ? real->failure() : failure; }
   };
   struct Making;
 
   Making* begin(Record& record, uint64_t communicator);
   void run(Making& making);
+  void settle(uint64_t communicator);
+  void keep(uint64_t handle, One& one);
+  One* usable(uint64_t communicator);
+  void await_verdict(One& one);
+  void add_counts(const One& one, GroupCounts& counts) const;
+  void count(const journal::CollectiveOperation& operation);
   Result<std::unique_ptr<device::Communicator>> join(Making& making);
   Result<> choose_members(Making& making);
   void answer(Making& making);
-  CUresult refuse(Record& record);
   CUresult begin_group(std::span<journal::CollectiveOperation> operations);
   CUresult check(const journal::CollectiveOperation& operation, const One& one);
   bool look_for_failures();
+  void look_at(uint64_t handle, One& one, uint64_t now);
   bool unfinished();
 
   device::Device& device_;
@@ -78,6 +114,8 @@ class Collectives {
   Job& job_;
   Log& log_;
   Meetings& meetings_;
+  Daemon& daemon_;
+  Membership& membership_;
   Objects& objects_;
   Replies& replies_;
   Current& current_;
@@ -88,10 +126,14 @@ class Collectives {
 
   std::map<uint64_t, One> communicators_;  // by handle
   std::vector<std::unique_ptr<device::Communicator>> leaving_;  // ended by the program, with work that is not done
+  std::map<std::string, GroupCounts> ended_;  // since the last snapshot, by name: how far they were
   std::list<Making> making_;
+  std::set<std::string> gone_;  // communicators that lack ranks for good; changed only while nothing is being made
   uint64_t polled_at_ = 0;
   uint64_t looked_at_ = 0;  // for failures
   std::atomic<bool> failed_{false};  // a communicator says so, from a thread of its own
+  std::mutex lost_mutex_;
+  std::set<std::string> lost_;  // guarded by lost_mutex_
 };
 
 }  // namespace xmig::server

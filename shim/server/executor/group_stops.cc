@@ -1,0 +1,119 @@
+// A process in communicators: it stops, stands still and takes its snapshots with the other ranks (snapshot/group_snapshot.h).
+#include <string>
+
+#include "server/clock.h"
+#include "server/executor/executor.h"
+
+namespace xmig::server {
+
+using Stage = GroupSnapshot::Stage;
+
+// Between two batches, in the place of consider_snapshot().
+void Executor::take_part(bool idle, uint64_t now) {
+  constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
+  const uint32_t leaves = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
+  if (leaves & Interrupts::kHandover) daemon_.handover_failed(kWhy);
+  if (leaves & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
+  while (std::optional<GroupSnapshot::Step> step = group_.next()) make(*step, now);
+  switch (group_.stage()) {
+    case Stage::kNone:
+      if (interrupts_.pending() & Interrupts::kPause) {
+        if (const std::optional<Schedule::Stop> stop = wants_stop(idle, now)) schedule_.begin(*stop);
+      } else if (const std::optional<Schedule::Stop> stop = proposed_stop(idle, now); stop && group_.wanted(now)) {
+        daemon_.group_wanted(stop->reason);
+      }
+      return;
+    case Stage::kStopping: stop_with_the_group(now); return;
+    case Stage::kDraining:
+      if (device_idle()) hold(now);
+      return;
+    case Stage::kStopped:
+    case Stage::kHeld: return;
+  }
+}
+
+void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
+  if (placement_.bound()) placement_.leave();
+  if (auto* const stop = std::get_if<GroupStop>(&step)) {
+    if (group_.stage() == Stage::kHeld) return;
+    group_.stop(stop->round, std::move(stop->counts), now);
+    if (!handlers_.collectives.making() && !replay_.running()) return;
+    daemon_.group_busy(stop->round, replay_.running() ? "the process is being recovered" : "a communicator is being made");
+    group_.end();
+  } else if (auto* const hold = std::get_if<GroupHold>(&step)) {
+    if (group_.stage() != Stage::kStopped || group_.round() != hold->round) return;
+    handlers_.collectives.incomplete(hold->gone);
+    group_.enter(Stage::kDraining, now);
+  } else if (auto* const take = std::get_if<GroupTake>(&step)) {
+    if (group_.held() == take->round && take->round != 0) take_with_the_group();
+  } else if (auto* const go_on = std::get_if<GroupContinue>(&step)) {
+    if (group_.round() == go_on->round) go_on_alone();
+  } else if (group_.stage() != Stage::kHeld) {
+    go_on_alone();
+  }
+}
+
+// If it has come as far as it is to. Asked behind each record: further than the others it must not go.
+bool Executor::stop_with_the_group(uint64_t now) {
+  if (group_.stage() != Stage::kStopping || !handlers_.collectives.reached(group_.targets())) return false;
+  group_.enter(Stage::kStopped, now);
+  publish_executed();
+  daemon_.group_stopped(group_.round(), handlers_.collectives.counts());
+  return true;
+}
+
+// Everything that a snapshot needs, and nothing that anybody would miss if there will be none.
+void Executor::hold(uint64_t now) {
+  handlers_.outside.collectives = false;  // they are done
+  if (external_waits()) {
+    daemon_.group_busy(group_.round(), "work of the device waits for the program");
+    return go_on_alone();
+  }
+  come_to_rest();
+  handlers_.variables.keep();
+  job_.header().round_prepared.store(group_.round());
+  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
+  snapshots_.begin(moment);
+  rested_at_ = now;
+  if (const Result<> prepared = snapshots_.prepare(moment); !prepared) {
+    no_snapshot(prepared.why());
+    daemon_.group_busy(group_.round(), prepared.why());
+    return go_on_alone();
+  }
+  group_.enter(Stage::kHeld, now_ns());
+  daemon_.group_held(group_.round());
+}
+
+// From here on, whoever recovers this process or another rank goes on from this round.
+void Executor::take_with_the_group() {
+  job_.header().round_decided.store(group_.round());
+  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
+  snapshot_taken(snapshots_.finish(moment, relocation_.settling()), "the group's", rested_at_, group_.stopped_at(), group_.round());
+  interrupts_.take(Interrupts::kSnapshot);
+  interrupts_.snapshot_decided();
+  handlers_.collectives.snapshot_taken();
+  group_.end();
+}
+
+void Executor::go_on_alone() {
+  if (group_.stage() == Stage::kHeld) snapshots_.abandon();
+  job_.header().round_prepared.store(0);
+  group_.end();
+  schedule_.rested(now_ns());
+}
+
+Result<> Executor::take_snapshot_of_round(uint64_t round) {
+  come_to_rest();
+  const uint64_t start = now_ns();
+  handlers_.variables.keep();
+  const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
+  snapshots_.begin(moment);
+  Result<Snapshots::Taken> taken = snapshots_.take(moment, false);
+  if (!taken) return taken.error();
+  job_.header().round_decided.store(round);
+  snapshot_taken(std::move(*taken), "the lost server was taking it", start, 0, round);
+  handlers_.collectives.snapshot_taken();
+  return {};
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,103 @@
+// A rank's part in a snapshot that all ranks of a group take.
+//
+// Ranks that share communicators depend on each other: a replay of one alone would compute with what nobody sends any more. So none takes
+// a snapshot alone. The daemon has all of them stop between two records, and those that are behind go on until each communicator has seen
+// the same operations on all of its ranks: such positions fit, and every collective that was begun before them ends without what comes
+// after them. Then all hold: drained, hashed, with everything prepared that a snapshot needs, so that it cannot fail any more. When the daemon knows
+// that all hold, it is decided, and each takes its snapshot; a rank that is lost from then on is at that state in its memory. Until it is
+// decided, nothing of the last snapshot was overwritten, and all have that.
+//
+// The daemon's steps come on the control thread; everything else is the executor's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "server/channel/requests.h"
+
+namespace xmig::server {
+
+class GroupSnapshot {
+ public:
+  // The daemon is gone: what nobody else relies on is given up.
+  struct Alone {};
+  using Step = std::variant<GroupStop, GroupHold, GroupTake, GroupContinue, Alone>;
+  enum class Stage {
+    kNone,
+    kStopping,  // executes until it has come as far as the others
+    kStopped,   // and has said how far that is
+    kDraining,  // the device finishes what it has
+    kHeld,      // everything is prepared
+  };
+
+  explicit GroupSnapshot(std::function<void()> wake) : wake_(std::move(wake)) {}
+
+  // The control thread.
+  void request(Step step) {
+    {
+      const std::lock_guard lock(mutex_);
+      steps_.push_back(std::move(step));
+    }
+    wake_();
+  }
+  // The round in which this rank stands still until it is decided; 0: it does not.
+  uint64_t held() const { return held_.load(); }
+
+  // The executor's thread.
+  std::optional<Step> next() {
+    const std::lock_guard lock(mutex_);
+    if (steps_.empty()) return std::nullopt;
+    Step step = std::move(steps_.front());
+    steps_.pop_front();
+    return step;
+  }
+  Stage stage() const { return stage_; }
+  bool under_way() const { return stage_ != Stage::kNone; }
+  // Is nothing executed?
+  bool stands() const { return stage_ > Stage::kStopping; }
+  uint64_t round() const { return round_; }
+  const GroupCounts& targets() const { return targets_; }
+  uint64_t since() const { return since_; }        // of the stage
+  uint64_t stopped_at() const { return stopped_at_; }
+
+  void stop(uint64_t round, GroupCounts targets, uint64_t now) {
+    round_ = round;
+    targets_ = std::move(targets);
+    enter(Stage::kStopping, now);
+  }
+  void enter(Stage stage, uint64_t now) {
+    if (stage == Stage::kStopped) stopped_at_ = now;
+    stage_ = stage;
+    since_ = now;
+    held_.store(stage == Stage::kHeld ? round_ : 0);
+  }
+  void end() { enter(Stage::kNone, 0); }
+
+  // Is it time to say once more that one is wanted?
+  bool wanted(uint64_t now) {
+    if (now < want_again_at_) return false;
+    want_again_at_ = now + kWantEvery;
+    return true;
+  }
+
+ private:
+  static constexpr uint64_t kWantEvery = 20'000'000;  // ns
+
+  const std::function<void()> wake_;
+  std::mutex mutex_;
+  std::deque<Step> steps_;  // guarded by mutex_
+  std::atomic<uint64_t> held_{0};
+  Stage stage_ = Stage::kNone;
+  uint64_t round_ = 0;
+  GroupCounts targets_;
+  uint64_t since_ = 0, stopped_at_ = 0;
+  uint64_t want_again_at_ = 0;
+};
+
+}  // namespace xmig::server

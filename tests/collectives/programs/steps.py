@@ -1,0 +1,114 @@
+"""Steps that depend on all before them and on all ranks, compared with a model: `... STEPS [PAUSE]`. What is lost, done
+twice or done with another rank's step shows in every later sum."""
+
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from nccl import (
+    NCCL,
+    RANK,
+    RANKS,
+    Memory,
+    byref,
+    c_int,
+    c_void_p,
+    driver,
+    expect,
+    holding,
+    join,
+    nccl,
+    say,
+    start,
+    stream,
+    synchronize,
+    there,
+    unique_id,
+)
+
+UINT32 = 3
+SUM = 0
+COUNT = 3 << 10
+PART = COUNT // 4
+STEPS = int(sys.argv[4])
+PAUSE = float(sys.argv[5]) if len(sys.argv) > 5 else 0.004
+SPLIT_EVERY, READ_EVERY = 40, 8
+
+
+def splits_at(step: int) -> bool:
+    return step % SPLIT_EVERY == SPLIT_EVERY - 1
+
+
+def modelled(state: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
+    """All ranks' states after this step."""
+    state = np.broadcast_to(state.sum(axis=0, dtype=np.uint32), state.shape).copy()
+    received = np.roll(state[:, :PART], 1, axis=0)  # of the rank before
+    for rank in range(RANKS):
+        state[rank, PART : 2 * PART] = received[rank]
+        state[rank, 2 * PART : 3 * PART] = step * RANKS + rank
+    sums = [state[color::2, 3 * PART :].sum(axis=0, dtype=np.uint32) for color in range(min(2, RANKS))]
+    for rank in range(RANKS):
+        state[rank, 3 * PART :] = sums[rank % 2]
+    if splits_at(step):
+        state[:, :PART] = state[:, :PART].sum(axis=0, dtype=np.uint32)
+    return state
+
+
+def split(comm: c_void_p, color: int) -> c_void_p:
+    made = c_void_p()
+    if code := NCCL.ncclCommSplit(comm, c_int(color), c_int(RANK), byref(made), None):
+        raise SystemExit(f"ncclCommSplit returned {code}: {NCCL.ncclGetLastError(None)}")
+    return made
+
+
+def main() -> None:
+    start()
+    pauses = random.Random(RANK)
+    comm, on, beside = join(unique_id()), stream(), stream()
+    half = split(comm, RANK % 2)
+    state = np.arange(RANKS * COUNT, dtype=np.uint32).reshape(RANKS, COUNT)
+    memory, received = holding(state[RANK]), Memory(4 * PART)
+    mark = c_void_p()
+    driver("cuEventCreate", byref(mark), 2)
+    there("began")
+    for step in range(STEPS):
+        nccl("ncclAllReduce", memory.address, memory.address, COUNT, UINT32, SUM, comm, on)
+        nccl("ncclGroupStart")
+        nccl("ncclSend", memory.address, PART, UINT32, (RANK + 1) % RANKS, comm, on)
+        nccl("ncclRecv", received.address, PART, UINT32, (RANK - 1) % RANKS, comm, on)
+        nccl("ncclGroupEnd")
+        driver("cuMemcpyDtoDAsync_v2", memory.address + 4 * PART, received.address, 4 * PART, on)
+        driver("cuMemsetD32Async", memory.address + 8 * PART, step * RANKS + RANK, PART, on)
+        # In another stream, as gradients are summed.
+        driver("cuEventRecord", mark, on)
+        driver("cuStreamWaitEvent", beside, mark, 0)
+        nccl("ncclAllReduce", memory.address + 12 * PART, memory.address + 12 * PART, PART, UINT32, SUM, half, beside)
+        driver("cuEventRecord", mark, beside)
+        driver("cuStreamWaitEvent", on, mark, 0)
+        if splits_at(step):
+            whole = split(comm, 0)
+            nccl("ncclAllReduce", memory.address, memory.address, PART, UINT32, SUM, whole, on)
+            nccl("ncclCommDestroy", whole)
+        state = modelled(state, step)
+        if step % READ_EVERY == READ_EVERY - 1:
+            expect(synchronize(on) == 0, f"step {step}")
+            expect((memory.read(np.uint32, COUNT) == state[RANK]).all(), f"the state after step {step}")
+        time.sleep(pauses.random() * 2 * PAUSE)
+    expect(synchronize(on) == 0, "the last step")
+    expect((memory.read(np.uint32, COUNT) == state[RANK]).all(), "the state at the end")
+    error = c_int()
+    nccl("ncclCommGetAsyncError", comm, byref(error))
+    expect(error.value == 0, f"the communicator reports {error.value}")
+    there("finished")
+    # All have seen it before anybody leaves.
+    done = holding(np.ones(1, np.uint32))
+    nccl("ncclAllReduce", done.address, done.address, 1, UINT32, SUM, comm, on)
+    expect(done.read(np.uint32, 1)[0] >= 1, "the last sum")
+    for each in (half, comm):
+        nccl("ncclCommDestroy", each)
+    say("done")
+
+
+main()
