@@ -2,8 +2,95 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import harness
 from tests.collectives.conftest import Launch, lines_of
+from xmigd.demo.node import Node, Program
+
+RANKS = 4
+DONE = [f"{rank}: done" for rank in range(RANKS)]
 
 
-def test_undisturbed(launch: Launch) -> None:
-    assert lines_of(launch("steps", 4, 120)) == [f"{rank}: done" for rank in range(4)]
+def ranks_of(node: Node, program: Program) -> list[dict[str, Any]]:
+    return sorted(node.client.get("/v1/processes", job=program.job), key=lambda one: int(one["pid"]))
+
+
+def begun(folder: Path) -> None:
+    harness.wait_until(lambda: all((folder / f"began.{rank}").exists() for rank in range(RANKS)), "all have begun")
+
+
+def kill(*servers: int | None) -> None:
+    for server in servers:
+        if server:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+
+
+def all_run(node: Node, program: Program, recoveries: int = 0) -> bool:
+    """And at least so many recoveries are over in each."""
+    found = ranks_of(node, program)
+    return len(found) < RANKS or all(
+        one["state"] != "recovering" and (one["state"] != "running" or one["recoveries"] >= recoveries) for one in found
+    )
+
+
+def test_undisturbed(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """Snapshots are taken by all ranks in the same rounds."""
+    program = launch("steps", RANKS, 200)
+    begun(tmp_path)
+    harness.wait_until(
+        lambda: all(one["snapshots"] >= 3 for one in ranks_of(node, program)) or program.process.poll() is not None,
+        "snapshots of all ranks",
+    )
+    assert program.process.poll() is None
+    assert lines_of(program) == DONE
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_are_killed(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
+    """One or several at a time, also while the ranks are being recovered."""
+    chance = random.Random(seed)
+    program = launch("steps", RANKS, 400)
+    begun(tmp_path)
+    for number in range(6):
+        time.sleep(chance.uniform(0.05, 0.5))
+        if chance.random() < 0.7:
+            harness.wait_until(lambda number=number: all_run(node, program, number), "all ranks run again")
+        servers = [one["server_pid"] for one in ranks_of(node, program)]
+        kill(*chance.sample(servers, min(len(servers), chance.choice([1, 1, 2, RANKS]))))
+    assert lines_of(program) == DONE
+    assert not [line for line in program.lines() if "lost" in str(line)], program.lines()
+
+
+def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path) -> None:
+    program = launch("steps", RANKS, 400)
+    begun(tmp_path)
+    time.sleep(0.5)
+    node.kill()
+    node.start()
+    harness.found_again(node)
+    time.sleep(0.3)
+    kill(ranks_of(node, program)[1]["server_pid"])
+    assert lines_of(program) == DONE
+
+
+def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """A sticky fault of a rank's device."""
+    program = launch("steps", RANKS, 300)
+    begun(tmp_path)
+    time.sleep(0.4)
+    victim = ranks_of(node, program)[2]["id"]
+    node.client.post(
+        f"/v1/jobs/{program.job}/faults:inject", {"kind": "fault", "point": "record", "sequence": 0, "error": 700,
+                                                  "process": victim}
+    )  # fmt: skip
+    assert lines_of(program) == DONE

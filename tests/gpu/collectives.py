@@ -3,21 +3,30 @@ ranks on one."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+from tests.gpu import kills
 from tests.gpu.bench import Bench, Failed, gpus
 from tests.gpu.cases import PROGRAMS
-from xmigd.demo.node import Node
+from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 RANKS = 2
 PATIENCE = 240.0
+WARMUP = 10  # steps
+STALL = 0.1  # seconds beyond the median that count as one
 TARGETS = (
     ("ddp: step", "step_s", 1.0),
     ("large all-reduce", "large_s", 1.02),  # 0.98 of the bandwidth
@@ -63,6 +72,94 @@ def measure(bench: Bench) -> Iterator[Row]:
     )  # fmt: skip
 
 
+def recovery(bench: Bench) -> Iterator[Row]:
+    """A data-parallel training whose servers are killed, beside an undisturbed one and a native one."""
+    shared = bench.kind == "cuda" and gpus() < RANKS
+    where = "two ranks on one GPU, without P2P and shared memory" if shared else "one GPU for each rank"
+    small = ["--batch", "2", "--layers", "4"] if shared else []
+    tiny = ["--layers", "1", "--width", "64", "--words", "512", "--context", "64", "--batch", "1"]
+    count = 1 if bench.rehearsal else 60 if shared else 240
+    words = [
+        "--deterministic",
+        "--steps",
+        str(count),
+        *small,
+        *(["--shared"] if shared else []),
+        *(tiny if bench.rehearsal else []),
+    ]
+    devices = ",".join(f"{bench.kind}:{number}" for number in range(1 if shared else RANKS))
+    native = None if bench.rehearsal else run(bench, None, words, "ddp.py")
+    with bench.node(devices=devices) as node:
+        plain = run(bench, node, words, "ddp.py")
+        status = bench.scratch / "ddp.status"
+        killed: list[float] = []
+        disturbed = run(
+            bench, node, [*words, "--status", str(status)], "ddp.py", partial(kill_servers, bench, status, killed)
+        )
+        recovered = [one for one in node.client.get("/v1/recoveries")["items"] if one["outcome"] == "resumed"]
+    step = median(plain[0]["times_s"][WARMUP:])
+    if native is not None:
+        beside = median(native[0]["times_s"][WARMUP:])
+        yield Row(
+            name="ddp: step, GPT-2", value=round(step / beside, 3), unit="× native", target=1.0, better="lower",
+            conditions=f"{where}; {1e3 * step:.4g} ms, natively {1e3 * beside:.4g}; deterministic, snapshots taken",
+        )  # fmt: skip
+    stalls = sorted(time for time in (max(each) for each in pieces(disturbed[0]["times_s"][WARMUP:], step)))
+    if stalls:
+        about = f"{where}; {len(killed)} servers killed, of one rank after the other; {len(recovered)} recoveries"
+        for name, value, target in (("median", median(stalls), 1.5), ("worst", stalls[-1], 3.0)):
+            yield Row(
+                name=f"job recovery without standby communicators: stall, {name}", value=round(value - step, 3),
+                unit="s", target=target, better="lower", conditions=about,
+            )  # fmt: skip
+    reference = plain if native is None else native
+    wrong = [
+        f"{name} of rank {one['rank']}"
+        for runs, called in ((plain, "undisturbed"), (disturbed, "with kills"))
+        for one, other in zip(runs, reference, strict=True)
+        for key, name in (("losses", f"losses {called}"), ("sha256", f"weights {called}"))
+        if one[key] != other[key]
+    ]
+    yield Row(
+        name="job recovery: differences", value=0 if bench.rehearsal else len(wrong), unit="in all", target=0,
+        better="lower", conditions=f"{where}; {len(killed)} kills in {count} steps of GPT-2 with DDP; "
+        f"different: {', '.join(wrong[:4]) or 'none'}",
+    )  # fmt: skip
+
+
+def pieces(times: list[float], step: float) -> list[list[float]]:
+    """Steps that took much longer than the others, those that follow each other together."""
+    found: list[list[float]] = []
+    before = -9
+    for number, time_s in enumerate(times):
+        if time_s > step + STALL:
+            if number - before > 3:
+                found.append([])
+            found[-1].append(time_s)
+            before = number
+    return found
+
+
+def kill_servers(bench: Bench, status: Path, killed: list[float], program: Program) -> None:
+    """One after the other, of one rank after the other, each when all standbys are warm."""
+    files = [status.with_suffix(f".{rank}") for rank in range(RANKS)]
+    chance = random.Random(1)
+    steps = 0
+    while program.process.poll() is None:
+        if min(kills.step(file) for file in files) < steps + WARMUP or kills.phase(files[0]) == "end":
+            time.sleep(0.005)
+            continue
+        listed = [one for one in program.node.client.get("/v1/processes", job=program.job) if one["state"] == "running"]
+        if len(listed) < RANKS or any(one["standby"] != "warm" for one in listed[:RANKS]):
+            time.sleep(0.005)
+            continue
+        time.sleep(chance.uniform(0, 0.04))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(listed[len(killed) % len(listed)]["server_pid"], signal.SIGKILL)
+            killed.append(time.monotonic())
+        steps = max(kills.step(file) for file in files)
+
+
 def differing(native: list[dict[str, Any]], xmig: list[dict[str, Any]]) -> list[str]:
     """Names of results that are not the same on some rank."""
     found: list[str] = []
@@ -72,13 +169,20 @@ def differing(native: list[dict[str, Any]], xmig: list[dict[str, Any]]) -> list[
     return found
 
 
-def run(bench: Bench, node: Node | None, words: list[str]) -> list[dict[str, Any]]:
+def run(
+    bench: Bench,
+    node: Node | None,
+    words: list[str],
+    name: str = "ranks.py",
+    disturb: Callable[[Program], None] | None = None,
+) -> list[dict[str, Any]]:
     """What each rank says. Raises Failed."""
     command = [
         bench.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone",
-        str(PROGRAMS / "ranks.py"), *words,
+        str(PROGRAMS / name), *words,
     ]  # fmt: skip
-    out = bench.logs / f"ranks-{'natively' if node is None else 'xmig'}.out"
+    how = "natively" if node is None else "xmig" if disturb is None else "killed"
+    out = bench.logs / f"{Path(name).stem}-{how}.out"
     end = min(bench.end, time.monotonic() + PATIENCE)
     with out.open("w") as to:
         if node is None:
@@ -89,6 +193,8 @@ def run(bench: Bench, node: Node | None, words: list[str]) -> list[dict[str, Any
             options: dict[str, Any] = {"stdout": to, "stderr": subprocess.STDOUT, "start_new_session": True}
             program = node.program(command, name="ranks", environment=bench.environment, **options)
             process = program.process
+            if disturb is not None:
+                threading.Thread(target=disturb, args=(program,), daemon=True).start()
         try:
             code = process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -106,7 +106,10 @@ DEVICES = [
 
 
 # Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
-COLLECTIVES = [Part("ranks", "collectives", 180, collectives.measure, topic="collectives")]
+COLLECTIVES = [
+    Part("ranks", "collectives", 180, collectives.measure, topic="collectives"),
+    Part("job-recovery", "collectives", 150, collectives.recovery, topic="collectives"),
+]
 
 
 def chosen(only: str | None) -> list[Part]:

@@ -124,7 +124,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!job) std::abort();
   Physical physical(*device, daemon, log);
   Meetings meetings(daemon);
-  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings};
+  Membership membership(daemon);
+  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership};
   Executor executor(services, *device, preload, physical, {.snapshot_cost = 1.0});
   if (!executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
