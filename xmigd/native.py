@@ -34,6 +34,7 @@ class Layout(BaseModel):
     stall_at: int = Field(default=1129600, ge=0, lt=1 << 30)  # JournalHeader::stall; 0: not known
     notices_at: int = Field(default=1129728, ge=0, lt=1 << 30)  # JournalHeader::notices_posted
     notices: int = Field(default=64, ge=1, le=1024)  # slots for them
+    group_at: int = Field(default=0, ge=0, lt=1 << 30)  # JournalHeader::round_prepared; 0: not known
     room_bytes: int = Field(default=64 << 20, gt=0, le=1 << 30)  # of a piece of host memory for a suspended process
 
 

@@ -104,3 +104,12 @@ def stall(fd: int, offset: int) -> Stall | None:
     if reported_at == 0 or max(reported_at, replay, constant, bound, peak, spent) > _MOST or correction > 1_000_000:
         return None
     return Stall(reported_at, working == 1, replay, correction, constant, bound, peak, spent)
+
+
+def decided_round(fd: int, offset: int) -> int:
+    """The last round of a group's snapshots that the journal calls decided; 0: none. Its program may have written
+    there: a number that no round has decides nothing."""
+    if offset == 0 or _is_journal(fd) is None:
+        return 0
+    data = os.pread(fd, _TWO.size, offset)
+    return int(_TWO.unpack(data)[1]) if len(data) == _TWO.size else 0

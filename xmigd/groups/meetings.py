@@ -93,6 +93,12 @@ class Meetings:
             if not meeting.came:
                 del self._meetings[name]
 
+    def forget_of(self, processes: frozenset[str]) -> None:
+        """All servers of these are new, and meet again."""
+        for name, meeting in list(self._meetings.items()):
+            if any(owner in processes for owner, _ in meeting.came.values()):
+                del self._meetings[name]
+
     def _forget(self, t: int) -> None:
         for name in [name for name, one in self._meetings.items() if t - one.heard > PATIENCE]:
             del self._meetings[name]

@@ -91,6 +91,7 @@ class Snapshot(Message):
     off_device: bool = False
     """Its whole shadow. A server of an earlier version does not say."""
     reason: Text
+    round: Number = 0  # that it was taken in with the other ranks of a group; 0: alone
 
 
 class SnapshotStands(Message):
@@ -194,6 +195,61 @@ class Meet(Message):
     offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
 
 
+Name = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+GroupRound = Annotated[int, Field(gt=0, lt=1 << 63)]
+
+
+class Communicator(Message):
+    """The rank is in it, or is joining it; its program has ended it; no recovery needs it any more."""
+
+    type: Literal["communicator"]
+    name: Name
+    rank: Rank
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    state: Literal["joined", "ended", "past"]
+
+
+class CommunicatorFailed(Message):
+    """A collective of it cannot be done; repeated each second until it is answered."""
+
+    type: Literal["communicator_failed"]
+    name: Name
+    rank: Rank
+    why: Text
+
+
+class GroupWanted(Message):
+    """A snapshot is due."""
+
+    type: Literal["group_wanted"]
+    reason: Text
+
+
+class GroupStopped(Message):
+    """It executes nothing. ``counts``: operations since the last snapshot, of each communicator by its name, and what
+    one rank has sent another by "name:from>to"."""
+
+    type: Literal["group_stopped"]
+    round: GroupRound
+    counts: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{64}(:[0-9]{1,4}>[0-9]{1,4})?$")], Number]
+
+
+class GroupHeld(Message):
+    """Its snapshot is prepared; it stands still until that is decided."""
+
+    type: Literal["group_held"]
+    round: GroupRound
+
+
+class GroupBusy(Message):
+    """It cannot stand still now."""
+
+    type: Literal["group_busy"]
+    round: GroupRound
+    why: Text
+
+
 class Round(Message):
     type: Literal["round"]
     number: Number
@@ -277,19 +333,21 @@ class ResumeFailed(Message):
     text: Text
 
 
+GroupMessage = Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
 ServerMessage = (
     Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase | ProgramError
     | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed
     | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
-    | Kept | Meet
+    | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
         Hello | Unavailable | Ready | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
-        | ResumeFailed | Kept | Meet,
+        | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld
+        | GroupBusy,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
@@ -339,6 +397,8 @@ def pack_assign(
     }  # fmt: skip
     if ahead:
         fields["ahead"] = True
+    if assign.group is not None:
+        fields |= {"decided": assign.group.decided, "gone": list(assign.group.gone)}
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":

@@ -168,6 +168,38 @@ class Exited(ServerEvent):
     expected: int | None = None  # the stall that was expected then, ns
 
 
+# --- of a process whose ranks are recovered together --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped(Event):
+    """Whether it depends on other processes from now on."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLost(Event):
+    """The server of another rank is lost."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupGo(Event):
+    """The servers of all ranks have ended: they recover."""
+
+    decided: int
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHopeless(Event):
+    """Another rank cannot be recovered."""
+
+    reason: str
+
+
 # --- what is injected, recorded ----------------------------------------------------------------------------------
 
 InjectPoint = Literal["record", "kernel", "copy", "snapshot", "replay", "import"]
@@ -277,6 +309,15 @@ class Careful:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """What a recovery together with other ranks begins from. ``decided``: the last round of snapshots that counts;
+    ``gone``: communicators that are not made again."""
+
+    decided: int
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Assign(Instruction):
     """Give the process to a server. `recover` and `resume`: with every memory handle, then `go`."""
 
@@ -287,6 +328,21 @@ class Assign(Instruction):
     injections: tuple[Injection, ...] = ()
     error: int = 0
     text: str = ""
+    group: Group | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken(Instruction):
+    """Its server is lost, or will be: so are those of the other ranks."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitGroup(Instruction):
+    """Its server has ended. The next one is given the process with those of the other ranks (``GroupGo``)."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,9 @@ class Recovery(Core):
         self._best = (0, -1)  # snapshot number, records of the replay that got furthest
         self._lost_tries = 0
         self._prepared: e.Prepare | None = None  # what the standby that prepares was sent
+        self.grouped = False  # it depends on other processes
+        self._group: e.Group | None = None  # of the recovery under way, once all ranks wait
+        self._waits_for_group = False  # a server is there, and is not given the process yet
         self._reported: dict[int, str] = {}  # why a server that never was ready is about to exit
 
     # --- the entry ---------------------------------------------------------------------------------------------
@@ -86,6 +89,15 @@ class Recovery(Core):
                 self._client_exited(event)
             case e.StopRequested():
                 self._stop_requested(event)
+            case e.Grouped():
+                self.grouped = event.on
+            case e.GroupLost():
+                self._group_lost(event)
+            case e.GroupGo():
+                self._group_goes(event)
+            case e.GroupHopeless():
+                if self.state == "recovering":
+                    self._lose(CUDA_ERROR_DEVICE_UNAVAILABLE, event.reason)
             case e.HandleMissed():
                 self.unrecoverable = event.reason
             case e.InjectRequested():
@@ -187,6 +199,9 @@ class Recovery(Core):
         """The active server is warm: give it the process."""
         assert self.active is not None
         number = self.active
+        if self.grouped and self._group is None and self.state == "recovering":
+            self._waits_for_group = True
+            return
         prepared = self.servers[number] == "preparing"
         self.servers[number] = "assigned"
         injections = tuple(self.armed.values())
@@ -205,7 +220,12 @@ class Recovery(Core):
             self._out += [e.Arm(number, one) for one in injections if one not in self._prepared.injections]
             self._out.append(e.Enter(number))
         else:
-            self._out.append(e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections))
+            self._out.append(
+                e.Assign(
+                    number, "recover", deliver=deliver, careful=self._careful, injections=injections,
+                    group=self._group if self.grouped else None,
+                )
+            )  # fmt: skip
         self._replay_from = self._snapshot[0]
         self.recovery.standby_ready = self._t
         self.recovery.snapshot = self._snapshot[0]
@@ -225,6 +245,9 @@ class Recovery(Core):
         if event.server != self.active or self.servers[event.server] not in ("assigned", "dying"):
             return
         recoverable = self.state in ("running", "recovering") and self.unrecoverable is None
+        if recoverable and self.grouped:
+            self._out.append(e.GroupBroken("its server is ending"))
+            return  # which snapshot is to be prepared is not known before all ranks' servers have ended
         if not recoverable or self._lost_in_a_row >= AT_ONCE:
             return
         if self.standby is not None and self.servers[self.standby] == "warm":
@@ -335,6 +358,8 @@ class Recovery(Core):
             record, min(event.at, event.t), innocent=injection is not None, expected=event.expected
         )
         self._kill(event.server, "it reported a sticky fault")
+        if self.grouped and self.state in ("running", "recovering"):
+            self._out.append(e.GroupBroken(record.text))
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
         window = self._window
@@ -431,7 +456,7 @@ class Recovery(Core):
     def _recover(self, death: Death) -> None:
         """Nobody has the process."""
         record = death.record
-        cause = record.text if record is not None else "the server was lost"
+        cause = record.text if record is not None else death.why or "the server was lost"
         if not death.innocent:
             self.attempts += 1
         if self.state == "starting":
@@ -464,6 +489,9 @@ class Recovery(Core):
         else:
             if self.state != "recovering":
                 self._go("recovering", cause)
+            self._group, self._waits_for_group = None, False
+            if self.grouped:
+                self._out.append(e.AwaitGroup(cause))
             self._lost_in_a_row += 1
             if self._lost_in_a_row <= AT_ONCE:
                 self._replace()
@@ -537,6 +565,28 @@ class Recovery(Core):
                     self._end("the program has exited; its server did not finish in time")
             case "stop":
                 self._out.append(e.SignalClient(signal.SIGKILL, "it did not exit after SIGTERM"))
+
+    # --- with other ranks ------------------------------------------------------------------------------------------
+
+    def _group_lost(self, event: e.GroupLost) -> None:
+        """What this server has done since the last snapshot cannot be done again by the others without it."""
+        if (
+            self.state not in ("running", "recovering")
+            or self.active is None
+            or self.servers[self.active] != "assigned"
+        ):
+            return
+        if self.active not in self._deaths:
+            self._deaths[self.active] = Death(None, self._t, innocent=True, why=event.reason)
+        self._kill(self.active, event.reason)
+
+    def _group_goes(self, event: e.GroupGo) -> None:
+        if self.state != "recovering" or self._group is not None:
+            return
+        self._group = e.Group(event.decided, event.gone)
+        if self._waits_for_group:
+            self._waits_for_group = False
+            self._assign()
 
     # --- endings -------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
+from xmigd.supervisor.group import Group
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
 from xmigd.supervisor.state import ProcessState
@@ -63,6 +64,7 @@ class Process(ProcessState):
         host_pool: HostPool,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
         meet: Callable[[Process, m.Meet], None],
+        group: Group,
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -82,6 +84,7 @@ class Process(ProcessState):
         self._finished = finished
         self._snapshot_committed = snapshot_committed
         self._meet = meet
+        self._group = group
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
@@ -403,6 +406,7 @@ class Process(ProcessState):
                     self.snapshot_ms += message.ms
                     self.records.snapshot(self.row.id, message)
                     self._snapshot_committed(self, message)
+                    self._group.committed(self, message)
                     self.tell(
                         e.SnapshotCommitted(
                             t=t, server=number, number=message.number, sequence=message.sequence, ms=message.ms,
@@ -430,6 +434,18 @@ class Process(ProcessState):
                     server.refuse("a rank from a server without a job, or one that there is not")
                 else:
                     self._meet(self, message)
+            case (
+                m.Communicator()
+                | m.CommunicatorFailed()
+                | m.GroupWanted()
+                | m.GroupStopped()
+                | m.GroupHeld()
+                | m.GroupBusy()
+            ):
+                if not has_process:
+                    server.refuse("a rank from a server without a job")
+                else:
+                    self._group.reported(self, message)
             case m.Bye():
                 self.tell(e.SaidBye(t=t, server=number, reason=message.reason))
             case m.Log():
@@ -487,8 +503,13 @@ class Process(ProcessState):
             case e.SaveState():
                 self._log.info(f"process {instruction.state}", why=instruction.why)
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
+                self._group.is_now(self, instruction.state, instruction.why)
                 if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
+            case e.GroupBroken():
+                self._group.broken(self, instruction.reason)
+            case e.AwaitGroup():
+                self._group.waits(self, instruction.reason)
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():

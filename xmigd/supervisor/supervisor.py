@@ -44,6 +44,7 @@ from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
+from xmigd.supervisor.group import Group
 from xmigd.supervisor.guard import Guard
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
@@ -97,6 +98,7 @@ class Supervisor:
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
         self._meetings = Meetings()
+        self._group = Group(self.processes, self._meetings, layout.group_at, lambda: self.expected)
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self._learn = learn
@@ -220,6 +222,7 @@ class Supervisor:
         self._clients.close()
         self.runners.close()
         self._collecting.cancel()
+        self._group.close()
         for process in [p for p in self.processes.values() if p.state == "starting"]:
             process.tell(e.ClientExited(t=now(), reason="xmigd is stopping"))
         recovering = [p for p in self.processes.values() if p.state == "recovering"]
@@ -357,8 +360,8 @@ class Supervisor:
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, snapshot_committed=self._keep, meet=self._meet, fd_store=self._fd_store,
-            faults=faults, recoveries=recoveries,
+            host_pool=self.host_pool, snapshot_committed=self._keep, meet=self._meet, group=self._group,
+            fd_store=self._fd_store, faults=faults, recoveries=recoveries,
         )  # fmt: skip
 
     def _suspended_bytes(self) -> int | None:

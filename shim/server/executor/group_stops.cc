@@ -19,7 +19,8 @@ void Executor::take_part(bool idle, uint64_t now) {
     case Stage::kNone:
       if (interrupts_.pending() & Interrupts::kPause) {
         if (const std::optional<Schedule::Stop> stop = wants_stop(idle, now)) schedule_.begin(*stop);
-      } else if (const std::optional<Schedule::Stop> stop = proposed_stop(idle, now); stop && group_.wanted(now)) {
+      } else if (const std::optional<Schedule::Stop> stop = proposed_stop(idle, now);
+                 stop && !replay_.running() && group_.wanted(now)) {
         daemon_.group_wanted(stop->reason);
       }
       return;
@@ -103,6 +104,7 @@ void Executor::go_on_alone() {
 }
 
 Result<> Executor::take_snapshot_of_round(uint64_t round) {
+  handlers_.collectives.settle_all();  // it has to keep them
   come_to_rest();
   const uint64_t start = now_ns();
   handlers_.variables.keep();

@@ -315,6 +315,10 @@ void Collectives::settle(uint64_t communicator) {
   }
 }
 
+void Collectives::settle_all() {
+  while (!making_.empty()) settle(making_.front().communicator);
+}
+
 // To begin an operation in it.
 Collectives::One* Collectives::usable(uint64_t communicator) {
   settle(communicator);

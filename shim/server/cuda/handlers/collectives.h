@@ -62,6 +62,8 @@ class Collectives {
   bool reached(const GroupCounts& targets) const;
   // Another rank is gone for good, or has ended it: a recovery does not make it again.
   void incomplete(const std::vector<std::string>& names);
+  // Every communicator that is being made is there.
+  void settle_all();
   // A recovery begins at a snapshot that all ranks have taken.
   void snapshot_taken();
   // From any thread: a communicator that has failed is not recovered.
