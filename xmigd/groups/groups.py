@@ -22,6 +22,7 @@ TAKE_PATIENCE = 60_000_000_000  # ns until a snapshot that is taken is reported
 BETWEEN = 10_000_000  # ns between two rounds
 FIRST_PAUSE, LAST_PAUSE = 100_000_000, 1_000_000_000  # ns after one that was given up
 LOOK_AGAIN = 500_000_000  # ns after which a communicator's failure must have a cause that is known
+RECOVERY_PATIENCE = 10_000_000_000  # ns, likewise in a recovery
 RESOLVE = 100_000_000  # ns between two looks whether all ranks of an earlier daemon's round are known
 
 Counts = Mapping[str, int]
@@ -151,15 +152,15 @@ class Groups:
     def _of(self, process: str) -> list[_Communicator]:
         return [self._communicators[name] for name in self._names.get(process, ())]
 
-    def _incomplete(self, members: Iterable[str]) -> tuple[str, ...]:
-        """Their communicators that a recovery does not make again."""
+    def _incomplete(self, members: Iterable[str], *, now: bool = False) -> tuple[str, ...]:
+        """Their communicators that a recovery from the last snapshot cannot make again; ``now``: from one that is taken
+        now. What was ended since the last one, a replay makes again, and ends it."""
         names = {name for each in members for name in self._names.get(each, ())}
-        found = []
-        for name in names:
-            one = self._communicators[name]
-            if one.ended or any(who not in self._names or name not in self._names[who] for who in one.members.values()):
-                found.append(name)
-        return tuple(sorted(found))
+        return tuple(sorted(name for name in names if self._lacks(name) or (now and self._communicators[name].ended)))
+
+    def _lacks(self, name: str) -> bool:
+        """Has a rank gone, or ended it before its last snapshot?"""
+        return any(name not in self._names.get(who, ()) for who in self._communicators[name].members.values())
 
     # --- membership -----------------------------------------------------------------------------------------------
 
@@ -243,7 +244,7 @@ class Groups:
                 one.counts[member] = None
             return [Stop(member, number, wanted) for member, wanted in sorted(behind.items())]
         one.stage, one.until = "holding", t + HOLD_PATIENCE
-        gone = self._incomplete(one.members)
+        gone = self._incomplete(one.members, now=True)
         return [
             Hold(member, number, tuple(name for name in gone if name in self._names[member]))
             for member in sorted(one.members)
@@ -373,11 +374,12 @@ class Groups:
 
     def failed(self, t: int, process: str, name: str) -> list[Instruction]:
         """A collective of a communicator cannot be done."""
-        if process in self._broken:
+        if self._broken.get(process) in ("broken", "waits"):
             return []
-        if name not in self._names.get(process, ()) or name in self._incomplete([process]):
+        if name not in self._names.get(process, ()) or self._lacks(name) or self._communicators[name].ended:
             return [NotRecovered(process, name)]
-        self._failures.setdefault((process, name), t + LOOK_AGAIN)
+        again = RECOVERY_PATIENCE if process in self._broken else LOOK_AGAIN
+        self._failures.setdefault((process, name), t + again)
         return []
 
     def tick(self, t: int) -> list[Instruction]:
@@ -387,6 +389,6 @@ class Groups:
         for (process, name), at in list(self._failures.items()):
             if at <= t:
                 del self._failures[process, name]
-                if process in self._names and process not in self._broken:
+                if process in self._names and self._broken.get(process) not in ("broken", "waits"):
                     out.append(NotRecovered(process, name))
         return out
