@@ -51,7 +51,7 @@ def test_undisturbed(node: Node, launch: Launch, tmp_path: Path) -> None:
         "snapshots of all ranks",
     )
     assert program.process.poll() is None
-    assert lines_of(program) == DONE
+    assert lines_of(program, timeout=60) == DONE
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,7 +66,7 @@ def test_servers_are_killed(node: Node, launch: Launch, tmp_path: Path, seed: in
             harness.wait_until(lambda: all_run(node, program), "all ranks run again")
         servers = [one["server_pid"] for one in ranks_of(node, program)]
         kill(*chance.sample(servers, min(len(servers), chance.choice([1, 1, 2, RANKS]))))
-    assert lines_of(program) == DONE
+    assert lines_of(program, timeout=60) == DONE
     assert not [line for line in program.lines() if "lost" in str(line)], program.lines()
 
 
@@ -79,7 +79,7 @@ def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Pa
     harness.found_again(node)
     time.sleep(0.3)
     kill(ranks_of(node, program)[1]["server_pid"])
-    assert lines_of(program) == DONE
+    assert lines_of(program, timeout=60) == DONE
 
 
 def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None:
@@ -92,4 +92,4 @@ def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None
         f"/v1/jobs/{program.job}/faults:inject", {"kind": "fault", "point": "record", "sequence": 0, "error": 700,
                                                   "process": victim}
     )  # fmt: skip
-    assert lines_of(program) == DONE
+    assert lines_of(program, timeout=60) == DONE

@@ -77,16 +77,11 @@ def recovery(bench: Bench) -> Iterator[Row]:
     shared = bench.kind == "cuda" and gpus() < RANKS
     where = "two ranks on one GPU, without P2P and shared memory" if shared else "one GPU for each rank"
     small = ["--batch", "2", "--layers", "4"] if shared else []
-    tiny = ["--layers", "1", "--width", "64", "--words", "512", "--context", "64", "--batch", "1"]
+    tiny = ["--layers", "1", "--width", "64", "--heads", "1", "--words", "512", "--context", "64", "--batch", "1"]
     count = 1 if bench.rehearsal else 60 if shared else 240
-    words = [
-        "--deterministic",
-        "--steps",
-        str(count),
-        *small,
-        *(["--shared"] if shared else []),
-        *(tiny if bench.rehearsal else []),
-    ]
+    warmup = 0 if bench.rehearsal else WARMUP
+    words = ["--deterministic", "--steps", str(count), "--warmup", str(warmup), *small]
+    words += [*(["--shared"] if shared else []), *(tiny if bench.rehearsal else [])]
     devices = ",".join(f"{bench.kind}:{number}" for number in range(1 if shared else RANKS))
     native = None if bench.rehearsal else run(bench, None, words, "ddp.py")
     with bench.node(devices=devices) as node:
@@ -97,14 +92,14 @@ def recovery(bench: Bench) -> Iterator[Row]:
             bench, node, [*words, "--status", str(status)], "ddp.py", partial(kill_servers, bench, status, killed)
         )
         recovered = [one for one in node.client.get("/v1/recoveries")["items"] if one["outcome"] == "resumed"]
-    step = median(plain[0]["times_s"][WARMUP:])
+    step = median(plain[0]["times_s"][warmup:])
     if native is not None:
-        beside = median(native[0]["times_s"][WARMUP:])
+        beside = median(native[0]["times_s"][warmup:])
         yield Row(
             name="ddp: step, GPT-2", value=round(step / beside, 3), unit="× native", target=1.0, better="lower",
             conditions=f"{where}; {1e3 * step:.4g} ms, natively {1e3 * beside:.4g}; deterministic, snapshots taken",
         )  # fmt: skip
-    stalls = sorted(time for time in (max(each) for each in pieces(disturbed[0]["times_s"][WARMUP:], step)))
+    stalls = sorted(time for time in (max(each) for each in pieces(disturbed[0]["times_s"][warmup:], step)))
     if stalls:
         about = f"{where}; {len(killed)} servers killed, of one rank after the other; {len(recovered)} recoveries"
         for name, value, target in (("median", median(stalls), 1.5), ("worst", stalls[-1], 3.0)):

@@ -33,7 +33,7 @@ dist.all_reduce(torch.ones(1, device=device))
 torch.cuda.synchronize()
 ready = time.monotonic() - began
 model = make_gpt(options)
-ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], init_sync=options.steps > 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 options.seed += RANK
 tokens = Tokens(options)
