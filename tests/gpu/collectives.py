@@ -91,7 +91,7 @@ def recovery(bench: Bench) -> Iterator[Row]:
         disturbed = run(
             bench, node, [*words, "--status", str(status)], "ddp.py", partial(kill_servers, bench, status, killed)
         )
-        recovered = [one for one in node.client.get("/v1/recoveries")["items"] if one["outcome"] == "resumed"]
+        recovered = [one for one in node.client.get("/v1/recoveries") if one["outcome"] == "resumed"]
     step = median(plain[0]["times_s"][warmup:])
     if native is not None:
         beside = median(native[0]["times_s"][warmup:])
