@@ -13,8 +13,9 @@ namespace xmig::server {
 
 class Interrupts {
  public:
-  // kAnswer: if there is nothing to preserve, the daemon is informed.
-  enum What : uint32_t { kStop = 1, kSnapshot = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32 };
+  // kAnswer: if there is nothing to preserve, the daemon is informed. kLook: something that the executor looks at in each turn has
+  // changed; without it, an executor that is about to sleep would not see it before it wakes.
+  enum What : uint32_t { kStop = 1, kSnapshot = 2, kPause = 4, kHandover = 8, kSuspend = 16, kAnswer = 32, kLook = 64 };
 
   // `release`: the executor can be woken on any processor now.
   Interrupts(const Job& job, std::function<void()> release) : job_(job), release_(std::move(release)) {}

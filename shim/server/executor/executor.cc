@@ -109,7 +109,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       staging_(memory_),
       snapshots_(services_, memory_, granules_, staging_),
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
-      group_([this] { interrupts_.request(0); }),
+      group_([this] { interrupts_.request(Interrupts::kLook); }),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -204,6 +204,7 @@ Result<> Executor::run() {
   check_finished_replay();  // who takes a job over tells so before it executes anything
   while (!current_.broken) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
+    interrupts_.take(Interrupts::kLook);  // before anything is looked at
     bool worked = !stands() && execute_batch();
     if (current_.broken) break;
     worked |= waits_.poll();

@@ -153,7 +153,7 @@ class Executor final : public Witness, private Execution {
 
   // Execution: stops.cc, remake.cc
   uint64_t position() const override { return current_.position; }
-  void wake() override { interrupts_.request(0); }
+  void wake() override { interrupts_.request(Interrupts::kLook); }
   bool stopping() const override { return (interrupts_.pending() & Interrupts::kStop) != 0; }
   bool replaying() const override { return replay_.running(); }
   void come_to_rest() override;
