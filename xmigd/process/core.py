@@ -48,6 +48,7 @@ class Death:
     occurred: int | None = None
     innocent: bool = False  # injected, or from outside: says nothing about the program
     expected: int | None = None  # the stall that was expected when it happened, ns
+    why: str = ""  # where there is no record
 
 
 class Core(ABC):

@@ -168,6 +168,35 @@ class Exited(ServerEvent):
     expected: int | None = None  # the stall that was expected then, ns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped(Event):
+    """Is it tied to other processes by a communicator?"""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLost(Event):
+    """Another member's server is lost: all recover together."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupGo(Event):
+    """Every member waits for its next server. They begin at the round that was decided last."""
+
+    decided: int  # 0: none
+    gone: tuple[str, ...] = ()  # communicators that are not made again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHopeless(Event):
+    """A member cannot be recovered, so nobody can."""
+
+    reason: str
+
+
 # --- what is injected, recorded ----------------------------------------------------------------------------------
 
 InjectPoint = Literal["record", "kernel", "copy", "snapshot", "replay", "import"]
@@ -287,6 +316,8 @@ class Assign(Instruction):
     injections: tuple[Injection, ...] = ()
     error: int = 0
     text: str = ""
+    decided: int | None = None  # of a group's member: see GroupGo
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +336,18 @@ class Enter(Instruction):
     """The lost server has ended: give the process to the one that has prepared."""
 
     server: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken(Instruction):
+    """The server of a group's member is lost, or is about to be."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitGroup(Instruction):
+    """It has none, and its next one gets the process after `GroupGo`."""
 
 
 @dataclass(frozen=True, slots=True)

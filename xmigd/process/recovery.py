@@ -24,7 +24,8 @@ from copy import copy
 from dataclasses import dataclass
 
 from xmigd.process import events as e
-from xmigd.process.core import FIRST_BACKOFF, LAST_BACKOFF, Core, Death, ServerState
+from xmigd.process.core import FIRST_BACKOFF, LAST_BACKOFF, Death, ServerState
+from xmigd.process.group import GroupMember
 from xmigd.process.limits import Limits
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
@@ -44,7 +45,7 @@ class _Window:
     error: int
 
 
-class Recovery(Core):
+class Recovery(GroupMember):
     """See the module's docstring."""
 
     def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
@@ -55,7 +56,6 @@ class Recovery(Core):
         self._faults = faults
         self._recoveries = recoveries
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
-        self._deaths: dict[int, Death] = {}
         self._injecting: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = (
             None  # injected once; a snapshot behind it proves that it was not the program's own
@@ -122,6 +122,8 @@ class Recovery(Core):
                 self._ending(event)
             case e.Exited():
                 self._exited(event)
+            case _:
+                self._take_of_group(event)
 
     # --- beginnings --------------------------------------------------------------------------------------------
 
@@ -187,6 +189,8 @@ class Recovery(Core):
         """The active server is warm: give it the process."""
         assert self.active is not None
         number = self.active
+        if self._must_wait_for_group:
+            return
         prepared = self.servers[number] == "preparing"
         self.servers[number] = "assigned"
         injections = tuple(self.armed.values())
@@ -205,7 +209,8 @@ class Recovery(Core):
             self._out += [e.Arm(number, one) for one in injections if one not in self._prepared.injections]
             self._out.append(e.Enter(number))
         else:
-            self._out.append(e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections))
+            assign = e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections)
+            self._out.append(self._with_group(assign))
         self._replay_from = self._snapshot[0]
         self.recovery.standby_ready = self._t
         self.recovery.snapshot = self._snapshot[0]
@@ -225,7 +230,8 @@ class Recovery(Core):
         if event.server != self.active or self.servers[event.server] not in ("assigned", "dying"):
             return
         recoverable = self.state in ("running", "recovering") and self.unrecoverable is None
-        if not recoverable or self._lost_in_a_row >= AT_ONCE:
+        self._break("it has ended")
+        if self.grouped or not recoverable or self._lost_in_a_row >= AT_ONCE:
             return
         if self.standby is not None and self.servers[self.standby] == "warm":
             self.servers[self.standby] = "preparing"
@@ -245,6 +251,7 @@ class Recovery(Core):
     def _replace(self) -> None:
         """The active server is gone and another must take its place."""
         self.active = None
+        self._await_group()
         self._drop_what_was_prepared_in_vain()
         if self.standby is not None:
             number, self.standby = self.standby, None
@@ -334,6 +341,7 @@ class Recovery(Core):
         self._deaths[event.server] = Death(
             record, min(event.at, event.t), innocent=injection is not None, expected=event.expected
         )
+        self._break(record.text)
         self._kill(event.server, "it reported a sticky fault")
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
@@ -372,6 +380,7 @@ class Recovery(Core):
         text = f"the server gave the process up at journal position {event.position}: {event.text}"
         self._deaths[event.server] = Death(self._fault("garbage", text))
         self.unrecoverable = text
+        self._break(text)
         self._kill(event.server, "it gave its process up")
 
     def _misbehaved(self, event: e.Misbehaved) -> None:
@@ -383,6 +392,7 @@ class Recovery(Core):
             self._retry_later(f"the standby misbehaved: {event.reason}")
         elif event.server == self.active and event.server not in self._deaths and self.state != "draining":
             self._deaths[event.server] = Death(self._fault("protocol", event.reason))
+            self._break(event.reason)
 
     def _exited(self, event: e.Exited) -> None:
         state = self.servers[event.server]
@@ -431,7 +441,7 @@ class Recovery(Core):
     def _recover(self, death: Death) -> None:
         """Nobody has the process."""
         record = death.record
-        cause = record.text if record is not None else "the server was lost"
+        cause = record.text if record is not None else death.why or "the server was lost"
         if not death.innocent:
             self.attempts += 1
         if self.state == "starting":
@@ -440,6 +450,7 @@ class Recovery(Core):
             else:
                 self._replace()
             return
+        self._broken_for_good(cause)
         if self.recovery is None:
             self._recoveries += 1
             self.recovery = e.RecoveryRecord(
@@ -528,6 +539,7 @@ class Recovery(Core):
                     if self.active not in self._deaths:
                         text = "the server made no progress in time"
                         self._deaths[self.active] = Death(self._fault("timeout", text))
+                        self._break(text)
                     self._kill(self.active, "it made no progress in time")
             case "stable":
                 if self.state == "running":

@@ -62,7 +62,8 @@ class Process(ProcessState):
         suspend_dir: Path,
         host_pool: HostPool,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
-        meet: Callable[[Process, m.Meet], None],
+        rank_reported: Callable[[Process, m.RankMessage], None],
+        group_concerns: Callable[[Process, e.Instruction], None],
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -81,7 +82,8 @@ class Process(ProcessState):
         self._refuse = refuse
         self._finished = finished
         self._snapshot_committed = snapshot_committed
-        self._meet = meet
+        self._rank_reported = rank_reported
+        self._group_concerns = group_concerns
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
@@ -272,6 +274,11 @@ class Process(ProcessState):
         else:
             self.tell(e.StopRequested(t=now(), reason=why))
 
+    def send_active(self, message: bytes) -> None:
+        """To the server that has it, if one has."""
+        if (server := self.server(self.machine.active)) is not None:
+            server.send(message)
+
     def met(self, answer: Answer) -> None:
         """To its server, whose rank of a communicator looks for the others."""
         server = self.server(self.machine.active)
@@ -425,11 +432,15 @@ class Process(ProcessState):
                 self.tell(e.InjectionFires(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
-            case m.Meet():
-                if not has_process or message.rank >= message.ranks:
-                    server.refuse("a rank from a server without a job, or one that there is not")
+            case (
+                m.Meet() | m.Communicator() | m.CommunicatorFailed() | m.GroupWanted() | m.GroupStopped()
+                | m.GroupHeld() | m.GroupBusy()
+            ):  # fmt: skip
+                there_is = not isinstance(message, m.Meet | m.Communicator) or message.rank < message.ranks
+                if has_process and there_is:
+                    self._rank_reported(self, message)
                 else:
-                    self._meet(self, message)
+                    server.refuse("a rank from a server without a job, or one that there is not")
             case m.Bye():
                 self.tell(e.SaidBye(t=t, server=number, reason=message.reason))
             case m.Log():
@@ -489,6 +500,9 @@ class Process(ProcessState):
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
                 if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
+                self._group_concerns(self, instruction)
+            case e.GroupBroken() | e.AwaitGroup():
+                self._group_concerns(self, instruction)
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():
