@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from xmigd.groups import groups as g
@@ -190,3 +193,45 @@ class TestNewDaemon:
             groups.orphan(who(one))
             groups.awaits(0, one)
         assert groups.open(0, "ab") == [g.Recover("a", {"a": (), "b": ()})]
+
+
+class TestManyRanks:
+    RANKS = 8000
+
+    def test_what_a_round_and_a_recovery_cost(self) -> None:
+        """In messages: their waves are as many as for two ranks."""
+        begun = time.process_time()
+        groups = Groups(100)
+        groups.open(0)
+        names = [f"{rank:04d}" for rank in range(self.RANKS)]
+        for rank, name in enumerate(names):
+            groups.communicator(0, who(name), N, rank, self.RANKS, "joined")
+            groups.communicator(0, who(name), f"{rank // 8:064x}", rank % 8, 8, "joined")
+        tied = time.process_time()
+        stops = groups.wanted(0, names[5])
+        ahead = self.answers(stops, lambda one: groups.stopped(MS, one, 100, counts(one, 3 + (int(one) % 8 == 0))))
+        holds = self.answers(ahead, lambda one: groups.stopped(MS, one, 100, counts(one, 4)))
+        takes = self.answers(holds, lambda one: groups.held(MS, one, 100))
+        assert [len(wave) for wave in (stops, ahead, holds, takes)] == [8000, 7000, 8000, 8000]
+        assert self.answers(takes, lambda one: groups.committed(MS, one, 100)) == []
+        breaks = [one for one in groups.broken(MS, names[3], "killed") if isinstance(one, g.Break)]
+        assert len(breaks) == 7999
+        goes = self.answers(breaks, lambda one: groups.awaits(MS, one)) + groups.awaits(MS, names[3])
+        assert [len(one.members) for one in goes if isinstance(one, g.Recover)] == [8000]
+        done = time.process_time()
+        print(f"{self.RANKS} ranks: tied in {tied - begun:.2f} s, round and recovery in {done - tied:.2f} s")
+
+    @staticmethod
+    def answers(
+        wave: list[g.Instruction], answer: Callable[[str], list[g.Instruction]]
+    ) -> list[g.Instruction]:  # fmt: skip
+        """All get what was sent, and all answer."""
+        out: list[g.Instruction] = []
+        for one in wave:
+            assert out == []
+            out = answer(one.process)
+        return out
+
+
+def counts(process: str, all_ranks: int) -> dict[str, int]:
+    return {N: all_ranks, f"{int(process) // 8:064x}": 2}

@@ -220,19 +220,19 @@ class Groups:
         if process not in found.assumed:
             return
         found.assumed.discard(process)
-        before = next(one for one, owner in found.ranks.items() if owner == process)
         other = found.ranks.get(rank)
-        if before == rank or (other is not None and other not in found.assumed):
+        if other != process and (other is None or other not in found.assumed):
             return
-        for one, owner in ((before, other), (rank, process)):
-            if owner is None:
-                del found.ranks[one]
-                found.states.pop(one)
-                continue
-            found.ranks[one] = owner
-            has = self._members[owner].has[key]
-            has.discard(rank if one == before else before)
-            has.add(one)
+        freed = [one for one, owner in found.ranks.items() if owner == process and one != rank]
+        for one in freed:
+            del found.ranks[one]
+        if other is not None and other != process:
+            self._assign_rank(found, key, freed[0], other)
+        self._assign_rank(found, key, rank, process)
+
+    def _assign_rank(self, found: _Communicator, key: Key, rank: int, process: str) -> None:
+        found.ranks[rank], found.states[rank] = process, "joined"
+        self._members[process].has[key] = {rank}
 
     def _tie(self, communicator: _Communicator, key: Key, process: str) -> None:
         """All who have it are of one group."""
@@ -491,7 +491,7 @@ class Groups:
         living = self._living(group)
         if len(living) > 1 and not group.recovering:
             rank = self._rank_of(process)
-            text = f"rank {rank}'s server was lost: all {len(living)} ranks recover together ({reason})"
+            text = f"rank {rank}'s server was lost: all {len(living)} ranks recover together"
             self._out.append(Note(process, text))
         group.recovering = True
         self._break_all(group, f"the server of rank {self._rank_of(process)} was lost: {reason}")
@@ -643,9 +643,10 @@ class Groups:
             self._communicators[key] = made = _Communicator(key[1], len(orphans))
             self._assume(key, made, dict(enumerate(orphans)))
             return
+        open_ranks = any(len(self._communicators[key].ranks) < self._communicators[key].size for key in keys)
         for one in unplaced:
             del self._members[one]
-            if one in marked and keys:
+            if keys and (one in marked or open_ranks):
                 why = "its server ended while no daemon was there, and which rank it was of its group is not known"
                 self._out.append(Hopeless(one, why))
             else:
