@@ -66,7 +66,7 @@ class GroupWorld:
         self.busy = False
         self.committed = 0  # rounds
         self.exited: set[int] = set()
-        self.takes: dict[int, set[int]] = {}  # by round, whose server was told
+        self.takes: dict[int, set[int]] = {}  # by round, who was sent `take`
         self.groups.open(self.t)
         for rank in range(4):
             self.tell(rank, e.ClientArrived)
@@ -175,9 +175,9 @@ class GroupWorld:
 
     def check(self) -> None:
         """Of what is decided, everybody had prepared his part, and the parts fit."""
-        for round, told in self.takes.items():
+        for round, takers in self.takes.items():
             positions = {}
-            for rank in told:
+            for rank in takers:
                 journal = self.journals[rank]
                 if journal.prepared[0] == round:
                     positions[rank] = journal.prepared[1]

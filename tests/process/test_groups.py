@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -223,7 +223,7 @@ class TestManyRanks:
 
     @staticmethod
     def answers(
-        wave: list[g.Instruction], answer: Callable[[str], list[g.Instruction]]
+        wave: Sequence[g.Instruction], answer: Callable[[str], list[g.Instruction]]
     ) -> list[g.Instruction]:  # fmt: skip
         """All get what was sent, and all answer."""
         out: list[g.Instruction] = []

@@ -5,13 +5,13 @@ Whoever has exited stays known as a member of its communicators for as long as s
 
 Rounds: all living members stop between two records, those behind go on until each communicator has seen the same number
 of operations on all its ranks, and each pair of ranks the same number of sends and receives; then all prepare their
-snapshot, and once all have, they are told to take it. That is the decision; a server writes it into its journal before
+snapshot, and once all have, each is sent `take`. That is the decision; a server writes it into its journal before
 it overwrites anything, so it is known from the journals alone.
 
 Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
 that was decided last.
 
-Invariants: a group has one round at a time, and none while it recovers; nobody is told to take a round that not all
+Invariants: a group has one round at a time, and none while it recovers; nobody is sent `take` in a round that not all
 have prepared; all members go on at the same moment and from the same round; nothing is started before `open`, when
 nobody can be missing any more whom an earlier daemon knew.
 """
@@ -125,7 +125,7 @@ class _Communicator:
     size: int
     ranks: dict[int, str] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
-    assumed: set[str] = field(default_factory=set)  # processes of which nobody has said which rank they are
+    assumed: set[str] = field(default_factory=set)  # processes whose rank is not known yet
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class _Group:
     members: set[str] = field(default_factory=set)
     round: _Round | None = None
     decided: int = 0  # the round that is being committed
-    committing: set[str] = field(default_factory=set)  # who has not said yet that it has
+    committing: set[str] = field(default_factory=set)  # who has not reported its snapshot yet
     recovering: bool = False
     pause: int = 0
     not_before: int = 0
@@ -520,15 +520,17 @@ class Groups:
         return self._out
 
     def _look_whether_all_wait(self, group: _Group) -> None:
-        living = self._living(group)
-        if not self._opened or not group.recovering or any(self._members[one].fate != "waits" for one in living):
+        if not self._opened or not group.recovering:
             return
+        if any(self._members[one].fate in ("well", "broken") for one in group.members):
+            return
+        living = self._living(group)
         group.recovering, group.committing = False, set()
         if living:
+            keys = {key for one in living for key in self._members[one].has}
             gone = {
                 key: {one for one in self._communicators[key].ranks.values() if not self._is_living(one)}
-                for one in living
-                for key in self._members[one].has
+                for key in keys
             }
             for one in living:
                 self._members[one].fate = "well"

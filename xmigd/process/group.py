@@ -53,7 +53,7 @@ class GroupMember(Core):
             self._out.append(e.GroupBroken(reason))
 
     def _broken_for_good(self, reason: str) -> None:
-        """Its server's exit has been seen: whatever the group said before was about that one."""
+        """Its server's exit has been seen: a go-ahead of the group was for that one."""
         self._break(reason)
         self._go_ahead = None
 

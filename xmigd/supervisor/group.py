@@ -99,7 +99,7 @@ class Ranks:
     # --- what is done ------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Callable[[int], list[g.Instruction]]) -> None:
-        """Events that come of doing what one said wait their turn."""
+        """Events that come of carrying out others wait their turn."""
         self._events.append(event)
         if self._busy:
             return
