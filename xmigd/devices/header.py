@@ -93,6 +93,17 @@ def counters(fd: int) -> Counters | None:
     return Counters(records=next_sequence, used_bytes=max(0, min(tail - trimmed, found[1])))
 
 
+def rounds(fd: int, offset: int) -> tuple[int, int]:
+    """Of group snapshots: the last that was prepared, and the last that was decided. 0: none."""
+    if offset == 0 or _is_journal(fd) is None:
+        return 0, 0
+    data = os.pread(fd, _TWO.size, offset)
+    if len(data) < _TWO.size:
+        return 0, 0
+    prepared, decided = _TWO.unpack(data)
+    return (prepared if prepared < 1 << 63 else 0), (decided if decided < 1 << 63 else 0)
+
+
 def stall(fd: int, offset: int) -> Stall | None:
     """What the server tells of a recovery. None: it tells nothing, or nothing that could be."""
     if offset == 0 or _is_journal(fd) is None:
@@ -104,12 +115,3 @@ def stall(fd: int, offset: int) -> Stall | None:
     if reported_at == 0 or max(reported_at, replay, constant, bound, peak, spent) > _MOST or correction > 1_000_000:
         return None
     return Stall(reported_at, working == 1, replay, correction, constant, bound, peak, spent)
-
-
-def decided_round(fd: int, offset: int) -> int:
-    """The last round of a group's snapshots that the journal calls decided; 0: none. Its program may have written
-    there: a number that no round has decides nothing."""
-    if offset == 0 or _is_journal(fd) is None:
-        return 0
-    data = os.pread(fd, _TWO.size, offset)
-    return int(_TWO.unpack(data)[1]) if len(data) == _TWO.size else 0

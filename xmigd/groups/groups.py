@@ -1,13 +1,19 @@
-"""Ranks that depend on each other: their snapshots and their recoveries, which are all ranks' or nobody's. No I/O.
+"""Processes that communicators tie together: they take snapshots together, and recover together. Pure.
 
-A group is the closure of processes over communicators. What servers and machines of processes tell comes in; what
-servers are to be told, and what becomes of processes, goes out.
+A *group* is a connected component: processes, tied by communicators that at least one living process has in its state.
+Whoever has exited stays known as a member of its communicators for as long as somebody living has them.
 
-Invariants:
-  A process is in one round at most, and all living members of its group are in the same.
-  A round is taken only when all of its members hold, and then by every one that lives; the next begins when all have.
-  No server of a group is given its process before all servers of the group have ended, and then all are.
-Nothing here outlives a daemon: a round that was decided is in the ranks' journals (docs/decisions/0045).
+Rounds: all living members stop between two records, those behind go on until each communicator has seen the same number
+of operations on all its ranks, and each pair of ranks the same number of sends and receives; then all prepare their
+snapshot, and once all have, each is sent `take`. That is the decision; a server writes it into its journal before
+it overwrites anything, so it is known from the journals alone.
+
+Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
+that was decided last.
+
+Invariants: a group has one round at a time, and none while it recovers; nobody is sent `take` in a round that not all
+have prepared; all members go on at the same moment and from the same round; nothing is started before `open`, when
+nobody can be missing any more whom an earlier daemon knew.
 """
 
 from __future__ import annotations
@@ -16,379 +22,660 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-PATIENCE = 50_000_000  # ns until all ranks stand where they fit
-HOLD_PATIENCE = 2_000_000_000  # ns until all have prepared their snapshots
-TAKE_PATIENCE = 60_000_000_000  # ns until a snapshot that is taken is reported
-BETWEEN = 10_000_000  # ns between two rounds
-FIRST_PAUSE, LAST_PAUSE = 100_000_000, 1_000_000_000  # ns after one that was given up
-LOOK_AGAIN = 500_000_000  # ns after which a communicator's failure must have a cause that is known
-RECOVERY_PATIENCE = 10_000_000_000  # ns, likewise in a recovery
-RESOLVE = 100_000_000  # ns between two looks whether all ranks of an earlier daemon's round are known
+PATIENCE = 50_000_000  # ns, from the first stop until all fit
+HOLD_PATIENCE = 2_000_000_000  # ns, until all have prepared: that hashes memory
+LOOK_AGAIN = 500_000_000  # ns: a collective may fail before the death that it failed of is seen
+BETWEEN_ROUNDS = 10_000_000  # ns
+FIRST_PAUSE = 100_000_000  # ns, after a round that was given up
+LAST_PAUSE = 1_000_000_000
 
-Counts = Mapping[str, int]
+State = Literal["joined", "ended", "past"]
+# broken: its server is lost, its exit not seen yet. lost: it cannot be recovered; gone: its program has exited.
+Fate = Literal["well", "broken", "waits", "lost", "gone"]
+Key = tuple[int, str]  # of a communicator: a user's, by name
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """To a process's server: stop once it is as far as this."""
-
+class Who:
     process: str
+    uid: int
+    job: str
+
+
+# --- instructions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tie(Instruction):
+    """From now on it is a group's member, or is none any more."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Instruction):
     round: int
-    counts: Counts
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    process: str
+class Hold(Instruction):
     round: int
     gone: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    process: str
+class Take(Instruction):
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Continue:
-    process: str
+class Continue(Instruction):
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class NotRecovered:
-    """To a server whose communicator has failed: nobody recovers that."""
+class Resolve(Instruction):
+    """It is held in a round of an earlier daemon: taken if any journal says that it was decided, else given up."""
 
-    process: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Instruction):
+    """Another member's server is lost: kill this one's, too."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless(Instruction):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover(Instruction):
+    """All members wait: let each go on, from the round that any of their journals says was decided last. `process` is
+    the first of them. With each, the communicators that it does not make again."""
+
+    members: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorLost(Instruction):
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
-    """Another rank's server is lost: so is this one's."""
-
-    process: str
-    reason: str
+class Note(Instruction):
+    text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recover:
-    """All servers of these have ended: they recover, all from the last round that any of their journals calls decided.
-    ``gone``: communicators that are not made again."""
-
-    processes: tuple[str, ...]
-    gone: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hopeless:
-    """It cannot be recovered, because another rank cannot."""
-
-    process: str
-    reason: str
-
-
-Instruction = Stop | Hold | Take | Continue | NotRecovered | Break | Recover | Hopeless
+# --- what is known ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Communicator:
-    members: dict[int, str] = field(default_factory=dict)  # processes, by rank
-    ended: set[str] = field(default_factory=set)  # by these processes' programs
+    name: str
+    size: int
+    ranks: dict[int, str] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    assumed: set[str] = field(default_factory=set)  # processes whose rank is not known yet
+
+
+@dataclass(slots=True)
+class _Member:
+    who: Who
+    fate: Fate = "well"
+    has: dict[Key, set[int]] = field(default_factory=dict)  # ranks of communicators that are not past
 
 
 @dataclass(slots=True)
 class _Round:
     number: int
-    members: frozenset[str]
-    until: int
-    stage: Literal["stopping", "holding", "taking"] = "stopping"
-    counts: dict[str, Counts | None] = field(default_factory=dict)  # None: it goes on, or has not answered yet
-    ready: set[str] = field(default_factory=set)  # of the stage: hold, or have taken
+    members: set[str]
+    missing: set[str]  # whose answer is to come
+    deadline: int
+    holding: bool = False
+    counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    members: set[str] = field(default_factory=set)
+    round: _Round | None = None
+    decided: int = 0  # the round that is being committed
+    committing: set[str] = field(default_factory=set)  # who has not reported its snapshot yet
+    recovering: bool = False
+    pause: int = 0
+    not_before: int = 0
+    loose: bool = False  # a tie is gone: it may be several groups now
+    past: list[tuple[str, Key, int]] = field(default_factory=list)  # ties that hold until all have committed
 
 
 class Groups:
     def __init__(self, first_round: int) -> None:
-        """``first_round``: greater than any of an earlier daemon's."""
-        self._next_round = first_round
-        self._communicators: dict[str, _Communicator] = {}
-        self._names: dict[str, set[str]] = {}  # of each living process
-        self._gone: set[str] = set()  # their programs have ended
-        self._rounds: dict[str, _Round] = {}  # by member
-        self._pause: dict[str, tuple[int, int]] = {}  # until when there is no round, and how long that was
-        self._broken: dict[str, Literal["broken", "waits", "given"]] = {}
-        self._doomed: dict[str, str] = {}
-        self._failures: dict[tuple[str, str], int] = {}  # (process, communicator): when it is looked at again
-        self._held: dict[str, int] = {}  # rounds of an earlier daemon
+        """`first_round`: higher than any that an earlier daemon began."""
+        self._first_round = self._next_round = first_round
+        self._communicators: dict[Key, _Communicator] = {}
+        self._members: dict[str, _Member] = {}
+        self._groups: dict[str, _Group] = {}  # by process
+        self._rounds: dict[int, _Group] = {}  # that are under way, by number
+        self._failures: dict[tuple[str, Key], int] = {}  # when to look again
+        self._orphans: set[str] = set()
+        self._unresolved: dict[str, int] = {}  # held in a round of an earlier daemon
+        self._opened = False
+        self._out: list[Instruction] = []
+        self._t = 0
 
-    # --- what is known --------------------------------------------------------------------------------------------
+    @property
+    def due(self) -> int | None:
+        """When to call `wake`."""
+        deadlines = [group.round.deadline for group in self._rounds.values() if group.round is not None]
+        return min([*deadlines, *self._failures.values()], default=None)
 
-    def grouped(self, process: str) -> bool:
-        return bool(self._names.get(process))
+    # --- communicators ---------------------------------------------------------------------------------------------
 
-    def rank_of(self, process: str) -> int:
-        """In its largest communicator."""
-        found = [
-            (len(one.members), rank) for one in self._of(process) for rank, who in one.members.items() if who == process
-        ]
-        return max(found)[1] if found else 0
-
-    def members(self, process: str) -> frozenset[str]:
-        """Those that live, the process among them."""
-        seen, new = {process}, [process]
-        while new:
-            for one in self._of(new.pop()):
-                found = {who for who in one.members.values() if who in self._names} - seen
-                seen |= found
-                new += found
-        return frozenset(seen)
-
-    def due_at(self) -> int | None:
-        """When ``tick`` has something to do, ns."""
-        times = [one.until for one in self._rounds.values()] + list(self._failures.values())
-        return min(times) if times else None
-
-    def _of(self, process: str) -> list[_Communicator]:
-        return [self._communicators[name] for name in self._names.get(process, ())]
-
-    def _incomplete(self, members: Iterable[str], *, now: bool = False) -> tuple[str, ...]:
-        """Their communicators that a recovery from the last snapshot cannot make again; ``now``: from one that is taken
-        now. What was ended since the last one, a replay makes again, and ends it."""
-        names = {name for each in members for name in self._names.get(each, ())}
-        return tuple(sorted(name for name in names if self._lacks(name) or (now and self._communicators[name].ended)))
-
-    def _lacks(self, name: str) -> bool:
-        """Has a rank gone, or ended it before its last snapshot?"""
-        return any(name not in self._names.get(who, ()) for who in self._communicators[name].members.values())
-
-    # --- membership -----------------------------------------------------------------------------------------------
-
-    def joined(self, t: int, process: str, name: str, rank: int) -> list[Instruction]:
-        one = self._communicators.setdefault(name, _Communicator())
-        one.members[rank] = process
-        one.ended.discard(process)
-        before = self._names.setdefault(process, set())
-        if name in before:
-            return []
-        before.add(name)
-        # Who is about to be held with others may now depend on more.
-        return self._give_up(t, process)
-
-    def ended(self, process: str, name: str) -> None:
-        if (one := self._communicators.get(name)) is not None:
-            one.ended.add(process)
-
-    def past(self, process: str, name: str) -> None:
-        self._names.get(process, set()).discard(name)
-        self._drop_unknown(name)
-
-    def _drop_unknown(self, name: str) -> None:
-        one = self._communicators.get(name)
-        if one is not None and not any(name in self._names.get(who, ()) for who in one.members.values()):
-            del self._communicators[name]
-
-    def left(self, t: int, process: str, lost: str = "") -> list[Instruction]:
-        """Its program has ended, or (``lost``: why) it cannot be recovered."""
-        if process not in self._names:
-            return []
-        out = self._give_up(t, process)
-        others = self.members(process) - {process}
-        rank = self.rank_of(process)
-        names = self._names.pop(process)
-        self._broken.pop(process, None)
-        self._doomed.pop(process, None)
-        self._pause.pop(process, None)
-        self._held.pop(process, None)
-        for name in names:
-            self._drop_unknown(name)
-        if lost:
-            reason = f"rank {rank} of its communicator was lost: {lost}"
-            for other in sorted(others):
-                if other not in self._broken:
-                    continue  # its communicator fails, and its program learns of that
-                self._doomed[other] = reason
-                if self._broken[other] == "waits":
-                    out.append(Hopeless(other, reason))
+    def communicator(
+        self, t: int, who: Who, name: str, rank: int, ranks: int, state: State
+    ) -> list[Instruction]:  # fmt: skip
+        self._begin(t)
+        key = (who.uid, name)
+        found = self._communicators.get(key)
+        if state == "past":
+            self._is_past(who.process, key, rank)
+        elif state == "ended" and found is not None and found.ranks.get(rank) == who.process:
+            found.states[rank] = "ended"
         else:
-            for other in sorted(others):
-                out += self._all_wait(other)
-        return out
+            self._join(who, key, rank, ranks, state)
+        return self._out
 
-    # --- rounds ---------------------------------------------------------------------------------------------------
+    def _join(self, who: Who, key: Key, rank: int, ranks: int, state: State) -> None:
+        found = self._communicators.get(key)
+        if found is None:
+            found = self._communicators[key] = _Communicator(key[1], ranks)
+        if rank >= found.size or found.size != ranks:
+            return  # where ranks meet it is refused
+        self._correct(found, key, who.process, rank)
+        if found.ranks.setdefault(rank, who.process) != who.process:
+            return
+        found.states[rank] = state
+        member = self._members.get(who.process)
+        if member is None:
+            member = self._members[who.process] = _Member(who)
+        if member.fate in ("lost", "gone") or rank in member.has.get(key, ()):
+            return
+        if not member.has:
+            self._out.append(Tie(who.process, True))
+        member.has.setdefault(key, set()).add(rank)
+        self._tie(found, key, who.process)
+
+    def _correct(self, found: _Communicator, key: Key, process: str, rank: int) -> None:
+        """Of a communicator whose rank's server died with the daemon it was only assumed which one that was."""
+        if process not in found.assumed:
+            return
+        found.assumed.discard(process)
+        other = found.ranks.get(rank)
+        if other != process and (other is None or other not in found.assumed):
+            return
+        freed = [one for one, owner in found.ranks.items() if owner == process and one != rank]
+        for one in freed:
+            del found.ranks[one]
+        if other is not None and other != process:
+            self._assign_rank(found, key, freed[0], other)
+        self._assign_rank(found, key, rank, process)
+
+    def _assign_rank(self, found: _Communicator, key: Key, rank: int, process: str) -> None:
+        found.ranks[rank], found.states[rank] = process, "joined"
+        self._members[process].has[key] = {rank}
+
+    def _tie(self, communicator: _Communicator, key: Key, process: str) -> None:
+        """All who have it are of one group."""
+        merged = self._groups.setdefault(process, _Group({process}))
+        others = (one for one in communicator.ranks.values() if one != process and self._has(one, key))
+        if (other := next(others, None)) is not None and self._groups[other] is not merged:
+            merged = self._merge(merged, self._groups[other])
+        self._give_up(merged, penalty=False)
+        if merged.recovering:
+            self._break_all(merged, "a member's server was lost")
+
+    def _merge(self, one: _Group, other: _Group) -> _Group:
+        small, large = sorted((one, other), key=lambda group: len(group.members))
+        for group in (small, large):
+            self._give_up(group, penalty=False)
+        large.members |= small.members
+        large.committing |= small.committing
+        large.decided = max(large.decided, small.decided)
+        large.recovering |= small.recovering
+        large.not_before = max(large.not_before, small.not_before)
+        large.pause = max(large.pause, small.pause)
+        large.loose |= small.loose
+        large.past += small.past
+        for process in small.members:
+            self._groups[process] = large
+        return large
+
+    def _is_past(self, process: str, key: Key, rank: int) -> None:
+        group = self._groups.get(process)
+        if group is not None and group.committing:
+            group.past.append((process, key, rank))
+        else:
+            self._untie(process, key, rank)
+
+    def _untie(self, process: str, key: Key, rank: int) -> None:
+        found, member = self._communicators.get(key), self._members.get(process)
+        if found is None or member is None or rank not in member.has.get(key, ()):
+            return
+        found.states[rank] = "past"
+        member.has[key].discard(rank)
+        if not member.has[key]:
+            del member.has[key]
+        self._groups[process].loose = True
+        if not any(self._is_living(one) and self._has(one, key) for one in found.ranks.values()):
+            self._drop(key)
+        if member.fate not in ("lost", "gone") and not member.has:
+            self._leave(process)
+
+    def _drop(self, key: Key) -> None:
+        """Nobody living has it."""
+        found = self._communicators.pop(key)
+        for process in set(found.ranks.values()):
+            member = self._members.get(process)
+            if member is not None and member.has.pop(key, None) is not None and not member.has:
+                self._leave(process)
+
+    def _leave(self, process: str) -> None:
+        member, group = self._members.pop(process), self._groups.pop(process)
+        group.members.discard(process)
+        group.committing.discard(process)
+        if group.round is not None and process in group.round.members:
+            self._give_up(group, penalty=False)
+        if member.fate not in ("lost", "gone"):
+            self._out.append(Tie(process, False))
+
+    def _is_living(self, process: str) -> bool:
+        return process in self._members and self._members[process].fate not in ("lost", "gone")
+
+    def _has(self, process: str, key: Key) -> bool:
+        return process in self._members and key in self._members[process].has
+
+    def _living(self, group: _Group) -> list[str]:
+        return [one for one in group.members if self._is_living(one)]
+
+    def _current(self, process: str) -> _Group | None:
+        """Its group, as small as it is now."""
+        group = self._groups.get(process)
+        if group is None or not group.loose or group.recovering or group.round is not None or group.committing:
+            return group
+        group.loose = False
+        left = set(group.members)
+        while left:
+            part = self._component(left.pop())
+            left -= part
+            if len(part) == len(group.members):
+                break
+            made = _Group(part, pause=group.pause, not_before=group.not_before, decided=group.decided)
+            for one in part:
+                self._groups[one] = made
+        return self._groups[process]
+
+    def _component(self, process: str) -> set[str]:
+        part, seen, todo = {process}, set[Key](), [process]
+        while todo:
+            for key in self._members[todo.pop()].has.keys() - seen:
+                seen.add(key)
+                more = {one for one in self._communicators[key].ranks.values() if self._has(one, key)} - part
+                part |= more
+                todo += more
+        return part
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
 
     def wanted(self, t: int, process: str) -> list[Instruction]:
-        members = self.members(process)
-        if process not in self._names or any(
-            m in self._broken or m in self._rounds or m in self._held for m in members
-        ):
-            return []
-        if any(t < self._pause[m][0] for m in members if m in self._pause):
-            return []
+        self._begin(t)
+        if not self._opened or not self._is_living(process):
+            return self._out
+        group = self._current(process)
+        if group is None or group.round is not None or group.committing or group.recovering or t < group.not_before:
+            return self._out
+        members = set(self._living(group))
+        group.round = _Round(self._next_round, members, set(members), t + PATIENCE)
+        self._rounds[self._next_round] = group
         self._next_round += 1
-        one = _Round(self._next_round, members, t + PATIENCE, counts=dict.fromkeys(members))
-        for member in members:
-            self._rounds[member] = one
-        return [Stop(member, one.number, {}) for member in sorted(members)]
+        self._out += [Stop(one, group.round.number, {}) for one in sorted(members)]
+        return self._out
 
-    def stopped(self, t: int, process: str, number: int, counts: Counts) -> list[Instruction]:
-        one = self._round(process, number, "stopping")
-        if one is None:
-            return [Continue(process, number)] if process not in self._rounds else []
-        one.counts[process] = counts
-        if any(each is None for each in one.counts.values()):
-            return []
-        behind = self._behind(one)
+    def stopped(self, t: int, process: str, number: int, counts: Mapping[str, int]) -> list[Instruction]:
+        self._begin(t)
+        group = self._rounds.get(number)
+        if group is not None and group.round is not None and not group.round.holding:
+            round = group.round
+            if process in round.missing:
+                round.missing.discard(process)
+                round.counts[process] = counts
+                if not round.missing:
+                    self._compare(group, round)
+        return self._out
+
+    def _compare(self, group: _Group, round: _Round) -> None:
+        """All stand still: do their positions fit?"""
+        highest: dict[str, int] = {}
+        for counts in round.counts.values():
+            for key, count in counts.items():
+                highest[key] = max(highest.get(key, 0), count)
+        behind = self._behind(group, round, highest)
         if behind:
-            for member in behind:
-                one.counts[member] = None
-            return [Stop(member, number, wanted) for member, wanted in sorted(behind.items())]
-        one.stage, one.until = "holding", t + HOLD_PATIENCE
-        gone = self._incomplete(one.members, now=True)
-        return [
-            Hold(member, number, tuple(name for name in gone if name in self._names[member]))
-            for member in sorted(one.members)
-        ]
+            round.missing = set(behind)
+            self._out += [Stop(one, round.number, behind[one]) for one in sorted(behind)]
+            return
+        gone = self._gone_names(group)
+        round.holding, round.missing, round.deadline = True, set(round.members), self._t + HOLD_PATIENCE
+        self._out += [Hold(one, round.number, self._gone_of(one, gone)) for one in sorted(round.members)]
 
-    def _behind(self, one: _Round) -> dict[str, dict[str, int]]:
-        """Who has to go on, and how far."""
-        most: dict[str, int] = {}
-        for counts in one.counts.values():
-            for key, count in (counts or {}).items():
-                most[key] = max(most.get(key, 0), count)
-        found: dict[str, dict[str, int]] = {}
-        for key, count in most.items():
+    def _behind(self, group: _Group, round: _Round, highest: dict[str, int]) -> dict[str, dict[str, int]]:
+        behind: dict[str, dict[str, int]] = {}
+
+        def look(process: str | None, key: str, count: int | None, most: int) -> None:
+            if process in round.members and (count is None or count < most):
+                behind.setdefault(process, {})[key] = most
+
+        uids = {self._members[one].who.uid for one in round.members}
+        for key, most in highest.items():
             name, _, pair = key.partition(":")
-            communicator = self._communicators.get(name)
-            if communicator is None:
-                continue
-            ranks = {int(each) for each in pair.split(">")} if pair else set(communicator.members)
-            for rank in ranks:
-                member = communicator.members.get(rank, "")
-                if member not in one.members or name not in self._names[member]:
-                    continue  # it is gone, or has ended it long ago
-                own = (one.counts[member] or {}).get(key, 0 if pair else -1)
-                if own < count:
-                    found.setdefault(member, {})[key] = count
-        return found
+            for uid in uids:
+                found = self._communicators.get((uid, name))
+                if found is None:
+                    continue
+                if pair:
+                    for rank in {int(one) for one in pair.split(">")}:
+                        process = found.ranks.get(rank)
+                        if found.states.get(rank) != "past":
+                            look(process, key, round.counts.get(process or "", {}).get(key, 0), most)
+                else:
+                    for rank, process in found.ranks.items():
+                        if found.states[rank] != "past":
+                            look(process, key, round.counts.get(process, {}).get(key), most)
+        return behind
+
+    def _gone_names(self, group: _Group) -> dict[Key, set[str]]:
+        """Communicators that somebody has ended, and who that is."""
+        keys = {key for one in group.members for key in self._members[one].has}
+        return {
+            key: {
+                process for rank, process in self._communicators[key].ranks.items()
+                if self._communicators[key].states[rank] != "joined" or not self._is_living(process)
+            } for key in keys
+        }  # fmt: skip
+
+    def _gone_of(self, process: str, gone: Mapping[Key, set[str]]) -> tuple[str, ...]:
+        """Those of them that another one has ended."""
+        has = self._members[process].has
+        return tuple(sorted(key[1] for key in has if len(gone[key]) > (process in gone[key])))
 
     def held(self, t: int, process: str, number: int) -> list[Instruction]:
-        one = self._round(process, number, "holding")
-        if one is None:
-            if process not in self._rounds and process not in self._broken:
-                self._held[process] = number  # an earlier daemon's
-            return []
-        one.ready.add(process)
-        if one.ready != one.members:
-            return []
-        one.stage, one.until, one.ready = "taking", t + TAKE_PATIENCE, set()
-        return [Take(member, number) for member in sorted(one.members)]
+        self._begin(t)
+        if number < self._first_round:
+            if self._opened:
+                self._out.append(Resolve(process, number))
+            else:
+                self._unresolved[process] = number
+            return self._out
+        group = self._rounds.get(number)
+        if group is not None and group.round is not None and group.round.holding:
+            group.round.missing.discard(process)
+            if not group.round.missing:
+                self._decide(group, group.round)
+        return self._out
+
+    def _decide(self, group: _Group, round: _Round) -> None:
+        self._over(group)
+        group.decided, group.committing = round.number, set(round.members)
+        group.pause, group.not_before = 0, self._t + BETWEEN_ROUNDS
+        self._out += [Take(one, round.number) for one in sorted(round.members)]
 
     def busy(self, t: int, process: str, number: int) -> list[Instruction]:
-        one = self._rounds.get(process)
-        return self._give_up(t, process) if one is not None and one.number == number else []
+        self._begin(t)
+        group = self._rounds.get(number)
+        if group is not None and group.round is not None and process in group.round.members:
+            self._give_up(group)
+        return self._out
 
-    def committed(self, t: int, process: str, number: int) -> None:
-        one = self._round(process, number, "taking")
-        if one is None:
+    def committed(self, t: int, process: str, number: int) -> list[Instruction]:
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and process in group.committing and number == group.decided:
+            group.committing.discard(process)
+            self._all_committed(group)
+        return self._out
+
+    def _all_committed(self, group: _Group) -> None:
+        if group.committing:
             return
-        one.ready.add(process)
-        if one.ready == one.members:
-            self._forget(one)
-            for member in one.members:
-                self._pause[member] = (t + BETWEEN, 0)
+        past, group.past = group.past, []
+        for process, key, rank in past:
+            self._untie(process, key, rank)
 
-    def _round(self, process: str, number: int, stage: str) -> _Round | None:
-        one = self._rounds.get(process)
-        return one if one is not None and one.number == number and one.stage == stage else None
+    def _give_up(self, group: _Group, *, penalty: bool = True) -> None:
+        round = group.round
+        if round is None:
+            return
+        self._over(group)
+        if penalty:
+            group.pause = min(max(2 * group.pause, FIRST_PAUSE), LAST_PAUSE)
+        group.not_before = self._t + max(group.pause, BETWEEN_ROUNDS)
+        well = [one for one in sorted(round.members) if one in self._members and self._members[one].fate == "well"]
+        self._out += [Continue(one, round.number) for one in well]
 
-    def _forget(self, one: _Round) -> None:
-        for member in one.members:
-            if self._rounds.get(member) is one:
-                del self._rounds[member]
+    def _over(self, group: _Group) -> None:
+        assert group.round is not None
+        del self._rounds[group.round.number]
+        group.round = None
 
-    def _give_up(self, t: int, process: str) -> list[Instruction]:
-        """The round that it is in, if that is not decided."""
-        one = self._rounds.get(process)
-        if one is None:
-            return []
-        self._forget(one)
-        if one.stage == "taking":
-            return []
-        for member in one.members:
-            pause = min(max(FIRST_PAUSE, 2 * self._pause.get(member, (0, 0))[1]), LAST_PAUSE)
-            self._pause[member] = (t + pause, pause)
-        return [Continue(member, one.number) for member in sorted(one.members)]
-
-    def unresolved(self) -> dict[str, int]:
-        """Processes that hold for an earlier daemon, and in which round."""
-        return self._held
-
-    def resolve(self, process: str, decided: int) -> list[Instruction]:
-        """``decided``: the last round that a journal of its group calls so."""
-        number = self._held.pop(process)
-        return [Take(process, number) if decided >= number else Continue(process, number)]
-
-    # --- recoveries -----------------------------------------------------------------------------------------------
+    # --- recoveries --------------------------------------------------------------------------------------------------
 
     def broken(self, t: int, process: str, reason: str) -> list[Instruction]:
-        """Its server is lost, or will be in a moment."""
-        if process not in self._names or self._broken.get(process) in ("broken", "waits"):
-            return []
-        out = self._give_up(t, process)
-        self._broken[process] = "broken"
-        self._held.pop(process, None)
-        for member in sorted(self.members(process) - {process}):
-            if self._broken.get(member) in ("broken", "waits"):
-                continue
-            self._broken[member] = "broken"
-            self._held.pop(member, None)
-            out.append(Break(member, reason))
-        return out
+        """Its server is lost, or will be."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is None or not self._is_living(process):
+            return self._out
+        self._members[process].fate = "broken"
+        self._give_up(group, penalty=False)
+        group = self._current(process)
+        assert group is not None
+        living = self._living(group)
+        if len(living) > 1 and not group.recovering:
+            rank = self._rank_of(process)
+            text = f"rank {rank}'s server was lost: all {len(living)} ranks recover together"
+            self._out.append(Note(process, text))
+        group.recovering = True
+        self._break_all(group, f"the server of rank {self._rank_of(process)} was lost: {reason}")
+        return self._out
 
-    def waits(self, t: int, process: str, reason: str) -> list[Instruction]:
-        """Its server has ended; the next one is not given the process yet."""
-        if process not in self._names:
-            return [Recover((process,), ())]
-        out = self.broken(t, process, reason)
-        if process in self._doomed:
-            return [*out, Hopeless(process, self._doomed[process])]
-        self._broken[process] = "waits"
-        return out + self._all_wait(process)
+    def _break_all(self, group: _Group, reason: str) -> None:
+        for one in sorted(group.members):
+            if self._members[one].fate == "well":
+                self._members[one].fate = "broken"
+                self._out.append(Break(one, reason))
 
-    def _all_wait(self, process: str) -> list[Instruction]:
-        members = self.members(process)
-        if self._broken.get(process) != "waits" or any(self._broken.get(member) != "waits" for member in members):
-            return []
-        for member in members:
-            self._broken[member] = "given"
-        return [Recover(tuple(sorted(members)), self._incomplete(members))]
+    def _rank_of(self, process: str) -> int:
+        """In the largest of its communicators."""
+        has = self._members[process].has
+        key = max(has, key=lambda one: self._communicators[one].size, default=None)
+        return 0 if key is None else min(has[key])
 
-    def runs(self, t: int, process: str) -> None:
-        """It has been recovered."""
-        if self._broken.get(process) == "given":
-            del self._broken[process]
-            self._pause[process] = (t + FIRST_PAUSE, 0)
+    def awaits(self, t: int, process: str) -> list[Instruction]:
+        """Its server's exit has been seen, and its next one gets it when all others have come so far."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if self._is_living(process):
+            self._members[process].fate = "waits"
+            if group is not None:
+                self._look_whether_all_wait(group)
+        return self._out
 
-    # --- failures -------------------------------------------------------------------------------------------------
+    def _look_whether_all_wait(self, group: _Group) -> None:
+        if not self._opened or not group.recovering:
+            return
+        if any(self._members[one].fate in ("well", "broken") for one in group.members):
+            return
+        living = self._living(group)
+        group.recovering, group.committing = False, set()
+        if living:
+            keys = {key for one in living for key in self._members[one].has}
+            gone = {
+                key: {one for one in self._communicators[key].ranks.values() if not self._is_living(one)}
+                for key in keys
+            }
+            for one in living:
+                self._members[one].fate = "well"
+            members = {one: self._gone_of(one, gone) for one in sorted(living)}
+            self._out.append(Recover(next(iter(members)), members))
+        self._all_committed(group)
+
+    def gone(self, t: int, process: str) -> list[Instruction]:
+        """Its program has exited."""
+        self._begin(t)
+        self._ends(process, "gone")
+        return self._out
+
+    def lost(self, t: int, process: str, why: str) -> list[Instruction]:
+        """It cannot be recovered."""
+        self._begin(t)
+        member, group = self._members.get(process), self._groups.get(process)
+        hopeless = self._is_living(process) and group is not None and group.recovering
+        if hopeless and member is not None and group is not None:
+            reason = f"rank {self._rank_of(process)} of its communicator was lost: {why}"
+            for one in sorted(group.members - {process}):
+                if self._members[one].fate in ("broken", "waits"):
+                    self._members[one].fate = "lost"
+                    self._out.append(Hopeless(one, reason))
+        self._ends(process, "lost")
+        return self._out
+
+    def _ends(self, process: str, fate: Literal["lost", "gone"]) -> None:
+        self._orphans.discard(process)
+        self._unresolved.pop(process, None)
+        member = self._members.get(process)
+        if member is None or member.fate == "gone":
+            return
+        member.fate = fate
+        group = self._groups.get(process)
+        if group is None:
+            del self._members[process]
+            return
+        if group.round is not None and process in group.round.members:
+            self._give_up(group, penalty=False)
+        group.committing.discard(process)
+        self._all_committed(group)
+        for key in list(member.has):
+            ranks = self._communicators[key].ranks.values() if key in self._communicators else ()
+            if ranks and not any(self._is_living(one) and self._has(one, key) for one in ranks):
+                self._drop(key)
+        if group.recovering:
+            if self._living(group):
+                self._look_whether_all_wait(group)
+            else:
+                group.recovering = False
 
     def failed(self, t: int, process: str, name: str) -> list[Instruction]:
-        """A collective of a communicator cannot be done."""
-        if self._broken.get(process) in ("broken", "waits"):
-            return []
-        if name not in self._names.get(process, ()) or self._lacks(name) or self._communicators[name].ended:
-            return [NotRecovered(process, name)]
-        again = RECOVERY_PATIENCE if process in self._broken else LOOK_AGAIN
-        self._failures.setdefault((process, name), t + again)
-        return []
+        """A collective failed in its server."""
+        self._begin(t)
+        if self._is_living(process):
+            self._look_why(process, (self._members[process].who.uid, name), first=True)
+        return self._out
 
-    def tick(self, t: int) -> list[Instruction]:
-        out: list[Instruction] = []
-        for one in {id(each): each for each in self._rounds.values() if each.until <= t}.values():
-            out += self._give_up(t, next(iter(one.members)))
-        for (process, name), at in list(self._failures.items()):
-            if at <= t:
-                del self._failures[process, name]
-                if process in self._names and self._broken.get(process) not in ("broken", "waits"):
-                    out.append(NotRecovered(process, name))
-        return out
+    def _look_why(self, process: str, key: Key, *, first: bool) -> None:
+        group, found = self._groups.get(process), self._communicators.get(key)
+        if group is not None and group.recovering:
+            return  # which ends its server
+        unanswered = found is not None and all(self._is_living(one) for one in found.ranks.values())
+        if unanswered and first:
+            self._failures.setdefault((process, key), self._t + LOOK_AGAIN)
+        else:
+            self._out.append(CommunicatorLost(process, key[1]))
+
+    # --- a new daemon ------------------------------------------------------------------------------------------------
+
+    def orphan(self, who: Who) -> None:
+        """Its server is gone, with an earlier daemon, and only the others may know what ties it to them."""
+        self._members[who.process] = _Member(who, "broken")
+        self._orphans.add(who.process)
+
+    def open(self, t: int, in_rounds: Iterable[str] = ()) -> list[Instruction]:
+        """Whoever an earlier daemon knew is here, or is gone. `in_rounds`: orphans that have been in rounds."""
+        self._begin(t)
+        self._opened = True
+        for process, number in sorted(self._unresolved.items()):
+            self._out.append(Resolve(process, number))
+        self._unresolved.clear()
+        marked = set(in_rounds)
+        jobs: dict[tuple[int, str], list[str]] = {}
+        for process in sorted(self._orphans):
+            who = self._members[process].who
+            jobs.setdefault((who.uid, who.job), []).append(process)
+        for (uid, job), orphans in jobs.items():
+            self._place(uid, job, orphans, marked)
+        self._orphans.clear()
+        for group in set(self._groups.values()):
+            self._look_whether_all_wait(group)
+        return self._out
+
+    def _place(self, uid: int, job: str, orphans: list[str], marked: set[str]) -> None:
+        """Which ranks were they? Those that nobody else is."""
+        keys = {
+            key for member in self._members.values() if (member.who.uid, member.who.job) == (uid, job)
+            for key in member.has
+        }  # fmt: skip
+        for key in sorted(keys):
+            found = self._communicators[key]
+            absent = [rank for rank in range(found.size) if rank not in found.ranks]
+            if len(orphans) == 1:
+                self._assume(key, found, dict.fromkeys(absent, orphans[0]))
+            elif len(absent) == len(orphans):
+                self._assume(key, found, dict(zip(absent, orphans, strict=True)))
+        unplaced = [one for one in orphans if not self._members[one].has]
+        if not keys and any(one in marked for one in orphans):
+            key = (uid, f"job {job}")  # all servers have died: what they have in common is what their journals say
+            self._communicators[key] = made = _Communicator(key[1], len(orphans))
+            self._assume(key, made, dict(enumerate(orphans)))
+            return
+        open_ranks = any(len(self._communicators[key].ranks) < self._communicators[key].size for key in keys)
+        for one in unplaced:
+            del self._members[one]
+            if keys and (one in marked or open_ranks):
+                why = "its server ended while no daemon was there, and which rank it was of its group is not known"
+                self._out.append(Hopeless(one, why))
+            else:
+                self._out.append(Tie(one, False))
+
+    def _assume(self, key: Key, found: _Communicator, ranks: dict[int, str]) -> None:
+        for rank, process in ranks.items():
+            found.ranks[rank], found.states[rank] = process, "joined"
+            found.assumed.add(process)
+            self._members[process].has.setdefault(key, set()).add(rank)
+            self._tie(found, key, process)
+            group = self._groups[process]
+            if not group.recovering:
+                group.recovering = True
+                self._break_all(group, "a member's server ended while no daemon was there")
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def wake(self, t: int) -> list[Instruction]:
+        self._begin(t)
+        for group in [one for one in self._rounds.values() if one.round is not None and one.round.deadline <= t]:
+            self._give_up(group)
+        for process, key in [one for one, due in self._failures.items() if due <= t]:
+            del self._failures[process, key]
+            if self._is_living(process):
+                self._look_why(process, key, first=False)
+        return self._out
+
+    def _begin(self, t: int) -> None:
+        self._t, self._out = t, []

@@ -10,6 +10,7 @@ Invariants: a rank belongs to one process; a meeting that is complete never chan
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 PATIENCE = 30_000_000_000  # ns; servers repeat what they offer each second
@@ -93,8 +94,8 @@ class Meetings:
             if not meeting.came:
                 del self._meetings[name]
 
-    def forget_of(self, processes: frozenset[str]) -> None:
-        """All servers of these are new, and meet again."""
+    def forget_of(self, processes: Collection[str]) -> None:
+        """They make their communicators again, and meet again."""
         for name, meeting in list(self._meetings.items()):
             if any(owner in processes for owner, _ in meeting.came.values()):
                 del self._meetings[name]

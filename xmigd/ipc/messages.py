@@ -25,6 +25,11 @@ Small = Annotated[int, Field(ge=0, lt=1 << 31)]
 Text = Annotated[str, Field(max_length=4096)]
 Millis = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Name = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of a communicator, and of the meeting that makes it
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+RoundNumber = Annotated[int, Field(gt=0, lt=1 << 63)]
+Count = Annotated[str, Field(pattern=r"^[0-9a-f]{64}(:[0-9]{1,4}>[0-9]{1,4})?$")]
 
 
 class Message(BaseModel):
@@ -90,8 +95,9 @@ class Snapshot(Message):
     objects: Number
     off_device: bool = False
     """Its whole shadow. A server of an earlier version does not say."""
+    round: Number = 0
+    """Of a group snapshot."""
     reason: Text
-    round: Number = 0  # that it was taken in with the other ranks of a group; 0: alone
 
 
 class SnapshotStands(Message):
@@ -189,29 +195,24 @@ class Meet(Message):
     """A rank of a communicator says what it offers the others."""
 
     type: Literal["meet"]
-    meeting: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    rank: Annotated[int, Field(ge=0, lt=MAX_RANKS)]
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    meeting: Name
+    rank: Rank
+    ranks: Ranks
     offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
 
 
-Name = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
-GroupRound = Annotated[int, Field(gt=0, lt=1 << 63)]
-
-
 class Communicator(Message):
-    """The rank is in it, or is joining it; its program has ended it; no recovery needs it any more."""
+    """A rank of a communicator that ties its process to the others."""
 
     type: Literal["communicator"]
     name: Name
     rank: Rank
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    ranks: Ranks
     state: Literal["joined", "ended", "past"]
 
 
 class CommunicatorFailed(Message):
-    """A collective of it cannot be done; repeated each second until it is answered."""
+    """A collective failed: a rank is gone. Repeated each second until it is answered."""
 
     type: Literal["communicator_failed"]
     name: Name
@@ -220,33 +221,33 @@ class CommunicatorFailed(Message):
 
 
 class GroupWanted(Message):
-    """A snapshot is due."""
+    """A group snapshot is due. Repeated while it is."""
 
     type: Literal["group_wanted"]
     reason: Text
 
 
 class GroupStopped(Message):
-    """It executes nothing. ``counts``: operations since the last snapshot, of each communicator by its name, and what
-    one rank has sent another by "name:from>to"."""
+    """It executes nothing. What it has counted since the last group snapshot: collectives by communicator, and what one
+    rank sent to another."""
 
     type: Literal["group_stopped"]
-    round: GroupRound
-    counts: dict[Annotated[str, Field(pattern=r"^[0-9a-f]{64}(:[0-9]{1,4}>[0-9]{1,4})?$")], Number]
+    round: RoundNumber
+    counts: dict[Count, Number]
 
 
 class GroupHeld(Message):
-    """Its snapshot is prepared; it stands still until that is decided."""
+    """Everything for the snapshot is prepared; it waits for the decision."""
 
     type: Literal["group_held"]
-    round: GroupRound
+    round: RoundNumber
 
 
 class GroupBusy(Message):
-    """It cannot stand still now."""
+    """It cannot be stopped or held now."""
 
     type: Literal["group_busy"]
-    round: GroupRound
+    round: RoundNumber
     why: Text
 
 
@@ -333,8 +334,8 @@ class ResumeFailed(Message):
     text: Text
 
 
-GroupMessage = Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
+RankMessage = Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
 ServerMessage = (
     Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase | ProgramError
     | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed
@@ -397,8 +398,8 @@ def pack_assign(
     }  # fmt: skip
     if ahead:
         fields["ahead"] = True
-    if assign.group is not None:
-        fields |= {"decided": assign.group.decided, "gone": list(assign.group.gone)}
+    if assign.decided is not None:
+        fields |= {"decided": assign.decided, "gone": list(assign.gone)}
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":

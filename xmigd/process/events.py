@@ -168,34 +168,31 @@ class Exited(ServerEvent):
     expected: int | None = None  # the stall that was expected then, ns
 
 
-# --- of a process whose ranks are recovered together --------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped(Event):
-    """Whether it depends on other processes from now on."""
+    """Is it tied to other processes by a communicator?"""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLost(Event):
-    """The server of another rank is lost."""
+    """Another member's server is lost: all recover together."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupGo(Event):
-    """The servers of all ranks have ended: they recover."""
+    """Every member waits for its next server. They begin at the round that was decided last."""
 
-    decided: int
-    gone: tuple[str, ...] = ()
+    decided: int  # 0: none
+    gone: tuple[str, ...] = ()  # communicators that are not made again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHopeless(Event):
-    """Another rank cannot be recovered."""
+    """A member cannot be recovered, so nobody can."""
 
     reason: str
 
@@ -309,15 +306,6 @@ class Careful:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """What a recovery together with other ranks begins from. ``decided``: the last round of snapshots that counts;
-    ``gone``: communicators that are not made again."""
-
-    decided: int
-    gone: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Assign(Instruction):
     """Give the process to a server. `recover` and `resume`: with every memory handle, then `go`."""
 
@@ -328,21 +316,8 @@ class Assign(Instruction):
     injections: tuple[Injection, ...] = ()
     error: int = 0
     text: str = ""
-    group: Group | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBroken(Instruction):
-    """Its server is lost, or will be: so are those of the other ranks."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitGroup(Instruction):
-    """Its server has ended. The next one is given the process with those of the other ranks (``GroupGo``)."""
-
-    reason: str
+    decided: int | None = None  # of a group's member: see GroupGo
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +336,18 @@ class Enter(Instruction):
     """The lost server has ended: give the process to the one that has prepared."""
 
     server: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken(Instruction):
+    """The server of a group's member is lost, or is about to be."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitGroup(Instruction):
+    """It has none, and its next one gets the process after `GroupGo`."""
 
 
 @dataclass(frozen=True, slots=True)

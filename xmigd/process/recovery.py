@@ -24,7 +24,8 @@ from copy import copy
 from dataclasses import dataclass
 
 from xmigd.process import events as e
-from xmigd.process.core import FIRST_BACKOFF, LAST_BACKOFF, Core, Death, ServerState
+from xmigd.process.core import FIRST_BACKOFF, LAST_BACKOFF, Death, ServerState
+from xmigd.process.group import GroupMember
 from xmigd.process.limits import Limits
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
@@ -44,7 +45,7 @@ class _Window:
     error: int
 
 
-class Recovery(Core):
+class Recovery(GroupMember):
     """See the module's docstring."""
 
     def __init__(self, limits: Limits | None = None, *, faults: int = 0, recoveries: int = 0) -> None:
@@ -55,7 +56,6 @@ class Recovery(Core):
         self._faults = faults
         self._recoveries = recoveries
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
-        self._deaths: dict[int, Death] = {}
         self._injecting: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = (
             None  # injected once; a snapshot behind it proves that it was not the program's own
@@ -70,9 +70,6 @@ class Recovery(Core):
         self._best = (0, -1)  # snapshot number, records of the replay that got furthest
         self._lost_tries = 0
         self._prepared: e.Prepare | None = None  # what the standby that prepares was sent
-        self.grouped = False  # it depends on other processes
-        self._group: e.Group | None = None  # of the recovery under way, once all ranks wait
-        self._waits_for_group = False  # a server is there, and is not given the process yet
         self._reported: dict[int, str] = {}  # why a server that never was ready is about to exit
 
     # --- the entry ---------------------------------------------------------------------------------------------
@@ -89,15 +86,6 @@ class Recovery(Core):
                 self._client_exited(event)
             case e.StopRequested():
                 self._stop_requested(event)
-            case e.Grouped():
-                self.grouped = event.on
-            case e.GroupLost():
-                self._group_lost(event)
-            case e.GroupGo():
-                self._group_goes(event)
-            case e.GroupHopeless():
-                if self.state == "recovering":
-                    self._lose(CUDA_ERROR_DEVICE_UNAVAILABLE, event.reason)
             case e.HandleMissed():
                 self.unrecoverable = event.reason
             case e.InjectRequested():
@@ -134,6 +122,8 @@ class Recovery(Core):
                 self._ending(event)
             case e.Exited():
                 self._exited(event)
+            case _:
+                self._take_of_group(event)
 
     # --- beginnings --------------------------------------------------------------------------------------------
 
@@ -199,8 +189,7 @@ class Recovery(Core):
         """The active server is warm: give it the process."""
         assert self.active is not None
         number = self.active
-        if self.grouped and self._group is None and self.state == "recovering":
-            self._waits_for_group = True
+        if self._must_wait_for_group:
             return
         prepared = self.servers[number] == "preparing"
         self.servers[number] = "assigned"
@@ -220,12 +209,8 @@ class Recovery(Core):
             self._out += [e.Arm(number, one) for one in injections if one not in self._prepared.injections]
             self._out.append(e.Enter(number))
         else:
-            self._out.append(
-                e.Assign(
-                    number, "recover", deliver=deliver, careful=self._careful, injections=injections,
-                    group=self._group if self.grouped else None,
-                )
-            )  # fmt: skip
+            assign = e.Assign(number, "recover", deliver=deliver, careful=self._careful, injections=injections)
+            self._out.append(self._with_group(assign))
         self._replay_from = self._snapshot[0]
         self.recovery.standby_ready = self._t
         self.recovery.snapshot = self._snapshot[0]
@@ -245,10 +230,8 @@ class Recovery(Core):
         if event.server != self.active or self.servers[event.server] not in ("assigned", "dying"):
             return
         recoverable = self.state in ("running", "recovering") and self.unrecoverable is None
-        if recoverable and self.grouped:
-            self._out.append(e.GroupBroken("its server is ending"))
-            return  # which snapshot is to be prepared is not known before all ranks' servers have ended
-        if not recoverable or self._lost_in_a_row >= AT_ONCE:
+        self._break("it has ended")
+        if self.grouped or not recoverable or self._lost_in_a_row >= AT_ONCE:
             return
         if self.standby is not None and self.servers[self.standby] == "warm":
             self.servers[self.standby] = "preparing"
@@ -268,6 +251,7 @@ class Recovery(Core):
     def _replace(self) -> None:
         """The active server is gone and another must take its place."""
         self.active = None
+        self._await_group()
         self._drop_what_was_prepared_in_vain()
         if self.standby is not None:
             number, self.standby = self.standby, None
@@ -357,9 +341,8 @@ class Recovery(Core):
         self._deaths[event.server] = Death(
             record, min(event.at, event.t), innocent=injection is not None, expected=event.expected
         )
+        self._break(record.text)
         self._kill(event.server, "it reported a sticky fault")
-        if self.grouped and self.state in ("running", "recovering"):
-            self._out.append(e.GroupBroken(record.text))
 
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
         window = self._window
@@ -397,6 +380,7 @@ class Recovery(Core):
         text = f"the server gave the process up at journal position {event.position}: {event.text}"
         self._deaths[event.server] = Death(self._fault("garbage", text))
         self.unrecoverable = text
+        self._break(text)
         self._kill(event.server, "it gave its process up")
 
     def _misbehaved(self, event: e.Misbehaved) -> None:
@@ -408,6 +392,7 @@ class Recovery(Core):
             self._retry_later(f"the standby misbehaved: {event.reason}")
         elif event.server == self.active and event.server not in self._deaths and self.state != "draining":
             self._deaths[event.server] = Death(self._fault("protocol", event.reason))
+            self._break(event.reason)
 
     def _exited(self, event: e.Exited) -> None:
         state = self.servers[event.server]
@@ -465,6 +450,7 @@ class Recovery(Core):
             else:
                 self._replace()
             return
+        self._broken_for_good(cause)
         if self.recovery is None:
             self._recoveries += 1
             self.recovery = e.RecoveryRecord(
@@ -489,9 +475,6 @@ class Recovery(Core):
         else:
             if self.state != "recovering":
                 self._go("recovering", cause)
-            self._group, self._waits_for_group = None, False
-            if self.grouped:
-                self._out.append(e.AwaitGroup(cause))
             self._lost_in_a_row += 1
             if self._lost_in_a_row <= AT_ONCE:
                 self._replace()
@@ -556,6 +539,7 @@ class Recovery(Core):
                     if self.active not in self._deaths:
                         text = "the server made no progress in time"
                         self._deaths[self.active] = Death(self._fault("timeout", text))
+                        self._break(text)
                     self._kill(self.active, "it made no progress in time")
             case "stable":
                 if self.state == "running":
@@ -565,28 +549,6 @@ class Recovery(Core):
                     self._end("the program has exited; its server did not finish in time")
             case "stop":
                 self._out.append(e.SignalClient(signal.SIGKILL, "it did not exit after SIGTERM"))
-
-    # --- with other ranks ------------------------------------------------------------------------------------------
-
-    def _group_lost(self, event: e.GroupLost) -> None:
-        """What this server has done since the last snapshot cannot be done again by the others without it."""
-        if (
-            self.state not in ("running", "recovering")
-            or self.active is None
-            or self.servers[self.active] != "assigned"
-        ):
-            return
-        if self.active not in self._deaths:
-            self._deaths[self.active] = Death(None, self._t, innocent=True, why=event.reason)
-        self._kill(self.active, event.reason)
-
-    def _group_goes(self, event: e.GroupGo) -> None:
-        if self.state != "recovering" or self._group is not None:
-            return
-        self._group = e.Group(event.decided, event.gone)
-        if self._waits_for_group:
-            self._waits_for_group = False
-            self._assign()
 
     # --- endings -------------------------------------------------------------------------------------------------
 

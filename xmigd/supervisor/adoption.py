@@ -357,6 +357,8 @@ class Adopter:
             case m.MemoryDrop():
                 if (handle := adoptee.process.handles.pop(message.id, None)) is not None:
                     handle.fd.close()
+            case m.Communicator() | m.GroupHeld() | m.GroupWanted() | m.CommunicatorFailed():
+                adoptee.reported.append(message)
             case m.Log():
                 logger.info("server says", server_pid=server.pid, text=message.text)
             case _:

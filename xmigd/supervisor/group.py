@@ -1,154 +1,184 @@
-"""Carries what ranks' servers and processes tell to the machine of groups, and does what it says."""
+"""What ties programs together: carries events to the machine of groups and does what it says."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from xmigd import log
-from xmigd.devices.header import decided_round
+from xmigd.devices import header
 from xmigd.groups import groups as g
-from xmigd.groups.meetings import Meetings
+from xmigd.groups.groups import Groups, Who
+from xmigd.groups.meetings import Meetings, Offer
 from xmigd.ipc import messages as m
+from xmigd.logs.log import JobLog
 from xmigd.process import events as e
+from xmigd.supervisor.process import Process, now
 
-if TYPE_CHECKING:
-    from xmigd.supervisor.process import Process
+logger = log.get("groups")
 
-logger = log.get("group")
+SETTLE = 0.5  # seconds that adopted servers have to say what they are members of
 
 
-class Group:
-    def __init__(
-        self, processes: Mapping[str, Process], meetings: Meetings, group_at: int, expected: Callable[[], list[str]]
-    ) -> None:
-        """``group_at``: where journals say which round was decided. ``expected``: processes of an earlier daemon
-        that have not announced themselves yet."""
+class Ranks:
+    """Of all programs."""
+
+    def __init__(self, processes: Mapping[str, Process], job_log: JobLog, group_at: int) -> None:
         self._processes = processes
-        self._meetings = meetings
+        self._job_log = job_log
         self._group_at = group_at
-        self._expected = expected
-        self._groups = g.Groups(now())
+        self._loop = asyncio.get_running_loop()
+        self._meetings = Meetings()
+        self._groups = Groups(now())
+        self._events: deque[Callable[[int], list[g.Instruction]]] = deque()
+        self._busy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._opening: asyncio.TimerHandle | None = None
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def reported(self, process: Process, message: m.RankMessage) -> None:
+        """By the server that has the process."""
+        who = _who(process)
+        match message:
+            case m.Meet():
+                self._meet(process, message)
+            case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
+                self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
+            case m.CommunicatorFailed(name=name, rank=rank, why=why):
+                logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
+                self._tell(lambda t: self._groups.failed(t, who.process, name))
+            case m.GroupWanted():
+                self._tell(lambda t: self._groups.wanted(t, who.process))
+            case m.GroupStopped(round=number, counts=counts):
+                self._tell(lambda t: self._groups.stopped(t, who.process, number, counts))
+            case m.GroupHeld(round=number):
+                self._tell(lambda t: self._groups.held(t, who.process, number))
+            case m.GroupBusy(round=number, why=why):
+                logger.debug("no group snapshot now", process=who.process[:12], round=number, why=why)
+                self._tell(lambda t: self._groups.busy(t, who.process, number))
+
+    def committed(self, process: Process, number: int) -> None:
+        self._tell(lambda t: self._groups.committed(t, process.row.id, number))
+
+    def changed(self, process: Process, instruction: e.Instruction) -> None:
+        """What its machine says of it."""
+        name = process.row.id
+        match instruction:
+            case e.GroupBroken(reason):
+                self._tell(lambda t: self._groups.broken(t, name, reason))
+            case e.AwaitGroup():
+                self._tell(lambda t: self._groups.awaits(t, name))
+            case e.SaveState(state="losing" | "lost", why=why):
+                self._tell(lambda t: self._groups.lost(t, name, why))
+            case e.SaveState(state="draining" | "ended"):
+                self._tell(lambda t: self._groups.gone(t, name))
+
+    def finished(self, process: Process) -> None:
+        self._meetings.gone(process.row.id)
+
+    def orphaned(self, process: Process) -> None:
+        """It was perhaps a member of a group, and waits until that is known."""
+        self._groups.orphan(_who(process))
+        process.tell(e.Grouped(t=now(), on=True))
+
+    def settled(self) -> None:
+        """Nobody is missing any more whom an earlier daemon knew; what they are members of they say in a moment."""
+        self._opening = self._loop.call_later(SETTLE if self._processes else 0, self._open)
+
+    def in_rounds(self, process: Process) -> bool:
+        """Has it prepared group snapshots?"""
+        return any(self._rounds(process))
 
     def close(self) -> None:
+        for timer in (self._timer, self._opening):
+            if timer is not None:
+                timer.cancel()
+
+    # --- what is done ------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Callable[[int], list[g.Instruction]]) -> None:
+        """Events that come of carrying out others wait their turn."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                for instruction in self._events.popleft()(now()):
+                    if (process := self._processes.get(instruction.process)) is not None:
+                        self._do(process, instruction)
+        finally:
+            self._busy = False
+        self._set_timer()
+
+    def _do(self, process: Process, instruction: g.Instruction) -> None:
+        match instruction:
+            case g.Tie(on=on):
+                process.tell(e.Grouped(t=now(), on=on))
+            case g.Stop(round=number, counts=counts):
+                process.send_active(m.pack("group_stop", round=number, counts=dict(counts)))
+            case g.Hold(round=number, gone=gone):
+                process.send_active(m.pack("group_hold", round=number, gone=list(gone)))
+            case g.Take(round=number):
+                process.send_active(m.pack("group_take", round=number))
+            case g.Continue(round=number):
+                process.send_active(m.pack("group_continue", round=number))
+            case g.Resolve(round=number):
+                decided = any(self._rounds(one)[1] == number for one in self._processes.values())
+                logger.info("a round of an earlier daemon", process=process.row.id[:12], round=number, decided=decided)
+                process.send_active(m.pack("group_take" if decided else "group_continue", round=number))
+            case g.Break(reason=reason):
+                process.tell(e.GroupLost(t=now(), reason=reason))
+            case g.Hopeless(reason=reason):
+                process.tell(e.GroupHopeless(t=now(), reason=reason))
+            case g.Recover(members=members):
+                self._recover(members)
+            case g.CommunicatorLost(name=name):
+                process.send_active(m.pack("communicator_lost", name=name))
+            case g.Note(text=text):
+                logger.warning("a group recovers", process=process.row.id[:12], why=text)
+                self._job_log.line(process.job, text, source="xmigd", level="warning", process=process.row.id)
+
+    def _recover(self, members: Mapping[str, tuple[str, ...]]) -> None:
+        self._meetings.forget_of(members)
+        present = {name: self._processes[name] for name in members if name in self._processes}
+        decided = max((self._rounds(process)[1] for process in present.values()), default=0)
+        logger.info("a group goes on", members=len(present), round=decided)
+        for name, process in present.items():
+            process.tell(e.GroupGo(t=now(), decided=decided, gone=members[name]))
+
+    def _rounds(self, process: Process) -> tuple[int, int]:
+        """The last that its journal has prepared, and the last decided."""
+        if process.memory is None:
+            return 0, 0
+        try:
+            return header.rounds(process.memory.journal.fileno(), self._group_at)
+        except OSError:
+            return 0, 0
+
+    def _open(self) -> None:
+        marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]
+        self._tell(lambda t: self._groups.open(t, marked))
+
+    def _meet(self, process: Process, message: m.Meet) -> None:
+        """A rank of a communicator looks for the others."""
+        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
+        for answer in self._meetings.attend(now(), process.row.id, process.row.uid, offer):
+            if (other := self._processes.get(answer.process)) is not None:
+                other.met(answer)
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        due = self._groups.due
+        self._timer = None if due is None else self._loop.call_later(max(0, due - now()) / 1e9, self._wake)
 
-    # --- what is told -----------------------------------------------------------------------------------------------
-
-    def reported(self, process: Process, message: m.GroupMessage) -> None:
-        t, name = now(), process.row.id
-        match message:
-            case m.Communicator(state="joined"):
-                self._do(self._groups.joined(t, name, message.name, message.rank))
-            case m.Communicator(state="ended"):
-                self._groups.ended(name, message.name)
-            case m.Communicator():
-                self._groups.past(name, message.name)
-            case m.CommunicatorFailed():
-                self._do(self._groups.failed(t, name, message.name))
-            case m.GroupWanted():
-                self._do(self._groups.wanted(t, name))
-            case m.GroupStopped():
-                self._do(self._groups.stopped(t, name, message.round, message.counts))
-            case m.GroupHeld():
-                self._do(self._groups.held(t, name, message.round))
-            case m.GroupBusy():
-                logger.debug("no snapshot of the group now", process=name[:12], why=message.why)
-                self._do(self._groups.busy(t, name, message.round))
-        if isinstance(message, m.Communicator):
-            process.tell(e.Grouped(t=t, on=self._groups.grouped(name)))
-        self._look_again()
-
-    def committed(self, process: Process, snapshot: m.Snapshot) -> None:
-        if snapshot.round:
-            self._groups.committed(now(), process.row.id, snapshot.round)
-
-    def broken(self, process: Process, reason: str) -> None:
-        self._do(self._groups.broken(now(), process.row.id, f"{self._about(process)}: {reason}"))
-
-    def waits(self, process: Process, reason: str) -> None:
-        self._do(self._groups.waits(now(), process.row.id, f"{self._about(process)}: {reason}"))
-
-    def is_now(self, process: Process, state: str, why: str) -> None:
-        if state == "running":
-            self._groups.runs(now(), process.row.id)
-        elif state in ("losing", "ended"):
-            self._do(self._groups.left(now(), process.row.id, why if state == "losing" else ""))
-            self._look_again()
-
-    def _about(self, process: Process) -> str:
-        return f"the server of rank {self._groups.rank_of(process.row.id)} is lost"
-
-    # --- what is done -----------------------------------------------------------------------------------------------
-
-    def _do(self, instructions: list[g.Instruction]) -> None:
-        for one in instructions:
-            match one:
-                case g.Stop():
-                    self._send(one.process, "group_stop", round=one.round, counts=dict(one.counts))
-                case g.Hold():
-                    self._send(one.process, "group_hold", round=one.round, gone=list(one.gone))
-                case g.Take():
-                    self._send(one.process, "group_take", round=one.round)
-                case g.Continue():
-                    self._send(one.process, "group_continue", round=one.round)
-                case g.NotRecovered():
-                    self._send(one.process, "communicator_lost", name=one.name)
-                case g.Break():
-                    self._tell(one.process, e.GroupLost(t=now(), reason=one.reason))
-                case g.Hopeless():
-                    self._tell(one.process, e.GroupHopeless(t=now(), reason=one.reason))
-                case g.Recover():
-                    self._recover(one)
-
-    def _recover(self, all_of: g.Recover) -> None:
-        decided = max(self._decided(name) for name in all_of.processes)
-        logger.info("all ranks recover", ranks=len(all_of.processes), round=decided)
-        self._meetings.forget_of(frozenset(all_of.processes))
-        for name in all_of.processes:
-            self._tell(name, e.GroupGo(t=now(), decided=decided, gone=all_of.gone))
-
-    def _decided(self, name: str) -> int:
-        process = self._processes.get(name)
-        if process is None or process.memory is None:
-            return 0
-        return decided_round(process.memory.journal.fileno(), self._group_at)
-
-    def _send(self, to: str, type: str, **fields: object) -> None:
-        process = self._processes.get(to)
-        server = None if process is None else process.server(process.machine.active)
-        if server is not None:
-            server.send(m.pack(type, **fields))
-
-    def _tell(self, name: str, event: e.Event) -> None:
-        if (process := self._processes.get(name)) is not None:
-            process.tell(event)
-
-    # --- time -------------------------------------------------------------------------------------------------------
-
-    def _look_again(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        at = self._groups.due_at()
-        if self._groups.unresolved():
-            at = min(at or now() + g.RESOLVE, now() + g.RESOLVE)
-        if at is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0, at - now()) / 1e9, self._time_has_come)
-
-    def _time_has_come(self) -> None:
+    def _wake(self) -> None:
         self._timer = None
-        self._do(self._groups.tick(now()))
-        if self._groups.unresolved() and not self._expected():
-            for name in list(self._groups.unresolved()):
-                decided = max(self._decided(each) for each in self._groups.members(name))
-                self._do(self._groups.resolve(name, decided))
-        self._look_again()
+        self._tell(self._groups.wake)
 
 
-def now() -> int:
-    return time.monotonic_ns()
+def _who(process: Process) -> Who:
+    return Who(process.row.id, process.row.uid, process.job.id)

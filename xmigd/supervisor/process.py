@@ -31,7 +31,6 @@ from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
-from xmigd.supervisor.group import Group
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
 from xmigd.supervisor.state import ProcessState
@@ -63,8 +62,8 @@ class Process(ProcessState):
         suspend_dir: Path,
         host_pool: HostPool,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
-        meet: Callable[[Process, m.Meet], None],
-        group: Group,
+        rank_reported: Callable[[Process, m.RankMessage], None],
+        group_concerns: Callable[[Process, e.Instruction], None],
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -83,8 +82,8 @@ class Process(ProcessState):
         self._refuse = refuse
         self._finished = finished
         self._snapshot_committed = snapshot_committed
-        self._meet = meet
-        self._group = group
+        self._rank_reported = rank_reported
+        self._group_concerns = group_concerns
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: deque[e.Event] = deque()
@@ -275,6 +274,11 @@ class Process(ProcessState):
         else:
             self.tell(e.StopRequested(t=now(), reason=why))
 
+    def send_active(self, message: bytes) -> None:
+        """To the server that has it, if one has."""
+        if (server := self.server(self.machine.active)) is not None:
+            server.send(message)
+
     def met(self, answer: Answer) -> None:
         """To its server, whose rank of a communicator looks for the others."""
         server = self.server(self.machine.active)
@@ -406,7 +410,6 @@ class Process(ProcessState):
                     self.snapshot_ms += message.ms
                     self.records.snapshot(self.row.id, message)
                     self._snapshot_committed(self, message)
-                    self._group.committed(self, message)
                     self.tell(
                         e.SnapshotCommitted(
                             t=t, server=number, number=message.number, sequence=message.sequence, ms=message.ms,
@@ -429,23 +432,15 @@ class Process(ProcessState):
                 self.tell(e.InjectionFires(t=t, server=number, id=message.id))
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
-            case m.Meet():
-                if not has_process or message.rank >= message.ranks:
-                    server.refuse("a rank from a server without a job, or one that there is not")
-                else:
-                    self._meet(self, message)
             case (
-                m.Communicator()
-                | m.CommunicatorFailed()
-                | m.GroupWanted()
-                | m.GroupStopped()
-                | m.GroupHeld()
-                | m.GroupBusy()
-            ):
-                if not has_process:
-                    server.refuse("a rank from a server without a job")
+                m.Meet() | m.Communicator() | m.CommunicatorFailed() | m.GroupWanted() | m.GroupStopped()
+                | m.GroupHeld() | m.GroupBusy()
+            ):  # fmt: skip
+                there_is = not isinstance(message, m.Meet | m.Communicator) or message.rank < message.ranks
+                if has_process and there_is:
+                    self._rank_reported(self, message)
                 else:
-                    self._group.reported(self, message)
+                    server.refuse("a rank from a server without a job, or one that there is not")
             case m.Bye():
                 self.tell(e.SaidBye(t=t, server=number, reason=message.reason))
             case m.Log():
@@ -503,13 +498,11 @@ class Process(ProcessState):
             case e.SaveState():
                 self._log.info(f"process {instruction.state}", why=instruction.why)
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
-                self._group.is_now(self, instruction.state, instruction.why)
                 if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
-            case e.GroupBroken():
-                self._group.broken(self, instruction.reason)
-            case e.AwaitGroup():
-                self._group.waits(self, instruction.reason)
+                self._group_concerns(self, instruction)
+            case e.GroupBroken() | e.AwaitGroup():
+                self._group_concerns(self, instruction)
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():

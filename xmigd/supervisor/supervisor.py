@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -17,7 +18,6 @@ from xmigd.devices.choice import choose_device, resolve_device
 from xmigd.devices.names import as_one
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
-from xmigd.groups.meetings import Meetings, Offer
 from xmigd.ids import new_id
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -44,7 +44,7 @@ from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
-from xmigd.supervisor.group import Group
+from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.guard import Guard
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
@@ -97,8 +97,8 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
-        self._meetings = Meetings()
-        self._group = Group(self.processes, self._meetings, layout.group_at, lambda: self.expected)
+        self._ranks = Ranks(self.processes, self.job_log, layout.group_at)
+        self._expected_of = Counter(each.job.id for each in live)
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self._learn = learn
@@ -121,7 +121,7 @@ class Supervisor:
             rescue=self._rescue,
             lost=self._lost_meanwhile,
             rival_gone=rival_gone,
-            settled=fd_store.settled,
+            settled=self._settled,
         )
         self._adopter = Adopter(
             serving=lambda process: process in self.processes,
@@ -222,7 +222,6 @@ class Supervisor:
         self._clients.close()
         self.runners.close()
         self._collecting.cancel()
-        self._group.close()
         for process in [p for p in self.processes.values() if p.state == "starting"]:
             process.tell(e.ClientExited(t=now(), reason="xmigd is stopping"))
         recovering = [p for p in self.processes.values() if p.state == "recovering"]
@@ -234,6 +233,7 @@ class Supervisor:
         self._control.close()
         self._adopter.close()
         self._expectations.close()
+        self._ranks.close()
         for process in list(self.processes.values()):
             await process.spawned()
             process.leave()
@@ -360,8 +360,8 @@ class Supervisor:
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, snapshot_committed=self._keep, meet=self._meet, group=self._group,
-            fd_store=self._fd_store, faults=faults, recoveries=recoveries,
+            host_pool=self.host_pool, snapshot_committed=self._committed, rank_reported=self._ranks.reported,
+            group_concerns=self._ranks.changed, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
         )  # fmt: skip
 
     def _suspended_bytes(self) -> int | None:
@@ -385,22 +385,17 @@ class Supervisor:
         if sock is not None:
             answer(sock, error, job=process.row.id, message=message)
 
-    def _keep(self, process: Process, snapshot: m.Snapshot) -> None:
+    def _committed(self, process: Process, snapshot: m.Snapshot) -> None:
+        if snapshot.round:
+            self._ranks.committed(process, snapshot.round)
         if self._snapshot_store is not None and process.memory is not None:
             memory = process.memory
             fds = (memory.journal, memory.snapshot0, memory.snapshot1)
             self._snapshot_store.snapshot(process.row.id, process.job.id, snapshot, fds, process.handles)
 
-    def _meet(self, process: Process, message: m.Meet) -> None:
-        """A rank of a communicator looks for the others."""
-        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
-        for answer in self._meetings.attend(now(), process.row.id, process.row.uid, offer):
-            if (other := self.processes.get(answer.process)) is not None:
-                other.met(answer)
-
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
-        self._meetings.gone(process.row.id)
+        self._ranks.finished(process)
         if self._snapshot_store is not None:
             self._snapshot_store.ended(process.row.id)
         sock = self._starting.pop(process.row.id, None)
@@ -504,8 +499,14 @@ class Supervisor:
             return f"its program cannot be watched: {error.strerror}"
         process = self._make(row, live.job, client, left.memory, live.faults, live.recoveries)
         self.processes[row.id] = process
+        if self._expected_of[row.job] > 1 or self._ranks.in_rounds(process):
+            self._ranks.orphaned(process)
         process.orphaned(left.handles, why)
         return ""
+
+    def _settled(self) -> None:
+        self._fd_store.settled()
+        self._ranks.settled()
 
     def _lost_meanwhile(self, live: LiveProcess, why: str) -> None:
         row = live.row
