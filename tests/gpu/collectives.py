@@ -36,7 +36,7 @@ TARGETS = (
 
 def measure(bench: Bench) -> Iterator[Row]:
     """Natively, then under xMIG."""
-    shared = bench.kind == "cuda" and gpus() < RANKS
+    shared = shares(bench)
     where = "two ranks on one GPU, without P2P and shared memory" if shared else "one GPU for each rank"
     large = 1 << 20 if bench.rehearsal else 1 << (26 if shared else 30)
     # A null device returns nothing: DDP's second step would read from it in which order gradients came.
@@ -74,7 +74,7 @@ def measure(bench: Bench) -> Iterator[Row]:
 
 def recovery(bench: Bench) -> Iterator[Row]:
     """A data-parallel training whose servers are killed, beside an undisturbed one and a native one."""
-    shared = bench.kind == "cuda" and gpus() < RANKS
+    shared = shares(bench)
     where = "two ranks on one GPU, without P2P and shared memory" if shared else "one GPU for each rank"
     small = ["--batch", "2", "--layers", "4"] if shared else []
     tiny = ["--layers", "1", "--width", "64", "--heads", "1", "--words", "512", "--context", "64", "--batch", "1"]
@@ -155,6 +155,11 @@ def kill_servers(bench: Bench, status: Path, killed: list[float], program: Progr
         steps = max(kills.step(file) for file in files)
 
 
+def shares(bench: Bench) -> bool:
+    """Are the ranks on one GPU?"""
+    return bench.kind == "cuda" and gpus() < RANKS
+
+
 def differing(native: list[dict[str, Any]], xmig: list[dict[str, Any]]) -> list[str]:
     """Names of results that are not the same on some rank."""
     found: list[str] = []
@@ -186,7 +191,8 @@ def run(
             )
         else:
             options: dict[str, Any] = {"stdout": to, "stderr": subprocess.STDOUT, "start_new_session": True}
-            program = node.program(command, name="ranks", environment=bench.environment, **options)
+            device = None if shares(bench) else f"{bench.kind}:{','.join(map(str, range(RANKS)))}"
+            program = node.program(command, name="ranks", device=device, environment=bench.environment, **options)
             process = program.process
             if disturb is not None:
                 threading.Thread(target=disturb, args=(program,), daemon=True).start()
