@@ -225,6 +225,8 @@ struct JournalHeader {
   // and the last one that was decided, for all ranks. Which that is, any rank's journal may say: the daemon reads them all.
   alignas(64) std::atomic<uint64_t> round_prepared;
   std::atomic<uint64_t> round_decided;
+  // 1: the last snapshot was taken without the other ranks, and fits none of theirs.
+  std::atomic<uint64_t> round_forsaken;
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

@@ -104,6 +104,13 @@ def rounds(fd: int, offset: int) -> tuple[int, int]:
     return (prepared if prepared < 1 << 63 else 0), (decided if decided < 1 << 63 else 0)
 
 
+def forsaken(fd: int, offset: int) -> bool:
+    """Was its last snapshot taken without the other ranks of its group, so that it fits none of theirs?"""
+    if offset == 0 or _is_journal(fd) is None:
+        return False
+    return any(os.pread(fd, 8, offset + _TWO.size))
+
+
 def stall(fd: int, offset: int) -> Stall | None:
     """What the server tells of a recovery. None: it tells nothing, or nothing that could be."""
     if offset == 0 or _is_journal(fd) is None:

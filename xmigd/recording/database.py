@@ -101,7 +101,8 @@ class DatabaseRecords:
         self._writer.record("processes.assign", lambda session: session.execute(statement))
 
     def snapshot(self, process: str, snapshot: Snapshot) -> None:
-        values = snapshot.model_dump(exclude={"type", "off_device", "round"}) | {"process_id": process, "at": time.time()}
+        values = snapshot.model_dump(exclude={"type", "off_device", "round"})
+        values |= {"process_id": process, "at": time.time()}
 
         def write(session: Session) -> None:
             row = insert(models.JournalSegment).values(**values)

@@ -144,6 +144,11 @@ class Ranks:
     def _recover(self, members: Mapping[str, tuple[str, ...]]) -> None:
         self._meetings.forget_of(members)
         present = {name: self._processes[name] for name in members if name in self._processes}
+        if len(members) > 1 and any(self._forsaken(process) for process in present.values()):
+            why = "a rank's journal was full, and it took a snapshot without the others, which none of all followed"
+            for process in present.values():
+                process.tell(e.GroupHopeless(t=now(), reason=why))
+            return
         decided = max((self._rounds(process)[1] for process in present.values()), default=0)
         logger.info("a group goes on", members=len(present), round=decided)
         for name, process in present.items():
@@ -157,6 +162,9 @@ class Ranks:
             return header.rounds(process.memory.journal.fileno(), self._group_at)
         except OSError:
             return 0, 0
+
+    def _forsaken(self, process: Process) -> bool:
+        return process.memory is not None and header.forsaken(process.memory.journal.fileno(), self._group_at)
 
     def _open(self) -> None:
         marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]

@@ -140,7 +140,9 @@ class Executor final : public Witness, private Execution {
   void act_upon(const Schedule::Stop& stop);
   bool stands() const { return schedule_.stopping() || group_.stands(); }
   // group_stops.cc
-  void take_part(bool idle, uint64_t now);
+  bool take_part(bool idle, uint64_t now);
+  bool held_up_by_the_group(uint64_t now);
+  void forsake_the_group();
   void make(GroupSnapshot::Step& step, uint64_t now);
   bool stop_with_the_group(uint64_t now);
   void hold(uint64_t now);
@@ -208,6 +210,8 @@ class Executor final : public Witness, private Execution {
   std::string snapshot_trouble_;  // the last reason why a snapshot was not possible: logged once
   const double hang_timeout_;
   Placement placement_;
+  uint64_t full_since_ = 0;          // the journal, while the group cannot stand still; 0: it is not
+  bool forsakes_the_group_ = false;  // the next snapshot is taken without it
   uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot
 
   // The parts. Each is given those before it, and Execution, which this is.

@@ -8,29 +8,61 @@ namespace xmig::server {
 
 using Stage = GroupSnapshot::Stage;
 
-// Between two batches, in the place of consider_snapshot().
-void Executor::take_part(bool idle, uint64_t now) {
+namespace {
+
+constexpr uint64_t kPatienceWhenFull = 1'000'000'000;  // ns
+
+}  // namespace
+
+// Between two batches. False: whether to take a snapshot is its own affair.
+bool Executor::take_part(bool idle, uint64_t now) {
   constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
   const uint32_t leaves = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
   if (leaves & Interrupts::kHandover) daemon_.handover_failed(kWhy);
   if (leaves & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
   while (std::optional<GroupSnapshot::Step> step = group_.next()) make(*step, now);
   switch (group_.stage()) {
-    case Stage::kNone:
-      if (interrupts_.pending() & Interrupts::kPause) {
-        if (const std::optional<Schedule::Stop> stop = wants_stop(idle, now)) schedule_.begin(*stop);
-      } else if (const std::optional<Schedule::Stop> stop = proposed_stop(idle, now);
-                 stop && !replay_.running() && group_.wanted(now)) {
-        daemon_.group_wanted(stop->reason);
-      }
-      return;
-    case Stage::kStopping: stop_with_the_group(now); return;
+    case Stage::kNone: break;
+    case Stage::kStopping: stop_with_the_group(now); return true;
     case Stage::kDraining:
       if (device_idle()) hold(now);
-      return;
+      return true;
     case Stage::kStopped:
-    case Stage::kHeld: return;
+    case Stage::kHeld: return true;
   }
+  if (!handlers_.collectives.entangled() || (interrupts_.pending() & Interrupts::kPause)) return false;
+  if (held_up_by_the_group(now)) {
+    forsakes_the_group_ = true;
+    return false;
+  }
+  const std::optional<Schedule::Stop> stop = proposed_stop(idle, now);
+  if (stop && !replay_.running() && group_.wanted(now)) daemon_.group_wanted(stop->reason);
+  return true;
+}
+
+// The program waits for room in the journal, and the group could not stand still for long: another rank waits for a collective that
+// this one's program will call only when there is room. To wait on would be for ever.
+bool Executor::held_up_by_the_group(uint64_t now) {
+  const journal::JournalHeader& header = job_.header();
+  const bool full = header.trimmed_waiters.load(std::memory_order_relaxed) != 0 && !replay_.running() &&
+                    header.tail.load(std::memory_order_relaxed) == current_.position;
+  if (!full) {
+    full_since_ = 0;
+  } else if (full_since_ == 0) {
+    full_since_ = now;
+  }
+  const bool has_none = header.round_forsaken.load() != 0;  // that fits: one more costs nothing
+  return full && (has_none || now - full_since_ >= kPatienceWhenFull);
+}
+
+// Until the next snapshot of all ranks, they have none that fits this one's.
+void Executor::forsake_the_group() {
+  forsakes_the_group_ = false;
+  full_since_ = 0;
+  if (job_.header().round_forsaken.exchange(1) != 0) return;
+  log_(Level::kWarning,
+       "the journal was full and the other ranks could not stand still: a snapshot was taken alone. Until their next one, none of the ranks "
+       "can be recovered. A larger journal (XMIG_JOURNAL_MIB) or page-locked memory for what is copied to the device avoids it");
 }
 
 void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
@@ -92,7 +124,10 @@ void Executor::take_with_the_group() {
   snapshot_taken(snapshots_.finish(moment, relocation_.settling()), "the group's", rested_at_, group_.stopped_at(), group_.round());
   interrupts_.take(Interrupts::kSnapshot);
   interrupts_.snapshot_decided();
+  job_.header().round_prepared.store(0);
+  job_.header().round_forsaken.store(0);
   handlers_.collectives.snapshot_taken();
+  full_since_ = 0;
   group_.end();
 }
 

@@ -26,7 +26,9 @@ void Executor::consider_snapshot(bool idle) {
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {
-    if (group_.under_way() || handlers_.collectives.grouped()) [[unlikely]] return take_part(idle, now);
+    if (handlers_.collectives.grouped() || group_.under_way()) [[unlikely]] {
+      if (take_part(idle, now)) return;
+    }
     const std::optional<Schedule::Stop> stop = wants_stop(idle, now);
     if (!stop) return;
     schedule_.begin(*stop);
@@ -132,13 +134,17 @@ void Executor::come_to_rest() {
 
 Result<> Executor::take_snapshot(const char* reason, uint64_t stopped) {
   if (placement_.bound()) placement_.leave();
-  if (handlers_.collectives.grouped()) return Error{"the process is in a communicator: its ranks take snapshots together"};
+  if (handlers_.collectives.entangled() && !forsakes_the_group_) {
+    return Error{"the process is in a communicator: its ranks take snapshots together"};
+  }
   if (external_waits()) return Error{"work of the device waits for the program"};
   come_to_rest();
   const uint64_t start = now_ns();
   // What is not in device memory is lost with this server: it has to be there before that is the state.
   handlers_.variables.keep();
   const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
+  job_.header().round_prepared.store(0);
+  if (forsakes_the_group_) forsake_the_group();
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, relocation_.settling());
   if (!taken) {

@@ -172,6 +172,29 @@ def stays() -> None:
     say("went on")
 
 
+def loads() -> None:
+    """Rank 0 copies more than its journal holds, while the others wait for it in a collective: at first before any, and
+    then between two, so that no snapshot of all ranks is possible."""
+    comm, on = join(unique_id()), stream()
+    memory, large = Memory(4 * COUNT), Memory(64 << 20)
+    data = np.random.default_rng(RANK).integers(0, 255, 64 << 20, np.uint8)
+    there("began")
+    for step in range(3):
+        if RANK == 0:
+            large.write(data)
+        memory.write(np.full(COUNT, step + RANK, np.int32))
+        for again in range(4):  # in place
+            nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, comm, on)
+            if RANK == 0 and again == 1 and step == 1:
+                large.write(data)
+        expect(synchronize(on) == 0, "the sums")
+        total = sum(step + rank for rank in range(RANKS)) * RANKS**3
+        expect((memory.read(np.int32, COUNT) == total).all(), f"the sum of step {step}")
+        if RANK == 0:
+            expect((large.read(np.uint8, data.size) == data).all(), "what was copied")
+    say("went on")
+
+
 def leaves() -> None:
     """A rank that ends first, without a word, does not disturb the others, which need it no more."""
     comm, on = join(unique_id()), stream()
@@ -188,5 +211,5 @@ def leaves() -> None:
 
 {
     "missing": missing, "kill": until_it_fails, "mismatch": mismatch, "late": late, "abort": abort, "ended": ended,
-    "leaves": leaves, "stays": stays, "meets": meets,
+    "leaves": leaves, "loads": loads, "stays": stays, "meets": meets,
 }[how]()  # fmt: skip

@@ -188,6 +188,7 @@ CUresult Collectives::on_xmCommSplit(Record& record) {
   making->split = true;
   making->parent = parent->second.place;
   making->number = ++parent->second.splits;
+  parent->second.split = true;
   keep(parent->first, parent->second);
   making->color = args.color;
   making->key = args.key;
@@ -337,6 +338,12 @@ void Collectives::await_verdict(One& one) {
                 ") is lost, and its collectives cannot be done again: " + one.why());
 }
 
+bool Collectives::entangled() const {
+  return !making_.empty() || !ended_.empty() || std::any_of(communicators_.begin(), communicators_.end(), [](const auto& one) {
+    return one.second.collectives != 0 || !one.second.sends.empty() || one.second.split;
+  });
+}
+
 GroupCounts Collectives::counts() const {
   GroupCounts counts;
   for (const auto& [handle, one] : communicators_) add_counts(one, counts);
@@ -384,6 +391,7 @@ void Collectives::snapshot_taken() {
   for (auto& [handle, one] : communicators_) {
     one.collectives = 0;
     one.sends.clear();
+    one.split = false;
   }
   for (const auto& [name, counts] : std::exchange(ended_, {})) membership_.past(name);
 }

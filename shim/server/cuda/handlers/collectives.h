@@ -54,6 +54,8 @@ class Collectives {
   bool poll();
   // Does the process depend on other ranks, or would it at a recovery from the last snapshot?
   bool grouped() const { return !communicators_.empty() || !making_.empty() || !ended_.empty(); }
+  // Has it done anything with other ranks since the last snapshot? Until then it can take one alone: the others' last ones still fit.
+  bool entangled() const;
   // Is a communicator being made?
   bool making() const { return !making_.empty(); }
   // How far the communicators are, since the last snapshot.
@@ -81,6 +83,7 @@ class Collectives {
     uint32_t ordinal = 0;
     std::chrono::milliseconds join_time{};
     uint32_t splits = 0;      // of it, which all its ranks count alike
+    bool split = false;       // since the last snapshot
     bool incomplete = false;  // it lacks ranks
     uint64_t failed_at = 0, reported_at = 0, lost_at = 0;  // 0: not
     uint64_t collectives = 0;  // since the last snapshot
