@@ -43,7 +43,7 @@ def start(kernels: Path) -> Callable[[Node], Program]:
 
 @pytest.fixture
 def program(daemon: Node, start: Callable[[Node], Program]) -> Program:
-    """It has asked for its devices, and no more."""
+    """It knows which devices there are, and has done no more."""
     return start(daemon)
 
 
@@ -167,8 +167,7 @@ def test_it_is_suspended(program: Program) -> None:
 
 
 def test_it_is_paused(program: Program) -> None:
-    for request in ("pause", "continue"):
-        program.node.client.post(f"/v1/processes/{info(program)['id']}:{request}", {})
+    harness.open_devices(program)
     has_standby(program)
     assert tell(program, "retain") == "0\n"
     works(program)
@@ -215,7 +214,7 @@ def test_a_full_device_and_a_lost_server(full: Node, start: Callable[[Node], Pro
     assert [tell(program, "work") for _ in range(2)] == ["1\n", "2\n"]
 
 
-def test_a_full_device_is_asked_for_by_the_daemon(full: Node, start: Callable[[Node], Program]) -> None:
+def test_a_full_device_and_a_request_of_the_daemon(full: Node, start: Callable[[Node], Program]) -> None:
     program = start(full)
     path = f"/v1/processes/{info(program)['id']}:suspend"
     with contextlib.suppress(Refused):

@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kLongestSleep{60};
 
 bool waits_for_devices(const journal::RecordHeader& record) { return record.op == static_cast<uint16_t>(Op::xmOpen); }
 
-// It has asked for the devices, and did not get them.
+// It wanted the devices, and did not get them.
 bool was_refused(const journal::RecordHeader& record) {
   return waits_for_devices(record) && (record.state.load() & 0xff) == journal::kReplied && record.result != 0;
 }

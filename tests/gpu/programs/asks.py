@@ -30,7 +30,7 @@ def take_turn(word: str) -> None:
 timed("init", "cuInit", 0)
 count, total, value = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
 name, uuid, bus = (ctypes.create_string_buffer(bytes) for bytes in (128, 16, 32))
-asked = [
+errors = [
     DRIVER.cuDeviceGetCount(ctypes.byref(count)),
     DRIVER.cuDeviceGetName(name, 128, 0),
     DRIVER.cuDeviceGetUuid_v2(uuid, 0),
@@ -38,7 +38,7 @@ asked = [
     DRIVER.cuDeviceTotalMem_v2(ctypes.byref(total), 0),
     *(DRIVER.cuDeviceGetAttribute(ctypes.byref(value), which, 0) for which in (16, 75, 76)),
 ]
-found |= {"errors": [error for error in asked if error], "name": name.value.decode(), "uuid": uuid.raw.hex(),
+found |= {"errors": [error for error in errors if error], "name": name.value.decode(), "uuid": uuid.raw.hex(),
           "bus": bus.value.decode(), "total_bytes": total.value, "capability": value.value}  # fmt: skip
 take_turn("holding")
 context = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""A program that is told when to need its device: each line on standard input is what it does next, each answer what
+"""A program that needs its device when it is to: each line on standard input is what it does next, each answer what
 came of it."""
 
 import sys
