@@ -97,7 +97,7 @@ def is_ready(program: Program) -> None:
 
 
 def open_devices(program: Program) -> None:
-    """A program that waits for `go` has no context, and so no standby; for a pause, too, its server opens its devices."""
+    """A program that waits for `go` has no context, and so no standby. For a pause, too, its devices are opened."""
     info = program.info()
     assert info is not None
     for request in ("pause", "continue"):

@@ -30,9 +30,8 @@ uint32_t peer_pid(int socket) {
 
 void mark_lost(const Job& job, int error) {
   journal::JournalHeader& header = job.header();
-  constexpr auto kLost = static_cast<uint32_t>(journal::ServerState::kLost);
-  if (header.state.load() != kLost) header.context_error.store(static_cast<uint32_t>(error));
-  header.state.store(kLost);
+  header.context_error.store(static_cast<uint32_t>(error));
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kLost));
   header.trimmed_futex.fetch_add(1);
   header.callback_doorbell.fetch_add(1);
   journal::futex_wake(header.state);

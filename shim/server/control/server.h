@@ -128,7 +128,7 @@ class Server {
   bool pausing_ = false;  // the program may end in order to be restored elsewhere
 };
 
-// The job is over: every waiting thread of the program wakes up and gets `error`, or what it was lost with before.
+// The job is over: every waiting thread of the program wakes up and gets `error`.
 void mark_lost(const Job& job, int error);
 
 }  // namespace xmig::server
