@@ -96,6 +96,14 @@ def is_ready(program: Program) -> None:
     program.until("running")
 
 
+def open_devices(program: Program) -> None:
+    """A program that waits for `go` has no context, and so no standby. For a pause, too, its devices are opened."""
+    info = program.info()
+    assert info is not None
+    for request in ("pause", "continue"):
+        program.node.client.post(f"/v1/processes/{info['id']}:{request}", {})
+
+
 def go(program: Program) -> None:
     """Let it begin."""
     assert program.process.stdin is not None

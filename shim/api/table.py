@@ -132,9 +132,10 @@ local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "
       "cuDeviceSetMemPool", "cuDeviceComputeCapability", "cuDeviceGetProperties", "cuDeviceGetLuid")
 
 # --- contexts --------------------------------------------------------------------------------------------------
-local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState",
-      "cuDevicePrimaryCtxSetFlags_v2", "cuDevicePrimaryCtxReset_v2", "cuCtxCreate_v2", "cuCtxCreate_v3",
-      "cuCtxCreate_v4", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
+local("cuDevicePrimaryCtxRetain", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4",
+      note="the first one of a process: xmOpen")
+local("cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxSetFlags_v2",
+      "cuDevicePrimaryCtxReset_v2", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
       "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags",
       "cuCtxGetApiVersion",
       "cuCtxGetCacheConfig", "cuCtxSetCacheConfig", "cuCtxGetStreamPriorityRange",
@@ -143,6 +144,8 @@ local("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrima
 synchronous("cuCtxSynchronize", client="custom", server="custom")
 local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
 local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; requested again, it is answered locally")
+record("xmOpen", "synchronous", "The program needs its devices from here on. Where they cannot be opened, this is what "
+       "is answered, and it may be requested again.", "uint32_t ordinal", "uint32_t reserved", volatile=True)
 record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the "
        "device rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
 record("xmPeer", "synchronous", "A device reaches another one's memory from here on, or no longer. peer: the context "
@@ -386,7 +389,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "graphs": ("xmGraph", "xmGraphLaunch", "xmGraphDestroy"),
     "memory": ("xmGrow", "xmShrink", "xmAlloc", "xmFree", "xmDiscard", "xmReuse", "xmPin", "xmUnpin",
                "cuMemGetInfo_v2"),
-    "contexts": ("xmLimit", "xmContextReset"),
+    "contexts": ("xmOpen", "xmLimit", "xmContextReset"),
     "tensor_maps": ("xmTensorMap",),
 }
 

@@ -10,21 +10,25 @@ namespace xmig::server {
 
 class Contexts {
  public:
-  explicit Contexts(device::Runtime& device) : device_(device) {}
+  Contexts(device::Runtime& device, uint32_t devices) : device_(device), count_(devices) {}
   ~Contexts() {
     for (uint32_t ordinal = 0; ordinal < real_.size(); ++ordinal) device_.close_context(ordinal);
   }
   Contexts(const Contexts&) = delete;
 
-  device::Status open(uint32_t devices) {
-    for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
+  // Those that are not open yet. After a failure it may be tried again. Raises Unavailable, too.
+  device::Status open() {
+    for (uint32_t ordinal = static_cast<uint32_t>(real_.size()); ordinal < count_; ++ordinal) {
       device::ContextHandle context = nullptr;
       if (const device::Status opened = device_.open_context(ordinal, context); !opened) return opened;
       real_.push_back(context);
     }
     return {};
   }
-  uint32_t count() const { return static_cast<uint32_t>(real_.size()); }
+  // All of them; until then nothing below may be called.
+  bool opened() const { return real_.size() == count_; }
+  // How many there are, open or not.
+  uint32_t count() const { return count_; }
   device::ContextHandle real(uint32_t ordinal) const { return real_[ordinal]; }
   // Make the ordinal's context the calling thread's current one.
   void use(uint32_t ordinal) {
@@ -36,6 +40,7 @@ class Contexts {
 
  private:
   device::Runtime& device_;
+  const uint32_t count_;
   std::vector<device::ContextHandle> real_;
 };
 

@@ -102,9 +102,9 @@ int measure(const std::string& name, uint64_t mib) {
   const uint64_t granules = std::max<uint64_t>(1, (mib << 20) / kGranule), bytes = granules * kGranule;
   const uint64_t start = now_ns();
   const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
+  Contexts contexts(*device, 1);
+  if (!device->start() || !contexts.open()) return fail("the device cannot be used");
   const uint64_t opened = now_ns();
-  Contexts contexts(*device);
-  if (!device->start() || !contexts.open(1)) return fail("the device cannot be used");
   contexts.use(0);
   const uint64_t memory = allocate(*device, bytes);
   if (memory == 0) return fail("the device has no room for " + std::to_string(mib) + " MiB");

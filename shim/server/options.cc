@@ -55,6 +55,9 @@ Result<Options> parse_options(int argc, char** argv) {
       good = good && parse_device(value, options);
     } else if (name == "--memory") {
       good = good && parse_number(value, options.memory_bytes);
+    } else if (name == "--open") {
+      good = value == "first" || value == "late";
+      options.open_late = value == "late";
     } else if (name == "--control-fd") {
       good = good && parse_number(value, options.control_fd) && options.control_fd >= 0;
     } else if (name == "--runtime-dir") {
@@ -62,7 +65,7 @@ Result<Options> parse_options(int argc, char** argv) {
     } else {
       return Error{
           "unknown option " + std::string(name) +
-          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] --control-fd N [--runtime-dir DIR]"};
+          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] [--open first|late] --control-fd N [--runtime-dir DIR]"};
     }
     if (!good) return Error{"option " + std::string(name) + " cannot be '" + std::string(value) + "'"};
   }

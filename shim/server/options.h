@@ -14,6 +14,7 @@ struct Options {
   std::string device_kind;    // "cpu", "null", "cuda"
   std::vector<int> ordinals;  // the node's devices, in the program's order
   uint64_t memory_bytes = 0;  // of each device; 0: the device's default
+  bool open_late = false;     // contexts: not before a job needs them
   int control_fd = -1;
   std::string runtime_dir;  // where a daemon that comes back listens
 

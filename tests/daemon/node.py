@@ -133,6 +133,13 @@ class Node:
         found: list[dict[str, Any]] = self.get("/v1/processes", **params)
         return found
 
+    def open_devices(self) -> None:
+        """As the first record of a program does: those here append none, and a real server opens for a pause, too."""
+        (process,) = self.processes(live=True)
+        with self.http() as http:
+            for request in ("pause", "continue"):
+                assert http.post(f"/v1/processes/{process['id']}:{request}").is_success
+
     def wait_for_standby(self, after: int | None = None) -> dict[str, Any]:
         """The process that lives, once it is running with a warm standby; on another server than `after`."""
 

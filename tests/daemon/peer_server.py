@@ -346,6 +346,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--control-fd", type=int)
     parser.add_argument("--memory", type=int)
+    parser.add_argument("--open", default="first")
     parser.add_argument("--runtime-dir")
     Peer(parser.parse_args()).run()
 

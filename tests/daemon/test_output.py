@@ -107,6 +107,7 @@ class TestLines:
 def test_lines_are_the_logs_own_and_say_whose_they_are(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         for server in node.servers():
             assert write_into(server, b"2026-01-01 [error ] forged\n\x1b[2Jhello\n")
@@ -126,6 +127,7 @@ def test_lines_are_the_logs_own_and_say_whose_they_are(node: Node) -> None:
 def test_a_server_has_no_way_to_the_log(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         node.wait_for_standby()
         for server in node.servers():
             assert not any(Path(f"/proc/{server}/fd/{fd}").resolve() == node.log.resolve() for fd in (0, 1, 2))
@@ -134,6 +136,7 @@ def test_a_server_has_no_way_to_the_log(node: Node) -> None:
 def test_a_flood_costs_the_others_nothing(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         server = node.wait_for_standby()["server_pid"]
         begun, took = time.monotonic(), []
         while time.monotonic() < begun + 3:
@@ -155,6 +158,7 @@ def test_a_flood_costs_the_others_nothing(node: Node) -> None:
 def test_the_last_words_have_no_end(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         stop(node.pid)
         write_into(process["server_pid"], b"terminate called after th")
@@ -168,6 +172,7 @@ def test_a_full_pipe_keeps_no_server_waiting(node: Node) -> None:
     """The daemon stands still: who prints loses what does not fit."""
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         server = node.wait_for_standby()["server_pid"]
         stop(node.pid)
         assert write_into(server, b"x" * 10 * PIPE) <= PIPE
@@ -182,6 +187,7 @@ def test_a_full_pipe_keeps_no_server_waiting(node: Node) -> None:
 def test_the_next_daemon_hears_what_is_printed(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         node.kill()
         fd = os.open(f"/proc/{process['server_pid']}/fd/1", os.O_WRONLY)

@@ -28,6 +28,7 @@ def node(make_node: MakeNode, native_dir: Path) -> Node:
 def test_kills_of_servers_and_standbys_leak_nothing(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[:2] == (0, 3)
+        node.open_devices()
         process = node.wait_for_standby()
         before = node.descriptors()
         for count in range(1, 21):
@@ -51,6 +52,7 @@ def test_room_for_descriptors_is_made_in_advance(node: Node) -> None:
     """The kernel's table of them: when it grows later, all processors are waited for, in the middle of a recovery."""
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         node.wait_for_standby()
         for pid in (node.pid, *node.servers()):
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -62,6 +64,7 @@ def test_servers_run_as_the_program_does(node: Node) -> None:
         pytest.skip("only root can serve other users")
     with Program(node, user=65534) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         for pid in node.servers():
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -84,6 +87,7 @@ def test_servers_run_as_the_program_does(node: Node) -> None:
 def test_a_server_holds_nothing_of_the_daemons(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         node.wait_for_standby()
         for pid in node.servers():
             kinds = {name.partition(":")[0] for name in open_fds(pid)}
@@ -95,6 +99,7 @@ def test_a_server_holds_nothing_of_the_daemons(node: Node) -> None:
 def test_a_server_that_dies_with_everybody_leaves_a_clear_answer(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         (store,) = descriptor_stores(node.runtime_dir)
         node.kill()
@@ -111,6 +116,7 @@ def test_a_server_that_dies_with_everybody_leaves_a_clear_answer(node: Node) -> 
 def test_a_stopped_server_is_replaced_when_it_is_killed(node: Node) -> None:
     with Program(node) as program:
         assert program.welcome()[0] == 0
+        node.open_devices()
         process = node.wait_for_standby()
         stop(process["server_pid"])
         os.kill(process["server_pid"], signal.SIGKILL)

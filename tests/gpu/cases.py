@@ -163,6 +163,7 @@ HELD = Case("driver-training", "gpt2", "GPT-2-small with what its training has l
 # How often each is moved, and which move of xMIG's is compared with it.
 DRIVEN = {"driver-40GB": (MOVED, 1, "move-40GB"), "driver-training": (HELD, 1, "move-training"),
           "driver-4GB": (SMALL_MOVED, 2, None)}  # fmt: skip
+ASKS = Case("cuinit", "asks", "cuInit, names, identifiers and attributes of the device, and no context", "", "")
 WARM = Case("warm", "mlp", "fills the page cache", "--steps 1 --warmup 1 --block 1")
 SPLIT = Case("devices: split model", "split", "a model split over two devices, AdamW",
              "--steps 2500 --deterministic", "--width 32 --batch 4 --steps 3000 --block 2", devices=2,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.gpu import resumption
-from tests.gpu.bench import Bench, Failed, Running
+from tests.gpu.bench import Bench, Failed, Running, wait_until
 from tests.gpu.cases import Case
 from tests.gpu.compare import differences, spread
 from tests.gpu.programs.workload import PHASES
@@ -70,8 +70,9 @@ def injections(
     phases: list[str] = []
     pid: int | None = None
     if standing:
-        assert running.program is not None
-        running.program.until("running")
+        program = running.program
+        assert program is not None
+        wait_until(lambda: (program.info() or {}).get("standby") is not None, "it has made its context")
     for _ in range(count):
         with stopped(running) if standing else contextlib.nullcontext():
             pid = warm_server(running, pid, preloaded=preloaded)

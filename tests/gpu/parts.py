@@ -13,6 +13,7 @@ from tests.gpu import (
     differential,
     faults,
     kills,
+    memory,
     moves,
     profile,
     recovery,
@@ -68,6 +69,7 @@ PARTS = [
         if case.fills
     ),
     *(Part(case.name, "steps", 30, partial(steps.measure, case=case), pair=case) for case in TIMED),
+    Part("cuinit", "steps", 20, memory.asking),
     Part("conformance", "conformance", 90, conformance.measure, topic="conformance"),
     Part("differential", "devices", 240, differential.measure, topic="differential"),
     Part("recovery", "recovery", 35, recovery.measure),

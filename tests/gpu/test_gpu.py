@@ -15,10 +15,11 @@ from typing import Any, cast
 import pytest
 
 from tests import forked
-from tests.gpu import conformance, moves, speeds, stalls, steps
+from tests.gpu import conformance, memory, moves, speeds, stalls, steps
 from tests.gpu.__main__ import find_gpu
 from tests.gpu.bench import Bench, Failed, Outcome
 from tests.gpu.cases import (
+    ASKS,
     COUNTERS,
     FILES,
     HELD,
@@ -44,7 +45,8 @@ from tests.harness import ROOT
 from xmigd import measurements
 
 LONG = 780.0  # seconds, on a machine that runs other tests beside
-CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, COUNTERS, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, HELD, WARM]
+CASES = [*TIMED, *RESULTS, *KILLED, RECOVERED, COUNTERS, FILES, PAIR, MOVED, SMALL_MOVED, TRAINED, INFERRED, HELD, WARM,
+         ASKS]  # fmt: skip
 pytestmark = pytest.mark.timeout(800)
 
 
@@ -328,6 +330,18 @@ def test_moves_and_suspension_small_on_cpu_devices(tmp_path: Path) -> None:
         "move-16MB: downtime", "move-40GB: downtime", "move-40GB: downtime against its floor", "move-40GB: whole move",
         "suspend-40GB", "resume-40GB", "suspend-40GB, no pool",
     } <= rows.keys()  # fmt: skip
+
+
+def test_what_a_program_that_only_asks_takes(tmp_path: Path) -> None:
+    bench = Bench(
+        tmp_path / "logs", tmp_path, python=sys.executable, rehearsal=True, end=time.monotonic() + LONG,
+        make_node=forked.Node,
+    )  # fmt: skip
+    row, opened = memory.asking(bench)
+    assert (row.value, row.reached) == (0, True)
+    assert "1 server, no standby" in row.conditions
+    assert "answers as natively" in row.conditions
+    assert opened.name == "cuinit, then a context: device memory of xMIG"
 
 
 def test_speeds_of_a_device_and_its_buses(tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ target_link_libraries(late_server PRIVATE xmig_server_core)
 target_precompile_headers(late_server REUSE_FROM blind_server)
 set_target_properties(late_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/late)
 
+# A server whose device has no memory for a context at first.
+add_executable(full_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/full_device.cc)
+target_link_libraries(full_server PRIVATE xmig_server_core)
+target_precompile_headers(full_server REUSE_FROM blind_server)
+set_target_properties(full_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/full)
+
 # A server whose device places modules' variables itself.
 add_executable(placing_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
 target_link_libraries(placing_server PRIVATE xmig_server_core)

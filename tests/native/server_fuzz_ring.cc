@@ -114,9 +114,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Log log(daemon);
   static Faults faults(*device, daemon);
   static Injector injector(*device, daemon, faults);
-  static Contexts contexts(*device);
+  static Contexts contexts(*device, 1);
   static ModulePreload preload(*device, contexts, log);
-  static const bool opened = device->start() && contexts.open(1);
+  static const bool opened = device->start() && contexts.open();
   if (!opened) std::abort();
 
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};
@@ -127,7 +127,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Membership membership(daemon);
   const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership};
   Executor executor(services, *device, preload, physical, {.snapshot_cost = 1.0});
-  if (!executor.start_fresh()) std::abort();
+  if (!Executor::prepare_journal(services, *device) || !executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
   end_before_waits(job->journal());
   executor.run_to_tail();

@@ -83,8 +83,8 @@ int main(int count, char** words) {
   CHECK(count == 2);
   const int ordinal = 0;
   Shrinking device(device::open("cpu", std::span(&ordinal, 1), 1ull << 30));
-  Contexts contexts(device);
-  CHECK(device.start() && contexts.open(1));
+  Contexts contexts(device, 1);
+  CHECK(device.start() && contexts.open());
   const Hosted image = image_of(words[1]);
   CHECK(image.bytes < kCounted);
   CHECK(loaded(device, contexts, image, Preload::kMostOfStandby) == Preload::kMostOfStandby / kCounted + 1);

@@ -43,6 +43,17 @@ def test_a_move(world: MoveWorld) -> None:
     assert not world.recoveries
 
 
+def test_its_devices_are_opened_for_a_move() -> None:
+    world = MoveWorld()
+    world.run_unopened()
+    target = world.begin()
+    world.tell(e.Opened, server=0)
+    assert world.machine.standby is None  # whether there is to be one, its end says
+    world.tell(v.CancelRequested, why="requested")
+    world.exit(target, killed=True)
+    assert world.machine.standby is not None
+
+
 def rounds(world: MoveWorld, target: int, copied: tuple[int, ...], loading_ms: float = 0.0) -> None:
     """Of so many MiB each, with a snapshot before the next; none after the last."""
     for number, mib in enumerate(copied, 1):

@@ -26,9 +26,11 @@ class Moves(AtAnyTime):
         self.world = MoveWorld(Limits(max_attempts=3, move=MoveLimits(max_rounds=4)))
         self.count = 0
 
-    @initialize(how=st.sampled_from(["fresh", "adopted", "holder"]))
+    @initialize(how=st.sampled_from(["fresh", "unopened", "adopted", "holder"]))
     def start(self, how: str) -> None:
-        if how == "fresh":
+        if how == "unopened":
+            self.world.run_unopened()
+        elif how == "fresh":
             self.world.run()
         else:
             self.world.alive.add(0)

@@ -24,6 +24,64 @@ def test_a_start() -> None:
     assert world.alive == {0, 1}
 
 
+def spawned(instructions: list[e.Instruction]) -> list[e.Spawn]:
+    return [each for each in instructions if isinstance(each, e.Spawn)]
+
+
+def test_a_program_that_does_not_need_its_devices_has_no_standby() -> None:
+    world = World()
+    assert spawned(world.tell(e.ClientArrived)) == [e.Spawn(0, late=True)]
+    world.tell(e.Hello, server=0)
+    assert spawned(world.tell(e.Ready, server=0, opened=False)) == []
+    assert (world.machine.state, world.alive) == ("running", {0})
+    assert spawned(world.tell(e.Opened, server=0)) == [e.Spawn(1)]
+    assert spawned(world.tell(e.Opened, server=0)) == []  # one is enough
+
+
+def test_its_server_is_replaced_by_one_that_opens_as_late() -> None:
+    world = World()
+    world.run_unopened()
+    world.exit(0, killed=True)
+    assert (world.machine.state, world.machine.opened, world.alive) == ("recovering", False, {1})
+    assert spawned(world.tell(e.Opened, server=0)) == []  # of one that is gone
+    world.replay()
+    assert world.assigns[-1] == e.Assign(1, "recover")
+    assert (world.recoveries[1].outcome, world.recoveries[1].standby) == ("resumed", "spawned")
+    assert world.alive == {1}
+    assert spawned(world.tell(e.Opened, server=1)) == [e.Spawn(2)]
+
+
+def test_it_opens_while_it_is_recovered() -> None:
+    world = World()
+    world.run_unopened()
+    world.exit(0, killed=True)
+    world.tell(e.Hello, server=1)
+    assert spawned(world.tell(e.Opened, server=1)) == []
+    world.replay()
+    assert world.machine.standby is not None
+
+
+def test_who_is_to_say_that_it_is_lost_needs_no_device() -> None:
+    world = World()
+    world.run()
+    world.exit(1, killed=True)
+    world.tell(e.HandleMissed, reason="no descriptors")
+    world.tell(e.Exited, server=0, status="killed by SIGKILL")
+    assert world.machine.state == "losing"
+    assert world.machine.active is None  # the standby's successor waits
+    assert spawned(world.tell(e.TimerFired, name="spawn")) == [e.Spawn(2, late=True)]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_after_another_daemon(opened: bool) -> None:
+    for event in (e.Adopted(t=1, opened=opened), e.Orphaned(t=1, reason="", opened=opened)):
+        world = World()
+        out = world.machine.handle(event)
+        adopted = isinstance(event, e.Adopted)
+        late = not adopted and not opened
+        assert spawned(out) == ([e.Spawn(1 if adopted else 0, late=late)] if opened or not adopted else [])
+
+
 def test_a_lost_server_is_replaced_by_the_warm_standby_at_once() -> None:
     world = World()
     world.run()
@@ -530,18 +588,18 @@ class AnyOrder(AtAnyTime):
         super().__init__()
         self.world = World(Limits(max_attempts=3))
 
-    @initialize(adopted=st.booleans())
-    def begin(self, adopted: bool) -> None:
+    @initialize(adopted=st.booleans(), opened=st.booleans())
+    def begin(self, adopted: bool, opened: bool) -> None:
         if adopted:
             self.world.alive.add(0)
             self.world.holder = 0
-            self.world.tell(e.Adopted)
+            self.world.tell(e.Adopted, opened=opened)
         else:
             self.world.tell(e.ClientArrived)
 
-    @rule(data=st.data())
-    def ready(self, data: Any) -> None:
-        self.world.tell(e.Ready, server=self.server(data))
+    @rule(data=st.data(), opened=st.booleans())
+    def ready(self, data: Any, opened: bool) -> None:
+        self.world.tell(e.Ready, server=self.server(data), opened=opened)
 
     @rule(
         data=st.data(), name=st.sampled_from(["mapped", "restored", "replayed", "resumed"]), records=st.integers(0, 9)

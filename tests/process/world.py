@@ -91,12 +91,17 @@ class World:
     # Longer pieces of stories.
 
     def run(self) -> int:
+        self.run_unopened()
+        self.tell(e.Opened, server=0)
+        self.tell(e.Hello, server=1)
+        return 0
+
+    def run_unopened(self) -> None:
+        """Its program has not needed its devices yet."""
         self.tell(e.ClientArrived)
         self.tell(e.Hello, server=0)
-        self.tell(e.Ready, server=0)
-        self.tell(e.Hello, server=1)
+        self.tell(e.Ready, server=0, opened=False)
         assert self.machine.state == "running"
-        return 0
 
     def next_server(self) -> int:
         """The one that has the process or is about to get it, after the pause where there is one."""
@@ -140,6 +145,10 @@ class AtAnyTime(RuleBasedStateMachine):
     @rule(data=st.data())
     def hello(self, data: Any) -> None:
         self.world.tell(e.Hello, server=self.server(data))
+
+    @rule(data=st.data())
+    def opens(self, data: Any) -> None:
+        self.world.tell(e.Opened, server=self.server(data))
 
     @rule(data=st.data())
     def ends(self, data: Any) -> None:

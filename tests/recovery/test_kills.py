@@ -139,6 +139,7 @@ def test_standby_killed(start: Starter, daemon: Node, undisturbed: Callable[...,
     expected = undisturbed("training", STEPS)
     program = start("training", STEPS, 0, STEPS - 100)
     info = program.until("running")
+    harness.open_devices(program)
     harness.wait_until(lambda: has_standby(program) and len(harness.server_pids(daemon)) == 2, "a standby, no others")
     (standby,) = set(harness.server_pids(daemon)) - {info["server_pid"]}
     os.kill(standby, signal.SIGKILL)

@@ -53,7 +53,16 @@ class Unavailable(Message):
 class Ready(Message):
     type: Literal["ready"]
     generation: Number
+    opened: bool = True
+    """Has it opened its devices, or does `opened` follow?"""
     t: Number
+
+
+class Opened(Message):
+    """Of a server that has a process: its devices, for the first record or for a request."""
+
+    type: Literal["opened"]
+    device_bytes: Number
 
 
 class MemoryAdd(Message):
@@ -150,6 +159,7 @@ class Announce(Message):
     device: Annotated[str, Field(max_length=64)]
     client_pid: Small
     generation: Number
+    opened: bool = True  # as in `ready`
     keeps: Literal["host", "file"] | None = None
     """Of a holder: where the state of its suspended process is."""
     changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
@@ -337,14 +347,15 @@ class ResumeFailed(Message):
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
 RankMessage = Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
 ServerMessage = (
-    Hello | Unavailable | Ready | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase | ProgramError
-    | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress | MoveFailed
-    | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed | ResumeFailed
-    | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
+    Hello | Unavailable | Ready | Opened | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase
+    | ProgramError | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
+    | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
+    | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld
+    | GroupBusy
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
-        Hello | Unavailable | Ready | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
+        Hello | Unavailable | Ready | Opened | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
         | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld

@@ -62,6 +62,7 @@ class Core(ABC):
         self.standby: int | None = None
         self.armed: dict[int, e.Injection] = {}
         self.unrecoverable: str | None = None
+        self.opened = False  # the devices: before the program needs them it costs them nothing, and has no standby
         self.story: deque[Transition] = deque(maxlen=64)
         self._timers: set[str] = set()
         self._next_server = 0
@@ -92,7 +93,7 @@ class Core(ABC):
     def _spawn(self) -> int:
         number = self._new_number()
         self.servers[number] = "spawning"
-        self._out.append(e.Spawn(number))
+        self._out.append(e.Spawn(number, late=not self.opened or self.state == "losing"))
         return number
 
     def _want_standby(self) -> None:
@@ -101,7 +102,7 @@ class Core(ABC):
 
     @property
     def _standby_wanted(self) -> bool:
-        return self.limits.standby and not self._alone
+        return self.limits.standby and self.opened and not self._alone
 
     def _drop_standby(self) -> None:
         if self.standby is not None:

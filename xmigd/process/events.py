@@ -22,6 +22,7 @@ class ClientArrived(Event):
 class Adopted(Event):
     """A server that outlived an earlier daemon has announced itself, with everything it has. It is server 0."""
 
+    opened: bool = True  # its devices
     detour: bool = False  # a move had requested its shadow in host memory
 
 
@@ -37,6 +38,7 @@ class Orphaned(Event):
     """Its server ended while no daemon was there, and everything that the server had was kept."""
 
     reason: str
+    opened: bool = True  # otherwise it had nothing, and the next one finds out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,12 @@ class Unavailable(ServerEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(ServerEvent):
     generation: int = 1
+    opened: bool = True  # its devices; otherwise `Opened` follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(ServerEvent):
+    """The program needs its devices from now on, and they are open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +284,7 @@ class Instruction:
 class Spawn(Instruction):
     server: int
     device: str | None = None  # another one than the process's
+    late: bool = False  # it opens its devices when the process needs them, not before it says hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Machine(Recovery):
         assert len(living) <= 3 + (self.holder is not None)
         assert self.active is None or self.active in self.servers
         assert self.standby is None or self.standby in self.servers
+        assert self.standby is None or self.opened
         assert self.holder is None or self.holder in self.servers
         assert self.active is None or self.active not in (self.standby, target, self.holder)
         assigned = [n for n, s in self.servers.items() if s == "assigned"]
@@ -205,6 +206,7 @@ class Machine(Recovery):
     def _switch(self, target: int) -> None:
         """The target has resumed the program: from here on there is no way back, and no use for the source."""
         source, self.active, self._source_death = self.active, target, None
+        self.opened = True
         if source is not None and self.servers.get(source, "dying") != "dying":
             self._kill(source, "its process has moved")
         self._drop_standby()
@@ -256,6 +258,12 @@ class Machine(Recovery):
             self._give_holder()
         elif spawning and self._is_target(event.server):
             self._steer(v.TargetReady(t=event.t))
+
+    def _opened(self, event: e.Opened) -> None:
+        if self.move is None:
+            super()._opened(event)
+        elif event.server == self.active:
+            self.opened = True  # whether there is to be a standby, the move's end says
 
     def _ending(self, event: e.Ending) -> None:
         if self.move is None:
@@ -343,6 +351,7 @@ class Machine(Recovery):
     def _holder_adopted(self, event: e.HolderAdopted) -> None:
         self.holder = self._new_number()
         self.servers[self.holder] = "keeping"
+        self.opened = True
         self.where = event.where
         self._go("suspended", "its holder outlived the daemon and has announced itself")
 

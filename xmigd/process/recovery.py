@@ -102,6 +102,8 @@ class Recovery(GroupMember):
                 self._unavailable(event)
             case e.Ready():
                 self._ready(event)
+            case e.Opened():
+                self._opened(event)
             case e.PhaseReached():
                 self._phase(event)
             case e.SnapshotCommitted():
@@ -138,6 +140,7 @@ class Recovery(GroupMember):
         number = self._new_number()
         self.servers[number] = "assigned"
         self.active = number
+        self.opened = event.opened
         self._go("running", "its server outlived the daemon and has announced itself")
         if event.detour:
             self._out.append(e.AskSnapshot(number, host=False))
@@ -146,6 +149,7 @@ class Recovery(GroupMember):
     def _orphaned(self, event: e.Orphaned) -> None:
         if self.state != "starting" or self.servers:
             return
+        self.opened = event.opened
         record = self._fault("server", event.reason)
         self._recoveries += 1
         self.recovery = e.RecoveryRecord(
@@ -180,8 +184,16 @@ class Recovery(GroupMember):
         self._clear("start")
         self._out.append(e.Admit())
         self.attempts = 0
+        self.opened = event.opened
         self._go("running", "the server is ready")
         self._want_standby()
+
+    def _opened(self, event: e.Opened) -> None:
+        if event.server != self.active:
+            return
+        self.opened = True
+        if self.state == "running":
+            self._want_standby()
 
     # --- giving the process to a server --------------------------------------------------------------------------
 

@@ -42,11 +42,14 @@ class ServerProgram:
     runtime_dir: Path
     device_memory: int
     scopes: Scopes = field(default_factory=Scopes)
+    open_late: bool = False  # its devices: not before a program needs them
 
     def command(self, device: str, control_fd: int) -> list[str]:
         command = [str(self.native_dir / SERVER), "--device", device, "--control-fd", str(control_fd)]
         if self.device_memory:
             command += ["--memory", str(self.device_memory)]
+        if self.open_late:
+            command += ["--open", "late"]
         return [*command, "--runtime-dir", str(self.runtime_dir)]
 
 

@@ -154,13 +154,13 @@ class Process(ProcessState):
         if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
             self.follow_backlog(server)
         self.servers[server.number] = server
-        self.tell(e.Adopted(t=now(), detour=detour))
+        self.tell(e.Adopted(t=now(), opened=announce.opened, detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
     def orphaned(self, handles: dict[int, Handle], why: str) -> None:
         """Its server is dead, and `handles` are all that it held: another one recovers it."""
         self.handles = handles
-        self.tell(e.Orphaned(t=now(), reason=why))
+        self.tell(e.Orphaned(t=now(), reason=why, opened=bool(handles)))
 
     def tell(self, event: e.Event) -> None:
         """Give the machine an event and do what it says. Events that come of doing so wait their turn."""
@@ -395,7 +395,10 @@ class Process(ProcessState):
                     self.moving.target_dropped(server, message.id)
             case m.Ready():
                 self.generation = message.generation
-                self.tell(e.Ready(t=t, server=number, generation=message.generation))
+                self.tell(e.Ready(t=t, server=number, generation=message.generation, opened=message.opened))
+            case m.Opened():
+                server.device_bytes = message.device_bytes
+                self.tell(e.Opened(t=t, server=number))
             case m.Phase():
                 self.tell(
                     e.PhaseReached(
@@ -474,7 +477,7 @@ class Process(ProcessState):
                 if (server := self.servers.get(instruction.server)) is not None:
                     server.kill()
             case e.Spawn():
-                self._spawn(instruction.server, instruction.device)
+                self._spawn(instruction)
             case e.Arm():
                 if (server := self.servers.get(instruction.server)) is not None:
                     server.send(m.pack("inject", **m.pack_injection(instruction.injection)))
@@ -517,9 +520,10 @@ class Process(ProcessState):
             case _:
                 self.moving.do(instruction)
 
-    def _spawn(self, number: int, device: str | None) -> None:
+    def _spawn(self, instruction: e.Spawn) -> None:
         user = Peer(self.row.pid, self.row.uid, self.row.gid)
-        self.start_server(number, device or self.row.device, self.program, user)
+        program = replace(self.program, open_late=instruction.late)
+        self.start_server(instruction.server, instruction.device or self.row.device, program, user)
 
     def start_server(self, number: int, device: str, program: ServerProgram, user: Peer) -> None:
         server = self.servers[number] = Server(number, device, self.hooks)

@@ -271,6 +271,14 @@ CUresult call(Op op, const void* args, size_t args_bytes, void* reply, size_t re
   return finish(pending, reply, reply_bytes);
 }
 
+CUresult open_devices(int ordinal) {
+  if (process.opened.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  const Args_xmOpen args{.ordinal = static_cast<uint32_t>(ordinal)};
+  const CUresult result = call(Op::xmOpen, &args, sizeof(args), nullptr, 0);
+  if (result == CUDA_SUCCESS) process.opened.store(true, std::memory_order_release);
+  return result;
+}
+
 uint64_t last_sequence() { return this_thread().last_sequence; }
 
 int current_ordinal() {

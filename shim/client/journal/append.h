@@ -21,6 +21,10 @@ namespace xmig::client {
 // error while there is one, CUDA_SUCCESS otherwise.
 CUresult enter();
 
+// Before the program's first context, or its first record: until then its server takes nothing of the devices, and now it opens
+// them. The error is that of the context that cannot be made; it may be tried again.
+CUresult open_devices(int ordinal);
+
 // A number for a new object; freed numbers are used again only after the server can no longer meet the old meaning.
 uint64_t create_handle(journal::Kind kind);
 void free_handle(uint64_t handle);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "client/bootstrap/process.h"
+#include "client/journal/append.h"
 #include "client/journal/context.h"
 #include "client/journal/thread.h"
 #include "journal/layout.h"
@@ -126,6 +127,7 @@ inline CUresult enter_in_any_case(Thread& thread) {
 // The server takes records of these without a context; they name what they are about themselves.
 constexpr bool needs_context(Op op) {
   switch (op) {
+    case Op::xmOpen:
     case Op::xmGrow:
     case Op::xmShrink:
     case Op::xmUnpin:
@@ -159,7 +161,7 @@ inline Admitted admit(Op op) {
   const Current now = current(thread);
   if (now.context) [[likely]] return {thread, now.context, CUDA_SUCCESS};
   if (needs_context(op)) return {thread, nullptr, now.error};
-  return {thread, &primary_context(0), CUDA_SUCCESS};
+  return {thread, &primary_context(0), op == Op::xmOpen ? CUDA_SUCCESS : open_devices(0)};
 }
 
 }  // namespace xmig::client

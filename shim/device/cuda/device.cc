@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -72,7 +73,7 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
                         "the NVIDIA driver is too old: it lacks " + missing +
                             "; xMIG needs one for CUDA 12.4 or newer (550 or newer)");
-    auto starting = std::async(std::launch::async, [] { return std::make_unique<UsedMemory>(); });
+    used_ = std::async(std::launch::async, [] { return std::make_unique<UsedMemory>(); }).share();
     check(driver_.cuInit(0), "cuInit");
     int count = 0;
     check(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -80,15 +81,6 @@ class CudaDevice final : public Device {
       throw Unavailable(CUDA_ERROR_INVALID_DEVICE, "the driver shows " + std::to_string(count) +
                                                        " GPUs, but device(s) " + visible + " were requested");
     units_.resize(ordinals.size());
-    const std::unique_ptr<UsedMemory> used = starting.get();
-    std::vector<uint64_t> before;
-    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) before.push_back(used->of(uuid_of(ordinal).bytes));
-    // The first ordinal comes last: its context is the one that stays current.
-    for (size_t ordinal = units_.size(); ordinal-- > 0;) open_unit(static_cast<int>(ordinal), units_[ordinal]);
-    for (size_t ordinal = 0; ordinal < units_.size(); ++ordinal) {
-      const uint64_t after = used->of(uuid_of(ordinal).bytes);
-      if (before[ordinal] != 0 && after > before[ordinal]) own_bytes_ += after - before[ordinal];
-    }
   }
 
   ~CudaDevice() override {
@@ -96,6 +88,37 @@ class CudaDevice final : public Device {
   }
 
   const DriverTable& driver() const override { return driver_; }
+
+  // Until then this process takes no memory of the GPU. What fails leaves nothing behind there.
+  Status open_context(uint32_t ordinal, ContextHandle& out) override {
+    Unit& unit = units_.at(ordinal);
+    const std::lock_guard lock(unit.mutex);
+    const CUuuid uuid = uuid_of(ordinal);
+    const uint64_t before = used_.get()->of(uuid.bytes);
+    CUcontext context = nullptr;
+    check(driver_.cuDevicePrimaryCtxRetain(&context, device_of(ordinal)), "cuDevicePrimaryCtxRetain");
+    unit.context = context;
+    try {
+      open_unit(ordinal, unit);
+    } catch (const Unavailable&) {
+      close_context(ordinal);
+      throw;
+    }
+    const uint64_t after = used_.get()->of(uuid.bytes);
+    if (before != 0 && after > before) own_bytes_ += after - before;
+    if (std::ranges::all_of(units_, [](const Unit& one) { return one.context != nullptr; })) used_ = {};
+    out = context;
+    return {};
+  }
+
+  void close_context(uint32_t ordinal) override {
+    Unit& unit = units_.at(ordinal);
+    if (driver_.cuCtxSetCurrent(unit.context) == CUDA_SUCCESS) driver_.cuMemHostUnregister(unit.shared.get());
+    unit.context = nullptr;
+    unit.kernels.clear();
+    driver_.cuCtxSetCurrent(nullptr);
+    Device::close_context(ordinal);  // and with it what was loaded and made there
+  }
 
   journal::DeviceDescription describe(int ordinal) const override {
     journal::DeviceDescription description{};
@@ -230,9 +253,10 @@ class CudaDevice final : public Device {
 
   // From any thread: the kernels are loaded before one is needed.
   void prepare_to_inject() override {
+    injects_ = true;
     for (Unit& unit : units_) {
       const std::lock_guard lock(unit.mutex);
-      if (unit.kernels.contains("xmig_trap")) continue;
+      if (!unit.context || unit.kernels.contains("xmig_trap")) continue;
       const Within within(*this, unit);
       check(within.result(), "cuCtxSetCurrent");
       load_kernels(unit, xmig_faults_ptx);
@@ -298,11 +322,15 @@ class CudaDevice final : public Device {
                                     std::to_string(static_cast<int>(result)) + ": " + advice(result));
   }
 
-  CUuuid uuid_of(size_t ordinal) const {
+  CUdevice device_of(size_t ordinal) const {
     CUdevice device = 0;
-    CUuuid uuid{};
     check(driver_.cuDeviceGet(&device, static_cast<int>(ordinal)), "cuDeviceGet");
-    check(driver_.cuDeviceGetUuid_v2(&uuid, device), "cuDeviceGetUuid");
+    return device;
+  }
+
+  CUuuid uuid_of(size_t ordinal) const {
+    CUuuid uuid{};
+    check(driver_.cuDeviceGetUuid_v2(&uuid, device_of(ordinal)), "cuDeviceGetUuid");
     return uuid;
   }
 
@@ -322,10 +350,9 @@ class CudaDevice final : public Device {
     }
   }
 
-  void open_unit(int ordinal, Unit& unit) {
-    CUdevice device = 0;
-    check(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet");
-    check(driver_.cuDevicePrimaryCtxRetain(&unit.context, device), "cuDevicePrimaryCtxRetain");
+  // In its context, which stays the calling thread's current one.
+  void open_unit(size_t ordinal, Unit& unit) {
+    const CUdevice device = device_of(ordinal);
     check(driver_.cuCtxSetCurrent(unit.context), "cuCtxSetCurrent");
     int major = 0, minor = 0;
     check(driver_.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), "cuDeviceGetAttribute");
@@ -335,6 +362,7 @@ class CudaDevice final : public Device {
     check(driver_.cuCtxGetLimit(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
     check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
     load_kernels(unit, xmig_hash_ptx);
+    if (injects_) load_kernels(unit, xmig_faults_ptx);
     unit.hash = unit.kernels.at("xmig_hash");
     unit.copy_hash = unit.kernels.at("xmig_copy_hash");
     check(driver_.cuStreamCreateWithPriority(&unit.stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreate");
@@ -385,6 +413,8 @@ class CudaDevice final : public Device {
   const std::unique_ptr<Collectives> collectives_ = nccl_collectives(driver_);
   decltype(&::cuCtxGetCurrent) get_current_ = nullptr;
   std::deque<Unit> units_;  // by ordinal
+  std::shared_future<std::unique_ptr<UsedMemory>> used_;  // until all are open; it takes time to start
+  std::atomic<bool> injects_{false};
   uint64_t own_bytes_ = 0;
 };
 

@@ -93,9 +93,11 @@ void Daemon::unavailable(int error, std::string_view text) {
   send(dump({{"type", "unavailable"}, {"error", error}, {"text", text}}));
 }
 
-void Daemon::ready(uint32_t generation) {
-  send(dump({{"type", "ready"}, {"generation", generation}, {"t", now_ns()}}));
+void Daemon::ready(uint32_t generation, bool opened) {
+  send(dump({{"type", "ready"}, {"generation", generation}, {"opened", opened}, {"t", now_ns()}}));
 }
+
+void Daemon::opened(uint64_t device_bytes) { send(dump({{"type", "opened"}, {"device_bytes", device_bytes}})); }
 
 void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer) {
   send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}}));
@@ -232,7 +234,7 @@ void Daemon::garbage(uint64_t position, std::string_view text) {
 }
 
 void Daemon::announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                      std::span<const int> fds) {
+                      std::span<const int> fds, bool opened) {
   const std::lock_guard lock(mutex_);
   send(dump({{"type", "announce"},
              {"job", job},
@@ -240,6 +242,7 @@ void Daemon::announce(const std::string& job, const std::string& device, int cli
              {"device", device},
              {"client_pid", client_pid},
              {"generation", generation},
+             {"opened", opened},
              {"changes", changes_ ? changes_->load() : 0},
              {"takes_output", true},
              {"takes_backlog", true},

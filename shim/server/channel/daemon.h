@@ -80,7 +80,9 @@ class Daemon {
 
   void hello(const std::string& device, double warm_ms, uint64_t device_bytes);
   void unavailable(int error, std::string_view text);
-  void ready(uint32_t generation);
+  // `opened`: of its devices; otherwise opened() follows when they are.
+  void ready(uint32_t generation, bool opened);
+  void opened(uint64_t device_bytes);
   void preloaded(const PreloadReport& report);
   void memory_add(const Hosted& memory);
   void memory_again(const Hosted& memory);  // in an announcement: it is nothing new
@@ -94,7 +96,7 @@ class Daemon {
   void injected(uint64_t id);
   void garbage(uint64_t position, std::string_view text);
   void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                std::span<const int> fds);
+                std::span<const int> fds, bool opened);
   void announced();
   void paused(uint64_t position);
   void continued(uint64_t position);

@@ -1,6 +1,7 @@
 // What the daemon may ask of a server: its messages, checked and typed.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -35,6 +36,10 @@ struct Careful {
 
 struct JobFds {
   ipc::UniqueFd journal, staging, pinned, snapshot[2];
+
+  std::array<int, 5> all() const {
+    return {journal.get(), staging.get(), pinned.get(), snapshot[0].get(), snapshot[1].get()};
+  }
 };
 
 struct Assign {

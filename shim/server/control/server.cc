@@ -48,7 +48,7 @@ void mark_lost(const Job& job, int error) {
 Server::Server(Options options, std::unique_ptr<device::Device> device)
     : options_(std::move(options)),
       device_(std::move(device)),
-      contexts_(*device_),
+      contexts_(*device_, static_cast<uint32_t>(options_.ordinals.size())),
       faults_(*device_, daemon_),
       injector_(*device_, daemon_, faults_),
       preload_(*device_, contexts_, log_),
@@ -56,7 +56,13 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
 
 Server::~Server() {
   entry_.give_up();
-  if (executor_) executor_->stop();
+  if (first_record_) first_record_->give_up();
+  {
+    const std::lock_guard lock(opening_mutex_);
+    if (executing_ || !first_record_) {
+      if (executor_) executor_->stop();
+    }
+  }
   if (thread_.joinable()) thread_.join();
 }
 
@@ -73,10 +79,11 @@ int Server::live(uint64_t started) {
     daemon_.unavailable(device_->number_of(started), "the device's driver does not start: " + device_->text(started));
     return kLostExit;
   }
-  const auto devices = static_cast<uint32_t>(options_.ordinals.size());
-  if (const Status opened = contexts_.open(devices); !opened) {
-    daemon_.unavailable(device_->number_of(opened), "no context on device " + options_.device() + ": " + device_->text(opened));
-    return kLostExit;
+  if (!options_.open_late) {
+    if (const Result<> opened = open(); !opened) {
+      daemon_.unavailable(opened.error().number, opened.why());
+      return kLostExit;
+    }
   }
   daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6, device_->own_bytes());
   while (true) {
@@ -125,8 +132,27 @@ std::optional<int> Server::reconnect() {
   if (!socket) return std::nullopt;
   socket_ = socket.get();
   job_->header().daemon_pid.store(peer_pid(socket_));
-  executor_->announce(std::move(socket), options_.device());
+  announce(std::move(socket));
   return std::nullopt;
+}
+
+void Server::announce(ipc::UniqueFd socket) {
+  const std::lock_guard lock(opening_mutex_);  // either it is announced as open, or that is reported after this
+  if (!first_record_ || executing_) return executor_->announce(std::move(socket), options_.device());
+  const auto only_this_thread = daemon_.attach(std::move(socket));
+  daemon_.announce(job_->name(), options_.device(), job_->client_pid(), job_->header().generation.load(), job_->fds().all(), false);
+  daemon_.announced();
+}
+
+// The error has the number that a program would get natively.
+Result<> Server::open() {
+  try {
+    const Status opened = contexts_.open();
+    if (opened) return {};
+    return Error{"no context on device " + options_.device() + ": " + device_->text(opened), "failed", device_->number_of(opened)};
+  } catch (const device::Unavailable& error) {
+    return Error{error.what(), "failed", error.error()};
+  }
 }
 
 std::optional<int> Server::handle(Request request) {
@@ -153,6 +179,14 @@ std::optional<int> Server::operator()(Assign& request) {
   if (!watch_client()) {
     daemon_.bye("the program has exited");
     return 0;
+  }
+  // Only who begins with an empty journal, or perhaps with one, may wait for its first record.
+  const bool may_wait = assignment_->mode == AssignMode::kFresh || (assignment_->mode == AssignMode::kRecover && !assignment_->ahead);
+  if (!contexts_.opened() && !may_wait) {
+    if (const Result<> opened = open(); !opened) {
+      log_(Level::kError, opened.why());
+      return kLostExit;
+    }
   }
   if (assignment_->mode != AssignMode::kRecover) physical_.keep_ahead({});
   for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
@@ -196,32 +230,83 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  const Services services{*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_};
   const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
-  executor_ = std::make_unique<Executor>(services, *device_, preload_, physical_, limits);
+  executor_ = std::make_unique<Executor>(services(), *device_, preload_, physical_, limits);
 }
 
 void Server::begin() {
   begun_ = true;
-  if (!executor_) make_executor();
+  if (!contexts_.opened()) {
+    first_record_.emplace(*job_);
+  } else if (!executor_) {
+    make_executor();
+  }
   thread_ = std::thread([this, given = std::move(given_)]() mutable { serve(std::move(given)); });
 }
 
 // The executor's thread.
 void Server::serve(std::vector<Hosted> given) {
+  if (assignment_->mode == AssignMode::kFresh) {
+    if (const Result<> prepared = Executor::prepare_journal(services(), *device_); !prepared) lose(prepared.error());
+  }
+  if (first_record_ && !open_late()) return;
   if (const Result<> started = start(std::move(given)); !started) {
     if (!entry_.is_open()) give_back(started.why());
-    lose(started.why());
+    lose(started.error());
   }
   serving_ = true;
-  if (const Result<> ended = executor_->run(); !ended) lose(ended.why());
+  if (first_record_) {
+    const std::lock_guard lock(opening_mutex_);
+    executing_ = true;
+    daemon_.opened(device_->own_bytes());
+    opening_changed_.notify_all();
+  }
+  if (const Result<> ended = executor_->run(); !ended) lose(ended.error());
+}
+
+// The executor's thread. The program is here, and takes nothing of its devices until it needs them. False: the server ends.
+bool Server::open_late() {
+  if (assignment_->mode == AssignMode::kFresh) {
+    daemon_.ready(job_->header().generation.load(), false);
+  } else {
+    // As far as anything was executed, it has been recovered.
+    for (const char* const reached : {"mapped", "restored"}) daemon_.phase(reached);
+    daemon_.replayed({});
+    daemon_.phase("resumed");
+  }
+  serving_ = true;
+  while (first_record_->wait()) {
+    const Result<> opened = open();
+    if (opened) {
+      make_executor();
+      return true;
+    }
+    log_(Level::kError, opened.why());
+    if (!first_record_->refuse(opened.error().number)) lose(opened.error());
+    const std::lock_guard lock(opening_mutex_);
+    ++failed_openings_;
+    opening_changed_.notify_all();
+  }
+  return false;
+}
+
+// For requests of the daemon that only an executor can do: the devices are opened for them. False: they cannot be, and the log says
+// why.
+bool Server::executes() {
+  if (!first_record_) return static_cast<bool>(executor_);
+  std::unique_lock lock(opening_mutex_);
+  const uint32_t failed = failed_openings_;
+  if (!executing_) first_record_->request();
+  opening_changed_.wait(lock, [&] { return executing_ || failed_openings_ != failed; });
+  if (executing_) contexts_.use(0);
+  return executing_;
 }
 
 Result<> Server::start(std::vector<Hosted> given) {
   switch (assignment_->mode) {
     case AssignMode::kFresh:
       if (Result<> started = executor_->start_fresh(); !started) return started;
-      daemon_.ready(job_->header().generation.load());
+      if (!first_record_) daemon_.ready(job_->header().generation.load(), true);
       return {};
     case AssignMode::kResume: {
       Result<> resumed = executor_->resume_suspended(std::move(given));
@@ -236,9 +321,9 @@ Result<> Server::start(std::vector<Hosted> given) {
   }
 }
 
-void Server::lose(const std::string& why) {
-  mark_lost(*job_, device_->unknown());
-  daemon_.garbage(job_->header().executed.load(), why);
+void Server::lose(const Error& why) {
+  mark_lost(*job_, why.number != 0 ? why.number : device_->unknown());
+  daemon_.garbage(job_->header().executed.load(), why.text);
   daemon_.hang_up();
   ::_exit(kLostExit);
 }
@@ -252,7 +337,7 @@ void Server::give_back(const std::string& why) {
 
 // The snapshots are written by the process's server all the time: of the two, one is whole.
 std::optional<int> Server::operator()(LoadAhead& request) {
-  if (assignment_) return std::nullopt;
+  if (assignment_ || !contexts_.opened()) return std::nullopt;
   std::optional<SnapshotContent> newest;
   for (const ipc::UniqueFd& fd : request.snapshot) {
     Result<SnapshotContent> content = read_snapshot_file(fd.get());
@@ -272,7 +357,7 @@ void Server::load_further() {
 void Server::map_ahead(Hosted memory) {
   if (memory.kind == HostedKind::kImage) {
     preload_.add(memory);
-  } else if (static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
+  } else if (contexts_.opened() && static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
     contexts_.use(static_cast<uint32_t>(memory.ordinal));
     physical_.map_ahead(std::move(memory), contexts_.count());
   }
@@ -312,7 +397,7 @@ std::optional<int> Server::operator()(Inject& request) {
 }
 
 std::optional<int> Server::operator()(TakeSnapshot& request) {
-  if (!begun_) return std::nullopt;
+  if (!begun_ || !executes()) return std::nullopt;
   if (request.host && serving_) {
     executor_->departure().keep_on_host(*request.host);
   } else {
@@ -322,7 +407,7 @@ std::optional<int> Server::operator()(TakeSnapshot& request) {
 }
 
 std::optional<int> Server::operator()(Pause&) {
-  if (!begun_) return std::nullopt;
+  if (!begun_ || !executes()) return std::nullopt;
   pausing_ = true;
   executor_->pause();
   return std::nullopt;
@@ -333,7 +418,7 @@ std::optional<int> Server::operator()(Rebind& request) { return unpause(std::mov
 std::optional<int> Server::operator()(Continue&) { return unpause(std::nullopt); }
 
 std::optional<int> Server::unpause(std::optional<Rebind> rebind) {
-  const Result<> resumed = begun_ ? executor_->unpause(std::move(rebind)) : Error{"there is no job"};
+  const Result<> resumed = begun_ && executes() ? executor_->unpause(std::move(rebind)) : Error{"there is no job"};
   if (!resumed) {
     log_(Level::kError, "cannot continue: " + resumed.why());
     return std::nullopt;
@@ -365,12 +450,12 @@ std::optional<int> Server::operator()(GroupTake& request) { return step(request)
 std::optional<int> Server::operator()(GroupContinue& request) { return step(request); }
 
 std::optional<int> Server::step(GroupSnapshot::Step step) {
-  if (begun_) executor_->step(std::move(step));
+  if (serving_) executor_->step(std::move(step));
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(CommunicatorLost& request) {
-  if (begun_) executor_->communicator_lost(request.name);
+  if (serving_) executor_->communicator_lost(request.name);
   return std::nullopt;
 }
 

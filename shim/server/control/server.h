@@ -1,8 +1,9 @@
 // The server's life: a warm standby, then one job, until its program ends.
 //
-// This thread listens to the daemon and watches the program; the job itself is the executor's thread.
+// This thread listens to the daemon and watches the program; the job itself is the executor's thread. A server whose devices are to
+// be opened late (first_record.h) has no executor before that: its thread opens them, and makes it.
 //
-// Its fields are this thread's, but for the steps of a move, under their lock, and `serving_`.
+// Its fields are this thread's, but for the steps of a move, under their lock, `serving_`, and until `executing_` the executor.
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/result.h"
 #include "device/device.h"
 #include "server/channel/daemon.h"
 #include "server/channel/entry.h"
@@ -22,6 +24,7 @@
 #include "server/channel/meetings.h"
 #include "server/channel/requests.h"
 #include "server/contexts.h"
+#include "server/control/first_record.h"
 #include "server/executor/executor.h"
 #include "server/faults/faults.h"
 #include "server/faults/injector.h"
@@ -79,11 +82,16 @@ class Server {
   bool waits_to_enter() const;
   void enter();
   void enter_job();
+  Result<> open();
+  Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_}; }
   void make_executor();
   void begin();
   void serve(std::vector<Hosted> given);
+  bool open_late();
+  bool executes();
+  void announce(ipc::UniqueFd socket);
   Result<> start(std::vector<Hosted> given);
-  [[noreturn]] void lose(const std::string& why);
+  [[noreturn]] void lose(const Error& why);
   [[noreturn]] void give_back(const std::string& why);
 
   // server_moves.cc: the target of a move does these one after the other, on the executor's thread.
@@ -112,6 +120,11 @@ class Server {
   Entry entry_;
   std::vector<Hosted> given_;
   std::vector<ipc::UniqueFd> room_;  // for the next suspension
+  std::optional<FirstRecord> first_record_;  // of a job that began before the devices were open
+  std::mutex opening_mutex_;
+  std::condition_variable opening_changed_;
+  bool executing_ = false;        // guarded by opening_mutex_; with first_record_: executor_ is everybody's
+  uint32_t failed_openings_ = 0;  // guarded by opening_mutex_
   std::unique_ptr<Executor> executor_;
   std::thread thread_;
   std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be informed of it

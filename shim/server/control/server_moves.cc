@@ -13,6 +13,8 @@ namespace xmig::server {
 namespace {
 
 constexpr int kFailedExit = 1;
+constexpr const char* kNotServing = "the job has not begun, or is being recovered";
+constexpr const char* kNotOpen = "the job's devices cannot be opened; its log says why";
 
 }  // namespace
 
@@ -52,7 +54,7 @@ void Server::move() {
     ::_exit(kFailedExit);
   }
   serving_ = true;
-  if (const Result<> ended = executor_->run(); !ended) lose(ended.why());
+  if (const Result<> ended = executor_->run(); !ended) lose(ended.error());
 }
 
 Result<> Server::make_step(Step& step) {
@@ -79,10 +81,12 @@ std::optional<int> Server::operator()(Round& request) { return add_step(request)
 std::optional<int> Server::operator()(Take& request) { return add_step(request); }
 
 std::optional<int> Server::operator()(Handover&) {
-  if (begun_) {
-    executor_->hand_over();
-  } else {
+  if (!begun_) {
     daemon_.handover_failed("this server has no job");
+  } else if (!executes()) {
+    daemon_.handover_failed(kNotOpen);
+  } else {
+    executor_->hand_over();
   }
   return std::nullopt;
 }
@@ -94,25 +98,29 @@ std::optional<int> Server::operator()(Room& request) {
 
 std::optional<int> Server::operator()(PrepareSuspend& request) {
   request.room = std::exchange(room_, {});
-  if (serving_) {
-    executor_->departure().prepare_suspend(std::move(request));
+  if (!serving_) {
+    daemon_.suspend_failed(kNotServing);
+  } else if (!executes()) {
+    daemon_.suspend_failed(kNotOpen);
   } else {
-    daemon_.suspend_failed("the job has not begun, or is being recovered");
+    executor_->departure().prepare_suspend(std::move(request));
   }
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(Suspend&) {
-  if (serving_) {
-    executor_->suspend();
+  if (!serving_) {
+    daemon_.suspend_failed(kNotServing);
+  } else if (!executes()) {
+    daemon_.suspend_failed(kNotOpen);
   } else {
-    daemon_.suspend_failed("the job has not begun, or is being recovered");
+    executor_->suspend();
   }
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(AbortSuspend&) {
-  if (serving_) executor_->departure().abort_suspend();
+  if (serving_ && executes()) executor_->departure().abort_suspend();
   return std::nullopt;
 }
 

@@ -67,6 +67,7 @@ Op op_of(const Record& record) { return static_cast<Op>(record.header().op); }
 
 bool Executor::keeps_books(Op op) {
   switch (op) {
+    case Op::xmOpen:
     case Op::xmContextReset:
     case Op::xmPeer:
     case Op::xmAlloc:
@@ -149,30 +150,36 @@ void Executor::run_to_tail() {
   }
 }
 
+Result<> Executor::prepare_journal(const Services& services, const device::Device& device) {
+  journal::JournalHeader& header = services.job.header();
+  if (header.tail.load() != 0) return Error{"the journal of a fresh job is not empty"};
+  const uint32_t devices = services.contexts.count();
+  header.magic = journal::kMagic;
+  header.version = journal::kLayoutVersion;
+  header.device_count = devices;
+  header.ring_bytes = services.job.journal().ring_bytes();
+  header.client_pid = static_cast<uint32_t>(services.job.client_pid());
+  int version = 0;
+  device.driver().cuDriverGetVersion(&version);
+  header.driver_version = static_cast<uint32_t>(version);
+  for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
+    header.devices[ordinal] = device.describe(static_cast<int>(ordinal));
+  }
+  describe_peers(services);
+  for (journal::ThreadSlot& slot : header.threads) {
+    slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
+  }
+  header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
+  return {};
+}
+
 Result<> Executor::start_fresh() {
   if (const Status reserved = memory_.physical.reserve(contexts_.count()); !reserved) {
     return Error{"the device's address ranges cannot be reserved (" + device_.text(reserved) + ")"};
   }
   journal::JournalHeader& header = job_.header();
-  if (header.tail.load() != 0) return Error{"the journal of a fresh job is not empty"};
   generation_ = header.generation.load();
-  header.magic = journal::kMagic;
-  header.version = journal::kLayoutVersion;
-  header.device_count = contexts_.count();
-  header.ring_bytes = job_.journal().ring_bytes();
-  header.client_pid = static_cast<uint32_t>(job_.client_pid());
-  int version = 0;
-  driver_.cuDriverGetVersion(&version);
-  header.driver_version = static_cast<uint32_t>(version);
-  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
-    header.devices[ordinal] = device_.describe(static_cast<int>(ordinal));
-  }
-  describe_peers(services_);
-  for (journal::ThreadSlot& slot : header.threads) {
-    slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
-  }
   schedule_.start(header.stall, now_ns());
-  header.state.store(static_cast<uint32_t>(journal::ServerState::kRunning));
   return {};
 }
 
@@ -290,9 +297,7 @@ void Executor::nap() {
 void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   const std::lock_guard lock(memory_.mutex);
   const auto only_this_thread = daemon_.attach(std::move(socket));
-  const JobFds& fds = job_.fds();
-  const int all[] = {fds.journal.get(), fds.staging.get(), fds.pinned.get(), fds.snapshot[0].get(), fds.snapshot[1].get()};
-  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, all);
+  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, job_.fds().all(), true);
   const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
   memory_.hosting.for_each(add);
   memory_.shadow.for_each(add);

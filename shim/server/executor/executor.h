@@ -66,7 +66,9 @@ class Executor final : public Witness, private Execution {
   Executor(const Services& services, device::Device& device, ModulePreload& preload, Physical& physical, const Limits& limits);
   ~Executor() override;
 
-  // Before run(), on its thread: a job that starts from nothing, or one that an earlier server had.
+  // The journal of a job that starts from nothing, before its program may have it. The devices need not be open.
+  static Result<> prepare_journal(const Services& services, const device::Device& device);
+  // Before run(), on its thread: such a job, or one that an earlier server had.
   Result<> start_fresh();
   Result<> recover(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
     handlers_.collectives.incomplete(assignment.gone);

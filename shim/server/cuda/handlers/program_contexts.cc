@@ -14,6 +14,9 @@ ProgramContexts::ProgramContexts(const Session& session, Streams& streams, Modul
       graphs_(graphs),
       peers_(peers) {}
 
+// Who executes records has opened its devices.
+CUresult ProgramContexts::on_xmOpen(Record&) { return CUDA_SUCCESS; }
+
 CUresult ProgramContexts::on_xmLimit(Record& record) {
   Args_xmLimit args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;

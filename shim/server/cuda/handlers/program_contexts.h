@@ -18,6 +18,7 @@ class ProgramContexts {
   ProgramContexts(const Session& session, Streams& streams, Modules& modules, Graphs& graphs, Peers& peers);
   ProgramContexts(const ProgramContexts&) = delete;
 
+  CUresult on_xmOpen(Record& record);
   CUresult on_xmLimit(Record& record);
   CUresult on_xmContextReset(Record& record);
 
