@@ -20,19 +20,21 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test fetch pytest fuzz sanitize build venv dist \
-  built-packages packages clean
+  sanitize-beside-packages built-packages packages clean
 
 setup := packaging/setup
 python := .venv/bin/python
 # Beside the others, not by their workers: these give all endpoints the same id, and only one of them would be run.
 contract := tests/api/test_contract.py
-workers := --numprocesses=auto --dist=loadfile
+# One more than processors, since they wait for daemons and programs; files in the order of tests/conftest.py.
+workers := --numprocesses=$$(($$(nproc) + 1)) --dist=loadfile --no-loadscope-reorder
+sanitized := $(setup)/native_tests.sh asan && $(setup)/native_tests.sh tsan
 
 demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
 
 # pytest comes last: its closing line says how many tests ran.
-test: fetch lint native-test sanitize fuzz built-packages pytest
+test: fetch lint native-test sanitize-beside-packages fuzz pytest
 
 check: lint native-test
 	$(python) -m pytest $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
@@ -81,8 +83,14 @@ native-test: build
 
 sanitize: venv
 	@$(setup)/system.sh fuzz
-	$(setup)/native_tests.sh asan
-	$(setup)/native_tests.sh tsan
+	$(sanitized)
+
+# Each leaves a processor idle at times: tests that wait, packages that are compressed.
+sanitize-beside-packages: venv
+	@mkdir -p build && $(setup)/system.sh fuzz
+	$(setup)/packages.sh >build/packages.log 2>&1 & packages=$$!; trap 'kill $$packages' INT TERM; \
+	  $(sanitized); sanitized=$$?; \
+	  wait $$packages; built=$$?; cat build/packages.log; exit $$((sanitized | built))
 
 # SECONDS in all, shared by the targets.
 fuzz: venv

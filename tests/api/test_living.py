@@ -4,6 +4,7 @@ requested, no program ever reads a wrong value."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,16 @@ BESIDES = (
 )  # fmt: skip
 
 
+def known_of(pid: int | None) -> str:
+    """What the kernel tells of a process and of what each of its threads waits for."""
+    found = ""
+    for folder in [Path(f"/proc/{pid}"), *Path(f"/proc/{pid}/task").glob("*")]:
+        for name in ("status", "wchan", "stack"):
+            with contextlib.suppress(OSError):
+                found += f"{folder / name}: {(folder / name).read_text()}\n"
+    return found or "it is gone"
+
+
 class Living:
     """A node on which two programs run, and a caller who may do everything there."""
 
@@ -74,11 +85,25 @@ class Living:
             self.http.post(f"/v1/processes/{process['id']}:continue")
             if process["state"] == "suspended":
                 self.http.post(f"/v1/processes/{process['id']}:resume", json={})
-        wait_until(lambda: not self.stopped & {process["id"] for process in self.processes()}, "the stopped ones' ends")
+        self._until(
+            lambda: not self.stopped & {process["id"] for process in self.processes()}, "the stopped ones' ends"
+        )
         while len(self.processes()) < 2:
             self.programs.append(start_calm(self.node, f"calm-{len(self.programs)}", mebibytes=4))
         self._quiet()
-        wait_until(lambda: all(process["state"] == "running" for process in self.processes()), "that all run")
+        self._until(lambda: all(process["state"] == "running" for process in self.processes()), "that all run")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Fails with what is to be known of the processes, and with the daemon's log."""
+        try:
+            wait_until(condition, what)
+        except AssertionError:
+            for process in self.processes():
+                print(process)
+                for name in ("pid", "server_pid"):
+                    print(name, known_of(process[name]))
+            print(self.node.log.read_text(errors="replace"))
+            raise
 
     def _change(self, path: str, change: dict[str, Any]) -> None:
         answer = self.http.patch(path, json=change, headers={"if-match": "*"})
@@ -88,7 +113,7 @@ class Living:
         def quiet() -> bool:
             return not any(self.node.client.get("/v1/operations", state=state) for state in ("pending", "running"))
 
-        wait_until(quiet, "the operations' ends")
+        self._until(quiet, "the operations' ends")
 
     def processes(self) -> list[dict[str, Any]]:
         found = self.node.client.get("/v1/processes", live=True)
@@ -122,7 +147,7 @@ class Living:
         """What the request began has come to its end."""
         location = "".join(answer.headers.get("location", ""))  # Schemathesis has a list of them
         if location.startswith("/v1/operations/"):
-            wait_until(lambda: self.node.client.get(location)["state"] in OVER, f"the end of {location}")
+            self._until(lambda: self.node.client.get(location)["state"] in OVER, f"the end of {location}")
 
     def finish(self) -> None:
         """Every program that still can ends well, and none of them has read a wrong value."""

@@ -198,6 +198,7 @@ class Peer:
                 )  # fmt: skip
             case "pause":
                 self.behave("pause")
+                self.client = None  # whose exit is not its end now
                 self.send("paused", position=100, t=time.monotonic_ns())
             case "stop":
                 leave(0)

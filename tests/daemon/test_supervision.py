@@ -168,6 +168,26 @@ def test_a_server_that_is_lost_while_it_is_to_pause(node: Node) -> None:
         assert http.post(f"/v1/processes/{process['id']}:pause").json() == {"position": 100}
 
 
+@pytest.mark.parametrize("order", ["pause, stop", "stop, pause"])
+def test_a_paused_program_that_is_stopped(node: Node, order: str) -> None:
+    """Its exit is its end, which that of a paused one is not otherwise."""
+    before = node.descriptors()
+    with Program(node) as program, node.http() as http:
+        process = started(node, program)
+        os.kill(program.pid, signal.SIGSTOP)  # SIGTERM waits
+        for request in order.split(", "):
+            if request == "pause":
+                assert http.post(f"/v1/processes/{process['id']}:pause").json() == {"position": 100}
+            else:
+                assert http.delete(f"/v1/jobs/{process['job_id']}").json()["signalled"] == 1
+        os.kill(program.pid, signal.SIGCONT)
+        until(lambda: node.processes(live=True)[0]["state"] == "draining", "its exit is its end")
+        os.kill(process["server_pid"], signal.SIGKILL)  # it would be given time to finish, and stands still
+        until(lambda: not node.processes(live=True), "the process ended")
+    until(lambda: not node.servers(), "its servers end")
+    node.wait_until_closed(before)
+
+
 def test_injected_faults_do_not_count(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)

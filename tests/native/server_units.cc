@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.h"
+#include "common/hex.h"
 #include "ops.h"
 #include "server/channel/requests.h"
 #include "server/cuda/handlers/intake.h"
@@ -713,9 +714,23 @@ void only_streams_with_work_are_requested() {
   CHECK(ask([](CUstream) { return false; }).empty() && requested.size() == 1);
 }
 
+void hexadecimal() {
+  std::byte all[256], read[256];
+  for (size_t i = 0; i < 256; ++i) all[i] = std::byte(i);
+  const std::string text = to_hex(all);
+  CHECK(text.size() == 512 && text.starts_with("000102") && text.ends_with("fdfeff"));
+  CHECK(from_hex(text, read) && std::equal(all, all + 256, read));
+  CHECK(to_hex({}).empty() && from_hex("", {}));
+  const auto pair = std::span(read).first(2);
+  CHECK(!from_hex("0aF0", pair) && !from_hex("0ag0", pair) && !from_hex("0af", pair));
+  CHECK(!from_hex("0af00", pair) && !from_hex("0x00", pair) && !from_hex(std::string_view("00\00a", 4), pair));
+  CHECK(from_hex("0af0", pair) && pair[0] == std::byte{0x0a} && pair[1] == std::byte{0xf0});
+}
+
 }  // namespace
 
 int main() {
+  hexadecimal();
   snapshot_file();
   variable_directory();
   live_set();

@@ -76,6 +76,7 @@ class Process(ProcessState):
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self._requested: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
+        self._stopping = False  # its program was signalled to end
         self._stall_at = stall_at  # where the journal has the expected stall
         self.job_log = job_log
         self._admit = admit
@@ -201,7 +202,7 @@ class Process(ProcessState):
 
     async def pause(self) -> int:
         """Let its server stop between two records, drained. Returns the journal's position there. From then on the
-        program's exit is not its end, until `unpause`."""
+        program's exit is not its end, until `unpause` or `stop`."""
         if self.machine.move is not None:
             raise Conflict("the process is being moved", code="already_moving")
         if self.state != "running" or self.paused:
@@ -226,8 +227,6 @@ class Process(ProcessState):
             position = await self._ask(m.pack("continue"), (), "continued")
         else:
             position = await self._ask(m.pack("rebind", client_pid=pid), self.memory.shared, "continued")
-        self.paused = False
-        self._watch_client()
         return position
 
     async def _ask(self, message: bytes, fds: tuple[Fd, ...], answer: str) -> int:
@@ -267,7 +266,9 @@ class Process(ProcessState):
         self._log.info("program restored", pid=pid)
 
     def stop(self, why: str) -> None:
-        """SIGTERM to the program, SIGKILL after the grace. One that is paused and dumped is given up instead."""
+        """SIGTERM to the program, SIGKILL after the grace. One that is paused and dumped is given up instead. From now
+        on the program's exit is its end, paused or not: nobody will restore it."""
+        self._stopping = True
         if self.paused and (self._pidfd is None or pidfds.has_exited(self._pidfd)):
             self._close_client()
             self.tell(e.ClientExited(t=now(), reason=why))
@@ -455,6 +456,8 @@ class Process(ProcessState):
                 self._log.info(f"server {message.type}", position=message.position)
                 if has_process:
                     self.paused = message.type == "paused"  # one that an earlier daemon has paused says so, too
+                    if not self.paused:
+                        self._watch_client()  # it may have exited meanwhile
                     self._answered(message.type, message.position)
             case m.Announce() | m.Announced():
                 close_all(fds)
@@ -609,7 +612,7 @@ class Process(ProcessState):
             self._loop.add_reader(self._pidfd.fileno(), self._client_gone)
 
     def _client_gone(self) -> None:
-        if self.paused and self._pidfd is not None:
+        if self.paused and not self._stopping and self._pidfd is not None:
             self._loop.remove_reader(self._pidfd.fileno())  # it may be restored somewhere else
             return
         if self._pidfd is not None:

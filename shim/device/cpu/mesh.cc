@@ -14,6 +14,8 @@
 #include <iterator>
 #include <optional>
 
+#include "common/hex.h"
+
 namespace xmig::device::cpu {
 
 struct MessageHeader {
@@ -55,18 +57,13 @@ sockaddr_un address_of(const std::string& name, socklen_t& length) {
 
 bool is_name(const std::string& text) {
   return text.size() == 5 + 2 * kNameBytes && text.starts_with("xmig-") &&
-         text.find_first_not_of("0123456789abcdef", 5) == std::string::npos;
+         text.find_first_not_of(kHexDigits, 5) == std::string::npos;
 }
 
 Result<std::string> new_name() {
-  unsigned char random[kNameBytes];
+  std::byte random[kNameBytes];
   if (::getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return Error{"no random numbers"};
-  std::string name = "xmig-";
-  for (const unsigned char byte : random) {
-    name += "0123456789abcdef"[byte >> 4];
-    name += "0123456789abcdef"[byte & 15];
-  }
-  return name;
+  return "xmig-" + to_hex(random);
 }
 
 // Until the deadline. False: errno says why.

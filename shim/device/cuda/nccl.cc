@@ -9,11 +9,12 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <string_view>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "api/nccl.h"
+#include "common/hex.h"
 #include "device/device.h"
 
 namespace xmig::device {
@@ -136,26 +137,6 @@ class Loaded {
 Loaded& loaded() {
   static Loaded& one = *new Loaded;
   return one;
-}
-
-std::string hex(const ncclUniqueId& id) {
-  std::string text;
-  for (const char byte : id.internal) {
-    text += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
-}
-
-bool from_hex(const std::string& text, ncclUniqueId& id) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  if (text.size() != 2 * sizeof(id.internal)) return false;
-  for (size_t i = 0; i < sizeof(id.internal); ++i) {
-    const size_t high = kDigits.find(text[2 * i]), low = kDigits.find(text[2 * i + 1]);
-    if (high == kDigits.npos || low == kDigits.npos) return false;
-    id.internal[i] = static_cast<char>(high << 4 | low);
-  }
-  return true;
 }
 
 // A thread that nobody waits for. Its context is the calling thread's.
@@ -294,7 +275,8 @@ class NcclCollectives final : public Collectives {
     if (result == ncclSuccess && place.rank == 0) result = library.ncclGetUniqueId(&id);
     if (result != ncclSuccess) return failure(library, "cannot begin", result);
     // Versions first: ranks of different ones would not understand each other, and say so late or never.
-    const Result<std::vector<std::string>> offers = meet(std::to_string(version) + (place.rank == 0 ? " " + hex(id) : ""));
+    const std::span<std::byte> address = std::as_writable_bytes(std::span(id.internal));
+    const Result<std::vector<std::string>> offers = meet(std::to_string(version) + (place.rank == 0 ? " " + to_hex(address) : ""));
     if (!offers) return offers.error();
     const std::string own = std::to_string(version);
     for (size_t rank = 0; rank < offers->size(); ++rank) {
@@ -303,7 +285,7 @@ class NcclCollectives final : public Collectives {
       return Error{"rank " + std::to_string(rank) + " has NCCL " + other.substr(0, other.find(' ')).substr(0, 16) + ", rank " +
                    std::to_string(place.rank) + " has " + own + ": all ranks need the same"};
     }
-    if (offers->empty() || !(*offers)[0].starts_with(own + " ") || !from_hex((*offers)[0].substr(own.size() + 1), id)) {
+    if (offers->empty() || !(*offers)[0].starts_with(own + " ") || !from_hex((*offers)[0].substr(own.size() + 1), address)) {
       return Error{"what rank 0 says is no address"};
     }
     ncclComm_t comm = nullptr;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/hex.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -42,12 +43,7 @@ device::GroupId derived(const device::GroupId& group, const std::string& how) {
 
 // Not the group itself, which is the ranks' secret.
 std::string meeting_of(const device::GroupId& group, const std::string& what) {
-  std::string text;
-  for (const std::byte byte : derived(group, "meeting " + what)) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
+  return to_hex(derived(group, "meeting " + what));
 }
 
 std::vector<std::string> strings_of(std::span<const std::byte> payload) {
