@@ -230,8 +230,8 @@ local("cuLaunchHostFunc", "cuStreamAddCallback", note="xmHostFunc")
 
 # --- communicators and collectives: for NCCL's functions, which nccl_table.py lists (see journal/collectives.h) ----
 record("xmCommInit", "synchronous", "Join the communicator of this group. The payload is the path of the program's "
-       "library and its settings, each ended by a zero; the reply is a CommunicatorReply. Times are in milliseconds. Of one "
-       "that a snapshot kept: how often it was split, and whether it has lost ranks for good.",
+       "library and its settings, each ended by a zero; the reply is a CommunicatorReply. Times are in milliseconds. "
+       "Of one that a snapshot kept: how often it was split, and whether it has lost ranks for good.",
        "uint64_t communicator", "uint64_t group[4]", "uint32_t rank", "uint32_t ranks", "uint32_t join_time",
        "uint32_t operation_time", "uint32_t splits", "uint32_t incomplete", volatile=True)
 record("xmCommSplit", "synchronous", "Make a communicator of those ranks of another one that name the same colour, in "

@@ -99,7 +99,14 @@ def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None
 def test_a_journal_that_fills_while_others_wait(native_dir: Path, tmp_path: Path) -> None:
     """Nobody waits for ever, and what it costs is said."""
     with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1, journal_mib=4) as node:
-        launch = [sys.executable, PROGRAMS / "launch.py", "2", tmp_path, PROGRAMS / "faults.py", "loads"]
+        launch: list[str | Path] = [
+            sys.executable,
+            PROGRAMS / "launch.py",
+            "2",
+            tmp_path,
+            PROGRAMS / "faults.py",
+            "loads",
+        ]
         program = node.program(launch, name="loads")
         assert lines_of(program, timeout=60) == ["0: went on", "1: went on"]
         assert any("a snapshot was taken alone" in str(line) for line in program.lines("server"))
