@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -53,7 +54,10 @@ struct Memory {
   unsigned char* data() { return reinterpret_cast<unsigned char*>(at); }
   void fill(uint64_t seed) {
     std::mt19937_64 random(seed);
-    for (size_t i = 0; i < bytes; ++i) data()[i] = static_cast<unsigned char>(random());
+    for (size_t i = 0; i < bytes; i += 8) {
+      const uint64_t eight = random();
+      std::memcpy(data() + i, &eight, std::min<size_t>(8, bytes - i));
+    }
   }
   Kind kind;
   size_t bytes;
