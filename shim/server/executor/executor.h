@@ -71,7 +71,7 @@ class Executor final : public Witness, private Execution {
   // Before run(), on its thread: such a job, or one that an earlier server had.
   Result<> start_fresh();
   Result<> recover(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
-    handlers_.collectives.incomplete(assignment.gone);
+    handlers_.collectives.forget(assignment.gone);
     return recovery_.follow(std::move(given), assignment, entry);
   }
   // The job of a move's source, whose last snapshot is this one. Before that, and before a resumption: Incoming.

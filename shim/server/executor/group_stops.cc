@@ -133,6 +133,7 @@ void Executor::take_with_the_group() {
 
 void Executor::go_on_alone() {
   if (group_.stage() == Stage::kHeld) snapshots_.abandon();
+  handlers_.collectives.complete_again();
   job_.header().round_prepared.store(0);
   group_.end();
   schedule_.rested(now_ns());

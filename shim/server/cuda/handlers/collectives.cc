@@ -375,15 +375,24 @@ void Collectives::count(const CollectiveOperation& operation) {
 }
 
 void Collectives::incomplete(const std::vector<std::string>& names) {
-  gone_.insert(names.begin(), names.end());
   for (auto& [handle, one] : communicators_) {
-    if (one.incomplete || !gone_.contains(one.name)) continue;
+    if (one.incomplete || std::find(names.begin(), names.end(), one.name) == names.end()) continue;
     one.incomplete = true;
+    keep(handle, one);
+    incomplete_.push_back(handle);
+  }
+}
+
+void Collectives::complete_again() {
+  for (const uint64_t handle : std::exchange(incomplete_, {})) {
+    One& one = communicators_.at(handle);
+    one.incomplete = false;
     keep(handle, one);
   }
 }
 
 void Collectives::snapshot_taken() {
+  incomplete_.clear();
   for (auto& [handle, one] : communicators_) {
     one.collectives = 0;
     one.sends.clear();

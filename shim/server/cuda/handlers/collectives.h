@@ -62,8 +62,11 @@ class Collectives {
   GroupCounts counts() const;
   // As far as that, or further?
   bool reached(const GroupCounts& targets) const;
-  // Another rank is gone for good, or has ended it: a recovery does not make it again.
+  // Before a recovery: these lack ranks for good, and are not made again.
+  void forget(const std::vector<std::string>& names) { gone_.insert(names.begin(), names.end()); }
+  // The same of recoveries from the snapshot that is about to be taken: other ranks have ended these. Or it is not taken after all.
   void incomplete(const std::vector<std::string>& names);
+  void complete_again();
   // Every communicator that is being made is there.
   void settle_all();
   // A recovery begins at a snapshot that all ranks have taken.
@@ -133,7 +136,8 @@ class Collectives {
   std::vector<std::unique_ptr<device::Communicator>> leaving_;  // ended by the program, with work that is not done
   std::map<std::string, GroupCounts> ended_;  // since the last snapshot, by name: how far they were
   std::list<Making> making_;
-  std::set<std::string> gone_;  // communicators that lack ranks for good; changed only while nothing is being made
+  std::set<std::string> gone_;  // communicators that lack ranks for good; written before any is made
+  std::vector<uint64_t> incomplete_;  // as of the snapshot that is about to be taken
   uint64_t polled_at_ = 0;
   uint64_t looked_at_ = 0;  // for failures
   std::atomic<bool> failed_{false};  // a communicator says so, from a thread of its own
