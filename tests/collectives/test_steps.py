@@ -68,7 +68,7 @@ def test_servers_are_killed(node: Node, launch: Launch, tmp_path: Path, seed: in
         servers = [one["server_pid"] for one in ranks_of(node, program)]
         kill(*chance.sample(servers, min(len(servers), chance.choice([1, 1, 2, RANKS]))))
     assert lines_of(program, timeout=60) == DONE
-    assert not [line for line in program.lines() if "lost" in str(line)], program.lines()
+    assert not [line for line in program.lines() if "the process is lost" in str(line)], program.lines()
 
 
 def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path) -> None:
