@@ -119,7 +119,7 @@ std::optional<int> Server::listen() {
   }
   daemon_.detach();
   socket_ = -1;
-  if (serving_) executor_->step(GroupSnapshot::Alone{});
+  static_cast<void>(step(GroupSnapshot::Alone{}));
   // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
   return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
 }
@@ -290,6 +290,13 @@ bool Server::open_late() {
   return false;
 }
 
+// Is there an executor, without opening the devices for one?
+bool Server::is_executing() {
+  if (!first_record_) return serving_;
+  const std::lock_guard lock(opening_mutex_);
+  return executing_;
+}
+
 // For requests of the daemon that only an executor can do: the devices are opened for them. False: they cannot be, and the log says
 // why.
 bool Server::executes() {
@@ -450,12 +457,12 @@ std::optional<int> Server::operator()(GroupTake& request) { return step(request)
 std::optional<int> Server::operator()(GroupContinue& request) { return step(request); }
 
 std::optional<int> Server::step(GroupSnapshot::Step step) {
-  if (serving_) executor_->step(std::move(step));
+  if (is_executing()) executor_->step(std::move(step));
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(CommunicatorLost& request) {
-  if (serving_) executor_->communicator_lost(request.name);
+  if (is_executing()) executor_->communicator_lost(request.name);
   return std::nullopt;
 }
 

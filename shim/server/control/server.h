@@ -89,6 +89,7 @@ class Server {
   void serve(std::vector<Hosted> given);
   bool open_late();
   bool executes();
+  bool is_executing();
   void announce(ipc::UniqueFd socket);
   Result<> start(std::vector<Hosted> given);
   [[noreturn]] void lose(const Error& why);
