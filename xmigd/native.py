@@ -32,7 +32,9 @@ class Layout(BaseModel):
     memory_changes_at: int = Field(default=6808, ge=0, lt=1 << 30)  # where in the journal's header; 0: not known
     server_pid_at: int = Field(default=6724, ge=0, lt=1 << 30)
     stall_at: int = Field(default=1129600, ge=0, lt=1 << 30)  # JournalHeader::stall; 0: not known
-    group_at: int = Field(default=1199488, ge=0, lt=1 << 30)  # the last round prepared and the last decided; 0: not known
+    group_at: int = Field(
+        default=1199488, ge=0, lt=1 << 30
+    )  # the last round prepared and the last decided; 0: not known
     notices_at: int = Field(default=1129728, ge=0, lt=1 << 30)  # JournalHeader::notices_posted
     notices: int = Field(default=64, ge=1, le=1024)  # slots for them
     room_bytes: int = Field(default=64 << 20, gt=0, le=1 << 30)  # of a piece of host memory for a suspended process

@@ -97,7 +97,7 @@ def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None
 
 
 def test_a_journal_that_fills_while_others_wait(native_dir: Path, tmp_path: Path) -> None:
-    """Nobody waits for ever, and what it costs is said."""
+    """Nobody waits for ever, and the log has what it costs."""
     with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1, journal_mib=4) as node:
         launch: list[str | Path] = [
             sys.executable,

@@ -86,7 +86,7 @@ void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
   }
 }
 
-// If it has come as far as it is to. Asked behind each record: further than the others it must not go.
+// If it has come as far as it is to. Looked at behind each record: further than the others it must not go.
 bool Executor::stop_with_the_group(uint64_t now) {
   if (group_.stage() != Stage::kStopping || !handlers_.collectives.reached(group_.targets())) return false;
   group_.enter(Stage::kStopped, now);

@@ -31,7 +31,7 @@ class GroupSnapshot {
   enum class Stage {
     kNone,
     kStopping,  // executes until it has come as far as the others
-    kStopped,   // and has said how far that is
+    kStopped,   // and has reported how far that is
     kDraining,  // the device finishes what it has
     kHeld,      // everything is prepared
   };

@@ -59,7 +59,7 @@ std::vector<std::string> strings_of(std::span<const std::byte> payload) {
 struct Collectives::Making {
   uint64_t communicator = 0;
   bool again = false;  // what a snapshot kept, or a replay: the program has it already
-  bool kept = false;   // of these: nobody has asked for it
+  bool kept = false;   // of these: no call waits for it
   Answer answer;
   std::span<std::byte> reply_space;
   One one;
