@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -104,6 +105,8 @@ class Snapshots {
     std::vector<uint64_t> images;
   };
   struct Prepared {
+    Prepared(Draft what, Taken begun, std::unique_lock<std::mutex> held)
+        : draft(std::move(what)), taken(std::move(begun)), still(std::move(held)) {}
     Draft draft;
     Taken taken;
     std::unique_lock<std::mutex> still;
