@@ -19,21 +19,12 @@ class Membership {
   // Before the rank looks for the others.
   void joined(const std::string& name, uint32_t rank, uint32_t ranks) { is(name, {rank, ranks, "joined"}); }
   // By the program; a recovery from the last snapshot would make it again.
-  void ended(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    const auto found = all_.find(name);
-    if (found == all_.end()) return;
-    found->second.state = "ended";
-    tell(name, found->second);
-  }
+  void ended(const std::string& name) { becomes(name, "ended"); }
   // No recovery needs it.
   void past(const std::string& name) {
+    becomes(name, "past");
     const std::lock_guard lock(mutex_);
-    const auto found = all_.find(name);
-    if (found == all_.end()) return;
-    found->second.state = "past";
-    tell(name, found->second);
-    all_.erase(found);
+    all_.erase(name);
   }
   // From any thread: to a daemon that is new to the job.
   void tell_all() const {
@@ -50,6 +41,13 @@ class Membership {
     const std::lock_guard lock(mutex_);
     all_[name] = one;
     tell(name, one);
+  }
+  void becomes(const std::string& name, const char* state) {
+    const std::lock_guard lock(mutex_);
+    const auto found = all_.find(name);
+    if (found == all_.end()) return;
+    found->second.state = state;
+    tell(name, found->second);
   }
   void tell(const std::string& name, const One& one) const { daemon_.communicator(name, one.rank, one.ranks, one.state); }
 

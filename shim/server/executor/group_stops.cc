@@ -128,6 +128,7 @@ void Executor::take_with_the_group() {
   job_.header().round_forsaken.store(0);
   handlers_.collectives.snapshot_taken();
   full_since_ = 0;
+  forsakes_the_group_ = false;  // what it was wanted for is done
   group_.end();
 }
 
