@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness import ROOT
 from xmigd.demo import main, moving
+from xmigd.demo import training as trainings
 from xmigd.demo.node import Node, Program
 
 LATE = 4.0  # seconds, in which a training that does not wait is over
@@ -20,10 +21,10 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
 ) -> None:
     """All injections fall into the second training, even if it is much faster than the first one was, and also those
     that come so late that it would be over. So does the move into the third one."""
-    finish, inject, move = main.finish, main.inject, moving.move
+    finish, inject, move = trainings.finish, main.inject, moving.move
     injected = 0
 
-    def slow_at_first(node: Node, program: Program, name: str, *rest: Any) -> main.Training:
+    def slow_at_first(node: Node, program: Program, name: str, *rest: Any) -> trainings.Training:
         training = finish(node, program, name, *rest)
         if name == "undisturbed":
             training.result["seconds"] *= 4
@@ -57,3 +58,16 @@ def test_on_a_machine_that_is_busy_in_the_beginning_only(
     ]
     assert len(heads) == 2
     assert all(head in shown for head in heads), heads
+
+
+def test_of_four_ranks(native_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main.run(["--ranks", "4", "--faults", "3"])
+    reported = capsys.readouterr().out
+    assert code == 0, reported
+    assert "the weights of all 4 ranks" in reported
+    assert "through 3 recoveries" in reported
+    assert reported.count(", packed") == reported.count(", and back") == 2
+    assert "replaced for good" in reported
+    lanes = [line for line in reported.splitlines() if line.startswith("rank ")]
+    assert len(lanes) == 4
+    assert all("X" in lane and "p" in lane and "s" in lane for lane in lanes)

@@ -57,6 +57,7 @@ from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
 from xmigd.processes import repository as processes
 from xmigd.processes.service import Processes
+from xmigd.ranks.service import JobRanks
 from xmigd.recording import retention
 from xmigd.recording.database import DatabaseRecords
 from xmigd.recording.published import PublishingRecords
@@ -204,6 +205,7 @@ async def serve(settings: Settings) -> None:
                 names_folder=settings.names_folder, client_socket=settings.client_socket,
             ),
             Processes(supervisor, reader),
+            JobRanks(supervisor, reader),
             Faults(writer, reader, bus),
             Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
             Events(reader, bus, tokens),

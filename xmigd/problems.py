@@ -57,6 +57,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "failing": ("The target's device does not answer as it should.", "Look at `GET /v1/devices`."),
     "file_system_full": ("There is no room for a suspended process's files.", "Make room, or suspend to host memory."),
     "forbidden": ("Whoever calls may not do this.", "Ask an operator."),
+    "group_refused": (
+        "Ranks that share communicators are suspended and resumed as one, and another one could not, or not in time.",
+        "The error says why. All ranks are where they were: try again.",
+    ),
     "helper_failed": ("The helper that calls NVIDIA's driver does not start.", "Read xmigd's log."),
     "helper_lost": ("The helper that calls NVIDIA's driver died during a call.", "Ask again."),
     "idempotency_key_reused": (

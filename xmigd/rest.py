@@ -27,6 +27,7 @@ from xmigd.node import endpoints as node
 from xmigd.operations import endpoints as operations
 from xmigd.policies import endpoints as policies
 from xmigd.processes import endpoints as processes
+from xmigd.ranks import endpoints as ranks
 from xmigd.schemas import Problem
 from xmigd.security import endpoints as security
 
@@ -34,7 +35,7 @@ from xmigd.security import endpoints as security
 ROUTERS = tuple(
     domain.router
     for domain in (
-        node, devices, jobs, processes, faults, migrations, operations, events, security, policies, metrics,
+        node, devices, jobs, ranks, processes, faults, migrations, operations, events, security, policies, metrics,
     )
 )  # fmt: skip
 

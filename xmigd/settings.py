@@ -70,6 +70,18 @@ class Settings(Configuration):
     snapshot_cost: float = Field(
         default=0.01, gt=0, le=0.5, description="share of a process's time that snapshots may cost for that"
     )
+    standby_communicators_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="device memory that the communicators of a rank's standby may take; 0: standbys make none",
+    )
+    replica_copies_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 24,
+        description="host memory for copies of what only one device of a job's ranks has, shared equally; 0: none",
+    )
     host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
     tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")

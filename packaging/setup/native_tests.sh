@@ -7,7 +7,7 @@ packaging/setup/native.sh "$configuration" all
 # What a sanitizer finds fails the test; so does a leak.
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-# Most of what they do is to wait for each other's processes, except with a sanitizer.
-jobs=$(nproc)
-[ "$configuration" != native ] || jobs=$((2 * jobs))
+# Most of what they do is to wait for each other's processes; with a sanitizer, less of it.
+jobs=$(($(nproc) + 1))
+[ "$configuration" != native ] || jobs=$((2 * $(nproc)))
 .venv/bin/ctest --test-dir "build/$configuration" --output-on-failure --no-tests=error --timeout 300 --parallel "$jobs"

@@ -31,6 +31,7 @@ struct Place {
   uint32_t rank = 0;
   uint32_t ranks = 0;
   ContextHandle context = nullptr;  // the calling thread's current one
+  uint32_t ordinal = 0;             // of its device
   std::string library;   // the program's
   std::vector<std::string> settings;  // NAME=VALUE, what its user has set for that
   std::chrono::milliseconds patience{};  // in an operation, with a rank that does nothing
@@ -68,6 +69,9 @@ class Collectives {
   virtual Result<std::unique_ptr<Communicator>> join(const Place& place, const Meeting& meet, std::function<void()> failed) = 0;
   // All of a group begins.
   virtual Status run(std::span<Part> parts) = 0;
+  // A first operation, so that none that anybody waits for is the first. The parts are all ranks of one communicator that this process
+  // has; their streams and operations are not looked at. Waits, as long as give_up() does not say that it is enough.
+  virtual Result<> warm(std::span<Part>, const std::function<bool()>&) { return {}; }
 };
 
 }  // namespace xmig::device

@@ -227,6 +227,13 @@ struct JournalHeader {
   std::atomic<uint64_t> round_decided;
   // 1: the last snapshot was taken without the other ranks, and fits none of theirs.
   std::atomic<uint64_t> round_forsaken;
+  // The last round at which one of the ranks left its server for another, and the others took communicators with that. A rank that does not
+  // know of it cannot go on from there, only be recovered.
+  std::atomic<uint64_t> round_renewed;
+  // The round at which the process was suspended with the other ranks; 0: it is not, or it was alone.
+  std::atomic<uint64_t> round_suspended;
+  // As `communicators`: the last round that the process held in which other ranks had ended the communicator. It is not made again.
+  std::atomic<uint64_t> communicators_lacking[kMaxCommunicators];
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

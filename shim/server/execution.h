@@ -12,6 +12,9 @@
 
 namespace xmig::server {
 
+// Of a server that is lost while it takes a snapshot, with its device's memory.
+inline constexpr const char* kStateIsGone = "its device was lost with its memory while a snapshot was being taken, whose state that was";
+
 class Execution {
  public:
   virtual ~Execution() = default;
@@ -46,6 +49,8 @@ class Execution {
   virtual Result<> restore_variables() = 0;
   // Of the records up to this position only what is this process's own: the lost server's device work was done.
   virtual Result<> execute_objects(uint64_t until) = 0;
+  // It is known which communicators the process is in: they are made, beside what follows.
+  virtual void join_again() = 0;
   virtual void begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) = 0;
 };
 

@@ -6,6 +6,8 @@
 #include "server/channel/job.h"
 #include "server/channel/membership.h"
 #include "server/channel/meetings.h"
+#include "server/channel/replica_sources.h"
+#include "server/channel/standby_memory.h"
 #include "server/contexts.h"
 #include "server/faults/faults.h"
 #include "server/faults/injector.h"
@@ -22,6 +24,8 @@ struct Services {
   Job& job;
   Meetings& meetings;
   Membership& membership;
+  ReplicaSources& replica_sources;
+  StandbyMemory& standby_memory;
 };
 
 }  // namespace xmig::server

@@ -1,4 +1,5 @@
-"""`python -m tests.bench`: measures what the project promises and writes docs/measurements/{journal,daemon,stall}.json.
+"""`python -m tests.bench`: measures what the project promises and writes docs/measurements/{journal,daemon,stall}.json
+and a row of collectives.json.
 
 Exits non-zero only when something could not be measured, or a result was wrong.
 """
@@ -15,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import calls, daemon, lives, stall
+from tests.bench import calls, daemon, lives, ranks, stall
 from tests.bench.native import Programs
 from xmigd.errors import XmigError
 from xmigd.measurements import FOLDER, Measurements, Row, read
 
-PARTS = ("journal", "daemon", "writes", "stall")
+PARTS = ("journal", "daemon", "writes", "stall", "recovery-by-ranks")
 
 
 def main() -> int:
@@ -67,6 +68,8 @@ def main() -> int:
                 put("daemon", daemon.acknowledged(programs, options.runs))
             if options.only in (None, "stall"):
                 write("stall", stall.measure(programs, options.seconds))
+            if options.only in (None, "recovery-by-ranks"):
+                put("collectives", ranks.measure(programs))
     except (XmigError, lives.Wrong) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests import harness
 from tests.bench.native import Failed, Programs
-from xmigd.demo import main as demo
+from xmigd.demo import training as demo
 from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from xmigd.demo.node import Node
 from xmigd.errors import XmigError
-from xmigd.native import SHIM, find_native_dir
+from xmigd.native import NCCL_SHIM, SHIM, find_native_dir
 
 SOURCES = Path(__file__).parent
+NCCL_TYPES = SOURCES.parent.parent / "shim" / "api"  # nccl.h
 
 
 class Failed(XmigError):
@@ -42,9 +43,9 @@ class Programs:
         program = self.folder / name
         if not program.exists():
             compiler = os.environ.get("CC", "cc")
-            shim = self.native / SHIM
-            command: list[str | Path] = [compiler, "-O2", f"-I{cuda_include()}", SOURCES / f"{name}.c", "-o", program]
-            command += [shim, f"-Wl,-rpath,{self.native}"]
+            includes = [f"-I{cuda_include()}", f"-I{NCCL_TYPES}"]
+            command: list[str | Path] = [compiler, "-O2", *includes, SOURCES / f"{name}.c", "-o", program]
+            command += ["-Wl,--as-needed", self.native / SHIM, self.native / NCCL_SHIM, f"-Wl,-rpath,{self.native}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise Failed(f"{name}.c does not build: {done.stderr.strip()[-500:]}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.bench.lives import Wrong
 from tests.bench.native import Failed, Programs
-from xmigd.demo import main as demo
+from xmigd.demo import training as demo
 from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 

@@ -26,7 +26,10 @@ def node(native_dir: Path) -> Iterator[Node]:
 def launch(node: Node, tmp_path: Path) -> Launch:
     """Start a program's ranks as one job."""
 
-    def starter(name: str, ranks: int, *arguments: object, device: str | None = None, **environment: str) -> Program:
+    def starter(
+        name: str, ranks: int, *arguments: object, device: str | None = None, hang_timeout: float | None = None,
+        **environment: str,
+    ) -> Program:  # fmt: skip
         program = PROGRAMS / f"{name}.py"
         command: list[str | Path] = [
             sys.executable,
@@ -36,7 +39,9 @@ def launch(node: Node, tmp_path: Path) -> Launch:
             program,
             *map(str, arguments),
         ]
-        return node.program(command, name=name, device=device, environment=environment)
+        return node.program(
+            command, name=name, device=device, hang_timeout=hang_timeout, environment=environment
+        )  # fmt: skip
 
     return starter
 

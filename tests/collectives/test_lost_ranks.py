@@ -13,7 +13,6 @@ import pytest
 
 from tests import harness
 from tests.collectives.conftest import Launch, lines_of
-from tests.migration.moves import ended
 from xmigd.demo.node import Node, Program
 from xmigd.native import Layout
 
@@ -92,22 +91,6 @@ def test_a_process_whose_communicators_have_ended(node: Node, launch: Launch, tm
     )
     os.kill(of_rank(node, program, tmp_path, 0)["server_pid"], signal.SIGKILL)
     (tmp_path / "killed").touch()
-    assert lines_of(program) == ["0: went on", "1: went on"]
-
-
-def test_a_process_in_a_communicator_stays_where_it_is(node: Node, launch: Launch, tmp_path: Path) -> None:
-    """A move and a suspension are refused, and the job goes on undisturbed."""
-    program = launch("faults", 2, "stays")
-    harness.wait_until(lambda: all((tmp_path / f"began.{each}").exists() for each in range(2)), "all have begun")
-    number = of_rank(node, program, tmp_path, 0)["id"]
-    other = "cpu:1" if of_rank(node, program, tmp_path, 0)["device"] == "cpu:0" else "cpu:0"
-    for path, body in (
-        ("/v1/migrations", {"process": number, "target": other}), (f"/v1/processes/{number}:suspend", {"to": "host"}),
-    ):  # fmt: skip
-        operation = ended(node, node.client.post(path, body))
-        assert operation["state"] == "failed"
-        assert "communicator" in str(operation["error"])
-    (tmp_path / "enough").touch()
     assert lines_of(program) == ["0: went on", "1: went on"]
 
 

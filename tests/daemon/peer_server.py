@@ -7,6 +7,7 @@ What it shall do wrong is read from `behaviour.json` in the runtime directory: {
 `hold` (until that is taken back), `fault`, `unavailable`, `close`, `linger`, `refuse` and `no_peer` (of a move's),
 `kill` (the daemon), `source_first` (of two servers that announce themselves, the one that had the program begins, and
 does not come to the end), a number: so often `exit`, then good; or a list: one after the other, then good.
+With `ranks`, a number, each process is another rank of a communicator of so many.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import select
@@ -114,6 +116,14 @@ class Peer:
     def tell(self, type: str, *, fds: list[int] | None = None, **fields: Any) -> None:
         socket.send_fds(self.sock, [json.dumps({"type": type, **fields}).encode()], fds or [])
 
+    def next_rank(self) -> int:
+        """That no other process has been."""
+        for rank in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                (self.runtime_dir / f"rank.{rank}").touch(exist_ok=False)
+                return rank
+        raise AssertionError("unreachable")
+
     def add_memory(self, number: int, kind: str = "device", name: str = "") -> None:
         fd = os.memfd_create("memory")
         os.ftruncate(fd, GRANULE)
@@ -144,6 +154,8 @@ class Peer:
                     del self.memory[3]
                     self.send("memory", op="drop", id=3)
                     self.send("ready", generation=1, t=time.monotonic_ns())
+                    if size := self.wanted("ranks"):
+                        self.send("communicator", name="a" * 64, rank=self.next_rank(), ranks=size, state="joined")
             case "memory" if message["op"] == "drop":
                 del self.memory[message["id"]]
             case "memory":

@@ -90,6 +90,17 @@ def assert_all_there(store: FdStore, memory: JobMemory, handles: list[Handle]) -
     assert all(same_file(left.handles[h.id].fd.fileno(), h.fd.fileno()) for h in handles)
 
 
+def test_what_is_lost_with_its_device_is_no_change() -> None:
+    """The server has given nothing up: what the store has besides is all that there is, also for the next daemon."""
+    manager = Manager()
+    store = start(manager)
+    memory, handles = make_memory(), [handle(number, memfd("device")) for number in (1, 2, 3)]
+    store.all(PROCESS, memory, handles, 3)
+    os.pwrite(memory.journal.fileno(), struct.pack("<Q", 3), Layout().memory_changes_at)
+    store.lost(PROCESS, [1, 3, 7])
+    assert_all_there(start(manager), memory, [handles[1]])
+
+
 def test_what_is_handed_in_again_stays() -> None:
     manager = Manager()
     store = start(manager)

@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import fully_shard
 
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -32,6 +33,69 @@ with dist._coalescing_manager(device=device):
     for _ in range(3):
         dist.all_reduce(one)
 dist.barrier()
+
+# In a graph: the stream of the process group joins the capture, and work goes on beside what it does.
+graph = torch.cuda.CUDAGraph()
+dist.all_reduce(one)
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    dist.all_reduce(one)
+    first = dist.all_gather_into_tensor(all_of_it, one * 2, async_op=True)
+    beside = torch.nn.functional.relu(one - 1)
+    first.wait()
+    dist.reduce_scatter_tensor(one, all_of_it + beside.sum())
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+    with dist._coalescing_manager(device=device):
+        for _ in range(3):
+            dist.all_reduce(one)
+for _ in range(3):
+    graph.replay()
+torch.cuda.synchronize()
+
+# Gradients are summed while others are computed, in a graph.
+layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64, device=device) for _ in range(3)])
+sums: list[dist.Work] = []
+for parameter in layers.parameters():
+    parameter.grad = torch.zeros_like(parameter)
+    parameter.register_post_accumulate_grad_hook(lambda one: sums.append(dist.all_reduce(one.grad, async_op=True)))
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+batch = torch.ones(4, 64, device=device)
+
+
+def train() -> None:
+    sums.clear()
+    optimizer.zero_grad(set_to_none=False)
+    layers(batch).sum().backward()
+    for one in sums:
+        one.wait()
+    optimizer.step()
+
+
+beside_all = torch.cuda.Stream()
+beside_all.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(beside_all):
+    train()
+torch.cuda.current_stream().wait_stream(beside_all)
+step = torch.cuda.CUDAGraph()
+with torch.cuda.graph(step, stream=beside_all):
+    train()
+for _ in range(3):
+    step.replay()
+torch.cuda.synchronize()
+del graph, step
+
+
+# As inference does it: graphs that the compiler makes.
+def layer(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(all_reduce(x * 2, "sum", dist.group.WORLD)) + 1
+
+
+compiled = torch.compile(layer, mode="reduce-overhead")
+for _ in range(4):
+    torch.compiler.cudagraph_mark_step_begin()
+    compiled(one)
+torch.cuda.synchronize()
 
 # One step: after the first DDP reads from the device in which order it has seen gradients.
 ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64, device=device), init_sync=False)

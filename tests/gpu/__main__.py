@@ -45,6 +45,9 @@ def main() -> int:
     parser.add_argument("--commit", help="the commit that is measured, where there is no git")
     parser.add_argument("--rehearse", action="store_true", help="everything, tiny, on the null device: no figures")
     parser.add_argument("--gpu", type=int, default=0, help="the GPU of what needs one (default 0)")
+    parser.add_argument("--faults", type=int, default=100, help="of the part rank-faults (default 100)")
+    parser.add_argument("--seed", type=int, default=1, help="which faults, of which rank, and when (default 1)")
+    parser.add_argument("--others", type=Path, metavar="FOLDER", help="wheels of what xMIG is compared with: restarts")
     options = parser.parse_args()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 220)
     try:
@@ -67,7 +70,8 @@ def main() -> int:
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="xmig-gpu-") as scratch:
         bench = Bench(
-            options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end, gpu=options.gpu
+            options.work, Path(scratch), python=python, rehearsal=options.rehearse, end=end, gpu=options.gpu,
+            faults=options.faults, seed=options.seed, others=options.others,
         )  # fmt: skip
         if parts[0].alone:
             warm(bench)

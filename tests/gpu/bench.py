@@ -144,7 +144,8 @@ class Bench:
 
     def __init__(
         self, logs: Path, scratch: Path, *, python: str, rehearsal: bool, end: float, gpu: int = 0,
-        environment: Mapping[str, str] | None = None, make_node: Callable[..., Node] = Node,
+        environment: Mapping[str, str] | None = None, make_node: Callable[..., Node] = Node, faults: int = 100,
+        seed: int = 1, others: Path | None = None,
     ) -> None:  # fmt: skip
         self.logs = logs
         self.scratch = scratch
@@ -155,6 +156,8 @@ class Bench:
         self.kind = "null" if rehearsal else "cuda"
         self.gpu = 0 if rehearsal else gpu  # the one of what needs one
         self.environment = environment or {}  # of every program
+        self.faults, self.seed = faults, seed  # of a job of several ranks
+        self.others = others  # folder of wheels, of what xMIG is compared with
         self._make_node = make_node
         self.downtimes: dict[str, float] = {}  # the longest of each part's moves, in milliseconds
         self.once_more: dict[str, Outcome] = {}  # another native run of a program, by the case's name

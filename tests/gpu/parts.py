@@ -15,8 +15,12 @@ from tests.gpu import (
     kills,
     memory,
     moves,
+    parallel,
     profile,
+    rank_faults,
+    rank_moves,
     recovery,
+    restarts,
     results,
     speeds,
     stalls,
@@ -110,7 +114,12 @@ DEVICES = [
 # Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
 COLLECTIVES = [
     Part("ranks", "collectives", 180, collectives.measure, topic="collectives"),
-    Part("job-recovery", "collectives", 150, collectives.recovery, topic="collectives"),
+    Part("job-recovery", "collectives", 190, collectives.recovery, topic="collectives"),
+    Part("rank-moves", "collectives", 120, rank_moves.measure, topic="collectives"),
+    Part("rank-faults", "collectives", 290, rank_faults.measure, topic="collectives"),
+    Part("parallel", "collectives", 200, parallel.measure, topic="collectives"),
+    Part("restarts", "collectives", 240, restarts.measure, topic="collectives"),
+    Part("four-on-two", "collectives", 120, collectives.four_on_two, topic="collectives"),
 ]
 
 

@@ -18,9 +18,9 @@ from tests import harness
 from tests.migration.moves import begin, ended, info, kill, moved, reaches, refusal
 from tests.recovery.conftest import Starter
 from xmigd.client import Refused
-from xmigd.demo.main import KERNELS, Training, finish
-from xmigd.demo.main import start as start_training
 from xmigd.demo.node import Node, Program
+from xmigd.demo.training import KERNELS, Training, finish
+from xmigd.demo.training import start as start_training
 
 CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 1, 217
 MOVES = 200

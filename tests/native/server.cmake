@@ -27,6 +27,12 @@ target_link_libraries(full_server PRIVATE xmig_server_core)
 target_precompile_headers(full_server REUSE_FROM blind_server)
 set_target_properties(full_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/full)
 
+# A server whose communicators take memory of the device.
+add_executable(crowded_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/crowded_device.cc)
+target_link_libraries(crowded_server PRIVATE xmig_server_core)
+target_precompile_headers(crowded_server REUSE_FROM blind_server)
+set_target_properties(crowded_server PROPERTIES OUTPUT_NAME xmig-server RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/crowded)
+
 # A server whose device places modules' variables itself.
 add_executable(placing_server $<TARGET_OBJECTS:xmig_server_main> ${CMAKE_CURRENT_LIST_DIR}/placing_device.cc)
 target_link_libraries(placing_server PRIVATE xmig_server_core)
@@ -69,8 +75,8 @@ xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_mu
 xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_snapshot_begins
                  preloaded limits
                  event_on_two_streams)
-xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher moves_with_the_program nonsense reported_that_it_is_late bound_by_others
-                 whole_server_bound real_time_program)
+xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher rests_after_the_last_record moves_with_the_program nonsense
+                 reported_that_it_is_late bound_by_others whole_server_bound real_time_program)
 xmig_server_jobs(server_move_test move_ settles moves aborts source_dies both_die unprepared young smaller
                  grows_while_settling)
 xmig_server_jobs(server_suspend_test suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)

@@ -125,8 +125,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Physical physical(*device, daemon, log);
   Meetings meetings(daemon);
   Membership membership(daemon);
-  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership};
-  Executor executor(services, *device, preload, physical, {.snapshot_cost = 1.0});
+  ReplicaSources replica_sources;
+  StandbyMemory standby_memory(daemon);
+  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership, replica_sources, standby_memory};
+  PreparedCommunicators prepared(*device, contexts, meetings, daemon, log);
+  Executor executor(services, *device, preload, prepared, physical, {.snapshot_cost = 1.0});
   if (!Executor::prepare_journal(services, *device) || !executor.start_fresh()) std::abort();
   write_records(Input(data, size), job->journal());
   end_before_waits(job->journal());

@@ -148,6 +148,37 @@ void usher() {
   Job::wait([&] { return test.sleeps_anywhere(); });
 }
 
+// The program's next record comes just as its rest is over, and finds the server awake: the rest begins anew with it.
+void rests_after_the_last_record() {
+  if (!can_choose()) return;
+  Placed test;
+  journal::JournalHeader& header = test.job.header();
+  int tried = 0;
+  Job::wait([&] {
+    test.settle_on(test.first());
+    CHECK(test.job.synchronize() == CUDA_SUCCESS);
+    Job::wait([&] { return test.sleeping() == journal::kAsleep || test.sleeps_on(test.first()); });
+    // Nobody rings for who is awake: the server executes the record when its sleep is over.
+    header.server_sleeping.store(journal::kAwake);
+    const auto appended = std::chrono::steady_clock::now();
+    const uint64_t position = test.job.append(Op::cuStreamSynchronize, Args_cuStreamSynchronize{0});
+    const auto* const record = reinterpret_cast<const journal::RecordHeader*>(test.job.at(position));
+    while ((record->state.load() & 0xff) != journal::kReplied) {
+      if (std::chrono::steady_clock::now() - appended < 20ms) continue;
+      // It was no rest but a long sleep already, or this thread did not run for that long.
+      header.doorbell.fetch_add(1);
+      journal::futex_wake(header.doorbell);
+      CHECK(test.job.finish(position) == CUDA_SUCCESS);
+      return false;
+    }
+    // Somebody else may have to bind it. It may also have rested meanwhile, if this thread did not run: hence several tries.
+    for (const auto executed = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - executed < 1ms;) {
+      if (test.sleeps_on(test.first())) return false;
+    }
+    return ++tried == 10;
+  });
+}
+
 // The program's thread is on another processor than last time.
 void moves_with_the_program() {
   if (!can_choose()) return;
@@ -288,6 +319,7 @@ const Tests kTests = {
     {"looks_again", looks_again},
     {"runs_beside", runs_beside},
     {"usher", usher},
+    {"rests_after_the_last_record", rests_after_the_last_record},
     {"moves_with_the_program", moves_with_the_program},
     {"nonsense", nonsense},
     {"reported_that_it_is_late", reported_that_it_is_late},

@@ -230,6 +230,12 @@ void requests() {
       R"({"type":"memory","op":"add","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"host"})";
   CHECK(std::get<MemoryAdd>(*parse(memory, 1)).memory.kind == HostedKind::kShadow);
   CHECK(!parse(memory));
+  const char* replica =
+      R"({"type":"replica_memory","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"","foreign":false})";
+  CHECK(std::get<ReplicaMemory>(*parse(replica, 1)).memory.address == 4096 && !parse(replica) && !parse(replica, 2));
+  CHECK(parse(R"({"type":"replica_rank"})", 2) && !parse(R"({"type":"replica_rank"})", 1));
+  CHECK(parse(R"({"type":"replicas_named"})") && !parse(R"({"type":"replicas_named"})", 1));
+  CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})")).bytes == 7 && !parse(R"({"type":"copy_unique"})"));
   CHECK(!parse(R"({"type":"memory","op":"add","id":1,"kind":"device","ordinal":8,"address":4096,"bytes":1})", 1));
 }
 
@@ -641,26 +647,42 @@ void progress() {
 
 void watchdog() {
   using namespace std::chrono_literals;
-  std::atomic<bool> pending{true}, moves{true};
-  std::atomic<uint64_t> signature{1}, looks{0}, bites{0};
+  using On = Watchdog::On;
+  std::atomic<On> on{On::kDevice};
+  std::atomic<bool> moves{true}, stuck{false};
+  std::atomic<uint64_t> signature{1}, looks{0}, bites{0}, reports{0};
   const auto look = [&]() -> Watchdog::Look {
     ++looks;
     if (moves) ++signature;
-    return {pending, signature};
+    return {on, signature};
   };
-  Watchdog dog(40ms, look, [&] { ++bites; });
+  const auto report = [&](bool is) {
+    ++reports;
+    stuck = is;
+  };
+  Watchdog dog(40ms, look, [&] { ++bites; }, report);
   const auto wait_looks = [&](uint64_t more) {
     for (const uint64_t until = looks + more; looks < until;) std::this_thread::sleep_for(1ms);
   };
   wait_looks(30);  // progress
   CHECK(bites == 0);
-  pending = false;  // first: what is under way and does not move is what it bites for
+  on = On::kNothing;  // first: what is under way and does not move is what it bites for
   moves = false;
   wait_looks(30);  // nothing to do
   CHECK(bites == 0);
-  pending = true;
+  on = On::kRanks;
+  wait_looks(30);  // whoever it is that hangs
+  CHECK(bites == 0 && stuck && reports == 1);
+  ++signature;
+  wait_looks(3);
+  CHECK(!stuck && reports == 2);
+  wait_looks(30);
+  CHECK(bites == 0 && stuck && reports == 3);
+  on = On::kDevice;  // and from now on it is the time for this that counts
+  wait_looks(3);
+  CHECK(bites == 0 && !stuck && reports == 4);
   wait_looks(30);  // neither progress nor an end
-  CHECK(bites != 0);
+  CHECK(bites != 0 && reports == 4);
 }
 
 void options() {

@@ -9,9 +9,13 @@ from typing import Any
 
 from xmigd.groups import groups as g
 from xmigd.groups.groups import Groups, Who
+from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
+from xmigd.ipc import messages as m
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits
 from xmigd.process.machine import Machine
+from xmigd.ranks.history import History
 
 NAMES = {"n": "a" * 64, "m": "b" * 64, "k": "c" * 64}
 MS = 1_000_000
@@ -37,15 +41,16 @@ class Journal:
     taken: tuple[int, int] = (0, 0)  # round, position of the last group snapshot
     prepared: tuple[int, int] = (0, 0)
     decided: int = 0
+    suspended: int = 0  # the round with which it was
 
 
 @dataclass
 class ModelServer:
-    """Of one rank. `doing`: what it does now."""
+    """Of one rank. `doing`: what it does now. It may be a holder."""
 
     rank: int
     number: int
-    doing: str = "new"  # runs, stopping, stopped, held
+    doing: str = "new"  # runs, stopping, stopped, held, parked; restoring: until it is let in
     round: int = 0
     wanted: dict[str, int] = field(default_factory=dict)
     inbox: deque[tuple[str, dict[str, Any]]] = field(default_factory=deque)
@@ -58,6 +63,12 @@ class GroupWorld:
     def __init__(self) -> None:
         self.t = 1_000
         self.groups = Groups(100)
+        self.resumptions = Resumptions()
+        self.history = History()
+        self.events_of: list[deque[tuple[type[e.Event], dict[str, Any]]]] = [deque() for _ in range(4)]
+        self.telling = [False] * 4
+        self.moves = 0
+        self.slept = 0  # ranks
         self.machines = [Machine(Limits(max_attempts=1000, stable_after=1)) for _ in range(4)]
         self.journals = [Journal() for _ in range(4)]
         self.servers: dict[tuple[int, int], ModelServer] = {}
@@ -84,12 +95,20 @@ class GroupWorld:
     # --- the daemon ------------------------------------------------------------------------------------------------
 
     def tell(self, rank: int, kind: type[e.Event], **fields: Any) -> None:
-        self.t += 1_000
-        for instruction in self.machines[rank].handle(kind(t=self.t, **fields)):
-            self.do_machine(rank, instruction)
-        self.machines[rank].validate_state()
+        self.events_of[rank].append((kind, fields))
+        if self.telling[rank]:
+            return
+        self.telling[rank] = True
+        while self.events_of[rank]:
+            event, given = self.events_of[rank].popleft()
+            self.t += 1_000
+            for instruction in self.machines[rank].handle(event(t=self.t, **given)):
+                self.do_machine(rank, instruction)
+            self.machines[rank].validate_state()
+        self.telling[rank] = False
 
     def group(self, method: str, *arguments: Any) -> None:
+        self.observe(method, *arguments)
         self.events.append((method, arguments))
         if self.busy:
             return
@@ -97,12 +116,34 @@ class GroupWorld:
         while self.events:
             name, given = self.events.popleft()
             self.t += 1_000
-            for instruction in getattr(self.groups, name)(self.t, *given):
+            of_resumption = name in ("restored", "failed_to_resume", "gone_meanwhile")
+            method = name.removesuffix("_to_resume").removesuffix("_meanwhile")
+            instructions = (
+                getattr(self.resumptions, method)(*given)
+                if of_resumption
+                else getattr(self.groups, name)(self.t, *given)
+            )
+            for instruction in instructions:
                 self.do_group(instruction)
         self.busy = False
         self.check()
 
+    def observe(self, method: str, *arguments: Any) -> None:
+        match method, arguments:
+            case "communicator", (who, name, rank, ranks, state):
+                message = m.Communicator(type="communicator", name=name, rank=rank, ranks=ranks, state=state)
+                self.history.reported(self.t, who, message)
+            case "stopped", (process, number, counts):
+                stopped = m.GroupStopped(type="group_stopped", round=number, counts=counts)
+                self.history.reported(self.t, self.who(int(process)), stopped)
+            case "held", (process, number):
+                held = m.GroupHeld(type="group_held", round=number)
+                self.history.reported(self.t, self.who(int(process)), held)
+            case "committed", (process, number):
+                self.history.committed(self.t, process, number)
+
     def do_machine(self, rank: int, instruction: e.Instruction) -> None:
+        self.history.changed(self.t, str(rank), instruction)
         match instruction:
             case e.Spawn(number):
                 self.servers[rank, number] = ModelServer(rank, number)
@@ -129,8 +170,60 @@ class GroupWorld:
                 self.group("lost", str(rank), why)
             case e.SaveState(state="draining" | "ended"):
                 self.group("gone", str(rank))
+                self.group("gone_meanwhile", str(rank))
+            case v.PrepareSuspend(number, ranks=ranks):
+                self.servers[rank, number].outbox.append(("prepared", {}))
+                if ranks:
+                    self.group("suspend", str(rank))
+            case v.Waits(what):
+                self.group(what, str(rank))
+            case v.SaveMigration(record) if record.state != "running" or record.phase == "rolling_back":
+                if record.state != "done" and (members := self.resumptions.members(str(rank))):
+                    self.group("failed_to_resume", str(rank), record.error)
+                    self.group("forget", members)
+                self.group("stay", str(rank), record.error)
+            case v.SpawnHolder(number):
+                self.servers[rank, number] = ModelServer(rank, number)
+            case v.GiveHolder(number):
+                self.servers[rank, number].outbox.append(("kept", {}))
+            case v.WriteIntent():
+                self.tell(rank, v.IntentWritten)
+            case v.GiveTarget(number, "resume", waits=True):
+                self.restore(self.servers[rank, number])
+            case v.LetIn(number):
+                self.servers[rank, number].doing = "runs"
+            case v.GoOn(number):
+                self.servers[rank, number].inbox.append(("go_on", {}))
+            case v.DropDeviceMemory():
+                self.slept += 1
+                busy = [one for one in self.servers.values() if one.doing in ("runs", "stopping") and one.alive]
+                others = [one for one in busy if one.rank not in self.exited]
+                assert not others, "one gives its memory back while another executes"
             case _:
                 pass
+
+    def restore(self, target: ModelServer) -> None:
+        """It says what the process is a member of, and waits."""
+        target.doing = "restoring"
+        for name, members in MEMBERS.items():
+            if target.rank in members:
+                number = members.index(target.rank)
+                target.outbox.append(
+                    ("communicator", {"name": NAMES[name], "rank": number, "ranks": len(members), "state": "joined"})
+                )
+        target.outbox += [("phase", {"name": name, "records": 0}) for name in ("mapped", "restored")]
+
+    def begin(self, kind: v.Kind, ranks: list[int]) -> None:
+        """Of all of these."""
+        if kind == "resume":
+            self.groups.forget(self.t, [str(rank) for rank in ranks])
+            self.resumptions.begin([str(rank) for rank in ranks])
+        for rank in ranks:
+            self.moves += 1
+            record = v.MigrationRecord(
+                id=str(self.moves), kind=kind, process=str(rank), source="cpu:0", target="host", started=self.t
+            )  # fmt: skip
+            self.tell(rank, v.MoveRequested, record=record, ranks=kind == "resume")
 
     def recover(self, server: ModelServer, decided: int) -> None:
         """Every member of the group goes back to that round, whichever part it had in it."""
@@ -143,6 +236,7 @@ class GroupWorld:
             server.outbox.append(("phase", {"name": phase, "records": name + self.t}))
 
     def do_group(self, instruction: g.Instruction) -> None:
+        self.history.instructed(self.t, instruction)
         rank = int(instruction.process)
         match instruction:
             case g.Tie(on=on):
@@ -151,14 +245,26 @@ class GroupWorld:
                 self.send(rank, "stop", round=round, counts=dict(counts))
             case g.Hold(round=round):
                 self.send(rank, "hold", round=round)
-            case g.Take(round=round):
+            case g.Take(round=round, suspends=suspends):
                 self.takes.setdefault(round, set()).add(rank)
-                self.send(rank, "take", round=round)
+                if suspends:
+                    self.tell(rank, v.GroupSuspends)
+                self.send(rank, "take", round=round, suspends=suspends)
+            case g.NotSuspended(reason=reason):
+                self.tell(rank, v.GroupRefuses, text=reason)
+            case g.AllSuspended():
+                self.tell(rank, v.GroupSuspended)
+            case LetIn():
+                self.tell(rank, v.GroupResumes, gone=self.groups.lacking(str(rank)))
+            case NotResumed(reason=reason):
+                self.tell(rank, v.GroupRefuses, text=reason)
             case g.Continue(round=round):
                 assert round not in self.takes, "a decision was taken back"
                 self.send(rank, "continue", round=round)
             case g.Break(reason=reason):
                 self.tell(rank, e.GroupLost, reason=reason)
+            case g.Hung(reason=reason):
+                self.tell(rank, e.GroupHung, reason=reason)
             case g.Hopeless(reason=reason):
                 self.tell(rank, e.GroupHopeless, reason=reason)
             case g.Recover(members=members):
@@ -225,7 +331,11 @@ class GroupWorld:
         if not server.alive or server.doing in ("new", "losing"):
             return
         journal = self.journals[server.rank]
-        if type == "stop":
+        if type == "go_on":
+            server.doing, journal.suspended = "runs", 0
+        elif server.doing in ("parked", "restoring"):
+            return
+        elif type == "stop":
             server.doing, server.round, server.wanted = "stopping", fields["round"], fields["counts"]
             self.look(server)
         elif server.round != fields["round"]:
@@ -241,16 +351,33 @@ class GroupWorld:
             server.doing = "runs"
             server.outbox.append(("committed", {"number": server.round}))
             self.committed += 1
+            if fields["suspends"]:
+                server.doing, journal.suspended = "parked", server.round
+                server.outbox.append(("suspended", {}))
         else:
             server.doing = "runs"
 
     def deliver(self, server: ModelServer) -> None:
         """One message of it reaches the daemon."""
         type, fields = server.outbox.popleft()
-        if server.number != self.machines[server.rank].active:
+        machine, about = self.machines[server.rank], {"server": server.number}
+        if type == "kept":
+            self.tell(server.rank, v.Kept, **about)
             return
+        target = machine.move is not None and machine.move.target == server.number
+        if server.number != machine.active and not target:
+            return
+        given_up = machine.state == "suspended" and not self.resumptions.members(str(server.rank))
         if type == "phase":
-            self.tell(server.rank, e.PhaseReached, server=server.number, at=self.t, **fields)
+            self.tell(server.rank, e.PhaseReached, at=self.t, **about, **fields)
+        elif type == "prepared":
+            self.tell(server.rank, v.Prepared, ms=1.0, **about)
+        elif type == "suspended":
+            self.tell(server.rank, v.Suspended, snapshot=1, total_bytes=1, at=self.t, ms=1.0, **about)
+        elif type == "communicator" and not given_up:
+            self.group("communicator", self.who(server.rank), *fields.values())
+        elif type == "communicator":
+            pass
         else:
             self.group(type, str(server.rank), *fields.values())
 
@@ -297,6 +424,9 @@ class GroupWorld:
         for rank, timers in enumerate(self.timers):
             if "spawn" in timers:
                 self.timer(rank, "spawn")
+                return True
+            if "holder" in timers:
+                self.timer(rank, "holder")
                 return True
             if "drain" in timers:
                 self.timer(rank, "drain")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -111,6 +111,37 @@ class TestRounds:
         assert all_stop(groups, 100, "ab", {N: 0, M: 0}) == [g.Hold("a", 100, ()), g.Hold("b", 100, (M,))]
 
 
+class TestLeaving:
+    ATTEMPTS: Mapping[str, tuple[int, ...]] = {"a": (1,), "b": (1,)}
+
+    def test_at_the_next_round(self) -> None:
+        groups = made((N, "ab"))
+        keys = groups.whole("a")
+        assert groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE) == [g.Stop(p, 100, {}) for p in "ab"]
+        all_stop(groups, 100, "ab", {N: 3})
+        groups.held(0, "a", 100)
+        assert groups.held(0, "b", 100) == [g.Take("a", 100, True, True, (1,)), g.Take("b", 100, True, False, (1,))]
+
+    def test_not_with_what_has_become_void(self) -> None:
+        """The round is taken all the same. When it is prepared once more it leaves with that."""
+        groups = made((N, "ab"))
+        keys = groups.whole("a")
+        groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE)
+        all_stop(groups, 100, "ab", {N: 3})
+        groups.held(0, "a", 100)
+        assert [type(one) for one in groups.not_yet(0, "a")] == [g.Stays]
+        assert groups.not_yet(0, "a") == []
+        assert groups.held(0, "b", 100) == [g.Take("a", 100), g.Take("b", 100)]
+        for process in "ab":
+            groups.committed(0, process, 100)
+        later = g.BETWEEN_ROUNDS
+        again = {"a": (2,), "b": (2,)}
+        assert groups.leave(later, "a", keys, again, g.LEAVE_PATIENCE) == [g.Stop(p, 101, {}) for p in "ab"]
+        all_stop(groups, 101, "ab", {N: 1})
+        groups.held(later, "a", 101)
+        assert groups.held(later, "b", 101) == [g.Take("a", 101, True, True, (2,)), g.Take("b", 101, True, False, (2,))]
+
+
 class TestRecovery:
     def test_all_go_on_when_all_wait(self) -> None:
         groups = made((N, "ab"))
@@ -144,6 +175,94 @@ class TestRecovery:
         assert g.Break("a", "the server of rank 1 was lost: killed") in groups.broken(0, "b", "killed")
         groups.awaits(0, "a")
         assert groups.awaits(0, "b") == [g.Recover("a", {"a": (), "b": ()}), g.Tie("a", False)]
+
+
+class TestHangs:
+    LATER = 1 + g.STUCK_PATIENCE
+
+    def stuck(self, groups: Groups, processes: str) -> None:
+        for one in processes:
+            assert groups.stuck(1, one, 30.0) == []
+
+    def test_all_are_recovered_if_nobody_gets_further(self) -> None:
+        groups = made((N, "ab"))
+        self.stuck(groups, "ab")
+        assert groups.due == self.LATER
+        reason = "no rank has got further for 30 s"
+        assert groups.wake(self.LATER) == [
+            g.Note("a", f"{reason}: all 2 ranks recover together"), g.Hung("a", reason), g.Hung("b", reason),
+        ]  # fmt: skip
+        groups.awaits(self.LATER, "a")
+        assert groups.awaits(self.LATER, "b") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.due is None
+
+    def test_one_who_waits_for_nobody_is_waited_for(self) -> None:
+        """Through another communicator: a waits for b, b for c."""
+        groups = made((N, "ab"), (M, "bc"))
+        self.stuck(groups, "ab")
+        assert groups.due is None
+
+    def test_groups_of_their_own(self) -> None:
+        groups = made((N, "ab"), (M, "cd"))
+        self.stuck(groups, "abc")
+        assert {one.process for one in groups.wake(self.LATER) if isinstance(one, g.Hung)} == {"a", "b"}
+
+    @pytest.mark.parametrize("event", ["further", "new", "round", "broken"])
+    def test_meanwhile(self, event: str) -> None:
+        groups = made((N, "ab"))
+        self.stuck(groups, "ab")
+        if event == "further":
+            groups.stuck(2, "a", 0)
+        elif event == "new":
+            groups.communicator(2, who("c"), M, 0, 2, "joined")
+            groups.communicator(2, who("b"), M, 1, 2, "joined")
+        elif event == "round":
+            groups.wanted(2, "a")
+            all_stop(groups, 100, "ab", {N: 1})
+            for one in "ab":
+                groups.held(2, one, 100)
+        else:
+            groups.broken(2, "a", "killed")
+            for one in "ab":
+                groups.awaits(2, one)
+        assert groups.wake(self.LATER) == []
+
+    def test_it_has_to_last(self) -> None:
+        groups = made((N, "ab"))
+        self.stuck(groups, "ab")
+        groups.stuck(2, "a", 0)
+        groups.stuck(self.LATER - 1, "a", 30.0)
+        assert groups.wake(self.LATER) == []
+        assert groups.wake(self.LATER - 1 + g.STUCK_PATIENCE) != []
+
+    @pytest.mark.parametrize("event", ["gone", "lost", "past"])
+    def test_whom_they_waited_for_is_not_there_any_more(self, event: str) -> None:
+        """Whether they still wait they say within a moment."""
+        groups = made((N, "abc"))
+        self.stuck(groups, "ab")
+        later = 10 * g.STUCK_PATIENCE
+        if event == "gone":
+            groups.gone(later, "c")
+        elif event == "lost":
+            groups.lost(later, "c", "its journal is damaged")
+        else:
+            groups.communicator(later, who("c"), N, 2, 3, "past")
+        assert groups.due == later + g.STUCK_PATIENCE
+        assert len(groups.wake(groups.due)) == 3
+
+    def test_a_round_under_way_is_given_up(self) -> None:
+        groups = made((N, "ab"))
+        self.stuck(groups, "ab")
+        groups.wanted(self.LATER - 1, "a")
+        assert groups.wake(self.LATER)[:2] == [g.Continue("a", 100), g.Continue("b", 100)]
+
+    def test_a_new_daemon(self) -> None:
+        groups = made((N, "ab"), opened=False)
+        self.stuck(groups, "ab")
+        assert groups.due is None
+        groups.open(5)
+        assert groups.due == 5 + g.STUCK_PATIENCE
+        assert len(groups.wake(groups.due)) == 3
 
 
 class TestFailures:
@@ -213,13 +332,26 @@ class TestManyRanks:
         holds = self.answers(ahead, lambda one: groups.stopped(MS, one, 100, counts(one, 4)))
         takes = self.answers(holds, lambda one: groups.held(MS, one, 100))
         assert [len(wave) for wave in (stops, ahead, holds, takes)] == [8000, 7000, 8000, 8000]
-        assert self.answers(takes, lambda one: groups.committed(MS, one, 100)) == []
+        assert self.answers(takes, lambda one: groups.committed(MS, one, 100)) == [g.Settled(takes[-1].process)]
         breaks = [one for one in groups.broken(MS, names[3], "killed") if isinstance(one, g.Break)]
         assert len(breaks) == 7999
         goes = self.answers(breaks, lambda one: groups.awaits(MS, one)) + groups.awaits(MS, names[3])
         assert [len(one.members) for one in goes if isinstance(one, g.Recover)] == [8000]
         done = time.process_time()
         print(f"{self.RANKS} ranks: tied in {tied - begun:.2f} s, round and recovery in {done - tied:.2f} s")
+
+    def test_that_nobody_gets_further(self) -> None:
+        groups = Groups(100)
+        groups.open(0)
+        names = [f"{rank:04d}" for rank in range(self.RANKS)]
+        for rank, name in enumerate(names):
+            groups.communicator(0, who(name), N, rank, self.RANKS, "joined")
+        begun = time.process_time()
+        for name in names:
+            assert groups.stuck(1, name, 300.0) == []
+        out = groups.wake(1 + g.STUCK_PATIENCE)
+        assert sum(isinstance(one, g.Hung) for one in out) == self.RANKS
+        print(f"{self.RANKS} ranks: stuck in {time.process_time() - begun:.2f} s")
 
     @staticmethod
     def answers(
@@ -235,3 +367,131 @@ class TestManyRanks:
 
 def counts(process: str, all_ranks: int) -> dict[str, int]:
     return {N: all_ranks, f"{int(process) // 8:064x}": 2}
+
+
+class TestSuspensions:
+    """All members of a group are suspended with one round, or none is."""
+
+    def prepared(self, groups: Groups, processes: str) -> list[g.Instruction]:
+        out: list[g.Instruction] = []
+        for process in processes:
+            groups.suspend(0, process)
+        for process in processes:
+            out += groups.prepared(0, process)
+        return out
+
+    def decided(self, groups: Groups, processes: str) -> list[g.Instruction]:
+        self.prepared(groups, processes)
+        all_stop(groups, 100, processes, {N: 3})
+        out: list[g.Instruction] = []
+        for process in processes:
+            out += groups.held(MS, process, 100)
+        for process in processes:
+            groups.committed(MS, process, 100)
+        return out
+
+    def test_a_round_of_all_once_all_are_prepared(self) -> None:
+        groups = made((N, "ab"))
+        assert groups.suspend(0, "a") == []
+        assert groups.prepared(0, "a") == []
+        assert groups.suspend(0, "b") == []
+        assert groups.prepared(0, "b") == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
+        assert all_stop(groups, 100, "ab", {N: 3}) == [g.Hold("a", 100, (), True), g.Hold("b", 100, (), True)]
+        groups.held(1, "a", 100)
+        assert groups.held(1, "b", 100) == [g.Take("a", 100, suspends=True), g.Take("b", 100, suspends=True)]
+        assert groups.committed(2, "a", 100) == []
+        assert groups.committed(2, "b", 100) == []
+
+    def test_nothing_leaves_before_all_stand_suspended(self) -> None:
+        groups = made((N, "ab"))
+        self.decided(groups, "ab")
+        assert groups.suspended(2, "a") == []
+        out = groups.suspended(2, "b")
+        assert out == [g.AllSuspended("a"), g.AllSuspended("b"), g.Tie("a", False), g.Tie("b", False)]
+        assert groups.wanted(3, "a") == []
+        assert groups.broken(3, "a", "its server is killed") == []
+
+    def test_it_is_tried_until_it_fits(self) -> None:
+        groups, t = made((N, "ab")), 0
+        self.prepared(groups, "ab")
+        for number in range(100, 110):
+            groups.busy(t, "b", number, "a communicator is being made")
+            assert groups.due == t + g.BETWEEN_ROUNDS
+            t += g.BETWEEN_ROUNDS
+            assert [type(one) for one in groups.wake(t)] == [g.Stop, g.Stop]
+        out = groups.wake(g.SUSPEND_PATIENCE)
+        assert out[:2] == [g.Continue("a", 110), g.Continue("b", 110)]
+        assert out[2] == g.NotSuspended(
+            "a", "the ranks could not stand still together in time: a communicator is being made"
+        )
+
+    def test_not_all_are_to_be_suspended(self) -> None:
+        groups = made((N, "ab"))
+        groups.suspend(0, "a")
+        groups.prepared(0, "a")
+        assert groups.due == g.GATHER_PATIENCE
+        (out,) = groups.wake(g.GATHER_PATIENCE)
+        assert out == g.NotSuspended("a", "not all ranks of its group are to be suspended")
+        assert isinstance(groups.prepared(g.GATHER_PATIENCE, "b")[0], g.NotSuspended)
+
+    def test_one_is_not_suspended_after_all(self) -> None:
+        """What was prepared for the round is given up first: who holds waits for that."""
+        groups = made((N, "ab"))
+        self.prepared(groups, "ab")
+        all_stop(groups, 100, "ab", {N: 3})
+        out = groups.stay(MS, "b", "it was cancelled")
+        assert out[:2] == [g.Continue("a", 100), g.Continue("b", 100)]
+        assert {type(one) for one in out[2:]} == {g.NotSuspended}
+
+    @pytest.mark.parametrize("when", ["prepared", "decided", "suspended"])
+    def test_a_server_is_lost(self, when: str) -> None:
+        groups = made((N, "ab"))
+        if when == "prepared":
+            self.prepared(groups, "ab")
+        else:
+            self.decided(groups, "ab")
+        if when == "suspended":
+            groups.suspended(2, "a")
+        out = groups.broken(3, "b", "killed")
+        assert g.Break("a", "the server of rank 1 was lost: killed") in out
+        assert (g.NotSuspended("a", "the server of a rank was lost") in out) == (when == "prepared")
+        assert groups.suspended(4, "b") == groups.suspended(4, "a") == []
+        groups.awaits(5, "a")
+        assert groups.awaits(5, "b") == [g.Recover("a", {"a": (), "b": ()})]
+
+    def test_the_last_program_that_was_waited_for_ends(self) -> None:
+        groups = made((N, "ab"))
+        self.decided(groups, "ab")
+        groups.suspended(2, "a")
+        assert groups.gone(3, "b") == [g.AllSuspended("a"), g.Tie("a", False)]
+
+    def test_a_rank_that_moves_meanwhile(self) -> None:
+        groups = made((N, "ab"))
+        groups.leave(0, "a", [(1000, N)], {}, MS)
+        assert isinstance(groups.suspend(0, "b")[0], g.NotSuspended)
+        groups = made((N, "ab"))
+        groups.suspend(0, "b")
+        assert groups.leave(0, "a", [(1000, N)], {}, MS) == [g.Stays("a", "its group is being suspended")]
+
+    def test_who_is_missing_after_a_resumption(self) -> None:
+        groups = made((N, "ab"), (M, "ac"))
+        assert groups.lacking("a") == ()
+        groups.forget(1, "abc")
+        groups.communicator(2, who("a"), N, 0, 2, "joined")
+        groups.communicator(2, who("a"), M, 0, 2, "joined")
+        groups.communicator(2, who("c"), M, 1, 2, "joined")
+        assert groups.lacking("a") == (N,)
+        assert groups.lacking("c") == ()
+
+    def test_a_new_daemon_finds_one_suspended(self) -> None:
+        groups = made((N, "ab"), opened=False)
+        assert groups.woken(1, who("c"), "a") == [
+            g.Break("a", "a member was suspended when the daemon was lost"),
+            g.Break("b", "a member was suspended when the daemon was lost"),
+        ]
+        groups.open(2)
+        groups.awaits(3, "c")
+        groups.awaits(3, "a")
+        assert groups.awaits(3, "b") == [g.Recover("a", {"a": (), "b": (), "c": ()})]
+        groups.communicator(4, who("c"), M, 0, 1, "joined")
+        assert groups.others("c") == ["a", "b"]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.ranks.history import IN_RECOVERIES, IN_ROUNDS
 
 from .group_world import MS, GroupWorld, ModelServer
 
@@ -87,6 +89,40 @@ class AtAnyMoment(RuleBasedStateMachine):
         if server.doing == "stopping":
             server.outbox.append(("busy", {"number": server.round}))
 
+    @precondition(lambda self: bool(self.executing()))
+    @rule(data=st.data(), count=st.integers(1, 6), seconds=st.sampled_from([30.0, 30.0, 0.0]))
+    def stuck(self, data: Any, count: int, seconds: float) -> None:
+        for _ in range(count):
+            self.server(data, self.executing()).outbox.append(("stuck", {"seconds": seconds}))
+
+    @rule(data=st.data(), all_of_them=st.booleans())
+    def suspend(self, data: Any, all_of_them: bool) -> None:
+        """Mostly of all; whoever asks for less hears that it is not done."""
+        can = [rank for rank, one in enumerate(self.world.machines) if one.why_not_move("suspend") is None]
+        if can and not all_of_them:
+            can = data.draw(st.lists(st.sampled_from(can), min_size=1, unique=True))
+        self.world.begin("suspend", can)
+
+    @rule()
+    def resume(self) -> None:
+        self.world.begin("resume", self.asleep())
+
+    def asleep(self) -> list[int]:
+        """All ranks that there are, if all can be resumed."""
+        over = ("losing", "lost", "ended")
+        ranks = [rank for rank, one in enumerate(self.world.machines) if one.state not in over]
+        can = all(self.world.machines[rank].why_not_move("resume") is None for rank in ranks)
+        return [rank for rank in ranks if rank not in self.world.exited] if can else []
+
+    @rule(rank=st.integers(0, 3))
+    def cancel(self, rank: int) -> None:
+        self.world.tell(rank, v.CancelRequested, why="requested")
+
+    @rule(rank=st.integers(0, 3))
+    def move_takes_long(self, rank: int) -> None:
+        if "move" in self.world.timers[rank]:
+            self.world.timer(rank, "move")
+
     @precondition(lambda self: len(self.world.exited) < 2)
     @rule(rank=st.integers(0, 3), chance=st.integers(0, 9))
     def program_exits(self, rank: int, chance: int) -> None:
@@ -100,26 +136,69 @@ class AtAnyMoment(RuleBasedStateMachine):
         if chance == 0:
             self.world.tell(rank, e.HandleMissed, reason="no descriptors")
 
+    @rule(rank=st.integers(0, 3))
+    def device_is_lost(self, rank: int) -> None:
+        if rank not in self.world.exited:
+            self.world.tell(rank, e.DeviceLost, reason="it fell off the bus")
+
     @invariant()
     def one_round_at_a_time(self) -> None:
         rounds = [group.round for group in set(self.world.groups._groups.values()) if group.round is not None]
         members = [one for round in rounds for one in round.members]
         assert len(members) == len(set(members))
 
+    @invariant()
+    def what_is_observed_is_what_there_is(self) -> None:
+        for rank in self.world.history.ranks_of(self.world.t, "job"):
+            times = [change.t for change in rank.changes]
+            assert times == sorted(times)
+            machine = self.world.machines[int(rank.who.process)]
+            if machine.state == "running" and not machine._broken:
+                assert rank.activity in ("running", *IN_ROUNDS)
+            elif machine.state == "recovering" and machine.grouped:
+                assert rank.activity in (*IN_RECOVERIES, *IN_ROUNDS)
+
+    @invariant()
+    def nobody_executes_while_another_is_suspended(self) -> None:
+        world = self.world
+        asleep = any(one.state == "suspended" for rank, one in enumerate(world.machines) if rank not in world.exited)
+        executing = [
+            one for one in self.executing() if one.doing in ("runs", "stopping") and one.rank not in world.exited
+        ]
+        assert not asleep or not executing
+
+    def rest(self) -> None:
+        """What is to happen by itself does, and time passes."""
+        world = self.world
+        for _ in range(40):
+            for _ in range(3000):
+                if not world.quieten():
+                    break
+            else:
+                raise AssertionError("it does not come to rest")
+            if world.groups.due is None:
+                return
+            world.wake()
+
     def teardown(self) -> None:
         """If nothing more goes wrong, all go on, or all have heard why not; and a round comes to its end."""
         world = self.world
-        for _ in range(3000):
-            if not world.quieten():
-                break
-        else:
-            raise AssertionError("it does not come to rest")
+        self.rest()
+        assert all(one.move is None for one in world.machines)
+        if asleep := self.asleep():
+            world.begin("resume", asleep)
+            self.rest()
+        elif any(one.unrecoverable and one.state == "suspended" for one in world.machines):
+            return
         states = {one.state for rank, one in enumerate(world.machines) if rank not in world.exited}
         assert states <= {"running", "lost"}, states
         assert len(states) <= 1, "one goes on without the other"
         if states == {"running"}:
             assert all(one.doing != "stopped" or world.groups.due for one in self.executing())
-            if world.groups.due is not None:
+            # A group of which nobody gets further is recovered first.
+            for _ in range(20):
+                if world.groups.due is None:
+                    break
                 world.wake()
                 while world.quieten():
                     pass
@@ -130,6 +209,12 @@ class AtAnyMoment(RuleBasedStateMachine):
                 pass
             assert world.committed > before
             assert all(one.doing == "runs" for one in self.executing())
+            ranks = world.history.ranks_of(world.t, "job")
+            assert {one.activity for one in ranks if int(one.who.process) not in world.exited} == {"running"}
+            rounds = world.history.rounds_of("job")
+            assert all(one.committed or one.given_up or one.decided for one in rounds)
+            assert world.history._rounds == {}
+            assert rounds[0].committed is not None
 
 
 TestAtAnyMoment = AtAnyMoment.TestCase

@@ -38,6 +38,34 @@ def test_a_program_that_does_not_need_its_devices_has_no_standby() -> None:
     assert spawned(world.tell(e.Opened, server=0)) == []  # one is enough
 
 
+def test_a_device_is_lost() -> None:
+    """Both servers are ended, and the program is not to blame, however often it happens."""
+    world = World()
+    world.run()
+    for count in range(1, 12):
+        active, standby = world.machine.active, world.machine.standby
+        out = world.tell(e.DeviceLost, reason="it fell off the bus")
+        assert {one.server for one in out if isinstance(one, e.Kill)} == {active, standby}
+        for server in (standby, active):
+            assert server is not None
+            world.exit(server, killed=True)
+        world.replay()
+        assert (world.recoveries[count].outcome, world.recoveries[count].cause) == ("resumed", "it fell off the bus")
+
+
+def test_a_device_is_lost_before_its_server_has_the_process() -> None:
+    world = World()
+    world.run()
+    world.tell(e.DeviceLost, reason="it fell off the bus")
+    world.exit(1, killed=True)
+    world.exit(0, killed=True)
+    server = world.next_server()
+    assert e.Kill(server, "so did this one") in world.tell(e.DeviceLost, reason="so did this one")
+    world.exit(server, killed=True)
+    world.replay()
+    assert world.recoveries[1].outcome == "resumed"
+
+
 def test_its_server_is_replaced_by_one_that_opens_as_late() -> None:
     world = World()
     world.run_unopened()
@@ -500,6 +528,66 @@ def test_a_replay_may_take_as_long_as_the_watchdog_is_patient() -> None:
     world.run()
     world.exit(0)
     assert world.timers["phase"] == 310
+
+
+HUNG = "no rank has got further for 30 s"
+
+
+def hung(world: World, times: int) -> None:
+    """Its group is, so often; each time all recover, and go on for a while."""
+    for _ in range(times):
+        server = world.machine.active
+        assert server is not None
+        world.tell(e.GroupHung, reason=HUNG)
+        world.exit(server, killed=True)
+        if world.machine.state != "recovering":
+            return
+        if "spawn" in world.timers:
+            world.timer("spawn")
+        world.tell(e.GroupGo, decided=1)
+        world.replay()
+        world.timer("stable")
+
+
+def test_a_group_that_hangs_is_recovered() -> None:
+    world = World(Limits(max_attempts=3))
+    world.run()
+    world.tell(e.Grouped, on=True)
+    hung(world, 3)
+    assert {(one.kind, one.error, one.text) for one in world.faults} == {("timeout", 702, HUNG)}
+    assert [one.outcome for one in world.recoveries.values()] == ["resumed"] * 3
+
+
+def test_a_group_that_hangs_again_and_again_is_lost() -> None:
+    """To run on for a while is no progress: it hangs after that."""
+    world = World(Limits(max_attempts=3))
+    world.run()
+    world.tell(e.Grouped, on=True)
+    hung(world, 4)
+    assert world.machine.state == "losing"
+    assert world.machine.doom == (702, f"3 recoveries in a row made no progress; the last: {HUNG}")
+
+
+def test_a_group_that_hangs_after_another_snapshot_has_got_further() -> None:
+    world = World(Limits(max_attempts=3))
+    world.run()
+    world.tell(e.Grouped, on=True)
+    for number in range(1, 5):
+        hung(world, 3)
+        world.tell(e.SnapshotCommitted, server=world.machine.active, number=number, sequence=number)
+    assert world.machine.state == "running"
+
+
+def test_a_hang_that_was_injected_does_not_count() -> None:
+    world = World(Limits(max_attempts=1))
+    world.run()
+    world.tell(e.Grouped, on=True)
+    for number in range(3):
+        world.tell(e.InjectRequested, injection=e.Injection(number, "copy", "hang", 0, 0))
+        world.tell(e.InjectionFires, server=world.machine.active, id=number)
+        hung(world, 1)
+    assert [(one.kind, one.injection) for one in world.faults] == [("injected", number) for number in range(3)]
+    assert world.machine.state == "running"
 
 
 def test_servers_that_cannot_be_started_are_tried_for_ever_while_the_program_waits() -> None:

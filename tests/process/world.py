@@ -154,6 +154,11 @@ class AtAnyTime(RuleBasedStateMachine):
     def ends(self, data: Any) -> None:
         self.world.tell(e.Ending, server=self.server(data))
 
+    @rule(chance=st.integers(0, 4))
+    def device_is_lost(self, chance: int) -> None:
+        if chance == 0:
+            self.world.tell(e.DeviceLost, reason="it fell off the bus")
+
     @precondition(lambda self: self.unborn())
     @rule(data=st.data())
     def spawn_fails(self, data: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.forked import Node
 from tests.harness import wait_until
 from xmigd.cli.output import cell
-from xmigd.demo import main as demo
+from xmigd.demo import training as demo
 
 EPOCHS = 100_000  # it is ended before
 

@@ -25,6 +25,13 @@ ProcessArgument = Annotated[
         "started under xMIG"
     ),
 ]
+ProcessOrJobArgument = Annotated[
+    str,
+    typer.Argument(
+        help="the process: its id, the beginning of it, or its pid; or the name of its job, for all processes of that; "
+        "pid:1234 if it was not started under xMIG"
+    ),
+]
 JobOption = Annotated[str | None, typer.Option("--job", help="only this job: its id, the beginning of it, or its name")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="how many, newest first")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
@@ -124,6 +131,19 @@ def find_process(client: Client, wanted: str, *, live: bool = True) -> dict[str,
     raise CommandError(
         f"there is no {kind} {wanted!r}", hint="xmigctl ps lists them", code="not_found", exit_code=Exit.NOT_FOUND
     )
+
+
+def find_processes(client: Client, wanted: str) -> tuple[str, list[dict[str, Any]]]:
+    """As find_process, or all of a job that has several: their path in the API, and the processes."""
+    if not re.fullmatch(r"pid:\d+", wanted):
+        rows = client.get("/v1/processes", live=True, limit=1000)
+        named = [row for row in rows if wanted in (row["id"], str(row["pid"])) or row["id"].startswith(wanted)]
+        of_job = [row for row in rows if row["job_name"] == wanted or row["job_id"].startswith(wanted)]
+        jobs = {row["job_id"] for row in of_job}
+        if not named and len(of_job) > 1 and len(jobs) == 1:
+            return f"/v1/jobs/{jobs.pop()}", of_job
+    found = find_process(client, wanted)
+    return f"/v1/processes/{found['id']}", [found]
 
 
 def find_by_prefix(rows: list[dict[str, Any]], wanted: str, what: str, command: str) -> dict[str, Any]:

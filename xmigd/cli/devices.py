@@ -1,4 +1,4 @@
-"""Devices: device list, show, cordon, uncordon."""
+"""Devices: device list, show, cordon, uncordon, lose."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ def uncordon(device: DeviceArgument, output: OutputOption = Output.table) -> Non
     """Let it take new processes again."""
     row = _change(connect(), device, {"cordoned": False})
     _say(row, output, f"{row['id']} takes new processes")
+
+
+@group.command()
+def lose(
+    device: DeviceArgument,
+    reason: Annotated[str, typer.Option("--reason", help="why; everybody sees it")],
+    output: OutputOption = Output.table,
+) -> None:
+    """Treat it as lost with its memory. Ranks go on elsewhere if others have their content; other programs are lost."""
+    row = connect().post(f"/v1/devices/{device}:lose", {"reason": reason})
+    _say(row, output, f"{row['id']} is given up")
 
 
 def _change(client: Client, device: str, change: dict[str, Any]) -> dict[str, Any]:

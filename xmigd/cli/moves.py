@@ -11,11 +11,13 @@ from xmigd.cli.common import (
     JobOption,
     LimitOption,
     ProcessArgument,
+    ProcessOrJobArgument,
     YesOption,
     confirm,
     connect,
     find_job,
     find_process,
+    find_processes,
 )
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
@@ -86,38 +88,49 @@ def migrations(job: JobOption = None, limit: LimitOption = 50, output: OutputOpt
 
 
 def suspend(
-    process: ProcessArgument,
+    process: ProcessOrJobArgument,
     to: Annotated[Place, typer.Option("--to", help="where its state waits")] = Place.host,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
-    """Take a program's device away: its state goes to host memory or to files, it waits in its next call."""
+    """Take a program's device away: its state goes to host memory or to files, it waits in its next call. Ranks that
+    share communicators are suspended as one."""
     client = connect()
-    found = find_process(client, process)
-    path = f"/v1/processes/{found['id']}:suspend"
-    operation = carry_out(client, path, {"to": to.value}, wait=wait, output=output, on_interrupt=on_interrupt)
+    path, found = find_processes(client, process)
+    body = {"to": to.value}
+    operation = carry_out(client, f"{path}:suspend", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         place = "in host memory" if to is Place.host else "in files"
-        console.print(f"{process_label(found)} is suspended, its state {place}{_figures(operation['result'])}")
-        console.print(f"[dim]xmigctl resume {found['id'][:12]}[/dim]")
+        whose = f"{_all_of(found, operation)} suspended, {'its' if _count(operation) == 1 else 'their'} state {place}"
+        console.print(f"{whose}{_figures(operation['result'])}")
+        console.print(f"[dim]xmigctl resume {escape(process)}[/dim]")
 
 
 def resume(
-    process: ProcessArgument,
-    device: Annotated[str | None, typer.Option("--device", help="another one than it had")] = None,
+    process: ProcessOrJobArgument,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", help="another one than it had; may be given again: a job's processes get these in turn"
+        ),
+    ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
-    """Let a suspended program go on, on its device or on another one."""
+    """Let a suspended program go on, on its device or on another one. Ranks that were suspended as one go on as one."""
     client = connect()
-    found = find_process(client, process)
-    path = f"/v1/processes/{found['id']}:resume"
-    body: dict[str, Any] = {} if device is None else {"device": device}
-    operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
+    path, found = find_processes(client, process)
+    body: dict[str, Any] = (
+        {"devices": device} if device and len(device) > 1 else {"device": device[0]} if device else {}
+    )
+    operation = carry_out(client, f"{path}:resume", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
-        console.print(f"{process_label(found)} goes on, on [bold]{escape(operation['result']['target'])}[/bold]")
+        ranks = operation["result"].get("ranks") or [operation["result"]]
+        targets = ", ".join(dict.fromkeys(escape(rank["target"]) for rank in ranks))
+        verb = "goes" if len(ranks) == 1 else "go"
+        console.print(f"{_all_of(found, operation, '')} {verb} on, on [bold]{targets}[/bold]")
 
 
 def drain(
@@ -162,6 +175,19 @@ def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None
     allowed = [each["device"] for each in plan["targets"] if each["allowed"]]
     if (target is not None and target not in allowed) or not allowed:
         raise CommandError("it cannot go there" if target else "it can go nowhere", exit_code=Exit.REFUSED)
+
+
+def _count(operation: dict[str, Any]) -> int:
+    """Of processes that it was about."""
+    return len(operation["result"].get("ranks") or [None])
+
+
+def _all_of(found: list[dict[str, Any]], operation: dict[str, Any], verb: str = " is") -> str:
+    """Them, as a sentence begins."""
+    count = _count(operation)
+    if count == 1:
+        return f"{process_label(found[0])}{verb}"
+    return f"{escape(found[0]['job_name'])}: {count} processes{verb and ' are'}"
 
 
 def _figures(result: dict[str, Any]) -> str:

@@ -23,7 +23,10 @@ from xmigd.words import duration, milliseconds
 from xmigd.words import exit_text as exit_text
 
 # A terminal's width, or enough that no line of a file is broken.
-NUMBERS = ("UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL")
+NUMBERS = (
+    "UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL", "RANK",
+    "RANKS", "THE LAST",
+)  # fmt: skip
 FREE_TEXT = ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND")
 LEAST = 16  # characters of a free text's column
 console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)

@@ -3,128 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
-import mmap
 import os
 import random
-import select
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from xmigd.demo import moving
+from xmigd.demo import moving, ranks
 from xmigd.demo.node import Node, Program
+from xmigd.demo.training import Training, finish, milliseconds, reach, recovered, start
 from xmigd.errors import XmigError
-from xmigd.native import find_native_dir
 
-KERNELS = "xmig_kernels.so"
 PHASES = ("detected", "standby_ready", "mapped", "restored", "replayed", "resumed")
 CUDA_ERROR_LAUNCH_FAILED = 719
-
-
-class Failed(XmigError):
-    """Something did not hold. The message says what."""
-
-
-@dataclass
-class Training:
-    """What a training run printed."""
-
-    epochs: int = 0
-    losses: list[str] = field(default_factory=list)
-    last_loss: float = 0.0
-    result: dict[str, Any] = field(default_factory=dict)
-
-    def line(self, text: str | bytes) -> None:
-        """Take in one line of its output."""
-        reported = json.loads(text)
-        if "losses" in reported:
-            self.epochs += 1
-            self.losses += reported["losses"]
-            self.last_loss = reported["loss"]
-        else:
-            self.result = reported
-
-    def follow(self, program: Program, patience: float) -> bool:
-        """Take in the next line, when there is one within so many seconds. False: there was none, or there will be no
-        more."""
-        out = program.process.stdout
-        assert out is not None
-        if out.closed or not select.select([out], [], [], max(0.0, patience))[0]:
-            return False
-        text = out.readline()
-        if not text:
-            out.close()
-            return False
-        self.line(text)
-        return True
-
-    @property
-    def seconds(self) -> float:
-        return float(self.result["seconds"])
-
-
-def start(node: Node, name: str, epochs: int, *, followed: bool = False) -> Program:
-    """The training program under the shim. Its output goes to files: nobody has to read along.
-
-    ``followed``: to a pipe of one page, a few epochs. A training that waits until somebody has read what it printed is
-    not over before what is to happen in the middle of it, however late that comes."""
-    kernels = find_native_dir(None) / KERNELS
-    command: list[str | Path] = [sys.executable, "-m", "xmigd.demo.train", "--kernels", kernels]
-    command += ["--epochs", str(epochs)]
-    # Nothing is read ahead: what is in the pipe counts.
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "pipesize": mmap.PAGESIZE, "text": False, "bufsize": 0}
-    with (node.folder / f"{name}.out").open("w") as out, (node.folder / f"{name}.err").open("w") as err:
-        options = {"stdout": out} | (pipe if followed else {})
-        # One thread in NumPy: only copies and kernels are of interest here.
-        return node.program(command, name=name, stderr=err, environment={"OMP_NUM_THREADS": "1"}, **options)
-
-
-def finish(node: Node, program: Program, name: str, training: Training | None = None) -> Training:
-    """Wait for a training's end and read what it printed; ``training``: the rest of what it prints is added to it."""
-    end = time.monotonic() + 300
-    try:
-        while training is not None and training.follow(program, end - time.monotonic()):
-            pass
-        code = program.process.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        program.process.kill()
-        program.process.wait()
-        raise Failed(f"{name} did not end within 300 s", hint=f"see {node.log}") from None
-    if code != 0:
-        reported = (node.folder / f"{name}.err").read_text(errors="replace").strip().splitlines()[-3:]
-        raise Failed(f"{name} ended with exit code {code}: {' | '.join(reported)}", hint=f"see {node.log}")
-    if training is None:
-        training = Training()
-        for text in (node.folder / f"{name}.out").read_text().splitlines():
-            training.line(text)
-    return training
-
-
-def recovered(program: Program, count: int, training: Training | None = None) -> dict[str, Any] | None:
-    """Wait until `count` recoveries are over; the last of them. None: the program has ended before. ``training``: what
-    it prints meanwhile is added to it."""
-    while True:
-        over = [r for r in program.recoveries() if r["outcome"] != "running"]
-        if len(over) >= count:
-            return over[count - 1]
-        if program.process.poll() is not None:
-            return None
-        if training is None:
-            time.sleep(0.01)
-        else:
-            training.follow(program, 0.01)  # a fault waits for the next kernel
 
 
 def inject(program: Program, kind: str) -> None:
@@ -135,17 +35,6 @@ def inject(program: Program, kind: str) -> None:
     info = program.info()
     if info is not None and info["server_pid"] is not None:
         os.kill(info["server_pid"], signal.SIGKILL)
-
-
-def reach(program: Program, training: Training, moment: float, began: float) -> None:
-    """Wait until a training has done so many epochs, of the last one a part, which takes as long as the others took.
-
-    How far it is, and not how late: a machine that others use, too, is now faster and now slower."""
-    whole = int(moment)
-    while training.epochs < whole and program.process.poll() is None:
-        training.follow(program, 0.01)
-    if training.epochs == whole and whole:
-        time.sleep((moment - whole) * (time.monotonic() - began) / whole)
 
 
 def disturbed(console: Console, node: Node, chance: random.Random, faults: int, epochs: int
@@ -175,10 +64,6 @@ def disturbed(console: Console, node: Node, chance: random.Random, faults: int, 
         console.print(f"{number:>3} {kind:7}" + "".join(milliseconds(each) for each in times)
                       + f"{recovery['records'] or 0:>10}   {verdict(recovery)}")  # fmt: skip
     return finish(node, program, "disturbed", training), recoveries
-
-
-def milliseconds(value: float | None) -> str:
-    return f"{'-':>10}" if value is None else f"{value:>7.1f} ms"
 
 
 def verdict(recovery: dict[str, Any]) -> str:
@@ -256,6 +141,9 @@ def run(arguments: Sequence[str] = ()) -> int:
     """The demo. Returns its exit code: 0 if both runs agree in every bit."""
     parser = argparse.ArgumentParser(prog="xmigctl demo", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("--serve", action="store_true", help="leave the daemon running")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes that train together, each on a device (default 1)"
+    )
     parser.add_argument("--faults", type=int, default=8, help="kills and faults during the training (default 8)")
     parser.add_argument("--epochs", type=int, default=30, help="epochs of training (default 30)")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; default: another one each time")
@@ -263,10 +151,16 @@ def run(arguments: Sequence[str] = ()) -> int:
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     console = Console(highlight=False, soft_wrap=True)
     folder = Path(tempfile.mkdtemp(prefix="xmig-demo-"))
-    node = Node(folder)
+    node = Node(folder) if options.ranks == 1 else Node(folder, devices=ranks.devices(options.ranks))
     keep = False
     try:
         node.start()
+        if options.ranks > 1:
+            identical = ranks.run(console, node, random.Random(seed), options.ranks, options.faults, options.epochs)
+            keep = options.serve or not identical
+            if options.serve:
+                serve(console, node)
+            return 0 if identical else 1
         console.print(f"[bold]xmigd[/bold] runs with two cpu devices and its database in {folder}")
         with console.status("training a classifier of handwritten digits, undisturbed"):
             quiet = finish(node, start(node, "undisturbed", options.epochs), "undisturbed")

@@ -5,6 +5,9 @@ network has two hidden layers; AdamW, minibatches, float32, all of it in kernels
 per epoch the loss of every step, at the end accuracy and a hash of the weights.
 
     python -m xmigd.demo.train --kernels xmig_kernels.so
+
+With `--ranks` it starts so many of itself, which train together: each computes a part of every batch, and NCCL averages
+the gradients. Rank 0 prints its losses, all print their weights.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from ctypes import c_float, c_uint32, c_uint64
 from itertools import pairwise
@@ -22,6 +27,8 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+
+from xmigd.demo.collectives import Communicator
 
 LAYERS = (64, 256, 128, 10)
 BATCH = 64
@@ -183,6 +190,12 @@ class Network:
                 )
                 self.kernels("relu_backward", rows * a, into.argument, self.gradients[i].argument, c_uint64(rows * a))
 
+    def average(self, communicator: Communicator) -> None:
+        """Every gradient over all ranks."""
+        with communicator.group():
+            for p in self.weights + self.biases:
+                communicator.average(p.gradient.pointer, p.gradient.count)
+
     def update(self) -> None:
         """One step of AdamW over every parameter."""
         self.steps += 1
@@ -229,14 +242,39 @@ class Network:
         return digest.hexdigest()
 
 
+def start_ranks(ranks: int, folder: Path) -> int:
+    """One process for each, with these arguments. Returns the exit code of the first that did not end well."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "xmigd.demo.train", *sys.argv[1:], "--rank"]
+    children = [subprocess.Popen([*command, str(rank)]) for rank in range(ranks)]
+    while any(child.poll() is None for child in children):
+        if any(child.poll() for child in children):  # the others would wait for it
+            for child in children:
+                child.kill()
+        time.sleep(0.01)
+    return next((1 for child in children if child.returncode), 0)
+
+
+def say(what: dict[str, Any]) -> None:
+    """A line of its own, whoever else writes into the same pipe, and however Python buffers (PYTHONUNBUFFERED)."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kernels", type=Path, required=True, help="the module image with the kernels")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
+    parser.add_argument("--rank", type=int, help="which of them this is; default: it starts them")
+    parser.add_argument("--folder", type=Path, help="where the ranks find each other")
     options = parser.parse_args()
+    if options.ranks > 1 and options.rank is None:
+        sys.exit(start_ranks(options.ranks, options.folder))
 
+    rank = options.rank or 0
     chance = np.random.default_rng(options.seed)
     digits = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
@@ -248,32 +286,39 @@ def main() -> None:
     device = check(driver.cuDeviceGet(0))
     check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
     network = Network(Kernels(options.kernels), chance, options.epochs * batches, options.rate)
+    communicator = Communicator(rank, options.ranks, options.folder) if options.ranks > 1 else None
 
     began = time.monotonic()
     for epoch in range(options.epochs):
         shuffled = chance.permutation(train)
         for batch in range(batches):
             chosen = shuffled[batch * BATCH : (batch + 1) * BATCH]
-            network.backward(network.forward(images[chosen], labels[chosen]))
+            network.backward(
+                network.forward(images[chosen[rank :: options.ranks]], labels[chosen[rank :: options.ranks]])
+            )
+            if communicator is not None:
+                network.average(communicator)
             network.update()
-        losses = network.losses.read(epoch * batches, batches) / BATCH
+        losses = network.losses.read(epoch * batches, batches) / (BATCH // options.ranks)
+        if rank:
+            continue
         # Hexadecimal digits: nothing is rounded.
         every = [x.hex() for x in losses.tolist()]
-        print(json.dumps({"epoch": epoch + 1, "loss": float(losses.mean()), "losses": every}), flush=True)
-    print(
-        json.dumps(
-            {
-                "images": len(images),
-                "train": len(train),
-                "test": len(test),
-                "steps": network.steps,
-                "accuracy": network.accuracy(images[test], labels[test]),
-                "weights": network.hash(),
-                "seconds": time.monotonic() - began,
-            }
-        ),
-        flush=True,
+        say({"epoch": epoch + 1, "loss": float(losses.mean()), "losses": every})
+    say(
+        {
+            "rank": rank,
+            "images": len(images),
+            "train": len(train),
+            "test": len(test),
+            "steps": network.steps,
+            "accuracy": network.accuracy(images[test], labels[test]),
+            "weights": network.hash(),
+            "seconds": time.monotonic() - began,
+        }
     )
+    if communicator is not None:
+        communicator.end()
 
 
 if __name__ == "__main__":

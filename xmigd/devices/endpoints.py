@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Response
 from xmigd.api import preconditions
 from xmigd.api.dependencies import AnyCaller, OperatorCaller, provided
 from xmigd.api.preconditions import IfMatch
-from xmigd.devices.schemas import DeviceChange, DeviceInfo
+from xmigd.devices.schemas import DeviceChange, DeviceInfo, DeviceLoss
 from xmigd.devices.service import Devices
 
 router = APIRouter(prefix="/v1/devices")
@@ -43,6 +43,16 @@ async def change_device(
         device, change, check=lambda version: preconditions.check(if_match, version), caller=caller
     )
     return _tagged(info, response)
+
+
+@router.post("/{device}:lose", operation_id="lose_device")
+async def lose_device(
+    devices: TheDevices, caller: OperatorCaller, device: DeviceId, loss: DeviceLoss, response: Response
+) -> DeviceInfo:
+    """Treat it as lost with its memory: it fell off the bus, or that is to be tried. All servers on it are ended, what
+    xMIG holds of its memory is given up, and it is cordoned. A rank of several goes on elsewhere if others have its
+    memory's content; every other program that has memory on the device is lost."""
+    return _tagged(await devices.lose(device, loss.reason, caller=caller), response)
 
 
 def _tagged(info: DeviceInfo, response: Response) -> DeviceInfo:

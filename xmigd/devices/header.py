@@ -111,6 +111,22 @@ def forsaken(fd: int, offset: int) -> bool:
     return any(os.pread(fd, 8, offset + _TWO.size))
 
 
+def renewed(fd: int, offset: int) -> int:
+    """The last round at which a rank of its group left its server for another. 0: none."""
+    if offset == 0 or _is_journal(fd) is None:
+        return 0
+    data = os.pread(fd, 8, offset + _TWO.size + 8)
+    return int.from_bytes(data, "little") if len(data) == 8 else 0
+
+
+def suspended(fd: int, offset: int) -> int:
+    """The round at which it was suspended with the other ranks of its group. 0: it is not, or it was alone."""
+    if offset == 0 or _is_journal(fd) is None:
+        return 0
+    data = os.pread(fd, 8, offset + _TWO.size + 16)
+    return int.from_bytes(data, "little") if len(data) == 8 else 0
+
+
 def stall(fd: int, offset: int) -> Stall | None:
     """What the server tells of a recovery. None: it tells nothing, or nothing that could be."""
     if offset == 0 or _is_journal(fd) is None:

@@ -36,3 +36,9 @@ class DeviceChange(BaseModel):
 
     cordoned: bool | None = Field(default=None, description="a cordoned device gets no new process")
     reason: Annotated[str, Field(max_length=255, pattern=VISIBLE)] | None = None
+
+
+class DeviceLoss(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[str, Field(min_length=1, max_length=200, pattern=VISIBLE, description="everybody sees it")]

@@ -69,6 +69,19 @@ class Devices:
         self._bus.publish("device.changed", "device", device, None, data)
         return await asyncio.to_thread(self.find, device, caller)
 
+    async def lose(self, device: str, reason: str, *, caller: Caller) -> DeviceInfo:
+        """It is cordoned, and its processes go on elsewhere. Raises NotFound."""
+
+        def write(session: Session) -> None:
+            _row(session, device)
+            repository.cordon(session, device, True, f"lost: {reason}"[:255])
+
+        await asyncio.wrap_future(self._writer.submit("devices.cordon", write))
+        processes = self._supervisor.lose_device(device, f"lost: {reason}"[:255])
+        data = {"cordoned": True, "reason": f"lost: {reason}"[:255], "by": caller.name, "processes": processes}
+        self._bus.publish("device.changed", "device", device, None, data)
+        return await asyncio.to_thread(self.find, device, caller)
+
     def _describe(self, caller: Caller, rows: list[models.Device]) -> list[DeviceInfo]:
         """Rows with what is known of the devices now; whose processes are there only to those who see them."""
         processes = list(self._supervisor.processes.values())

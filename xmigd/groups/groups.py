@@ -11,6 +11,15 @@ it overwrites anything, so it is known from the journals alone.
 Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
 that was decided last.
 
+Hangs: a rank whose device waits for other ranks, and whose program waits for the device, says so when it has not got
+further for long. That may be as it should be, as long as one rank does not: its program is about to do what the others
+wait for. If all do, nothing that any of them waits for can happen any more, and they are recovered like after a loss.
+
+Suspensions: all members are suspended with one round, once each has prepared what it can while its program runs. Who
+stands suspended waits until all do: until then a loss is a loss of all, which are recovered and run. After that the
+group is forgotten: nobody is there who could have a part in anything. Those who are resumed together say again what
+they are members of (resumptions.py).
+
 Invariants: a group has one round at a time, and none while it recovers; nobody is sent `take` in a round that not all
 have prepared; all members go on at the same moment and from the same round; nothing is started before `open`, when
 nobody can be missing any more whom an earlier daemon knew.
@@ -23,7 +32,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 PATIENCE = 50_000_000  # ns, from the first stop until all fit
+LEAVE_PATIENCE = 300_000_000  # ns, likewise, of a round at which a rank leaves its server: it is wanted once
 HOLD_PATIENCE = 2_000_000_000  # ns, until all have prepared: that hashes memory
+SUSPEND_PATIENCE = 300_000_000_000  # ns, until all are suspended that are prepared for it, over several rounds:
+SUSPEND_STOP_PATIENCE = 1_000_000_000  # ns, likewise PATIENCE
+SUSPEND_HOLD_PATIENCE = 10_000_000_000  # ns, likewise HOLD_PATIENCE: as long as a device may take to come to rest
+GATHER_PATIENCE = 5_000_000_000  # ns, until all members are to be suspended, if one is
+NEVER = 1 << 62
+STUCK_PATIENCE = 2_000_000_000  # ns, that all ranks are stuck: whoever is no longer says so within a second
 LOOK_AGAIN = 500_000_000  # ns: a collective may fail before the death that it failed of is seen
 BETWEEN_ROUNDS = 10_000_000  # ns
 FIRST_PAUSE = 100_000_000  # ns, after a round that was given up
@@ -67,11 +83,36 @@ class Stop(Instruction):
 class Hold(Instruction):
     round: int
     gone: tuple[str, ...]
+    suspends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Take(Instruction):
     round: int
+    moves: bool = False  # a rank of the group does, and all use what they have prepared for that
+    leaves: bool = False  # this one
+    communicators: tuple[int, ...] = ()
+    suspends: bool = False  # with all others
+
+
+@dataclass(frozen=True, slots=True)
+class NotSuspended(Instruction):
+    """It was to be suspended with all members of its group, and is not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllSuspended(Instruction):
+    """All members of its group stand suspended: what it has on its device can go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stays(Instruction):
+    """It was to leave its server, and does not. `changed`: for its communicators are others now."""
+
+    reason: str
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +135,13 @@ class Break(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Hung(Instruction):
+    """No member gets further: kill its server, as those of all others."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hopeless(Instruction):
     reason: str
 
@@ -109,6 +157,11 @@ class Recover(Instruction):
 @dataclass(frozen=True, slots=True)
 class CommunicatorLost(Instruction):
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Instruction):
+    """The group of this process has a new snapshot, of all its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +186,8 @@ class _Member:
     who: Who
     fate: Fate = "well"
     has: dict[Key, set[int]] = field(default_factory=dict)  # ranks of communicators that are not past
+    stuck: float = 0  # seconds without progress, as it reported; 0: it gets further
+    stuck_at: int = 0  # when that was
 
 
 @dataclass(slots=True)
@@ -141,8 +196,26 @@ class _Round:
     members: set[str]
     missing: set[str]  # whose answer is to come
     deadline: int
+    suspends: bool = False
     holding: bool = False
     counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A rank hands over to another server at the next round."""
+
+    process: str
+    keys: frozenset[Key]  # its communicators
+    communicators: Mapping[str, tuple[int, ...]]
+    deadline: int
+
+
+@dataclass(slots=True)
+class _Suspending:
+    deadline: int
+    members: set[str] = field(default_factory=set)  # that are to be
+    ready: set[str] = field(default_factory=set)  # of these
 
 
 @dataclass(slots=True, eq=False)
@@ -156,18 +229,26 @@ class _Group:
     not_before: int = 0
     loose: bool = False  # a tie is gone: it may be several groups now
     past: list[tuple[str, Key, int]] = field(default_factory=list)  # ties that hold until all have committed
+    leaving: _Leaving | None = None
+    suspending: _Suspending | None = None
+    standing: set[str] = field(default_factory=set)  # of a round that suspends: who does not stand suspended yet
+    busy: str = ""  # the last reason that a member gave for not stopping
 
 
 class Groups:
-    def __init__(self, first_round: int) -> None:
+    def __init__(self, first_round: int, suspend_patience: int = SUSPEND_PATIENCE) -> None:
         """`first_round`: higher than any that an earlier daemon began."""
+        self._suspend_patience = suspend_patience
         self._first_round = self._next_round = first_round
         self._communicators: dict[Key, _Communicator] = {}
         self._members: dict[str, _Member] = {}
         self._groups: dict[str, _Group] = {}  # by process
         self._rounds: dict[int, _Group] = {}  # that are under way, by number
         self._failures: dict[tuple[str, Key], int] = {}  # when to look again
+        self._hangs: dict[str, int] = {}  # likewise, whether the whole group of this process is stuck
         self._orphans: set[str] = set()
+        self._leaving: list[_Group] = []  # in which a rank is to leave its server
+        self._suspending: list[_Group] = []
         self._unresolved: dict[str, int] = {}  # held in a round of an earlier daemon
         self._opened = False
         self._out: list[Instruction] = []
@@ -177,7 +258,15 @@ class Groups:
     def due(self) -> int | None:
         """When to call `wake`."""
         deadlines = [group.round.deadline for group in self._rounds.values() if group.round is not None]
-        return min([*deadlines, *self._failures.values()], default=None)
+        for group in self._leaving:
+            assert group.leaving is not None
+            deadlines += [group.leaving.deadline, self._again_at(group)]
+        for group in self._suspending:
+            assert group.suspending is not None
+            deadlines.append(group.suspending.deadline)
+            if self._all_ready(group):
+                deadlines.append(self._again_at(group))
+        return min([*deadlines, *self._failures.values(), *self._hangs.values()], default=None)
 
     # --- communicators ---------------------------------------------------------------------------------------------
 
@@ -256,6 +345,9 @@ class Groups:
         large.pause = max(large.pause, small.pause)
         large.loose |= small.loose
         large.past += small.past
+        self._stays(small, "another group has joined its own")
+        for group in (small, large):
+            self._not_suspended(group, "another group has joined its own; suspend it again")
         for process in small.members:
             self._groups[process] = large
         return large
@@ -291,12 +383,17 @@ class Groups:
 
     def _leave(self, process: str) -> None:
         member, group = self._members.pop(process), self._groups.pop(process)
+        if group.leaving is not None and group.leaving.process == process:
+            self._stays(group, "its communicators have ended")
+        if group.suspending is not None and process in group.suspending.members:
+            self._not_suspended(group, "the communicators of a rank have ended meanwhile; suspend it again")
         group.members.discard(process)
         group.committing.discard(process)
         if group.round is not None and process in group.round.members:
             self._give_up(group, penalty=False)
         if member.fate not in ("lost", "gone"):
             self._out.append(Tie(process, False))
+        self._look_later_whether_it_hangs(group)
 
     def _is_living(self, process: str) -> bool:
         return process in self._members and self._members[process].fate not in ("lost", "gone")
@@ -310,7 +407,11 @@ class Groups:
     def _current(self, process: str) -> _Group | None:
         """Its group, as small as it is now."""
         group = self._groups.get(process)
-        if group is None or not group.loose or group.recovering or group.round is not None or group.committing:
+        busy = group is not None and (
+            group.recovering or group.round is not None or group.committing or group.leaving or group.suspending
+            or group.standing
+        )  # fmt: skip
+        if group is None or not group.loose or busy:
             return group
         group.loose = False
         left = set(group.members)
@@ -341,14 +442,177 @@ class Groups:
         if not self._opened or not self._is_living(process):
             return self._out
         group = self._current(process)
-        if group is None or group.round is not None or group.committing or group.recovering or t < group.not_before:
+        if group is not None:
+            self._begin_round(group)
+        return self._out
+
+    def leave(
+        self, t: int, process: str, keys: Iterable[Key], communicators: Mapping[str, tuple[int, ...]], patience: int
+    ) -> list[Instruction]:  # fmt: skip
+        """It hands over to another server, which has these communicators; these attempts have made them. As soon as all
+        stand still; `Stays` says that it does not."""
+        self._begin(t)
+        group = self._current(process)
+        why = ""
+        if group is None or not self._is_living(process):
+            why = "it is in no communicator any more"
+        elif group.recovering:
+            why = "its group is being recovered"
+        elif group.leaving is not None and group.leaving.process == process:
             return self._out
+        elif group.leaving is not None:
+            why = "another rank is about to leave its server"
+        elif group.suspending is not None or group.standing:
+            why = "its group is being suspended"
+        if why or group is None:
+            self._out.append(Stays(process, why))
+            return self._out
+        group.leaving = _Leaving(process, frozenset(keys), dict(communicators), t + patience)
+        self._leaving.append(group)
+        group.pause, group.not_before = 0, min(group.not_before, t + BETWEEN_ROUNDS)
+        self._begin_round(group)
+        return self._out
+
+    def not_yet(self, t: int, process: str) -> list[Instruction]:
+        """What was made for it is void: it is to leave when all is made once more."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and group.leaving is not None and group.leaving.process == process:
+            self._stays(group, "a server that was to go on with it has been replaced", changed=True)
+        return self._out
+
+    def stay(self, t: int, process: str, why: str) -> list[Instruction]:
+        """Nobody wants it to leave any more. If it has, nothing follows."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and group.leaving is not None and group.leaving.process == process:
+            self._stays(group, why)
+        if group is not None and group.suspending is not None and process in group.suspending.members:
+            self._not_suspended(group, f"rank {self._rank_of(process)} is not suspended: {why}")
+        return self._out
+
+    def _stays(self, group: _Group, why: str, *, changed: bool = False) -> None:
+        if group.leaving is not None:
+            self._out.append(Stays(group.leaving.process, why, changed))
+            group.leaving = None
+            self._leaving.remove(group)
+
+    # A suspension of all.
+
+    def suspend(self, t: int, process: str) -> list[Instruction]:
+        """It is being prepared for that. `NotSuspended` says that it is not done."""
+        self._begin(t)
+        group = self._current(process)
+        if group is None or not self._is_living(process):
+            return self._out
+        why = ""
+        if group.recovering:
+            why = "its group is being recovered"
+        elif group.leaving is not None:
+            why = "a rank of its group moves to another server"
+        elif group.standing:
+            why = "its group is being suspended"
+        if why:
+            self._out.append(NotSuspended(process, why))
+            return self._out
+        if group.suspending is None:
+            group.suspending = _Suspending(t + GATHER_PATIENCE)
+            self._suspending.append(group)
+        group.suspending.members.add(process)
+        if group.suspending.members >= set(self._living(group)):
+            group.suspending.deadline = NEVER  # preparing takes what it takes
+        return self._out
+
+    def prepared(self, t: int, process: str) -> list[Instruction]:
+        """Nothing is left to do for its suspension while its program runs."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is None or group.suspending is None or process not in group.suspending.members:
+            self._out.append(NotSuspended(process, "its group is not being suspended any more"))
+            return self._out
+        group.suspending.ready.add(process)
+        self._look_whether_all_are_ready(group)
+        return self._out
+
+    def _all_ready(self, group: _Group) -> bool:
+        return group.suspending is not None and group.suspending.ready >= set(self._living(group))
+
+    def _look_whether_all_are_ready(self, group: _Group) -> None:
+        if group.suspending is None or not self._all_ready(group):
+            return
+        group.suspending.deadline = min(group.suspending.deadline, self._t + self._suspend_patience)
+        group.pause, group.not_before = 0, min(group.not_before, self._t + BETWEEN_ROUNDS)
+        self._begin_round(group)
+
+    def _not_suspended(self, group: _Group, why: str) -> None:
+        if group.suspending is None:
+            return
+        suspending, group.suspending = group.suspending, None
+        self._suspending.remove(group)
+        if group.round is not None and group.round.suspends:
+            self._give_up(group, penalty=False)
+        self._out += [NotSuspended(one, why) for one in sorted(suspending.members) if self._is_living(one)]
+
+    def suspended(self, t: int, process: str) -> list[Instruction]:
+        """It stands still after a round that suspends, and everything that it needs has left its device."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and process in group.standing:
+            group.standing.discard(process)
+            self._look_whether_all_are_suspended(group)
+        return self._out
+
+    def _look_whether_all_are_suspended(self, group: _Group) -> None:
+        if group.standing:
+            return
+        self._out += [AllSuspended(one) for one in sorted(self._living(group))]
+        self._forget(group.members)
+
+    def _forget(self, members: Iterable[str]) -> None:
+        members = set(members)
+        for key in {key for one in members if one in self._members for key in self._members[one].has}:
+            for one in set(self._communicators.pop(key).ranks.values()) - members:
+                if one in self._members:
+                    self._members[one].has.pop(key, None)
+        for one in sorted(members):
+            if (group := self._groups.pop(one, None)) is not None:
+                group.members = group.members - {one}
+            member = self._members.pop(one, None)
+            if member is not None and member.fate not in ("lost", "gone"):
+                self._out.append(Tie(one, False))
+
+    def forget(self, t: int, members: Iterable[str]) -> list[Instruction]:
+        """No server has them."""
+        self._begin(t)
+        self._forget(members)
+        return self._out
+
+    def lacking(self, process: str) -> tuple[str, ...]:
+        """Its communicators that another rank is missing in."""
+        member = self._members.get(process)
+        found = [] if member is None else [self._communicators[key] for key in member.has]
+        return tuple(
+            sorted(
+                one.name for one in found
+                if len(one.ranks) < one.size or not all(self._is_living(rank) for rank in one.ranks.values())
+            )
+        )  # fmt: skip
+
+    def _again_at(self, group: _Group) -> int:
+        """When a round can begin; while one is under way, far away."""
+        return group.not_before if group.round is None and not group.committing else NEVER
+
+    def _begin_round(self, group: _Group) -> None:
+        busy = group.round is not None or group.committing or group.recovering
+        if busy or not self._opened or self._t < group.not_before:
+            return
         members = set(self._living(group))
-        group.round = _Round(self._next_round, members, set(members), t + PATIENCE)
+        suspends = self._all_ready(group)
+        patience = SUSPEND_STOP_PATIENCE if suspends else PATIENCE if group.leaving is None else LEAVE_PATIENCE
+        group.round = _Round(self._next_round, members, set(members), self._t + patience, suspends)
         self._rounds[self._next_round] = group
         self._next_round += 1
         self._out += [Stop(one, group.round.number, {}) for one in sorted(members)]
-        return self._out
 
     def stopped(self, t: int, process: str, number: int, counts: Mapping[str, int]) -> list[Instruction]:
         self._begin(t)
@@ -374,8 +638,11 @@ class Groups:
             self._out += [Stop(one, round.number, behind[one]) for one in sorted(behind)]
             return
         gone = self._gone_names(group)
-        round.holding, round.missing, round.deadline = True, set(round.members), self._t + HOLD_PATIENCE
-        self._out += [Hold(one, round.number, self._gone_of(one, gone)) for one in sorted(round.members)]
+        patience = SUSPEND_HOLD_PATIENCE if round.suspends else HOLD_PATIENCE
+        round.holding, round.missing, round.deadline = True, set(round.members), self._t + patience
+        self._out += [
+            Hold(one, round.number, self._gone_of(one, gone), round.suspends) for one in sorted(round.members)
+        ]
 
     def _behind(self, group: _Group, round: _Round, highest: dict[str, int]) -> dict[str, dict[str, int]]:
         behind: dict[str, dict[str, int]] = {}
@@ -434,14 +701,38 @@ class Groups:
 
     def _decide(self, group: _Group, round: _Round) -> None:
         self._over(group)
+        self._moves_on(group)
         group.decided, group.committing = round.number, set(round.members)
         group.pause, group.not_before = 0, self._t + BETWEEN_ROUNDS
-        self._out += [Take(one, round.number) for one in sorted(round.members)]
+        if round.suspends:
+            assert group.suspending is not None
+            group.suspending = None
+            self._suspending.remove(group)
+            group.standing = set(round.members)
+            self._out += [Take(one, round.number, suspends=True) for one in sorted(round.members)]
+            return
+        leaving = group.leaving
+        if leaving is not None and not self._has_no_more(leaving):
+            self._stays(group, "its communicators have changed meanwhile", changed=True)
+            leaving = None
+        if leaving is None:
+            self._out += [Take(one, round.number) for one in sorted(round.members)]
+            return
+        group.leaving = None
+        self._leaving.remove(group)
+        for one in sorted(round.members):
+            self._out.append(Take(one, round.number, True, one == leaving.process, leaving.communicators.get(one, ())))
 
-    def busy(self, t: int, process: str, number: int) -> list[Instruction]:
+    def _has_no_more(self, leaving: _Leaving) -> bool:
+        """Than its next server has?"""
+        whole = self.whole(leaving.process)
+        return all(key in leaving.keys for key, ranks in whole.items() if leaving.process in ranks)
+
+    def busy(self, t: int, process: str, number: int, why: str = "") -> list[Instruction]:
         self._begin(t)
         group = self._rounds.get(number)
         if group is not None and group.round is not None and process in group.round.members:
+            group.busy = why
             self._give_up(group)
         return self._out
 
@@ -451,7 +742,27 @@ class Groups:
         if group is not None and process in group.committing and number == group.decided:
             group.committing.discard(process)
             self._all_committed(group)
+            if not group.committing and not group.recovering and not group.standing:
+                self._out.append(Settled(process))
         return self._out
+
+    def others(self, process: str) -> list[str]:
+        """Living members of its group."""
+        group = self._groups.get(process)
+        return [] if group is None else sorted(one for one in self._living(group) if one != process)
+
+    def whole(self, process: str) -> dict[Key, tuple[str, ...]]:
+        """The communicators of its group that lack nobody: whose ranks they are."""
+        group = self._groups.get(process)
+        keys = set() if group is None else {key for one in group.members for key in self._members[one].has}
+        found = {key: self._communicators[key] for key in keys}
+        return {
+            key: tuple(one.ranks[rank] for rank in range(one.size))
+            for key, one in found.items()
+            if len(one.ranks) == one.size
+            and all(state == "joined" for state in one.states.values())
+            and all(self._is_living(process) for process in one.ranks.values())
+        }
 
     def _all_committed(self, group: _Group) -> None:
         if group.committing:
@@ -465,7 +776,7 @@ class Groups:
         if round is None:
             return
         self._over(group)
-        if penalty:
+        if penalty and group.leaving is None and not round.suspends:
             group.pause = min(max(2 * group.pause, FIRST_PAUSE), LAST_PAUSE)
         group.not_before = self._t + max(group.pause, BETWEEN_ROUNDS)
         well = [one for one in sorted(round.members) if one in self._members and self._members[one].fate == "well"]
@@ -486,6 +797,9 @@ class Groups:
             return self._out
         self._members[process].fate = "broken"
         self._give_up(group, penalty=False)
+        self._stays(group, "a rank's server was lost")
+        self._not_suspended(group, "the server of a rank was lost")
+        group.standing = set()
         group = self._current(process)
         assert group is not None
         living = self._living(group)
@@ -494,6 +808,7 @@ class Groups:
             text = f"rank {rank}'s server was lost: all {len(living)} ranks recover together"
             self._out.append(Note(process, text))
         group.recovering = True
+        self._moves_on(group)
         self._break_all(group, f"the server of rank {self._rank_of(process)} was lost: {reason}")
         return self._out
 
@@ -571,8 +886,22 @@ class Groups:
             return
         if group.round is not None and process in group.round.members:
             self._give_up(group, penalty=False)
+        if group.leaving is not None and group.leaving.process == process:
+            self._stays(group, "its program has ended")
         group.committing.discard(process)
         self._all_committed(group)
+        if group.suspending is not None:
+            group.suspending.members.discard(process)
+            group.suspending.ready.discard(process)
+            if self._living(group):
+                self._look_whether_all_are_ready(group)
+            else:
+                self._not_suspended(group, "its program has ended")
+        if process in group.standing:
+            group.standing.discard(process)
+            self._look_whether_all_are_suspended(group)
+            if process not in self._groups:
+                return
         for key in list(member.has):
             ranks = self._communicators[key].ranks.values() if key in self._communicators else ()
             if ranks and not any(self._is_living(one) and self._has(one, key) for one in ranks):
@@ -582,6 +911,7 @@ class Groups:
                 self._look_whether_all_wait(group)
             else:
                 group.recovering = False
+        self._look_later_whether_it_hangs(group)
 
     def failed(self, t: int, process: str, name: str) -> list[Instruction]:
         """A collective failed in its server."""
@@ -600,12 +930,70 @@ class Groups:
         else:
             self._out.append(CommunicatorLost(process, key[1]))
 
+    # --- hangs -----------------------------------------------------------------------------------------------------
+
+    def stuck(self, t: int, process: str, seconds: float) -> list[Instruction]:
+        """Its device waits for other ranks, its program for the device, without progress for so long. 0: no longer."""
+        self._begin(t)
+        member, group = self._members.get(process), self._groups.get(process)
+        if member is not None and group is not None and member.fate == "well":
+            member.stuck, member.stuck_at = seconds, t
+            self._look_later_whether_it_hangs(group)
+        return self._out
+
+    def _hangs_at(self, group: _Group) -> int | None:
+        """When its ranks, which all are stuck, have been for long enough."""
+        if group.recovering or any(self._is_living(one) and not self._members[one].stuck for one in group.members):
+            return None
+        return max((self._members[one].stuck_at + STUCK_PATIENCE for one in self._living(group)), default=None)
+
+    def _look_later_whether_it_hangs(self, group: _Group) -> None:
+        """Somebody is stuck, or is not there any more, which the others may have been waiting for."""
+        if self._opened and self._hangs_at(group) is not None:
+            self._hangs[min(self._living(group))] = self._t + STUCK_PATIENCE
+
+    def _look_whether_it_hangs(self, process: str) -> None:
+        group = self._current(process)
+        at = None if group is None else self._hangs_at(group)
+        if group is None or at is None:
+            return
+        if at > self._t:
+            self._hangs[process] = at
+            return
+        self._give_up(group, penalty=False)
+        self._stays(group, "no rank of its group gets further")
+        self._not_suspended(group, "no rank of its group gets further")
+        living = sorted(self._living(group))
+        reason = f"no rank has got further for {min(self._members[one].stuck for one in living):g} s"
+        self._out.append(Note(living[0], f"{reason}: all {len(living)} ranks recover together"))
+        group.recovering = True
+        self._moves_on(group)
+        for one in living:
+            self._members[one].fate = "broken"
+            self._out.append(Hung(one, reason))
+
+    def _moves_on(self, group: _Group) -> None:
+        for one in group.members:
+            self._members[one].stuck = 0
+
     # --- a new daemon ------------------------------------------------------------------------------------------------
 
     def orphan(self, who: Who) -> None:
         """Its server is gone, with an earlier daemon, and only the others may know what ties it to them."""
         self._members[who.process] = _Member(who, "broken")
         self._orphans.add(who.process)
+
+    def woken(self, t: int, who: Who, other: str) -> list[Instruction]:
+        """It was suspended at the round that this one has decided last, and that one runs: they are recovered together.
+        What it is a member of its next server says."""
+        self._begin(t)
+        self._members[who.process] = _Member(who, "broken")
+        group = self._groups.get(other) or _Group()
+        group.members.add(who.process)
+        self._groups[who.process] = group
+        group.recovering = True
+        self._break_all(group, "a member was suspended when the daemon was lost")
+        return self._out
 
     def open(self, t: int, in_rounds: Iterable[str] = ()) -> list[Instruction]:
         """Whoever an earlier daemon knew is here, or is gone. `in_rounds`: orphans that have been in rounds."""
@@ -624,6 +1012,7 @@ class Groups:
         self._orphans.clear()
         for group in set(self._groups.values()):
             self._look_whether_all_wait(group)
+            self._look_later_whether_it_hangs(group)
         return self._out
 
     def _place(self, uid: int, job: str, orphans: list[str], marked: set[str]) -> None:
@@ -671,11 +1060,31 @@ class Groups:
         self._begin(t)
         for group in [one for one in self._rounds.values() if one.round is not None and one.round.deadline <= t]:
             self._give_up(group)
+        for group in list(self._leaving):
+            assert group.leaving is not None
+            if group.leaving.deadline <= t and (group.round is None or not group.round.holding):
+                self._stays(group, "the ranks could not stand still together in time")
+            elif self._again_at(group) <= t:
+                self._begin_round(group)
+        for group in list(self._suspending):
+            assert group.suspending is not None
+            if group.suspending.deadline <= t and (group.round is None or not group.round.holding):
+                self._not_suspended(group, self._why_not_suspended(group))
+            elif self._all_ready(group) and self._again_at(group) <= t:
+                self._begin_round(group)
         for process, key in [one for one, due in self._failures.items() if due <= t]:
             del self._failures[process, key]
             if self._is_living(process):
                 self._look_why(process, key, first=False)
+        for process in [one for one, due in self._hangs.items() if due <= t]:
+            del self._hangs[process]
+            self._look_whether_it_hangs(process)
         return self._out
+
+    def _why_not_suspended(self, group: _Group) -> str:
+        if not self._all_ready(group):
+            return "not all ranks of its group are to be suspended"
+        return f"the ranks could not stand still together in time{group.busy and f': {group.busy}'}"
 
     def _begin(self, t: int) -> None:
         self._t, self._out = t, []

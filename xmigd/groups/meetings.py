@@ -28,9 +28,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To a process's server. ``missing``: nobody else has come yet; ``refused``: the rank is not let in, and why."""
+    """To a server of a process. ``missing``: nobody else has come yet; ``refused``: the rank is not let in, and why."""
 
     process: str
+    server: int
     meeting: str
     rank: int
     offers: tuple[str, ...] = ()
@@ -38,12 +39,19 @@ class Answer:
     refused: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Came:
+    process: str
+    server: int
+    text: str
+
+
 @dataclass(slots=True)
 class _Meeting:
     uid: int
     ranks: int
     heard: int
-    came: dict[int, tuple[str, str]] = field(default_factory=dict)  # by rank: process, what it offers
+    came: dict[int, _Came] = field(default_factory=dict)  # by rank
 
     @property
     def complete(self) -> bool:
@@ -57,39 +65,39 @@ class Meetings:
     def __len__(self) -> int:
         return len(self._meetings)
 
-    def attend(self, t: int, process: str, uid: int, offer: Offer) -> list[Answer]:
+    def attend(self, t: int, process: str, server: int, uid: int, offer: Offer) -> list[Answer]:
         """What to answer, and to whom."""
         self._forget(t)
         found = self._meetings.get(offer.meeting)
         if found is None:
             if sum(one.uid == uid for one in self._meetings.values()) >= MOST_OF_USER:
-                return [_refusal(process, offer, f"more than {MOST_OF_USER} communicators are being made")]
+                return [_refusal(process, server, offer, f"more than {MOST_OF_USER} communicators are being made")]
             found = self._meetings[offer.meeting] = _Meeting(uid, offer.ranks, t)
         if found.uid != uid:
-            return [_refusal(process, offer, "the communicator is another user's")]
+            return [_refusal(process, server, offer, "the communicator is another user's")]
         if found.ranks != offer.ranks:
             why = f"rank {offer.rank} says that there are {offer.ranks} ranks, others say {found.ranks}"
-            return [_refusal(process, offer, why)]
+            return [_refusal(process, server, offer, why)]
         before = found.came.get(offer.rank)
-        if before is not None and before[0] != process:
-            return [_refusal(process, offer, f"rank {offer.rank} is another process, {before[0][:12]}")]
+        if before is not None and before.process != process:
+            return [_refusal(process, server, offer, f"rank {offer.rank} is another process, {before.process[:12]}")]
         found.heard = t
         if found.complete:
-            if before != (process, offer.text):
+            if before != _Came(process, server, offer.text):
                 why = "the others have gone on with the server that this one replaces"
-                return [_refusal(process, offer, why)]
+                return [_refusal(process, server, offer, why)]
             return [_all_of(found, offer.meeting, offer.rank)]
-        found.came[offer.rank] = (process, offer.text)
+        found.came[offer.rank] = _Came(process, server, offer.text)
         if len(found.came) == found.ranks:
             return [_all_of(found, offer.meeting, rank) for rank in sorted(found.came)]
-        return [Answer(process, offer.meeting, offer.rank, missing=_missing(found))]
+        return [Answer(process, server, offer.meeting, offer.rank, missing=_missing(found))]
 
     def gone(self, process: str) -> None:
         """A process has ended. Those that wait for it go on waiting: another may come in its place."""
         for name, meeting in list(self._meetings.items()):
             if meeting.complete:
                 continue
-            for rank in [rank for rank, (owner, _) in meeting.came.items() if owner == process]:
+            for rank in [rank for rank, one in meeting.came.items() if one.process == process]:
                 del meeting.came[rank]
             if not meeting.came:
                 del self._meetings[name]
@@ -97,7 +105,7 @@ class Meetings:
     def forget_of(self, processes: Collection[str]) -> None:
         """They make their communicators again, and meet again."""
         for name, meeting in list(self._meetings.items()):
-            if any(owner in processes for owner, _ in meeting.came.values()):
+            if any(one.process in processes for one in meeting.came.values()):
                 del self._meetings[name]
 
     def _forget(self, t: int) -> None:
@@ -106,12 +114,12 @@ class Meetings:
 
 
 def _all_of(meeting: _Meeting, name: str, rank: int) -> Answer:
-    offers = tuple(meeting.came[each][1] for each in range(meeting.ranks))
-    return Answer(meeting.came[rank][0], name, rank, offers=offers)
+    offers = tuple(meeting.came[each].text for each in range(meeting.ranks))
+    return Answer(meeting.came[rank].process, meeting.came[rank].server, name, rank, offers=offers)
 
 
-def _refusal(process: str, offer: Offer, why: str) -> Answer:
-    return Answer(process, offer.meeting, offer.rank, refused=why)
+def _refusal(process: str, server: int, offer: Offer, why: str) -> Answer:
+    return Answer(process, server, offer.meeting, offer.rank, refused=why)
 
 
 def _missing(meeting: _Meeting) -> str:

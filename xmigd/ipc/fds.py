@@ -61,6 +61,11 @@ def close_all(fds: Iterable[Fd]) -> None:
         fd.close()
 
 
+def read_only(fd: Fd) -> Fd:
+    """Another descriptor of the same memory, through which nobody writes. Raises OSError."""
+    return Fd(os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
+
+
 def raise_descriptor_limit() -> int:
     """As many descriptors as this process may have; returns how many. Every granule of device memory is one.
 

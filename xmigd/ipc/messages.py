@@ -230,6 +230,24 @@ class CommunicatorFailed(Message):
     why: Text
 
 
+class CommunicatorPrepared(Message):
+    """An attempt at making one before it is needed has come to its end. `why` it has failed; empty: it has not."""
+
+    type: Literal["communicator_prepared"]
+    attempt: Number
+    device_bytes: Number
+    why: Text
+
+
+class MemoryShort(Message):
+    """The program lacks so many bytes of this device. `memory_given_up` answers it."""
+
+    type: Literal["memory_short"]
+    number: Number
+    ordinal: Annotated[int, Field(ge=0, lt=64)]
+    bytes: Number
+
+
 class GroupWanted(Message):
     """A group snapshot is due. Repeated while it is."""
 
@@ -259,6 +277,29 @@ class GroupBusy(Message):
     type: Literal["group_busy"]
     round: RoundNumber
     why: Text
+
+
+class GroupStuck(Message):
+    """Its device waits for other ranks, and its program for the device, without progress for so long. 0: no longer."""
+
+    type: Literal["group_stuck"]
+    seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
+class ReplicasWanted(Message):
+    """So much of the process's memory was lost with a device. `replicas_named` ends the answer."""
+
+    type: Literal["replicas_wanted"]
+    bytes: Number
+
+
+class CopiesMade(Message):
+    """In host memory, of what only this process's device has at this snapshot."""
+
+    type: Literal["copies_made"]
+    snapshot: Number
+    bytes: Number
+    missing_bytes: Number
 
 
 class Round(Message):
@@ -345,21 +386,24 @@ class ResumeFailed(Message):
 
 
 Memory = Annotated[MemoryAdd | MemoryDrop, Field(discriminator="op")]
-RankMessage = Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld | GroupBusy
+RankMessage = (
+    Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted | GroupStopped | GroupHeld | GroupBusy
+    | GroupStuck | ReplicasWanted | MemoryShort
+)  # fmt: skip
 ServerMessage = (
     Hello | Unavailable | Ready | Opened | MemoryAdd | MemoryDrop | Snapshot | SnapshotStands | Fault | Phase
     | ProgramError | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
     | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
-    | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld
-    | GroupBusy
+    | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
+    | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
         Hello | Unavailable | Ready | Opened | Memory | Snapshot | SnapshotStands | Fault | Phase | ProgramError
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
-        | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | GroupWanted | GroupStopped | GroupHeld
-        | GroupBusy,
+        | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
+        | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
@@ -394,11 +438,18 @@ def pack_memory(message: MemoryAdd) -> bytes:
     return pack("memory", **message.model_dump(exclude={"type", "change"}))
 
 
+def pack_replica(message: bytes) -> bytes:
+    """Memory of a rank, for a server of another one that may copy from it."""
+    fields = json.loads(message)
+    del fields["op"]
+    return pack(**(fields | {"type": "replica_memory"}))
+
+
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
-    first_id: int = 1, ahead: bool = False,
+    first_id: int = 1, copies_on_host: bool = False, ahead: bool = False,
 ) -> bytes:  # fmt: skip
-    """`ahead`: of a recovery, which is to be prepared only."""
+    """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "snapshot_cost": snapshot_cost,
@@ -407,10 +458,14 @@ def pack_assign(
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
     }  # fmt: skip
+    if copies_on_host:
+        fields["copies_on_host"] = True
     if ahead:
         fields["ahead"] = True
     if assign.decided is not None:
-        fields |= {"decided": assign.decided, "gone": list(assign.gone)}
+        fields |= {
+            "decided": assign.decided, "gone": list(assign.gone), "communicators": list(assign.communicators),
+        }  # fmt: skip
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":
@@ -424,12 +479,15 @@ def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
 
 def pack_target(
     mode: str, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float,
-    first_id: int, injections: Sequence[Injection] = (),
+    first_id: int, copies_on_host: bool = False, injections: Sequence[Injection] = (), ahead: bool = False,
 ) -> bytes:  # fmt: skip
-    """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on."""
+    """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on. `ahead`: it
+    executes nothing before `enter`."""
+    more: dict[str, object] = {"ahead": True} if ahead else {}
     return pack(
         "assign", job=job, mode=mode, client_pid=client_pid, snapshot_cost=snapshot_cost, stall_bound=stall_bound,
         hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
+        copies_on_host=copies_on_host, **more,
     )  # fmt: skip
 
 

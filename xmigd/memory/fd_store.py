@@ -169,6 +169,14 @@ class FdStore:
             self._drop(found[0])
         self._passed_on(process)
 
+    def lost(self, process: str, handles: Iterable[int]) -> None:
+        """Pieces of memory are gone with their device. No server has given them up: it is no change that one counts."""
+        kept = self._processes.get(process)
+        for handle in handles:
+            if kept is not None and (found := kept.handles.pop(handle, None)) is not None:
+                self._write({"p": process, "gone": handle})
+                self._drop(found[0])
+
     def recount(self, process: str, changes: int) -> None:
         """From now on so many changes are known."""
         kept = self._processes.get(process)

@@ -132,13 +132,14 @@ async def suspend_process(
     request: SuspendRequest,
     response: Response,
 ) -> OperationInfo:
-    """Bring its state to host memory or to files and give its device back. The program waits in its next call. One that
-    was not started under xMIG is named by its pid, pid:1234; its state goes to host memory."""
+    """Bring its state to host memory or to files and give its device back. The program waits in its next call. With a
+    rank all ranks of its group are suspended. A program that was not started under xMIG is named by its pid, pid:1234;
+    its state goes to host memory."""
     if is_native(process):
         if request.to != "host":
             raise Conflict("the driver saves to host memory only", code="engine_not_possible", hint="to: host")
         return accepted(await native.suspend(process, uid=caller.owner, requestor=caller.name), response)
-    row = await moves.suspend(processes.controlled(caller, process), request.to, requestor=caller.name)
+    row = await moves.suspend([processes.controlled(caller, process)], request.to, requestor=caller.name)
     return accepted(row, response)
 
 
@@ -152,11 +153,33 @@ async def resume_process(
     request: ResumeRequest,
     response: Response,
 ) -> OperationInfo:
-    """Let a suspended process go on, on its device or on another one."""
+    """Let a suspended process go on, on its device or on another one; a rank with all that were suspended with it."""
     if is_native(process):
-        row = await native.resume(process, request.device, uid=caller.owner, requestor=caller.name)
+        row = await native.resume(process, next(iter(request.chosen), None), uid=caller.owner, requestor=caller.name)
         return accepted(row, response)
-    row = await moves.resume(processes.controlled(caller, process), request.device, requestor=caller.name)
+    row = await moves.resume([processes.controlled(caller, process)], request.chosen, requestor=caller.name)
+    return accepted(row, response)
+
+
+@router.post("/jobs/{job}:suspend", operation_id="suspend_job", status_code=202, responses=ACCEPTED)
+async def suspend_job(
+    moves: TheMoves, processes: TheProcesses, caller: OperatingCaller, job: ProcessId, request: SuspendRequest,
+    response: Response,
+) -> OperationInfo:  # fmt: skip
+    """All processes of a job: their state goes to host memory or to files, their devices are given back. Ranks that
+    share communicators are suspended as one."""
+    row = await moves.suspend_job(processes.of_job(caller, job), request.to, requestor=caller.name)
+    return accepted(row, response)
+
+
+@router.post("/jobs/{job}:resume", operation_id="resume_job", status_code=202, responses=ACCEPTED)
+async def resume_job(
+    moves: TheMoves, processes: TheProcesses, caller: OperatingCaller, job: ProcessId, request: ResumeRequest,
+    response: Response,
+) -> OperationInfo:  # fmt: skip
+    """Let all processes of a suspended job go on, on their devices or on others. Ranks that share communicators go on
+    together, or none of them does."""
+    row = await moves.resume_job(processes.of_job(caller, job), request.chosen, requestor=caller.name)
     return accepted(row, response)
 
 

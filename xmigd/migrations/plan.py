@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,22 +148,42 @@ def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[
     return Target(device, reasons, room)
 
 
-def against_suspension(process: Process, to: str, folder: Path) -> list[Reason]:
-    """What prevents suspending it."""
-    why = process.moving.why_not("suspend")
-    if why is not None:
-        return [why]
-    needed = process.last_snapshot.live_bytes if process.last_snapshot is not None else sum(needed_bytes(process))
+def against_packing(targets: Sequence[tuple[Process, str]], known: dict[str, Place]) -> list[Reason]:
+    """What prevents resuming these together: a device has room for each of them, and not for all."""
+    needed: Counter[str] = Counter()
+    come: set[str] = set()  # devices that somebody comes to
+    for process, device in targets:
+        needed.update(dict(zip(names_of(device), needed_bytes(process), strict=True)))
+        if device != process.row.device:
+            come.update(names_of(device))
+    reasons = []
+    for name, bytes in needed.items():
+        free = known[name].free_bytes
+        if name in come and free is not None and free < bytes:
+            reasons.append(Reason("no_room", f"{name} has room for {size(free)}, the processes need {size(bytes)}"))
+    return reasons
+
+
+def against_suspension(processes: Sequence[Process], to: str, folder: Path) -> list[Reason]:
+    """What prevents suspending all of these."""
+    needed = 0
+    for process in processes:
+        if (why := process.moving.why_not("suspend")) is not None:
+            text = why.text if len(processes) == 1 else f"process {process.row.id[:12]} of its group: {why.text}"
+            return [Reason(why.code, text)]
+        last = process.last_snapshot
+        needed += last.live_bytes if last is not None else sum(needed_bytes(process))
+    what = "the process needs" if len(processes) == 1 else f"the {len(processes)} processes need"
     if to == "file":
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         disk = os.statvfs(existing)
         free = disk.f_bavail * disk.f_frsize
         if free < needed:
-            return [Reason("file_system_full", f"{existing} has {size(free)} free, the process needs {size(needed)}")]
+            return [Reason("file_system_full", f"{existing} has {size(free)} free, {what} {size(needed)}")]
     else:
-        room = available_memory() + process.host_pool.ready
+        room = available_memory() + processes[0].host_pool.ready
         if room - RESERVE < needed:
-            text = f"the host has {size(room)} of memory available, the process needs {size(needed)}"
+            text = f"the host has {size(room)} of memory available, {what} {size(needed)}"
             return [Reason("pool_too_small", text)]
     return []
 

@@ -58,6 +58,17 @@ class SuspendRequest(Request):
 
 class ResumeRequest(Request):
     device: Annotated[str | None, Field(max_length=64)] = None
+    devices: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(
+            max_length=1024,
+            description="in the place of `device`: the processes get these in turn, in the order in which they began",
+        ),
+    ] = []
+
+    @property
+    def chosen(self) -> list[str]:
+        return self.devices if self.device is None else [self.device]
 
 
 class DrainRequest(Request):

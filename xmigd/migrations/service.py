@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +70,65 @@ class Moves:
         """Raises Conflict with the plan's reason."""
         await self._check(process, target, engine, "move")
         expected = await asyncio.to_thread(self._estimate, process)
-        return await self._start(process, "move", process.row.device, target, requestor, max_downtime_ms, expected)
+        record = _record(process, "move", process.row.device, target)
+        record.max_downtime_ms = max_downtime_ms
+        if expected is not None:
+            record.expected_downtime_ms, record.expected_downtime_basis = expected.ms, expected.basis
+        return await self._start(process, "move", [[_Part(process, record)]], requestor)
 
-    async def suspend(self, process: Process, to: str, *, requestor: str) -> OperationRow:
-        _refuse(process, await asyncio.to_thread(plans.against_suspension, process, to, self._folder))
-        return await self._start(process, "suspend", process.row.device, to, requestor)
+    async def suspend(self, processes: Iterable[Process], to: str, *, requestor: str) -> OperationRow:
+        """With each of them all ranks of its group. Raises Conflict: one cannot be, and none is."""
+        groups = self._groups_of(processes)
+        ranks = [one for group in groups for one in group]
+        first = ranks[0]
+        _refuse(first, await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder))
+        parts = [[_Part(one, _record(one, "suspend", one.row.device, to)) for one in group] for group in groups]
+        return await self._start(first, "suspend", parts, requestor)
 
-    async def resume(self, process: Process, device: str | None, *, requestor: str) -> OperationRow:
-        """To its own device, or to another one."""
-        why = process.moving.why_not("resume")
-        if why is not None:
-            _refuse(process, [why])
-        target = device or process.row.device
-        await self._check(process, target, "proxy", "resume")
-        return await self._start(process, "resume", process.machine.where, target, requestor)
+    async def resume(
+        self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str
+    ) -> OperationRow:  # fmt: skip
+        """Each on its own device, or on these in turn; with each all that were suspended with it. Raises Conflict: one
+        cannot be, and none is."""
+        groups = self._groups_of(processes)
+        ranks = [one for group in groups for one in group]
+        first = ranks[0]
+        for one in ranks:
+            if (why := one.moving.why_not("resume")) is not None:
+                _refuse(first, [_of_rank(one, why, len(ranks))])
+        targets = {
+            one.row.id: devices[number % len(devices)] if devices else one.row.device
+            for number, one in enumerate(ranks)
+        }
+        known = {place.id: place for place in await self._places.known()}
+        for one in ranks:
+            _refuse(one, plans.judge(one, targets[one.row.id], known, plans.general(one, "proxy", "resume")).reasons)
+        _refuse(first, plans.against_packing([(one, targets[one.row.id]) for one in ranks], known))
+        parts = [
+            [_Part(one, _record(one, "resume", one.machine.where, targets[one.row.id])) for one in group]
+            for group in groups
+        ]
+        return await self._start(first, "resume", parts, requestor)
+
+    async def suspend_job(self, processes: list[Process], to: str, *, requestor: str) -> OperationRow:
+        """Those of a job that are not suspended yet."""
+        awake = [one for one in processes if one.state != "suspended"]
+        return await self.suspend(awake or processes, to, requestor=requestor)
+
+    async def resume_job(self, processes: list[Process], devices: Sequence[str], *, requestor: str) -> OperationRow:
+        """Those of a job that are suspended."""
+        asleep = [one for one in processes if one.state == "suspended"]
+        return await self.resume(asleep or processes, devices, requestor=requestor)
+
+    def _groups_of(self, processes: Iterable[Process]) -> list[list[Process]]:
+        """What is suspended or resumed as one, for each of them once."""
+        groups: list[list[Process]] = []
+        seen: set[str] = set()
+        for process in processes:
+            if process.row.id not in seen:
+                groups.append(self._supervisor.together(process))
+                seen |= {one.row.id for one in groups[-1]}
+        return groups
 
     async def drain(self, device: str, *, reason: str, requestor: str) -> OperationRow:
         """Cordon it, and move every process off it, one after the other. Raises NotFound."""
@@ -115,29 +163,39 @@ class Moves:
         _refuse(process, plans.judge(process, target, known, plans.general(process, engine, kind)).reasons)
 
     async def _start(
-        self, process: Process, kind: Kind, source: str, target: str, requestor: str,
-        max_downtime_ms: float | None = None, expected: Estimate | None = None,
+        self, process: Process, kind: Kind, groups: list[list[_Part]], requestor: str
     ) -> OperationRow:  # fmt: skip
-        record = MigrationRecord(
-            id=new_id(), operation=new_id(), kind=kind, process=process.row.id, source=source, target=target,
-            started=now(), max_downtime_ms=max_downtime_ms, location=process.location, device=process.row.device,
-            expected_downtime_ms=None if expected is None else expected.ms,
-            expected_downtime_basis=None if expected is None else expected.basis,
-        )  # fmt: skip
+        """One operation of all of them."""
+        parts = [part for group in groups for part in group]
+        records = [part.record for part in parts]
+        id = new_id()
+        for record in records:
+            record.operation = id
 
         async def work(operation: Operation) -> dict[str, Any]:
-            record.started = now()
+            for record in records:
+                record.started = now()
+            for group in groups:
+                together = kind == "resume" and self._supervisor.resume_together(part.process for part in group)
+                for part in group:
+                    part.ranks = together
             try:
-                return await _carry_out(process, record, operation)
+                return await _carry_out(parts, operation)
             except XmigError as error:
-                if record.state == "running":  # it could not even begin
-                    process.records.migration(over(record, "failed", process.location, error.code, error.message))
+                for part in parts:
+                    if part.record.state == "running":  # it could not even begin
+                        failed = over(part.record, "failed", part.process.location, error.code, error.message)
+                        part.process.records.migration(failed)
                 raise
+
+        def also(session: Session) -> None:
+            for record in records:
+                repository.saving(record)(session)
 
         return await self._operations.start(
             OPERATION[kind], subject=("process", process.row.id), job_id=process.row.job, owner=process.job.uid,
-            requestor=requestor, work=work, request={"migration": record.id}, id=record.operation,
-            also=repository.saving(record),
+            requestor=requestor, work=work, request={"migrations": [record.id for record in records]}, id=id,
+            also=also,
         )  # fmt: skip
 
     async def _drain(self, operation: Operation, device: str, reason: str, requestor: str) -> dict[str, Any]:
@@ -198,70 +256,116 @@ class Moves:
         if operation.request.get("engine") == "driver" and self._native is not None:
             return await self._native.resolve(operation)
 
-        def read() -> dict[str, Any] | None:
+        def read() -> list[dict[str, Any]]:
+            found = []
             with Session(self._readers) as session:
-                found = repository.page(session, migration_id=operation.request.get("migration", ""))
-                if not found:
-                    return None
-                process = session.get(models.Process, found[0]["process_id"])
-                over = process is None or process.state in ("ended", "lost")
-                return found[0] | {"process_over": over}
+                for name in operation.request.get("migrations", []):
+                    for row in repository.page(session, migration_id=name):
+                        process = session.get(models.Process, row["process_id"])
+                        found.append(row | {"process_over": process is None or process.state in ("ended", "lost")})
+            return found
 
         deadline = time.monotonic() + RESOLVED_WITHIN
-        row = await asyncio.to_thread(read)
-        while row is not None and row["state"] == "running" and time.monotonic() < deadline:
-            if row["process_over"]:
-                break
+        rows = await asyncio.to_thread(read)
+        while any(r["state"] == "running" and not r["process_over"] for r in rows) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-            row = await asyncio.to_thread(read)
-        if row is None:
+            rows = await asyncio.to_thread(read)
+        if not rows:
             return interrupted(operation.row)
-        if row["state"] == "done":
-            return Outcome(state="succeeded", result=public(row))
+        open_or_failed = [row for row in rows if row["state"] != "done"]
+        if not open_or_failed:
+            return Outcome(state="succeeded", result=public(rows))
+        row = open_or_failed[0]
         location = where(row["process_location"], row["kind"], moved=False)
         return interrupted(operation.row, "lost" if row["process_over"] else location)
 
 
-async def _carry_out(process: Process, record: MigrationRecord, operation: Operation) -> dict[str, Any]:
-    def changed(seen: MigrationRecord) -> None:
-        move = process.machine.move
+@dataclass(slots=True)
+class _Part:
+    """Of an operation."""
+
+    process: Process
+    record: MigrationRecord
+    ranks: bool = False  # of a resumption: it waits for the others of its group
+
+
+def _record(process: Process, kind: Kind, source: str, target: str) -> MigrationRecord:
+    return MigrationRecord(
+        id=new_id(), kind=kind, process=process.row.id, source=source, target=target, started=now(),
+        location=process.location, device=process.row.device,
+    )  # fmt: skip
+
+
+async def _carry_out(parts: list[_Part], operation: Operation) -> dict[str, Any]:
+    """If one cannot, none of those that do it with it does."""
+    latest = {part.record.id: part.record for part in parts}
+
+    def changed(part: _Part, seen: MigrationRecord) -> None:
+        latest[seen.id] = seen
+        move = part.process.machine.move
         why = None if move is None or move.record.id != seen.id else move.may_cancel
         if why is not None and operation.row.may_cancel and seen.state == "running":
             with contextlib.suppress(Cancelled):
                 operation.point_of_no_return(why)
         phase: str = seen.phase
         if seen.state != "running":
+            if len(parts) > 1 and any(one.state == "running" for one in latest.values()):
+                return
             phase = "done" if seen.state == "done" else _failed_in(seen)
         operation.progress(
-            phase, migration=seen.id, iteration=len(seen.iterations) or None, total_bytes=seen.total_bytes,
-            processed_bytes=seen.processed_bytes, bytes_per_s=seen.bytes_per_s,
+            phase, migration=seen.id, iteration=len(seen.iterations) or None,
+            total_bytes=_sum(one.total_bytes for one in latest.values()),
+            processed_bytes=_sum(one.processed_bytes for one in latest.values()), bytes_per_s=seen.bytes_per_s,
             dirty_bytes_per_s=seen.dirty_bytes_per_s, expected_downtime_ms=seen.expected_downtime_ms, path=seen.path,
         )  # fmt: skip
 
-    running = asyncio.ensure_future(process.moving.run(record, changed))
+    def give_up(why: str) -> None:
+        for part in parts:
+            part.process.moving.cancel(why)
+
+    running = [
+        asyncio.ensure_future(one.process.moving.run(one.record, partial(changed, one), ranks=one.ranks))
+        for one in parts
+    ]
     cancelled = asyncio.ensure_future(operation.cancelled.wait())
     try:
-        await asyncio.wait([running, cancelled], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            process.moving.cancel("somebody cancelled it")
-        ended = await running
+        left: set[asyncio.Future[Any]] = set(running)
+        while left:
+            over, _ = await asyncio.wait({*left, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            left -= over
+            if cancelled in over:
+                give_up("somebody cancelled it")
+                await asyncio.wait(left or running)
+                break
+            if any(one.exception() is not None for one in over):  # it could not begin
+                give_up("another rank could not begin")
+        ended = [await one for one in running]
     finally:
-        running.cancel()
+        for one in running:
+            one.cancel()
         cancelled.cancel()
-    if ended.state == "done":
-        return {
-            "migration": ended.id, "source": ended.source, "target": ended.target, "downtime_ms": ended.downtime_ms,
-            "expected_downtime_ms": ended.expected_downtime_ms, "setup_ms": ended.setup_ms,
-            "total_bytes": ended.total_bytes, "processed_bytes": ended.processed_bytes,
-            "rounds": len(ended.iterations), "path": ended.path,
-            "process_location": where(ended.location, ended.kind, moved=True),
-        }  # fmt: skip
-    location: ProcessLocation = where(ended.location, ended.kind, moved=False)
+    return _outcome(parts, ended)
+
+
+def _outcome(parts: list[_Part], ended: list[MigrationRecord]) -> dict[str, Any]:
+    """Raises Conflict or Cancelled. Programs that ended meanwhile do not count where there are others."""
+    done = [one for one in ended if one.state == "done"]
+    failed = [one for one in ended if one.state != "done" and not (done and one.code == "program_exited")]
+    if not failed:
+        return public([_shown(one) for one in done]) | {
+            "process_location": where(done[0].location, done[0].kind, moved=True)
+        }
+    cause = next((one for one in failed if one.code not in ("group_refused", "cancelled")), failed[0])
+    process = next(part.process for part in parts if part.record.id == cause.id)
+    location: ProcessLocation = where(cause.location, cause.kind, moved=False)
     if process.state in ("losing", "lost"):
         location = "lost"
-    if ended.state == "cancelled":
+    if cause.state == "cancelled":
         raise Cancelled("it was cancelled", process_location=location)
-    raise Conflict(ended.error or "it failed", code=ended.code, phase=_failed_in(ended), process_location=location)
+    why = cause.error or "it failed"
+    if len(parts) > 1:
+        why = f"process {cause.process[:12]}: {why}"
+    raise Conflict(why, code=cause.code, phase=_failed_in(cause), process_location=location)
 
 
 def where(location: str, kind: str, *, moved: bool) -> ProcessLocation:
@@ -271,12 +375,41 @@ def where(location: str, kind: str, *, moved: bool) -> ProcessLocation:
     return "target" if moved else "source"
 
 
-def public(row: dict[str, Any]) -> dict[str, Any]:
-    """A migration's row as an operation's result."""
-    names = (
-        "source", "target", "downtime_ms", "expected_downtime_ms", "setup_ms", "total_bytes", "processed_bytes", "path",
-    )  # fmt: skip
-    return {"migration": row["id"]} | {name: row[name] for name in names} | {"rounds": len(row["iterations"])}
+def _shown(record: MigrationRecord) -> dict[str, Any]:
+    """As its row, as far as a result needs it."""
+    return {
+        "id": record.id, "process_id": record.process, "source": record.source, "target": record.target,
+        "downtime_ms": record.downtime_ms, "expected_downtime_ms": record.expected_downtime_ms,
+        "setup_ms": record.setup_ms, "total_bytes": record.total_bytes, "processed_bytes": record.processed_bytes,
+        "path": record.path, "iterations": record.iterations,
+    }  # fmt: skip
+
+
+def public(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Migrations' rows as an operation's result: of several ranks the longest times, and bytes of all."""
+    first = rows[0]
+    result = {name: first[name] for name in ("source", "target", "expected_downtime_ms", "path")}
+    result |= {name: _most(row[name] for row in rows) for name in ("downtime_ms", "setup_ms")}
+    result |= {name: _sum(row[name] for row in rows) for name in ("total_bytes", "processed_bytes")}
+    result |= {"migration": first["id"], "rounds": len(first["iterations"])}
+    if len(rows) > 1:
+        names = ("process_id", "source", "target", "downtime_ms", "total_bytes")
+        result["ranks"] = [{"migration": row["id"]} | {name: row[name] for name in names} for row in rows]
+    return result
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _of_rank(process: Process, why: Reason, ranks: int) -> Reason:
+    """Why not, where it may be another process than the one that somebody named."""
+    return why if ranks == 1 else Reason(why.code, f"process {process.row.id[:12]} of its group: {why.text}")
 
 
 def _failed_in(record: MigrationRecord) -> str:

@@ -19,7 +19,7 @@ ServerState = Literal["spawning", "warm", "preparing", "copying", "assigned", "s
 TRANSITIONS: dict[State, frozenset[State]] = {
     "starting": frozenset({"running", "recovering", "suspended", "ended"}),  # at once: found by a new daemon
     "running": frozenset({"recovering", "suspended", "losing", "draining", "ended"}),
-    "suspended": frozenset({"running", "ended"}),
+    "suspended": frozenset({"running", "recovering", "ended"}),
     "recovering": frozenset({"running", "losing", "draining", "ended"}),
     "losing": frozenset({"lost", "ended"}),
     "lost": frozenset({"ended"}),

@@ -59,6 +59,13 @@ class HandleMissed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost(Event):
+    """One of its devices is gone with its memory: nothing goes on in its servers. The next ones get another device."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired(Event):
     name: str
 
@@ -191,11 +198,26 @@ class GroupLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHung(Event):
+    """No member gets any further: all recover together. Whose device or program it is that hangs is not known."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupGo(Event):
     """Every member waits for its next server. They begin at the round that was decided last."""
 
     decided: int  # 0: none
     gone: tuple[str, ...] = ()  # communicators that are not made again
+    communicators: tuple[int, ...] = ()  # attempts at making them ahead, of which all ranks have theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWoken(Event):
+    """It is suspended, and an earlier daemon was lost when the other members had servers already, or still."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +349,7 @@ class Assign(Instruction):
     text: str = ""
     decided: int | None = None  # of a group's member: see GroupGo
     gone: tuple[str, ...] = ()
+    communicators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ class GroupMember(Core):
 
     def _with_group(self, assign: e.Assign) -> e.Assign:
         go = self._go_ahead
-        return assign if go is None else replace(assign, decided=go.decided, gone=go.gone)
+        return (
+            assign if go is None else replace(assign, decided=go.decided, gone=go.gone, communicators=go.communicators)
+        )
 
     def _assign_if_warm(self) -> None:
         if self.state == "recovering" and self.active is not None and self.servers[self.active] == "warm":

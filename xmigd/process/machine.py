@@ -55,7 +55,12 @@ class Machine(Recovery):
                 self._kept(event)
             case v.HandedOver() | v.Suspended() if self.move is None:
                 if event.server == self.active and self.servers[event.server] == "assigned":
-                    self._out.append(v.GoOn(event.server))  # an earlier daemon requested it, and nobody took
+                    if self.grouped and isinstance(event, v.HandedOver):
+                        self._cannot_go_back(event.server)
+                    else:
+                        self._out.append(v.GoOn(event.server))  # an earlier daemon requested it, and nobody took
+            case e.GroupWoken():
+                self._woken(event)
             case v.MoveEvent() | v.MoveServerEvent():
                 self._steer(event)
             case _:
@@ -137,7 +142,8 @@ class Machine(Recovery):
             self._out.append(v.SaveMigration(record))
             return
         source = None if record.kind == "resume" else self.active
-        self.move = Move(record, source=source, snapshot=self._snapshot[0], limits=self.limits.move)
+        ranks = event.ranks or (record.kind == "suspend" and self.grouped)
+        self.move = Move(record, source=source, snapshot=self._snapshot[0], limits=self.limits.move, ranks=ranks)
         self._interpret(self.move.begin(self._t))
 
     def _steer(self, event: e.Event) -> None:
@@ -189,19 +195,41 @@ class Machine(Recovery):
                         self._recover_source()
                     elif self.state == "running":
                         self._want_standby()
-                case v.GiveTarget(server, mode):
+                case v.GiveTarget(server, mode, waits=waits):
                     self.servers[server] = "assigned" if mode == "resume" else "copying"
                     injections = tuple(one for one in self.armed.values() if one.point == "import")
-                    self._out.append(v.GiveTarget(server, mode, injections))
+                    self._out.append(v.GiveTarget(server, mode, injections, waits))
                 case v.Take(server):
                     self.servers[server] = "assigned"
                     self._out.append(instruction)
+                case v.GoOn(server) if self.grouped and move.kind == "move" and self.servers.get(server) == "stopped":
+                    self._cannot_go_back(server)
                 case v.GoOn(server):
                     if self.servers.get(server, "dying") != "dying":
                         self.servers[server] = "assigned"
                         self._out.append(instruction)
                 case _:
                     self._out.append(instruction)
+
+    def _cannot_go_back(self, server: int) -> None:
+        """The source of a rank's move, which has handed over: the other ranks have gone on with its target. All of them
+        are recovered from there."""
+        why = "its move was given up when the other ranks had gone on with its target"
+        self._deaths.setdefault(server, Death(None, self._t, innocent=True, why=why))
+        self._break(why)
+        self._kill(server, why)
+
+    def _kill_for_group(self, reason: str) -> bool:
+        """In a move, whoever has the process, or may have it."""
+        active = self.active
+        if self.move is None or active is None or self.servers[active] != "stopped":
+            return super()._kill_for_group(reason)
+        self._deaths.setdefault(active, Death(None, self._t, innocent=True, why=reason))
+        self._kill(active, reason)
+        target = self.move.target
+        if target is not None and self.servers.get(target, "dying") != "dying":
+            self._kill(target, reason)
+        return True
 
     def _switch(self, target: int) -> None:
         """The target has resumed the program: from here on there is no way back, and no use for the source."""
@@ -217,6 +245,13 @@ class Machine(Recovery):
             self._go("running", "resumed")
         else:
             self._save("moved")
+
+    def _woken(self, event: e.GroupWoken) -> None:
+        """Its memory is made again, as that of a device that was lost."""
+        if self.state != "suspended" or self.move is not None:
+            return
+        self._drop_holder("its process is recovered")
+        self._begin_recovery(event.reason)
 
     def _look_who_is_left(self) -> None:
         """On the device that a suspended process is to leave."""

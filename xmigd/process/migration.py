@@ -19,8 +19,12 @@ releasing     the exits of the source and of its standby give the device back
 taking        the target restores that snapshot and answers the program
 rolling_back  it has failed; who must not go on is not gone yet, or the source still has to say whether it stopped
 
-The point of no return of a move and of a resumption is the moment at which the target has resumed the program; of a
-suspension, that at which the source says that it is suspended.
+A rank is suspended and resumed with all others of its group, and waits for them three times: in `preparing`, once it is
+prepared; in `handing_over`, once it stands suspended; in `taking`, once its target has everything. `GroupSuspends`
+begins `handing_over`, and `GroupResumes` ends `taking`.
+
+The point of no return of a move and of a resumption is the moment at which the target has resumed the program, or all
+ranks' targets are let in; of a suspension, that at which the source, or those of all ranks, say that it is suspended.
 
 Who executes? The source until it has handed over, nobody until the target is instructed to take, the target from then
 on. The source is instructed to go on only after the exit of a target that was instructed to take has been seen. It is
@@ -30,6 +34,7 @@ killed only when the target has resumed the program, and nothing that it holds i
 from __future__ import annotations
 
 from copy import copy
+from typing import Literal
 
 from xmigd.process import migration_events as v
 from xmigd.process.events import AskSnapshot, Event, Instruction
@@ -49,9 +54,11 @@ class Move:
     """See the module's docstring. `begin` once, then `handle`."""
 
     def __init__(
-        self, record: v.MigrationRecord, *, source: int | None, snapshot: int = 0, limits: MoveLimits | None = None
+        self, record: v.MigrationRecord, *, source: int | None, snapshot: int = 0, limits: MoveLimits | None = None,
+        ranks: bool = False,
     ) -> None:  # fmt: skip
         self.record = record
+        self.ranks = ranks  # all of its group do the same, and it waits for them
         self.limits = limits or MoveLimits()
         self.source = source
         self.target: int | None = None
@@ -59,6 +66,7 @@ class Move:
         self.target_took = False
         self.over = False
         self._requested = False  # the source, to stop; its answer is due
+        self._waits = False  # for the other ranks
         self._warm = False  # the target is
         self._off_device = False  # the source's shadow is
         self._no_peer = ""  # why the content goes through the host
@@ -103,7 +111,7 @@ class Move:
         if self.kind == "suspend":
             assert self.source is not None
             self._out.append(v.DropStandby())  # it ends meanwhile
-            self._out.append(v.PrepareSuspend(self.source, self.record.target))
+            self._out.append(v.PrepareSuspend(self.source, self.record.target, self.ranks))
             self._out.append(v.WantHolder())  # it starts meanwhile
             self._out.append(v.Patience(self.limits.phase_timeout))
         else:
@@ -142,6 +150,16 @@ class Move:
                 self._handed_over(event)
             case v.Suspended() if event.server == self.source:
                 self._suspended(event)
+            case v.GroupSuspends():
+                self._group_suspends()
+            case v.GroupSuspended():
+                if self.phase == "handing_over" and self.source_stopped:
+                    self._keep()
+            case v.GroupResumes():
+                self._group_resumes(event)
+            case v.GroupRefuses():
+                if self.ranks and self.phase != "rolling_back":
+                    self._fail("group_refused", event.text)
             case v.HandoverFailed() if event.server == self.source:
                 self._handover_failed(event)
             case v.TargetPhase():
@@ -343,7 +361,7 @@ class Move:
             self.target_took = True
             self._stopped_at = self._t
             self._go("taking")
-            self._out.append(v.GiveTarget(self.target, "resume"))
+            self._out.append(v.GiveTarget(self.target, "resume", waits=self.ranks))
         else:
             assert self.source is not None
             self._requested = True
@@ -387,10 +405,17 @@ class Move:
         at = max(self._stopped_at or self._t, min(event.at, self._t))
         self.record.phases.append(v.PhaseTime(event.name, at))
         self._out.append(v.Patience(self.limits.phase_timeout))
+        if event.name == "restored" and self.ranks and self.phase == "taking":
+            self._wait_for_others("restored")
         if event.name != "resumed":
             return
         if self._stopped_at is not None and self.kind == "move":
             self.record.downtime_ms = (at - self._stopped_at) / 1e6
+        self._taken()
+
+    def _taken(self) -> None:
+        """The process is the target's, for good."""
+        assert self.target is not None
         self.record.location, self.record.device = "device", self.record.target
         self.record.code = self.record.error = None
         self._finish("done")
@@ -411,10 +436,32 @@ class Move:
         assert self.source is not None
         self.record.setup_ms = event.ms
         self._out.append(v.WantHolder())  # another, if that one has gone
+        if self.ranks:
+            self._wait_for_others("prepared")
+            return
         self._requested = True
         self._go("handing_over")
         self._out.append(v.AskSuspend(self.source))
         self._out.append(v.Patience(self.limits.phase_timeout))
+
+    def _wait_for_others(self, what: Literal["prepared", "suspended", "restored"]) -> None:
+        self._waits = True
+        self._out.append(v.Waits(what))
+
+    def _group_suspends(self) -> None:
+        """Its source is informed by the round."""
+        if self.phase != "preparing" or not self._waits:
+            return
+        self._waits, self._requested = False, True
+        self._go("handing_over")
+        self._out.append(v.Patience(self.limits.phase_timeout))
+
+    def _group_resumes(self, event: v.GroupResumes) -> None:
+        if self.phase != "taking" or not self._waits or self.target is None:
+            return
+        self._waits = False
+        self._out.append(v.LetIn(self.target, event.gone))
+        self._taken()
 
     def _suspended(self, event: v.Suspended) -> None:
         if not self._requested or self.kind != "suspend":
@@ -426,6 +473,13 @@ class Move:
         self.record.total_bytes = self.record.processed_bytes = event.total_bytes
         # What it did between its last record and now is time in which the program could not go on, whoever waits.
         self.record.downtime_ms = event.ms
+        if self.ranks:
+            self._wait_for_others("suspended")
+        else:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._waits = False
         self.record.location = "file" if self.record.target == "file" else "host"
         self._go("keeping")
         self._out.append(v.Patience(self.limits.keep_timeout))
@@ -470,6 +524,8 @@ class Move:
                 self.limits.handover_timeout if self._requested and self.kind == "move" else self.limits.phase_timeout
             )
             self._out.append(v.Patience(waits))
+        elif self.source_stopped:
+            self._taken_back()
         else:
             self._end("cancelled" if code == "cancelled" else "failed")
 
@@ -518,7 +574,9 @@ class Move:
             self._fail("source_lost", f"the server that had the program was lost: {event.text}")
 
     def _time_is_up(self) -> None:
-        if self.phase == "keeping":
+        if self._waits and self.phase != "rolling_back":
+            self._out.append(v.Patience(self.limits.phase_timeout))  # each of the others has its own time
+        elif self.phase == "keeping":
             self._release()
         elif self.phase == "copying" and self._awaits_snapshot:
             self._begin_round()  # with the last one that there is

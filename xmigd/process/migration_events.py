@@ -30,9 +30,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveRequested(Event):
-    """The plan allows it. For a suspension `target` is `host` or `file`, otherwise a device."""
+    """The plan allows it. For a suspension `target` is `host` or `file`, otherwise a device. `ranks`: of a resumption,
+    others are resumed with it."""
 
     record: MigrationRecord
+    ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,33 @@ class Suspended(MoveServerEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(MoveServerEvent):
     """The holder has every descriptor: the daemon may die."""
+
+
+# Of a rank, which is suspended and resumed with all others of its group.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSuspends(MoveEvent):
+    """All ranks hold, and are suspended with this round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSuspended(MoveEvent):
+    """All ranks stand suspended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResumes(MoveEvent):
+    """All ranks' targets have everything. `gone`: communicators that lack ranks, and are not made again."""
+
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRefuses(MoveEvent):
+    """Not all ranks can, so none does."""
+
+    text: str
 
 
 # Reported by the machine of the process, which owns the servers.
@@ -252,6 +281,21 @@ class GiveTarget(Instruction):
     server: int
     mode: Literal["move", "resume"]
     injections: tuple[Injection, ...] = ()
+    waits: bool = False  # before it executes anything, until `LetIn`
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn(Instruction):
+    server: int
+    gone: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits(Instruction):
+    """Of a rank: it has done its part, and goes on when all others have. `what`: it is prepared for a suspension,
+    stands suspended, or has everything that a resumption needs."""
+
+    what: Literal["prepared", "suspended", "restored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +337,7 @@ class GoOn(Instruction):
 class PrepareSuspend(Instruction):
     server: int
     to: str
+    ranks: bool = False  # all ranks of its group are
 
 
 @dataclass(frozen=True, slots=True)

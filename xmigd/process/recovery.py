@@ -10,8 +10,9 @@ those that were not known to be done; then the replay does these one by one, and
 that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only while
 there is progress: a new snapshot, a replay that got further than the best before, or a while of undisturbed running.
 After `max_attempts` recoveries without any of these the process is lost. A SIGKILL does not count either: it came from
-outside. But whatever killed them, servers that die without progress get their successors ever more slowly: the first
-few at once, the others after a pause that doubles up to `LAST_BACKOFF` and that the process's state tells of.
+outside. Where no rank of a group gets further, neither the replay nor running on is progress: all get as far again
+before they hang. But whatever killed them, servers that die without progress get their successors ever more slowly: the
+first few at once, the others after a pause that doubles up to `LAST_BACKOFF` and that the process's state tells of.
 
 Running out of something (descriptors, processes, memory) is nobody's fault: starting a server is tried again, ever more
 slowly, for as long as the program lives.
@@ -30,6 +31,7 @@ from xmigd.process.limits import Limits
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_DEVICE_UNAVAILABLE = 46
+CUDA_ERROR_LAUNCH_TIMEOUT = 702
 CUDA_ERROR_SYSTEM_NOT_READY = 802
 
 LOST_TRIES = 3
@@ -56,6 +58,7 @@ class Recovery(GroupMember):
         self._faults = faults
         self._recoveries = recoveries
         self._lost_in_a_row = 0  # servers, whatever killed them, since the last progress
+        self._hung = 0  # how often its group was, since the last snapshot
         self._injecting: dict[int, int] = {}  # server -> injection
         self._suspect: e.Deliver | None = (
             None  # injected once; a snapshot behind it proves that it was not the program's own
@@ -88,6 +91,8 @@ class Recovery(GroupMember):
                 self._stop_requested(event)
             case e.HandleMissed():
                 self.unrecoverable = event.reason
+            case e.DeviceLost():
+                self._device_lost(event)
             case e.InjectRequested():
                 self._inject(event)
             case e.TimerFired():
@@ -124,6 +129,8 @@ class Recovery(GroupMember):
                 self._ending(event)
             case e.Exited():
                 self._exited(event)
+            case e.GroupHung():
+                self._group_hung(event.reason)
             case _:
                 self._take_of_group(event)
 
@@ -150,13 +157,17 @@ class Recovery(GroupMember):
         if self.state != "starting" or self.servers:
             return
         self.opened = event.opened
-        record = self._fault("server", event.reason)
+        self._begin_recovery(event.reason)
+
+    def _begin_recovery(self, reason: str) -> None:
+        """No server has it, and a daemon that is new finds that out."""
+        record = self._fault("server", reason)
         self._recoveries += 1
         self.recovery = e.RecoveryRecord(
-            number=self._recoveries, cause=event.reason, fault=record.number, occurred=self._t, detected=self._t
+            number=self._recoveries, cause=reason, fault=record.number, occurred=self._t, detected=self._t
         )
-        self.recovery.story.append(event.reason)
-        self._go("recovering", event.reason)
+        self.recovery.story.append(reason)
+        self._go("recovering", reason)
         self._replace()
 
     def _hello(self, event: e.Hello) -> None:
@@ -322,6 +333,7 @@ class Recovery(GroupMember):
         if event.server != self.active or event.number <= self._snapshot[0]:
             return
         self._snapshot = (event.number, event.sequence)
+        self._hung = 0
         self._progressed()
         if self._delivered is not None and event.sequence > self._delivered.sequence:
             self._delivered = None
@@ -356,6 +368,19 @@ class Recovery(GroupMember):
         self._break(record.text)
         self._kill(event.server, "it reported a sticky fault")
 
+    def _device_lost(self, event: e.DeviceLost) -> None:
+        """No program can cause that."""
+        if self.state not in ("starting", "running", "recovering", "draining"):
+            return
+        self._drop_standby()
+        number = self.active
+        if number is None or self.servers[number] == "dying":
+            return
+        if number not in self._deaths and self.state != "draining":
+            self._deaths[number] = Death(self._fault("server", event.reason), self._t, innocent=True)
+            self._break(event.reason)
+        self._kill(number, event.reason)
+
     def _suspect_or_deliver(self, fault: e.Deliver) -> None:
         window = self._window
         in_window = window is not None and window.after < fault.sequence <= window.until and window.error == fault.error
@@ -371,6 +396,17 @@ class Recovery(GroupMember):
             self._window = fault
         else:
             self._window = _Window(0, max(window.until, fault.until), fault.error)
+
+    def _group_hung(self, reason: str) -> None:
+        """No rank of its group gets further. What was injected into another one is not known here, and counts."""
+        active = self.active
+        if self.grouped and active is not None and self.servers[active] == "assigned" and active not in self._deaths:
+            injection = self._injecting.pop(active, None)
+            kind: e.FaultKind = "timeout" if injection is None else "injected"
+            record = self._fault(kind, reason, error=CUDA_ERROR_LAUNCH_TIMEOUT, injection=injection)
+            self._deaths[active] = Death(record, innocent=injection is not None)
+            self._hung += injection is None
+        self._group_lost(reason)
 
     def _program_error(self, event: e.ProgramError) -> None:
         if event.server != self.active:
@@ -455,7 +491,7 @@ class Recovery(GroupMember):
         record = death.record
         cause = record.text if record is not None else death.why or "the server was lost"
         if not death.innocent:
-            self.attempts += 1
+            self.attempts = max(self.attempts + 1, self._hung)
         if self.state == "starting":
             if self.attempts >= self.limits.max_attempts:
                 self._refuse(CUDA_ERROR_SYSTEM_NOT_READY, f"the server could not start: {cause}")

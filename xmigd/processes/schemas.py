@@ -29,6 +29,17 @@ class ProcessInfo(Answer):
     server_pid: int | None
     standby: str | None = None
     standby_preloaded: bool = Field(default=False, description="has it loaded the modules that a recovery will need?")
+    standby_communicators: int = Field(
+        default=0, description="communicators that standbys of all ranks have made with each other"
+    )
+    communicator_bytes: int | None = Field(default=None, description="of server_bytes: what these take, about")
+    replica_copy_bytes: int | None = Field(
+        default=None, description="copied to host memory, of what only its device has; null: nobody looks for that"
+    )
+    survives_device_loss: bool | None = Field(
+        default=None,
+        description="other devices and host memory have all that its last snapshot has; null: it is not known",
+    )
     location: str = Field(default="device", description="of its state: device, moving, host, file or lost")
     suspended: bool = False
     generation: int

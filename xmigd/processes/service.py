@@ -43,6 +43,13 @@ class Processes:
             raise NotFound(f"there is no running process {process[:64]!r}", hint="xmigctl ps lists them")
         return found
 
+    def of_job(self, caller: Caller, job: str) -> list[Process]:
+        """Those of a job that run, all of which the caller may act on. Raises NotFound: there are none."""
+        found = [one for one in self._supervisor.processes_of(job) if caller.sees(one.job.uid)]
+        if not found:
+            raise NotFound(f"job {job[:64]!r} has no running process", hint="xmigctl ps lists them")
+        return found
+
     def segments(self, process: str, caller: Caller, limit: int) -> list[SegmentInfo]:
         """Raises NotFound."""
         with self._reader.session() as session:
@@ -76,6 +83,10 @@ class Processes:
         info.generation = live.generation
         info.standby = live.standby_state
         info.standby_preloaded = live.standby_preloaded
+        info.standby_communicators = live.standby_communicators
+        info.communicator_bytes = live.communicator_bytes
+        info.replica_copy_bytes = None if live.copies is None else live.copies.bytes
+        info.survives_device_loss = live.survives_device_loss
         info.device, info.location, info.suspended = live.row.device, live.location, live.state == "suspended"
         info.held_bytes = sum(handle.size for handle in live.handles.values())
         info.shadow_bytes = live.shadow_bytes

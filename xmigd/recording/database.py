@@ -77,6 +77,10 @@ class DatabaseRecords:
         statement = update(models.Process).where(models.Process.id == process).values(pid=pid, start_time=start_time)
         self._writer.record("processes.rebind", lambda session: session.execute(statement))
 
+    def process_device(self, process: str, device: str) -> None:
+        statement = update(models.Process).where(models.Process.id == process).values(device=device)
+        self._writer.record("processes.rebind", lambda session: session.execute(statement))
+
     def process_state(self, process: str, state: str, why: str) -> None:
         at = time.time()
 

@@ -90,6 +90,12 @@ class PublishingRecords:
     def process_moved(self, process: str, pid: int, start_time: int) -> None:
         self._records.process_moved(process, pid, start_time)
 
+    def process_device(self, process: str, device: str) -> None:
+        self._records.process_device(process, device)
+        data = {"location": "device", "device": device, "migration": None}
+        self._location[process] = ("device", device)
+        self._bus.publish("process.location", "process", process, self._job_of.get(process), data)
+
     def process_state(self, process: str, state: str, why: str) -> None:
         self._records.process_state(process, state, why)
         self._publish_state(process, state, why)

@@ -166,12 +166,19 @@ class Expectations:
         expected.rival = None
         self._rival_gone(expected.live.row.id)
         live = expected.live
+        if _may_be_held(live):
+            return
         if expected.pidfd is None and not pidfds.same_process(live.server_pid or 0, live.server_start_time or 0):
             self.settle(live.row.id, alive=False, why="its servers ended while no daemon was there")
 
     def _server_gone(self, process: str) -> None:
         expected = self._open[process]
         if expected.rival is not None and expected.pidfd is not None:  # its target has the process, or had it
+            self._loop.remove_reader(expected.pidfd.fileno())
+            expected.pidfd.close()
+            expected.pidfd = None
+            return
+        if _may_be_held(expected.live) and expected.pidfd is not None:
             self._loop.remove_reader(expected.pidfd.fileno())
             expected.pidfd.close()
             expected.pidfd = None
@@ -184,6 +191,11 @@ class Expectations:
                 self.settle(name, alive=False, why=ENDED_ALONE)
             else:
                 logger.warning("still waiting for a server", process=name[:12])
+
+
+def _may_be_held(live: LiveProcess) -> bool:
+    """Was it being suspended? Then its server's end is no loss: a holder may have everything, and announce itself."""
+    return live.migration is not None and live.migration.kind == "suspend"
 
 
 def _find(processes: dict[str, LiveProcess], job: str, pid: int) -> str | None:
@@ -357,7 +369,7 @@ class Adopter:
             case m.MemoryDrop():
                 if (handle := adoptee.process.handles.pop(message.id, None)) is not None:
                     handle.fd.close()
-            case m.Communicator() | m.GroupHeld() | m.GroupWanted() | m.CommunicatorFailed():
+            case m.Communicator() | m.GroupHeld() | m.GroupWanted() | m.GroupStuck() | m.CommunicatorFailed():
                 adoptee.reported.append(message)
             case m.Log():
                 logger.info("server says", server_pid=server.pid, text=message.text)

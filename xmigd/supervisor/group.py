@@ -4,46 +4,73 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 from xmigd import log
 from xmigd.devices import header
+from xmigd.devices.names import devices_of
 from xmigd.groups import groups as g
+from xmigd.groups import prepared as p
 from xmigd.groups.groups import Groups, Who
 from xmigd.groups.meetings import Meetings, Offer
+from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
+from xmigd.ranks.history import History
+from xmigd.servers.server import Server
 from xmigd.supervisor.process import Process, now
 
 logger = log.get("groups")
 
+PREPARE_PATIENCE = 20.0  # seconds, for the communicators of a rank that moves
+LEAVE_PATIENCE = 8_000_000_000  # ns, after that, for all ranks to stand still
+LOOK_AT_ROUNDS = 0.01  # seconds
 SETTLE = 0.5  # seconds that adopted servers have to say what they are members of
 
 
 class Ranks:
     """Of all programs."""
 
-    def __init__(self, processes: Mapping[str, Process], job_log: JobLog, group_at: int) -> None:
+    def __init__(
+        self, processes: Mapping[str, Process], job_log: JobLog, group_at: int, communicators_bound: int,
+        copies_bound: int, suspend_patience: float,
+    ) -> None:  # fmt: skip
         self._processes = processes
         self._job_log = job_log
         self._group_at = group_at
+        self._copies_bound = copies_bound  # of host memory, for what only one device has
         self._loop = asyncio.get_running_loop()
         self._meetings = Meetings()
-        self._groups = Groups(now())
+        self._groups = Groups(now(), round(suspend_patience * 1e9))
+        self._resumptions = Resumptions()
+        self._prepared = p.Prepared(communicators_bound)
+        self._handovers: dict[str, asyncio.TimerHandle] = {}  # of processes that move, until they have left or stay
+        self.history = History()
         self._events: deque[Callable[[int], list[g.Instruction]]] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._opening: asyncio.TimerHandle | None = None
+        self._wanting: dict[str, int] = {}  # processes that have lost memory with a device: which server of theirs
+        self._looking: asyncio.TimerHandle | None = None
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def reported(self, process: Process, message: m.RankMessage) -> None:
-        """By the server that has the process."""
+    def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:
+        """By a server of the process."""
         who = _who(process)
+        if process.state == "suspended" and not self._resumptions.members(who.process):
+            return  # of a target that is given up
+        self.history.reported(now(), who, message)
         match message:
             case m.Meet():
-                self._meet(process, message)
+                self._meet(process, server, message)
+            case m.CommunicatorPrepared():
+                self._communicator_prepared(process, server, message)
+            case m.MemoryShort(number=number, ordinal=ordinal, bytes=size):
+                self._memory_short(process, server, number, ordinal, size)
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
             case m.CommunicatorFailed(name=name, rank=rank, why=why):
@@ -57,26 +84,53 @@ class Ranks:
                 self._tell(lambda t: self._groups.held(t, who.process, number))
             case m.GroupBusy(round=number, why=why):
                 logger.debug("no group snapshot now", process=who.process[:12], round=number, why=why)
-                self._tell(lambda t: self._groups.busy(t, who.process, number))
+                self._tell(lambda t: self._groups.busy(t, who.process, number, why))
+            case m.GroupStuck(seconds=seconds) if server.number == process.machine.active:
+                what = "a rank waits for others" if seconds else "a rank gets further again"
+                logger.info(what, process=who.process[:12], without_progress_s=seconds)
+                self._tell(lambda t: self._groups.stuck(t, who.process, seconds))
+            case m.ReplicasWanted(bytes=size):
+                logger.info("memory was lost with a device", process=who.process[:12], mib=size >> 20)
+                self._wanting[who.process] = server.number
+                self._name_replicas()
 
     def committed(self, process: Process, number: int) -> None:
+        self.history.committed(now(), process.row.id, number)
         self._tell(lambda t: self._groups.committed(t, process.row.id, number))
 
     def changed(self, process: Process, instruction: e.Instruction) -> None:
         """What its machine says of it."""
         name = process.row.id
+        self.history.changed(now(), name, instruction)
         match instruction:
             case e.GroupBroken(reason):
                 self._tell(lambda t: self._groups.broken(t, name, reason))
             case e.AwaitGroup():
                 self._tell(lambda t: self._groups.awaits(t, name))
+            case v.GiveTarget(mode="move") if process.machine.grouped:
+                self._look_at_move(process)
+            case v.AskHandover():
+                self._begin_handover(process)
+            case v.PrepareSuspend(ranks=True):
+                self._tell(lambda t: self._groups.suspend(t, name))
+            case v.Waits(what):
+                self._waits(name, what)
+            case v.SaveMigration(record) if record.state != "running" or record.phase == "rolling_back":
+                why = record.error or "it is over"
+                if record.state != "done":
+                    self._not_resumed(name, why)
+                self._move_over(process, why)
             case e.SaveState(state="losing" | "lost", why=why):
                 self._tell(lambda t: self._groups.lost(t, name, why))
             case e.SaveState(state="draining" | "ended"):
                 self._tell(lambda t: self._groups.gone(t, name))
+                self._tell(lambda _: self._resumptions.gone(name))
 
     def finished(self, process: Process) -> None:
+        self.history.finished(now(), process.row.id)
         self._meetings.gone(process.row.id)
+        self._carry_out(self._prepared.gone(process.row.id))
+        self._count_standby_bytes()
 
     def orphaned(self, process: Process) -> None:
         """It was perhaps a member of a group, and waits until that is known."""
@@ -91,8 +145,71 @@ class Ranks:
         """Has it prepared group snapshots?"""
         return any(self._rounds(process))
 
+    # Suspensions and resumptions.
+
+    def together(self, process: Process) -> list[Process]:
+        """Those that are suspended or resumed as one, in the order in which their programs began: the members of its
+        group, or those that were suspended with it."""
+        name = process.row.id
+        if process.state == "suspended":
+            found = [one for one in self._processes.values() if self._slept_with(process, one)]
+        else:
+            found = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
+        return sorted([process, *found], key=lambda one: (one.row.start_time, one.row.pid))
+
+    def _slept_with(self, process: Process, other: Process) -> bool:
+        """Or is it about to? Then it cannot be resumed yet, nor can the others."""
+        round = self._suspended_at(process)
+        alike = other.row.uid == process.row.uid and other.state in ("running", "suspended") and other is not process
+        return alike and round != 0 and self._suspended_at(other) == round
+
+    def _suspended_at(self, process: Process) -> int:
+        return 0 if process.memory is None else header.suspended(process.memory.journal.fileno(), self._group_at)
+
+    def resume(self, processes: Sequence[Process]) -> bool:
+        """These are resumed as one from now on. False: it is one that was suspended alone."""
+        if not self._suspended_at(processes[0]):
+            return False
+        names = [process.row.id for process in processes]
+        self._meetings.forget_of(names)
+        self._tell(lambda t: self._groups.forget(t, names))
+        self._resumptions.begin(names)
+        return True
+
+    def _waits(self, name: str, what: Literal["prepared", "suspended", "restored"]) -> None:
+        match what:
+            case "prepared":
+                self._tell(lambda t: self._groups.prepared(t, name))
+            case "suspended":
+                self._tell(lambda t: self._groups.suspended(t, name))
+            case "restored":
+                self._tell(lambda _: self._resumptions.restored(name))
+
+    def _not_resumed(self, name: str, why: str) -> None:
+        if members := self._resumptions.members(name):
+            self._tell(lambda _: self._resumptions.failed(name, why))
+            self._tell(lambda t: self._groups.forget(t, members))
+
+    def _wake_those_left_behind(self) -> None:
+        """Of a group of which an earlier daemon had suspended, or resumed, only some when it was lost."""
+        awake = {
+            self._rounds(one)[1]: one.row.id for one in self._processes.values()
+            if one.machine.grouped and one.state in ("running", "recovering")
+        }  # fmt: skip
+        for process in self._processes.values():
+            if process.state == "suspended" and (other := awake.get(self._suspended_at(process) or -1)) is not None:
+                self._wake_up(process, other)
+
+    def _wake_up(self, process: Process, other: str) -> None:
+        logger.warning("a rank is suspended, and others are not", process=process.row.id[:12])
+        if process.memory is not None:
+            process.keep_all(process.fd_store.next_change(process.memory))
+        process.tell(e.Grouped(t=now(), on=True))
+        self._tell(lambda t: self._groups.woken(t, _who(process), other))
+        process.tell(e.GroupWoken(t=now(), reason="the daemon was lost while its group was suspended or resumed"))
+
     def close(self) -> None:
-        for timer in (self._timer, self._opening):
+        for timer in (self._timer, self._opening, self._looking):
             if timer is not None:
                 timer.cancel()
 
@@ -106,31 +223,73 @@ class Ranks:
         self._busy = True
         try:
             while self._events:
-                for instruction in self._events.popleft()(now()):
-                    if (process := self._processes.get(instruction.process)) is not None:
-                        self._do(process, instruction)
+                self._carry_out(self._events.popleft()(now()))
         finally:
             self._busy = False
         self._set_timer()
 
+    def _carry_out(self, instructions: Iterable[g.Instruction]) -> None:
+        for instruction in instructions:
+            if (process := self._processes.get(instruction.process)) is not None:
+                self._do(process, instruction)
+
     def _do(self, process: Process, instruction: g.Instruction) -> None:
+        self.history.instructed(now(), instruction)
         match instruction:
+            case p.Prepare(server=server, attempt=attempt, name=name):
+                process.prepare_communicator(server, attempt, name)
+            case p.Forget(server=server, attempt=attempt):
+                process.forget_communicator(server, attempt)
+                self._note_made(process, server)
+            case p.Made(server=number, attempt=attempt, processes=of):
+                about = {"process": process.row.id[:12], "server": number, "attempt": attempt}
+                logger.info(f"a communicator of {of} is made ahead", **about)
+                self._note_made(process, number)
+            case p.Unready() | g.Stays(changed=True):
+                pass  # it is tried once more after the next snapshot
+            case g.Stays(reason=reason):
+                self._stays(process, reason)
+            case g.Settled():
+                self._settled(process)
             case g.Tie(on=on):
                 process.tell(e.Grouped(t=now(), on=on))
             case g.Stop(round=number, counts=counts):
                 process.send_active(m.pack("group_stop", round=number, counts=dict(counts)))
-            case g.Hold(round=number, gone=gone):
-                process.send_active(m.pack("group_hold", round=number, gone=list(gone)))
-            case g.Take(round=number):
-                process.send_active(m.pack("group_take", round=number))
+            case g.Hold(round=number, gone=gone, suspends=suspends):
+                more = {"suspends": True} if suspends else {}
+                process.send_active(m.pack("group_hold", round=number, gone=list(gone), **more))
+            case g.Take(round=number, suspends=True):
+                process.tell(v.GroupSuspends(t=now()))
+                process.send_active(m.pack("group_take", round=number, suspends=True))
+            case g.NotSuspended(reason=reason):
+                process.tell(v.GroupRefuses(t=now(), text=reason))
+            case g.AllSuspended():
+                process.tell(v.GroupSuspended(t=now()))
+            case LetIn():
+                process.tell(v.GroupResumes(t=now(), gone=self._groups.lacking(process.row.id)))
+            case NotResumed(reason=reason):
+                process.tell(v.GroupRefuses(t=now(), text=reason))
+            case g.Take(round=number, moves=moves, leaves=leaves, communicators=communicators):
+                fields = {"moves": True, "leaves": leaves, "communicators": communicators} if moves else {}
+                if leaves:
+                    self._end_handover(process)
+                    self._prepared.moved(process.row.id)
+                process.send_active(m.pack("group_take", round=number, **fields))
             case g.Continue(round=number):
                 process.send_active(m.pack("group_continue", round=number))
             case g.Resolve(round=number):
                 decided = any(self._rounds(one)[1] == number for one in self._processes.values())
                 logger.info("a round of an earlier daemon", process=process.row.id[:12], round=number, decided=decided)
+                if decided and any(self._renewed(one) == number for one in self._processes.values()):
+                    why = "a rank was moving when the daemon was lost"
+                    self._tell(lambda t: self._groups.broken(t, process.row.id, why))
+                    process.tell(e.GroupLost(t=now(), reason=why))
+                    return
                 process.send_active(m.pack("group_take" if decided else "group_continue", round=number))
             case g.Break(reason=reason):
                 process.tell(e.GroupLost(t=now(), reason=reason))
+            case g.Hung(reason=reason):
+                process.tell(e.GroupHung(t=now(), reason=reason))
             case g.Hopeless(reason=reason):
                 process.tell(e.GroupHopeless(t=now(), reason=reason))
             case g.Recover(members=members):
@@ -151,8 +310,165 @@ class Ranks:
             return
         decided = max((self._rounds(process)[1] for process in present.values()), default=0)
         logger.info("a group goes on", members=len(present), round=decided)
+        prepared = self._prepared.usable({name: process.machine.active for name, process in present.items()})
         for name, process in present.items():
-            process.tell(e.GroupGo(t=now(), decided=decided, gone=members[name]))
+            process.tell(e.GroupGo(t=now(), decided=decided, gone=members[name], communicators=prepared[name]))
+        self._count_standby_bytes()
+
+    def _settled(self, process: Process) -> None:
+        """What the snapshot has, standbys can make now."""
+        whole = self._groups.whole(process.row.id)
+        ranks = {one for processes in whole.values() for one in processes}
+        standbys = {one: self._processes[one].warm_standby for one in ranks if one in self._processes}
+        self._carry_out(self._prepared.settled(now(), whole, standbys))
+        self._count_standby_bytes()
+        self._look_at_handovers()
+        if self._copies_bound:
+            members = [process.row.id, *self._groups.others(process.row.id)]
+            self._copy_unique([self._processes[one] for one in members if one in self._processes])
+
+    def _communicator_prepared(self, process: Process, server: Server, message: m.CommunicatorPrepared) -> None:
+        name, number = process.row.id, server.number
+        if message.why:
+            logger.info("a communicator cannot be made ahead", process=name[:12], server=number, why=message.why)
+        self._carry_out(
+            self._prepared.reported(now(), name, number, message.attempt, message.device_bytes, message.why)
+        )
+        self._note_made(process, number)
+        self._count_standby_bytes()
+        self._look_at_handovers()
+
+    def _memory_short(self, process: Process, server: Server, number: int, ordinal: int, missing: int) -> None:
+        """Its program has no room for its own data."""
+        names = devices_of(server.device)
+        coming = 0
+        if ordinal < len(names):
+            users = self._users_of(names[ordinal])
+            forgotten, coming = self._prepared.short(now(), users, missing)
+            if coming:
+                about = {"process": process.row.id[:12], "device": names[ordinal], "mib": coming >> 20}
+                logger.info("communicators that were made ahead are given up for a program's memory", **about)
+            self._carry_out(forgotten)
+            self._count_standby_bytes()
+            self._look_at_handovers()
+        server.send(m.pack("memory_given_up", number=number, bytes=coming))
+
+    def _users_of(self, device: str) -> dict[p.Server, int]:
+        """Servers of programs, with the number of devices that each uses."""
+        return {
+            (process.row.id, server.number): len(devices)
+            for process in self._processes.values()
+            for server in process.servers.values()
+            if device in (devices := devices_of(server.device))
+        }
+
+    def _look_at_handovers(self) -> None:
+        for moving in [self._processes[one] for one in self._handovers if one in self._processes]:
+            self._look_at_move(moving)
+
+    # --- a rank moves ------------------------------------------------------------------------------------------------
+
+    def _look_at_move(self, process: Process) -> None:
+        """Its target and the servers of the others make its communicators beside those that they use."""
+        name, move = process.row.id, process.machine.move
+        if move is None or move.target is None:
+            return
+        whole = {key: ranks for key, ranks in self._groups.whole(name).items() if name in ranks}
+        ranks = {one for processes in whole.values() for one in processes if one in self._processes}
+        servers = {one: self._processes[one].machine.active for one in ranks} | {name: move.target}
+        self._carry_out(self._prepared.want_move(now(), name, whole, servers))
+        if name not in self._handovers:
+            return
+        ready = self._prepared.move_is_ready(name, whole, servers)
+        if ready is None:
+            self._tell(lambda t: self._groups.not_yet(t, name))
+            return
+        process.moving.communicators = ready[name]
+        self._tell(lambda t: self._groups.leave(t, name, whole, ready, LEAVE_PATIENCE))
+
+    def _begin_handover(self, process: Process) -> None:
+        """It does so at a round, and everything that the others need then is prepared first."""
+        wait = self._loop.call_later(PREPARE_PATIENCE, self._stays, process, "its communicators were not made in time")
+        self._handovers[process.row.id] = wait
+        self._look_at_move(process)
+
+    def _end_handover(self, process: Process) -> bool:
+        """Was one under way?"""
+        wait = self._handovers.pop(process.row.id, None)
+        if wait is not None:
+            wait.cancel()
+        return wait is not None
+
+    def _stays(self, process: Process, why: str) -> None:
+        active = process.machine.active
+        if self._end_handover(process) and active is not None:
+            process.tell(v.HandoverFailed(t=now(), server=active, text=why))
+
+    def _move_over(self, process: Process, why: str) -> None:
+        name = process.row.id
+        self._tell(lambda t: self._groups.stay(t, name, why))
+        self._stays(process, why)
+        self._carry_out(self._prepared.move_over(name))
+        self._count_standby_bytes()
+        self._look_at_handovers()  # of others, which have prepared theirs with the server that it had
+
+    def _count_standby_bytes(self) -> None:
+        """Each program may count as free what is given up for it."""
+        by_device: dict[str, int] = {}
+        for process in self._processes.values():
+            if (server := process.server(process.machine.active)) is None:
+                continue
+            for name in devices_of(server.device):
+                if name not in by_device:
+                    by_device[name] = self._prepared.bytes_on(self._users_of(name))
+            counted = [by_device[name] for name in devices_of(server.device)]
+            if counted != server.standby_bytes and (any(counted) or server.standby_bytes):
+                server.standby_bytes = counted
+                server.send(m.pack("standby_bytes", bytes=counted))
+
+    def _note_made(self, process: Process, number: int) -> None:
+        if (server := process.server(number)) is not None:
+            server.communicators = self._prepared.made_by(process.row.id, number)
+            server.communicator_bytes = self._prepared.bytes_of(process.row.id, number)
+
+    def _copy_unique(self, members: list[Process]) -> None:
+        """What one device alone has of a snapshot goes to host memory, too."""
+        share = self._copies_bound // max(1, sum(one.machine.grouped for one in self._processes.values()))
+        for process in members:
+            mine = set(devices_of(process.row.device))
+            others = [one for one in members if one is not process and mine.isdisjoint(devices_of(one.row.device))]
+            process.copy_unique(others, share)
+
+    # --- a rank's device was lost ------------------------------------------------------------------------------------
+
+    def _name_replicas(self) -> None:
+        """To whoever has lost memory, once all other ranks stand at the round or have lost some, too: from then on no
+        shadow changes until all go on."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        wanting = {one: number for one, number in self._wanting.items() if self._is_active(one, number)}
+        for name, number in list(wanting.items()):
+            others = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
+            if all(other.row.id in wanting or self._stands_at_round(other) for other in others):
+                del self._wanting[name]
+                sources = [other for other in others if other.row.id not in wanting]
+                self._processes[name].name_replicas(number, sources)
+        self._wanting = {one: number for one, number in self._wanting.items() if one in wanting}
+        if self._wanting:
+            self._looking = self._loop.call_later(LOOK_AT_ROUNDS, self._name_replicas)
+
+    def _is_active(self, name: str, number: int) -> bool:
+        return name in self._processes and self._processes[name].machine.active == number
+
+    def _stands_at_round(self, process: Process) -> bool:
+        """Has it the memory and the shadow of the round that was decided last?"""
+        machine = process.machine
+        if machine.active is None or machine.servers[machine.active] != "assigned":
+            return False
+        recovery = machine.recovery
+        restored = recovery is None or recovery.restored is not None
+        return restored and self._rounds(process)[0] == 0
 
     def _rounds(self, process: Process) -> tuple[int, int]:
         """The last that its journal has prepared, and the last decided."""
@@ -163,17 +479,25 @@ class Ranks:
         except OSError:
             return 0, 0
 
+    def _renewed(self, process: Process) -> int:
+        return 0 if process.memory is None else header.renewed(process.memory.journal.fileno(), self._group_at)
+
     def _forsaken(self, process: Process) -> bool:
         return process.memory is not None and header.forsaken(process.memory.journal.fileno(), self._group_at)
 
     def _open(self) -> None:
+        self._wake_those_left_behind()
         marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]
         self._tell(lambda t: self._groups.open(t, marked))
 
-    def _meet(self, process: Process, message: m.Meet) -> None:
+    def _meet(self, process: Process, server: Server, message: m.Meet) -> None:
         """A rank of a communicator looks for the others."""
+        if server.number == process.machine.active:
+            self.history.meets(now(), _who(process), message)
         offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
-        for answer in self._meetings.attend(now(), process.row.id, process.row.uid, offer):
+        answers = self._meetings.attend(now(), process.row.id, server.number, process.row.uid, offer)
+        self.history.answered(now(), process.row.id, answers)
+        for answer in answers:
             if (other := self._processes.get(answer.process)) is not None:
                 other.met(answer)
 

@@ -49,6 +49,7 @@ class Moving:
         self._folder = folder  # of files, when it is suspended to files
         self._incoming: dict[int, Handle] = {}
         self._first_id = 0
+        self.communicators: tuple[int, ...] = ()  # of a rank: attempts that its target has made with the others
         self._changes = 0  # of the process's memory, as far as the target has reported
         self._backlog: Backlog | None = None  # the target's
         self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
@@ -56,15 +57,15 @@ class Moving:
 
     # --- what is requested --------------------------------------------------------------------------------------------
 
-    async def run(self, record: v.MigrationRecord, changed: Changed) -> v.MigrationRecord:
-        """Begin it, and wait for its end. Raises Conflict if it cannot begin."""
+    async def run(self, record: v.MigrationRecord, changed: Changed, *, ranks: bool = False) -> v.MigrationRecord:
+        """Begin it, and wait for its end. `ranks`: with others, a resumption. Raises Conflict if it cannot begin."""
         why = self.why_not(record.kind)
         if why is not None:
             raise Conflict(why.text, code=why.code, phase="planning", process_location=self.place)
         future: asyncio.Future[v.MigrationRecord] = asyncio.get_running_loop().create_future()
         self._waiting = (record.id, future, changed)
         try:
-            self._tell(v.MoveRequested(t=time.monotonic_ns(), record=record))
+            self._tell(v.MoveRequested(t=time.monotonic_ns(), record=record, ranks=ranks))
             return await future
         finally:
             self._waiting = None
@@ -89,6 +90,11 @@ class Moving:
     def is_target(self, number: int) -> bool:
         move = self._process.machine.move
         return move is not None and move.target == number
+
+    def target_takes(self, number: int) -> bool:
+        """Is it one that has been given the process?"""
+        move = self._process.machine.move
+        return move is not None and move.target == number and move.target_took
 
     def target_added(self, server: Server, message: m.MemoryAdd, fds: list[Fd], missing: bool) -> str | None:
         """Hold it apart. Returns why not, when the target was wrong to send it."""
@@ -211,7 +217,12 @@ class Moving:
             case v.Take():
                 self._process.generation += 1
                 self._count_from_here()
-                self._send(instruction.server, "take", snapshot=instruction.snapshot)
+                ranks = {"communicators": list(self.communicators)} if self._process.machine.grouped else {}
+                self._send(instruction.server, "take", snapshot=instruction.snapshot, **ranks)
+            case v.LetIn():
+                self._process.generation += 1
+                self._count_from_here()
+                self._send(instruction.server, "enter", gone=list(instruction.gone))
             case v.GoOn():
                 self._process.generation += 1
                 self._process.recount()
@@ -246,7 +257,8 @@ class Moving:
         packed = m.pack_target(
             mode, job=process.row.id, client_pid=process.row.pid, stall_bound=process.stall_bound,
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
-            first_id=self._first_id, injections=instruction.injections,
+            copies_on_host=process.copies is not None, first_id=self._first_id, injections=instruction.injections,
+            ahead=instruction.waits,
         )  # fmt: skip
         process.give_backlog(server, self._hold)
         server.send(packed, process.memory.all)
@@ -254,8 +266,9 @@ class Moving:
             if self._reaches_target(handle):
                 server.send(_for_target(handle) if mode == "move" else handle.message, (handle.fd,))
         if mode == "resume":
-            process.generation += 1
-            self._count_from_here()
+            if not instruction.waits:
+                process.generation += 1
+                self._count_from_here()
             server.send(m.pack("go"))
 
     def _hold(self, backlog: Backlog) -> None:

@@ -6,26 +6,28 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from xmigd import log
 from xmigd.devices.header import Stall, stall
+from xmigd.devices.names import as_one, devices_of
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
 from xmigd.groups.meetings import Answer
 from xmigd.ipc import exits
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.channel import Peer
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, read_only
 from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.memory.host_pool import HostPool
 from xmigd.memory.restored import restored_memory
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits
 from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
@@ -62,7 +64,7 @@ class Process(ProcessState):
         suspend_dir: Path,
         host_pool: HostPool,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
-        rank_reported: Callable[[Process, m.RankMessage], None],
+        rank_reported: Callable[[Process, Server, m.RankMessage], None],
         group_concerns: Callable[[Process, e.Instruction], None],
         faults: int = 0,
         recoveries: int = 0,
@@ -77,6 +79,7 @@ class Process(ProcessState):
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self._requested: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self._stopping = False  # its program was signalled to end
+        self._lost_ordinals: set[int] = set()  # of its devices, until the server that had them has ended
         self._stall_at = stall_at  # where the journal has the expected stall
         self.job_log = job_log
         self._admit = admit
@@ -281,8 +284,8 @@ class Process(ProcessState):
             server.send(message)
 
     def met(self, answer: Answer) -> None:
-        """To its server, whose rank of a communicator looks for the others."""
-        server = self.server(self.machine.active)
+        """To a server whose rank of a communicator looks for the others."""
+        server = self.server(answer.server)
         if server is None:
             return
         fields: dict[str, Any] = {"meeting": answer.meeting, "rank": answer.rank}
@@ -293,6 +296,86 @@ class Process(ProcessState):
         else:
             fields["missing"] = answer.missing
         server.send(m.pack("met", **fields))
+
+    @property
+    def standby_communicators(self) -> int:
+        """That its standby has made with those of the other ranks."""
+        server = self.server(self.warm_standby)
+        return 0 if server is None else server.communicators
+
+    @property
+    def warm_standby(self) -> int | None:
+        number = self.machine.standby
+        return number if number is not None and self.machine.servers[number] == "warm" else None
+
+    def prepare_communicator(self, number: int, attempt: int, name: str) -> None:
+        """One of its servers makes it, beside all others."""
+        server, memory = self.server(number), self.memory
+        if server is not None and memory is not None:
+            message = m.pack("prepare_communicator", attempt=attempt, name=name)
+            server.send(message, (memory.snapshot0, memory.snapshot1))
+
+    def forget_communicator(self, number: int, attempt: int) -> None:
+        if (server := self.server(number)) is not None:
+            server.send(m.pack("forget_communicator", attempt=attempt))
+
+    def device_lost(self, device: str, instead: str, why: str) -> None:
+        """With its memory. What of this process lay there is gone, and its next servers get the other device."""
+        names = devices_of(self.row.device)
+        for server in list(self.servers.values()):
+            if device in devices_of(server.device) and self.moving.is_target(server.number):
+                server.kill()
+        if device not in names or self.state == "suspended":
+            return
+        self._lost_ordinals |= {ordinal for ordinal, name in enumerate(names) if name == device}
+        self._drop_lost_memory()
+        self.moved_to(as_one([instead if name == device else name for name in names]))
+        self.records.process_device(self.row.id, self.row.device)
+        self._note(why, level="warning")
+        self.tell(e.DeviceLost(t=now(), reason=why))
+        if self.server(self.machine.active) is None:
+            self._lost_ordinals.clear()  # nobody reports any more of it
+
+    def _drop_lost_memory(self) -> None:
+        lost = [
+            handle.id for handle in self.handles.values()
+            if handle.ordinal in self._lost_ordinals and handle.kind in ("device", "shadow") and not handle.on_host
+        ]  # fmt: skip
+        self.fd_store.lost(self.row.id, lost)
+        for number in lost:
+            self.drop_handle(number)
+
+    def name_replicas(self, number: int, others: Iterable[Process]) -> None:
+        """To a server of this process that has lost memory: the ranks that are at the same round."""
+        server = self.server(number)
+        if server is None:
+            return
+        for other in others:
+            if self._name_rank(server, other):
+                for handle in other.handles.values():
+                    if handle.kind == "shadow":
+                        server.send(m.pack_replica(handle.message), (handle.fd,))
+        server.send(m.pack("replicas_named"))
+
+    def copy_unique(self, others: Iterable[Process], most: int) -> None:
+        """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
+        server = self.server(self.machine.active)
+        if server is None:
+            return
+        for other in others:
+            self._name_rank(server, other)
+        server.send(m.pack("copy_unique", bytes=most))
+
+    def _name_rank(self, server: Server, other: Process) -> bool:
+        if other.memory is None:
+            return False
+        try:
+            files = [read_only(fd) for fd in (other.memory.snapshot0, other.memory.snapshot1)]
+        except OSError as error:
+            self._log.warning("a rank's memory is not looked at", other=other.row.id[:12], why=error.strerror)
+            return False
+        server.send(m.pack("replica_rank"), files)
+        return True
 
     def collect_lines(self) -> None:
         """What its program has reported goes into the job's log."""
@@ -348,6 +431,9 @@ class Process(ProcessState):
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
         if server.number == self.machine.active:
+            if self._lost_ordinals:  # it may have reported memory since
+                self._drop_lost_memory()
+                self._lost_ordinals.clear()
             self.paused = False
             if self._requested is not None and not self._requested[1].done():
                 lost = Conflict(f"the server was lost: {ending.text}", hint="ask again when the process is running")
@@ -421,6 +507,9 @@ class Process(ProcessState):
                         )
                     )  # fmt: skip
                     self._preload.snapshot(message.objects)
+            case m.CopiesMade():
+                if has_process:
+                    self.copies = message
             case m.Fault():
                 self.tell(
                     e.Faulted(
@@ -437,12 +526,14 @@ class Process(ProcessState):
             case m.Garbage():
                 self.tell(e.GarbageFound(t=t, server=number, position=message.position, text=message.text))
             case (
-                m.Meet() | m.Communicator() | m.CommunicatorFailed() | m.GroupWanted() | m.GroupStopped()
-                | m.GroupHeld() | m.GroupBusy()
+                m.Meet() | m.Communicator() | m.CommunicatorFailed() | m.CommunicatorPrepared() | m.GroupWanted()
+                | m.GroupStopped() | m.GroupHeld() | m.GroupBusy() | m.GroupStuck() | m.ReplicasWanted()
+                | m.MemoryShort()
             ):  # fmt: skip
                 there_is = not isinstance(message, m.Meet | m.Communicator) or message.rank < message.ranks
-                if has_process and there_is:
-                    self._rank_reported(self, message)
+                ahead = isinstance(message, m.Meet | m.CommunicatorPrepared)
+                if there_is and (has_process or ahead or self.moving.target_takes(number)):
+                    self._rank_reported(self, server, message)
                 else:
                     server.refuse("a rank from a server without a job, or one that there is not")
             case m.Bye():
@@ -507,13 +598,19 @@ class Process(ProcessState):
                 if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
                 self._group_concerns(self, instruction)
-            case e.GroupBroken() | e.AwaitGroup():
+            case e.GroupBroken() | e.AwaitGroup() | v.Waits():
+                self._group_concerns(self, instruction)
+            case v.AskHandover() if self.machine.grouped:
+                self._group_concerns(self, instruction)
+            case v.GiveTarget() | v.SaveMigration() | v.PrepareSuspend():
+                self.moving.do(instruction)
                 self._group_concerns(self, instruction)
             case e.SaveFault():
                 self.records.fault(self.row.id, instruction.record)
             case e.SaveRecovery():
                 self.records.recovery(self.row.id, instruction.record)
                 self._log_recovery(instruction.record)
+                self._group_concerns(self, instruction)
             case e.Release():
                 self.fd_store.forget(self.row.id)
                 self._release()
@@ -573,7 +670,8 @@ class Process(ProcessState):
         """All that it needs. `ahead`: it may prepare, and no more."""
         packed = m.pack_assign(
             instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
-            snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout, ahead=ahead,
+            snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
+            copies_on_host=self.copies is not None, ahead=ahead,
         )  # fmt: skip
         server.send(packed, memory.all)
         if instruction.mode == "recover":

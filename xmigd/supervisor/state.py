@@ -43,6 +43,7 @@ class ProcessState:
         self.servers: dict[int, Server] = {}
         self.generation = 0
         self.last_snapshot: m.Snapshot | None = None
+        self.copies: m.CopiesMade | None = None
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self.program = program
         self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
@@ -73,7 +74,21 @@ class ProcessState:
     @property
     def device_bytes(self) -> int:
         """Device memory that its servers' contexts take, the standby's among them; as far as they could tell."""
-        return sum(server.device_bytes + server.preloaded_bytes for server in self.servers.values())
+        return sum(
+            server.device_bytes + server.preloaded_bytes + server.communicator_bytes for server in self.servers.values()
+        )
+
+    @property
+    def communicator_bytes(self) -> int:
+        """Of these, what communicators take that were made ahead."""
+        return sum(server.communicator_bytes for server in self.servers.values())
+
+    @property
+    def survives_device_loss(self) -> bool | None:
+        """Has another device, or host memory, all that its last snapshot has? None: nobody looks."""
+        if self.copies is None or self.last_snapshot is None or not self.machine.grouped:
+            return None
+        return self.copies.snapshot == self.last_snapshot.number and self.copies.missing_bytes == 0
 
     @property
     def shadow_bytes(self) -> int:

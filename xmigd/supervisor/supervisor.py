@@ -14,8 +14,8 @@ from typing import Literal
 
 from xmigd import log
 from xmigd.connections.listener import Listener
-from xmigd.devices.choice import choose_device, resolve_device
-from xmigd.devices.names import as_one
+from xmigd.devices.choice import choose_device, least_used, resolve_device
+from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
 from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.ids import new_id
@@ -38,6 +38,7 @@ from xmigd.process.recovery import (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_ERROR_SYSTEM_NOT_READY,
 )
+from xmigd.ranks.history import History
 from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
 from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
@@ -97,7 +98,10 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
-        self._ranks = Ranks(self.processes, self.job_log, layout.group_at)
+        self._ranks = Ranks(
+            self.processes, self.job_log, layout.group_at, settings.standby_communicators_mib * MIB,
+            settings.replica_copies_mib * MIB, settings.recovery_timeout,
+        )  # fmt: skip
         self._expected_of = Counter(each.job.id for each in live)
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
@@ -201,6 +205,40 @@ class Supervisor:
             target.tell(e.InjectRequested(t=now(), injection=injection))
             armed.append((target, injection.id))
         return armed
+
+    def lose_device(self, device: str, why: str) -> int:
+        """It is gone with its memory. Processes that were on it go on elsewhere, as far as their content is there.
+        Returns how many that are."""
+        self.cordoned[device] = why
+        logger.error("a device is lost", device=device, why=why)
+        affected = [one for one in self.processes.values() if device in devices_of(one.row.device)]
+        for process in list(self.processes.values()):
+            instead = self._instead(process, device)
+            process.device_lost(device, instead, f"{device} was lost with its memory: {why}")
+        return len(affected)
+
+    def _instead(self, process: Process, device: str) -> str:
+        """The same one if there is no other: it may come back."""
+        kind, own = device.partition(":")[0], devices_of(process.row.device)
+        free = [
+            name for name in self._settings.device_names
+            if name.partition(":")[0] == kind and name not in own and name not in self.cordoned
+        ]  # fmt: skip
+        in_use = [name for one in self.processes.values() for name in devices_of(one.row.device)]
+        return least_used(free, in_use) if free else device
+
+    def together(self, process: Process) -> list[Process]:
+        """Those that are suspended or resumed as one, itself among them: its group."""
+        return self._ranks.together(process)
+
+    def resume_together(self, processes: Iterable[Process]) -> bool:
+        """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
+        return self._ranks.resume(list(processes))
+
+    @property
+    def history(self) -> History:
+        """What ranks do, and have done."""
+        return self._ranks.history
 
     @property
     def expected(self) -> list[str]:

@@ -21,6 +21,7 @@ PATHS = {
     "plans": "/v1/migration-plans",
     "operations": "/v1/operations",
     "policies": "/v1/policies",
+    "ranks": "/v1/jobs/{}/ranks",
     "resume": "/v1/processes/{}:resume",
     "series": "/v1/processes/{}/series",
     "suspend": "/v1/processes/{}:suspend",

@@ -1,7 +1,7 @@
 // Communicators, as far as the client needs to know them: one table, whose entries are never destroyed.
 //
 // What lies in this folder: communicators (made, queried and ended), operations (checked, and put into records), group (what
-// a thread has put together), genuine (the library that the program would have loaded). Collectives run in the servers; the client
+// a thread has put together), captured (groups that became a graph's), genuine (the library that the program would have loaded). Collectives run in the servers; the client
 // opens no socket. All of it may be called from any thread; a group is its thread's.
 #pragma once
 
@@ -32,6 +32,7 @@ struct Communicator {
   Context* context = nullptr;
   uint32_t rank = 0;
   uint32_t ranks = 0;
+  std::atomic<uint64_t> id{0};  // never used again, as its number may be
   std::mutex mutex;
   std::vector<std::optional<ScaledSum>> operators;  // guarded by mutex; by number, from ncclNumOps on
 };

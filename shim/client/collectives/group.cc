@@ -5,8 +5,10 @@
 #include <memory>
 #include <utility>
 
-#include "client/collectives/communicators.h"
+#include "client/collectives/captured.h"
+#include "client/graph/capture.h"
 #include "client/journal/append.h"
+#include "client/journal/diversion.h"
 #include "nccl_client.h"
 
 namespace xmig::client {
@@ -23,8 +25,11 @@ struct Group {
   ncclResult_t error = ncclSuccess;  // the first: the group does nothing then
   std::vector<Making> makings;
   std::vector<CollectiveOperation> operations;
+  uint64_t capture = 0;  // of all operations
 };
 constinit thread_local Group* open_group = nullptr;  // between ncclGroupStart and ncclGroupEnd
+
+constinit std::atomic<uint64_t> next_id{1};
 
 Communicator& place(uint64_t handle);
 
@@ -48,6 +53,7 @@ ncclResult_t taken(const Making& making, CUresult error, CommunicatorReply& repl
   communicator.context = making.context;
   communicator.rank = reply.rank;
   communicator.ranks = reply.ranks;
+  communicator.id.store(next_id.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
   {
     const std::lock_guard lock(communicator.mutex);
     communicator.operators.clear();
@@ -79,16 +85,24 @@ ncclResult_t make_all(std::vector<Making>& makings) {
   return result;
 }
 
-ncclResult_t begin_all(const std::vector<CollectiveOperation>& operations) {
+ncclResult_t begin_all(const std::vector<CollectiveOperation>& operations, uint64_t capture) {
   if (operations.size() > kMostOperations) {
     return failed(ncclInvalidUsage, "a group has at most %zu operations, not %zu", kMostOperations, operations.size());
   }
   const Communicator* const first = find_communicator(as_handle(operations[0].communicator));
   if (!first) return failed(ncclInvalidArgument, "a communicator was destroyed before its group ended");
-  const WithContext of_it(*first->context);
-  const Args_xmCommGroup args{static_cast<uint32_t>(operations.size()), 0};
-  const Slice slice{operations.data(), operations.size() * sizeof(CollectiveOperation)};
-  return as_nccl(append(Op::xmCommGroup, &args, sizeof(args), {&slice, 1}));
+  if (diverting() || capture != 0) [[unlikely]] {
+    for (const CollectiveOperation& operation : operations) {
+      const Communicator* const of_it = find_communicator(as_handle(operation.communicator));
+      if (!of_it) return failed(ncclInvalidArgument, "a communicator was destroyed before its group ended");
+      uint64_t now = 0;
+      const CUresult result = capture_of(*of_it, reinterpret_cast<CUstream>(operation.stream), now);
+      if (result != CUDA_SUCCESS) return as_nccl(result);
+      if (now != capture) return failed(ncclInvalidUsage, "a capture began or ended between the calls of a group and its end");
+    }
+    if (capture != 0) return as_nccl(capture_group(capture, operations));
+  }
+  return as_nccl(append_group(operations, *first->context));
 }
 
 ncclResult_t end(Group& group) {
@@ -99,7 +113,7 @@ ncclResult_t end(Group& group) {
   if (!group.makings.empty()) {
     if (const ncclResult_t result = make_all(group.makings); result != ncclSuccess) return result;
   }
-  return group.operations.empty() ? ncclSuccess : begin_all(group.operations);
+  return group.operations.empty() ? ncclSuccess : begin_all(group.operations, group.capture);
 }
 
 Table<Communicator, journal::kMaxCommunicators>& table() {
@@ -123,12 +137,28 @@ ncclResult_t make(Making making) {
   return make_all(one);
 }
 
-ncclResult_t begin(const CollectiveOperation& operation) {
-  if (open_group) {
-    open_group->operations.push_back(operation);
-    return ncclSuccess;
+CUresult append_group(std::span<const CollectiveOperation> operations, Context& context) {
+  const WithContext of_it(context);
+  const Args_xmCommGroup args{static_cast<uint32_t>(operations.size()), 0};
+  const Slice slice{operations.data(), operations.size_bytes()};
+  return append(Op::xmCommGroup, &args, sizeof(args), {&slice, 1});
+}
+
+CUresult capture_of(const Communicator& communicator, CUstream stream, uint64_t& capture) {
+  capture = 0;
+  if (!diverting()) return CUDA_SUCCESS;
+  const WithContext of_it(*communicator.context);  // whose default stream of this thread is meant
+  return find_capture(stream, capture);
+}
+
+ncclResult_t begin(const CollectiveOperation& operation, uint64_t capture) {
+  if (!open_group) return begin_all({operation}, capture);
+  if (!open_group->operations.empty() && open_group->capture != capture) {
+    return failed(ncclInvalidUsage, "the streams of a group are either all captured by the same graph, or none of them is");
   }
-  return begin_all({operation});
+  open_group->capture = capture;
+  open_group->operations.push_back(operation);
+  return ncclSuccess;
 }
 
 void fail_group(ncclResult_t error) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "api/nccl.h"
+#include "client/collectives/communicators.h"
 #include "client/journal/context.h"
 #include "journal/collectives.h"
 #include "ops.h"
@@ -22,9 +24,13 @@ struct Making {
   ncclComm_t* out = nullptr;
 };
 
-// At once, or at the end of the thread's group.
+// Of the context's device, all of them at once.
+CUresult append_group(std::span<const journal::CollectiveOperation> operations, Context& context);
+// Which capture the stream takes part in, 0: none. An error: work in it would break one.
+CUresult capture_of(const Communicator& communicator, CUstream stream, uint64_t& capture);
+// At once, or at the end of the thread's group. `capture`: that of the operation's stream.
 ncclResult_t make(Making making);
-ncclResult_t begin(const journal::CollectiveOperation& operation);
+ncclResult_t begin(const journal::CollectiveOperation& operation, uint64_t capture);
 // A call of the thread's group has failed: the group does nothing, and says so at its end.
 void fail_group(ncclResult_t error);
 

@@ -1,10 +1,8 @@
 // Operations: checked as NCCL checks them, then begun, or put into the thread's group.
 #include <cstring>
 
-#include "client/bootstrap/message.h"
 #include "client/collectives/communicators.h"
 #include "client/collectives/group.h"
-#include "client/journal/diversion.h"
 #include "client/journal/streams.h"
 #include "nccl_client.h"
 
@@ -71,11 +69,6 @@ ncclResult_t run(const Call& call) {
     if (stream->context->ordinal != communicator->context->ordinal) {
       return failed(ncclInvalidArgument, "%s: the stream is of another device than the communicator", call.name);
     }
-    if (stream->capture.load() != 0) {
-      return failed(ncclInvalidUsage, "%s: collectives cannot be captured into a graph yet", call.name);
-    }
-  } else if (call.stream == CU_STREAM_PER_THREAD && diverting()) {
-    return failed(ncclInvalidUsage, "%s: no collective in a thread's default stream while a graph is captured", call.name);
   }
   if (call.count == 0) return ncclSuccess;
   journal::Extent extent{};
@@ -87,7 +80,11 @@ ncclResult_t run(const Call& call) {
   if ((extent.sent && !operation.send) || (extent.received && !operation.receive)) {
     return failed(ncclInvalidArgument, "%s: a buffer is a null pointer", call.name);
   }
-  return begin(operation);
+  uint64_t capture = 0;
+  if (const CUresult result = capture_of(*communicator, call.stream, capture); result != CUDA_SUCCESS) {
+    return failed(as_nccl(result), "%s: CUDA error %d, a stream that this one waits for is being captured", call.name, result);
+  }
+  return begin(operation, capture);
 }
 
 }  // namespace

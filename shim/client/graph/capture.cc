@@ -127,6 +127,11 @@ void add_once(std::vector<Dependency>& to, const std::vector<Dependency>& more) 
   }
 }
 
+// What keeps the thread from working in a stream that takes part in no capture.
+CUresult check_outside(const Thread& thread, CUstream stream) {
+  return number(stream) > reinterpret_cast<uint64_t>(CU_STREAM_LEGACY) ? CUDA_SUCCESS : check_legacy(thread);
+}
+
 Node& continue_branch(Capture& capture, CUstream stream, CUgraphNodeType type) {
   Branch& branch = capture.branches[key_of(stream)];
   Node& node = capture.graph->add(type, std::move(branch.after));
@@ -252,8 +257,7 @@ std::optional<CUresult> Captures::divert(Thread& thread, Op op, const void* args
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(stream);
   if (!capture) {
-    if (number(stream) > reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) return std::nullopt;
-    const CUresult error = check_legacy(thread);
+    const CUresult error = check_outside(thread, stream);
     return error == CUDA_SUCCESS ? std::nullopt : std::optional(error);
   }
   if (!capture->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -272,9 +276,7 @@ CUresult Captures::refuse_waiting(Thread& thread, Op op, const void* args) {
   const std::lock_guard lock(graphs_mutex());
   const CUstream stream = stream_in(op, args);
   Capture* const capture = capture_of(stream);
-  if (!capture) {
-    return number(stream) > reinterpret_cast<uint64_t>(CU_STREAM_LEGACY) ? CUDA_SUCCESS : check_legacy(thread);
-  }
+  if (!capture) return check_outside(thread, stream);
   capture->valid = false;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
@@ -314,7 +316,7 @@ bool Captures::record_event(CUstream stream, CUevent event, unsigned int flags, 
   Capture* const capture = capture_of(stream);
   result = CUDA_SUCCESS;
   if (!capture) {
-    if (number(stream) <= reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) result = check_legacy(this_thread());
+    result = check_outside(this_thread(), stream);
     return result != CUDA_SUCCESS;
   }
   if (!capture->valid) {
@@ -407,6 +409,28 @@ std::optional<CUresult> refuse_graph_launch(CUstream stream) {
   capture->valid = false;
   say("a graph cannot be launched in a stream that is being captured, as natively: use a child node");
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult find_capture(CUstream stream, uint64_t& capture) {
+  capture = 0;
+  if (!diverting()) return CUDA_SUCCESS;
+  const std::lock_guard lock(graphs_mutex());
+  const Capture* const found = capture_of(stream);
+  if (!found) return check_outside(this_thread(), stream);
+  capture = found->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_collectives(uint64_t id, std::span<const CUstream> streams, std::shared_ptr<const Collectives> collectives) {
+  const std::lock_guard lock(graphs_mutex());
+  Capture* const capture = find_capture(id);
+  if (!capture || !capture->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  std::vector<Dependency> after;
+  for (const CUstream stream : streams) add_once(after, capture->branches[key_of(stream)].after);
+  Node& node = capture->graph->add(CU_GRAPH_NODE_TYPE_EMPTY, std::move(after));
+  node.collectives = std::move(collectives);
+  for (const CUstream stream : streams) capture->branches[key_of(stream)].after = {{&node, {}}};
+  return CUDA_SUCCESS;
 }
 
 void Captures::stream_destroyed(CUstream stream) {
@@ -530,10 +554,7 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* capt
   if (!diverting()) return CUDA_SUCCESS;
   const std::lock_guard lock(graphs_mutex());
   Capture* const capture = capture_of(hStream);
-  if (!capture) {
-    if (number(hStream) > reinterpret_cast<uint64_t>(CU_STREAM_LEGACY)) return CUDA_SUCCESS;
-    return check_legacy(this_thread());
-  }
+  if (!capture) return check_outside(this_thread(), hStream);
   *captureStatus_out = capture->valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   if (!capture->valid) return CUDA_SUCCESS;
   Branch& branch = capture->branches[key_of(hStream)];

@@ -6,7 +6,9 @@
 
 #include <cuda.h>
 
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "client/graph/graph.h"
@@ -28,5 +30,10 @@ class Collect {
 // The driver launches no graph in a stream that is being captured (measured, 580): a mistake that ends its capture.
 // Nothing: the stream is none.
 std::optional<CUresult> refuse_graph_launch(CUstream stream);
+
+// Which capture the stream takes part in, 0: none. An error: work in it would break one.
+CUresult find_capture(CUstream stream, uint64_t& capture);
+// They become a node of this capture, in which all of these streams take part.
+CUresult capture_collectives(uint64_t capture, std::span<const CUstream> streams, std::shared_ptr<const Collectives> collectives);
 
 }  // namespace xmig::client

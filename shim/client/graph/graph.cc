@@ -1,6 +1,8 @@
 #include "client/graph/graph.h"
 
 #include <cstring>
+#include <functional>
+#include <queue>
 #include <unordered_map>
 #include <utility>
 
@@ -77,6 +79,7 @@ Node& Graph::add_like(const Node& node, bool named) {
   Node& twin = add(node.type, {});
   twin.origin = node.handle ? node.handle : node.origin;
   twin.operations = node.operations;
+  twin.collectives = node.collectives;
   twin.event = node.event;
   twin.allocation = node.allocation;
   twin.enabled = node.enabled;
@@ -134,17 +137,22 @@ bool Graph::conditional() const {
 }
 
 std::vector<Node*> Graph::in_order() const {
-  std::unordered_map<const Node*, size_t> left;
-  std::unordered_map<const Node*, std::vector<Node*>> dependents;
-  std::vector<Node*> order;
-  for (const auto& node : nodes) {
-    left.emplace(node.get(), node->dependencies.size());
-    for (const Dependency& d : node->dependencies) dependents[d.on].push_back(node.get());
-    if (node->dependencies.empty()) order.push_back(node.get());
+  std::vector<size_t> left;  // by place, as everything here
+  std::unordered_map<const Node*, std::vector<size_t>> dependents;
+  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    left.push_back(nodes[i]->dependencies.size());
+    for (const Dependency& d : nodes[i]->dependencies) dependents[d.on].push_back(i);
+    if (left[i] == 0) ready.push(i);
   }
-  for (size_t i = 0; i < order.size(); ++i) {
-    for (Node* const next : dependents[order[i]]) {
-      if (--left[next] == 0) order.push_back(next);
+  std::vector<Node*> order;
+  while (!ready.empty()) {
+    order.push_back(nodes[ready.top()].get());
+    ready.pop();
+    const auto waiting = dependents.find(order.back());
+    if (waiting == dependents.end()) continue;
+    for (const size_t next : waiting->second) {
+      if (--left[next] == 0) ready.push(next);
     }
   }
   if (order.size() != nodes.size()) order.clear();

@@ -6,7 +6,7 @@
 // as an image (journal/graph_image.h).
 //
 // What lies in this folder: graphs, their nodes and their work, capture, and what becomes of a graph when it is executable: one of the
-// driver's (graph_exec), in parts (graph_parts, graph_stand_ins), or record by record (graph_play). All of it is under
+// driver's (graph_exec), in parts (graph_parts, graph_stand_ins, graph_lanes), or record by record (graph_play). All of it is under
 // graphs_mutex(), captures too.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -55,12 +56,27 @@ struct Condition {
   bool assigned = false;  // if this; otherwise a kernel has to set it first
 };
 
+// Collectives that begin together. What they are, client/collectives knows, which stands above this folder.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  // Can they begin?
+  virtual CUresult check() const = 0;
+  // Of which contexts are their communicators? Each once.
+  virtual std::span<Context* const> contexts() const = 0;
+  // The first one of these: a number that is never used again.
+  virtual uint64_t communicator() const = 0;
+  // In `stream_of(context)`.
+  virtual CUresult begin(const std::function<CUstream(const Context&)>& stream_of) const = 0;
+};
+
 struct Node {
   uint64_t handle = 0;  // 0 in an executable graph, whose nodes the program names by those they were copied from
   uint64_t origin = 0;  // of a copy: the handle of the node that it was made from
   Graph* graph = nullptr;
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   std::vector<Operation> operations;  // done one after the other
+  std::shared_ptr<const Collectives> collectives;
   std::vector<Dependency> dependencies;
   CUevent event = nullptr;
   std::unique_ptr<Graph> child;
@@ -100,7 +116,7 @@ struct Graph {
   bool contains(const Graph& graph) const;
   // Has it conditions or conditional nodes, at any depth? Such a graph is not copied for the program.
   bool conditional() const;
-  // In an order in which each node comes after those it waits for; empty if there is a circle.
+  // As they were added, but each after those that it waits for; empty if there is a circle.
   std::vector<Node*> in_order() const;
 
   uint64_t handle = 0;

@@ -7,6 +7,7 @@
 
 #include "client/bootstrap/message.h"
 #include "client/bootstrap/process.h"
+#include "client/graph/graph_play.h"
 #include "client/graph/graph_work.h"
 #include "client/journal/append.h"
 #include "client/journal/context.h"
@@ -67,6 +68,15 @@ bool bodies_are_fine(const Graph& graph, bool in_body) {
   return fine;
 }
 
+bool collectives_in_bodies(const Graph& graph) {
+  bool found = false;
+  for (const auto& node : graph.nodes) {
+    for (const auto& body : node->bodies) found = found || has_collectives(*body);
+    if (node->child) found = found || collectives_in_bodies(*node->child);
+  }
+  return found;
+}
+
 }  // namespace
 
 CUresult refuse_copy() {
@@ -89,6 +99,10 @@ CUresult check_conditions(const Graph& graph) {
   if (!bodies_are_fine(graph, false)) {
     say("the body of a conditional node can have kernels, copies, memsets, child graphs, conditional and empty nodes only");
     return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (collectives_in_bodies(graph)) {
+    say("the body of a conditional node cannot have collectives under xMIG: how often they run only the device would know");
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
   return CUDA_SUCCESS;
 }

@@ -9,6 +9,7 @@
 #include "client/graph/capture.h"
 #include "client/graph/graph.h"
 #include "client/graph/graph_conditions.h"
+#include "client/graph/graph_lanes.h"
 #include "client/graph/graph_order.h"
 #include "client/graph/graph_parts.h"
 #include "client/graph/graph_play.h"
@@ -30,11 +31,12 @@ struct Exec {
   Context* context = nullptr;
   std::unique_ptr<Graph> graph;
   bool played = false;           // record by record,
-  std::unique_ptr<Parts> parts;  // or in parts, if it has conditional nodes
+  std::unique_ptr<Parts> parts;  // or in parts, if it has conditional nodes or collectives
   bool on_server = false;
   bool stale = false;
   std::shared_ptr<void> only;  // that a conditional graph knows of it
   LaunchOrder order;
+  Lanes lanes;
 };
 
 // Under graphs_mutex().
@@ -57,9 +59,9 @@ CUresult send(Exec& exec) {
   const bool played = has_program_in_it(*exec.graph);
   std::unique_ptr<Parts> parts;
   CUresult result = CUDA_SUCCESS;
-  if (played && conditional) {
+  if ((played && conditional) || has_collectives(*exec.graph)) {
     const WithContext own(*exec.context);
-    result = Parts::make(*exec.graph, exec.flags, parts);
+    result = Parts::make(*exec.graph, exec.flags, *exec.context, parts);
   } else if (played) {
     std::vector<std::byte> image;
     result = serialise(*exec.graph, image) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;  // without a circle
@@ -68,7 +70,7 @@ CUresult send(Exec& exec) {
     exec.on_server |= result == CUDA_SUCCESS;
   }
   if (result != CUDA_SUCCESS) return result;
-  exec.played = played;
+  exec.played = played || parts != nullptr;
   exec.parts = std::move(parts);
   exec.stale = false;
   return CUDA_SUCCESS;
@@ -127,7 +129,9 @@ CUgraphExecUpdateResult compare(const Graph& old, const Graph& next, const Node*
     const Node& before = *old.nodes[i];
     const Node& after = *next.nodes[i];
     culprit = &after;
-    if (before.type != after.type) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    if (before.type != after.type || !before.collectives != !after.collectives) {
+      return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    }
     if (before.dependencies.size() != after.dependencies.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     for (size_t d = 0; d < after.dependencies.size(); ++d) {
       if (old_places.at(before.dependencies[d].on) != places.at(after.dependencies[d].on)) {
@@ -198,11 +202,14 @@ CUresult launch(CUgraphExec handle, CUstream stream, bool upload) {
   if (exec->stale) {
     if (const CUresult error = send(*exec); error != CUDA_SUCCESS) return error;
   }
+  if (exec->parts && !upload) {
+    if (const CUresult error = exec->parts->check(); error != CUDA_SUCCESS) return error;
+  }
   if (!upload) {
     if (const CUresult error = exec->order.before(stream); error != CUDA_SUCCESS) return error;
   }
   if (exec->played && upload) return CUDA_SUCCESS;
-  if (exec->parts) return exec->parts->launch(stream);
+  if (exec->parts) return exec->parts->launch(stream, exec->lanes);
   if (exec->played) return play(*exec->graph, stream);
   const Args_xmGraphLaunch args{
       .exec = exec->handle, .stream = reinterpret_cast<uint64_t>(stream), .upload = upload, .reserved = 0};

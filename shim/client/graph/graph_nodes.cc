@@ -608,7 +608,8 @@ CUresult cuGraphDebugDotPrint(CUgraph hGraph, const char* path, unsigned int fla
   if (!file) return CUDA_ERROR_OPERATING_SYSTEM;
   std::fprintf(file, "digraph \"graph\" {\n");
   for (const auto& node : graph->nodes) {
-    std::fprintf(file, "  \"%p\" [label=\"%s\"];\n", static_cast<const void*>(node.get()), name_of(node->type));
+    std::fprintf(file, "  \"%p\" [label=\"%s\"];\n", static_cast<const void*>(node.get()),
+                 node->collectives ? "collectives" : name_of(node->type));
     for (const Dependency& d : node->dependencies) {
       std::fprintf(file, "  \"%p\" -> \"%p\";\n", static_cast<const void*>(d.on), static_cast<const void*>(node.get()));
     }

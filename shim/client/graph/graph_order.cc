@@ -4,15 +4,9 @@
 #include "client/journal/streams.h"
 #include "client/journal/thread.h"
 #include "client/memory/memory.h"
-#include "client/stream/events.h"
 #include "local.h"
-#include "records.h"
 
 namespace xmig::client {
-
-LaunchOrder::~LaunchOrder() {
-  if (valid_event(event_)) client::cuEventDestroy_v2(event_);
-}
 
 CUresult LaunchOrder::before(CUstream stream) {
   const uint64_t key = memory_stream_key(stream);
@@ -36,17 +30,9 @@ CUresult LaunchOrder::follow(CUstream stream) {
     const bool there = last ? last->id == stream_id_ : special(stream_) && memory_stream_key(stream_) == key_;
     // A stream that is gone, or another thread's, cannot be named any more.
     if (!there) return client::cuCtxSynchronize();
-    if (!valid_event(event_) || event_context_ != context_) {
-      if (valid_event(event_)) client::cuEventDestroy_v2(event_);
-      event_ = nullptr;
-      const CUresult error = client::cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
-      if (error != CUDA_SUCCESS) return error;
-      event_context_ = context_;
-    }
-    const CUresult error = record::cuEventRecordWithFlags(event_, stream_, CU_EVENT_RECORD_DEFAULT);
-    if (error != CUDA_SUCCESS) return error;
   }
-  return record::cuStreamWaitEvent(stream, event_, CU_EVENT_WAIT_DEFAULT);
+  if (const CUresult error = mark_.record(*context_, stream_); error != CUDA_SUCCESS) return error;
+  return mark_.await(stream);
 }
 
 }  // namespace xmig::client

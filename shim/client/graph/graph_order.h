@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "client/graph/graph_lanes.h"
+
 namespace xmig::client {
 
 struct Context;
@@ -17,9 +19,6 @@ struct Context;
 // Under graphs_mutex().
 class LaunchOrder {
  public:
-  LaunchOrder() = default;
-  ~LaunchOrder();
-  LaunchOrder(const LaunchOrder&) = delete;
   // Before a launch in this stream.
   CUresult before(CUstream stream);
 
@@ -30,8 +29,7 @@ class LaunchOrder {
   CUstream stream_ = nullptr;
   uint64_t stream_id_ = 0;
   Context* context_ = nullptr;  // the stream's
-  CUevent event_ = nullptr;
-  Context* event_context_ = nullptr;
+  Mark mark_;
 };
 
 }  // namespace xmig::client

@@ -34,6 +34,15 @@ bool has_program_in_it(const Graph& graph) {
   return false;
 }
 
+bool has_collectives(const Graph& graph) {
+  bool found = false;
+  for (const auto& node : graph.nodes) {
+    found = found || node->collectives;
+    node->for_each_inside([&](const Graph& inside) { found = found || has_collectives(inside); });
+  }
+  return found;
+}
+
 CUresult play(const Operation& operation, CUstream stream) {
   if (operation.op == Op::xmHostFunc) {
     const auto args = operation.as<Args_xmHostFunc>();

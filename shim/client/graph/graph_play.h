@@ -12,6 +12,7 @@ namespace xmig::client {
 bool is_programs(Op op);
 // Is there anything of the kind in the graph, at any depth? Events are, too.
 bool has_program_in_it(const Graph& graph);
+bool has_collectives(const Graph& graph);
 
 // Appends, in the stream, what an operation, a node or all of a graph does. Conditional nodes cannot be appended.
 CUresult play(const Operation& operation, CUstream stream);

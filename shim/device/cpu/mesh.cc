@@ -272,6 +272,8 @@ struct Mesh::Receiving {
           errno = ECONNRESET;
           return false;
         }
+        // Once, of a peer that has gone without reading all: what it sent before is still there to be read.
+        if (got < 0 && errno == ECONNRESET) continue;
         if (got < 0) return errno == EAGAIN || errno == EINTR;
         done += static_cast<size_t>(got);
         progress = true;

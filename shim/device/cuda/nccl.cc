@@ -10,6 +10,7 @@
 #include <deque>
 #include <mutex>
 #include <span>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -61,6 +62,10 @@ Result<> trusted(const std::string& path) {
   }
   return {};
 }
+
+constexpr const char* kUnknown = "unknown";
+constexpr size_t kFirstBytes = 4096;  // of the first operation, on each rank
+constexpr size_t kMostFirst = 64;      // ranks of one communicator in one process
 
 // What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; connections are made when the
 // communicator is, where waiting is allowed; no pages of the host through the driver's own allocator, which can deadlock; and no
@@ -274,24 +279,65 @@ class NcclCollectives final : public Collectives {
     ncclResult_t result = library.ncclGetVersion(&version);
     if (result == ncclSuccess && place.rank == 0) result = library.ncclGetUniqueId(&id);
     if (result != ncclSuccess) return failure(library, "cannot begin", result);
-    // Versions first: ranks of different ones would not understand each other, and say so late or never.
     const std::span<std::byte> address = std::as_writable_bytes(std::span(id.internal));
-    const Result<std::vector<std::string>> offers = meet(std::to_string(version) + (place.rank == 0 ? " " + to_hex(address) : ""));
-    if (!offers) return offers.error();
-    const std::string own = std::to_string(version);
-    for (size_t rank = 0; rank < offers->size(); ++rank) {
-      const std::string& other = (*offers)[rank];
-      if (other.substr(0, other.find(' ')) == own) continue;
-      return Error{"rank " + std::to_string(rank) + " has NCCL " + other.substr(0, other.find(' ')).substr(0, 16) + ", rank " +
-                   std::to_string(place.rank) + " has " + own + ": all ranks need the same"};
+    const Offer own{std::to_string(version), device_of(place), begun_.load() ? "old" : "new", place.rank == 0 ? to_hex(address) : "none"};
+    const Result<std::vector<std::string>> texts = meet(own.text());
+    if (!texts) return texts.error();
+    std::vector<Offer> offers;
+    for (const std::string& text : *texts) offers.push_back(Offer::of(text));
+    // Versions first: ranks of different ones would not understand each other, and say so late or never.
+    for (size_t rank = 0; rank < offers.size(); ++rank) {
+      if (offers[rank].version == own.version) continue;
+      return Error{"rank " + std::to_string(rank) + " has NCCL " + offers[rank].version.substr(0, 16) + ", rank " +
+                   std::to_string(place.rank) + " has " + own.version + ": all ranks need the same"};
     }
-    if (offers->empty() || !(*offers)[0].starts_with(own + " ") || !from_hex((*offers)[0].substr(own.size() + 1), address)) {
-      return Error{"what rank 0 says is no address"};
-    }
+    if (offers.empty() || !from_hex(offers[0].address, address)) return Error{"what rank 0 says is no address"};
+    if (is_apart(offers, place.rank)) ::setenv("NCCL_HOSTID", ("xmig-" + std::to_string(::getpid())).c_str(), 1);
+    begun_ = true;
     ncclComm_t comm = nullptr;
     result = library.ncclCommInitRank(&comm, static_cast<int>(place.ranks), id, static_cast<int>(place.rank));
     if (result != ncclSuccess) return failure(library, "cannot make the communicator", result);
     return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(driver_, library, comm, place, std::move(failed)));
+  }
+
+  // In page-locked memory of the host, which is registered once: to give device memory back would wait for all work of the device.
+  Result<> warm(std::span<Part> parts, const std::function<bool()>& give_up) override {
+    if (parts.size() > kMostFirst) return {};
+    parts[0].enter();
+    static void* const memory = [&]() -> void* {
+      void* const pages = std::aligned_alloc(kFirstBytes, kMostFirst * kFirstBytes);
+      constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+      return driver_.cuMemHostRegister_v2(pages, kMostFirst * kFirstBytes, kFlags) == CUDA_SUCCESS ? pages : nullptr;
+    }();
+    if (!memory) return Error{"no page-locked memory for the first operation"};
+    std::memset(memory, 0, kMostFirst * kFirstBytes);
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < parts.size() && result == CUDA_SUCCESS; ++i) {
+      CUstream stream = nullptr;
+      parts[i].enter();
+      result = driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+      parts[i].stream = stream;
+      CollectiveOperation& first = parts[i].operations.emplace_back();
+      first.kind = static_cast<uint32_t>(CollectiveKind::kAllReduce);
+      first.type = static_cast<uint32_t>(journal::DataType::kFloat32);
+      first.send = first.receive = reinterpret_cast<uint64_t>(memory) + i * kFirstBytes;
+      first.count = kFirstBytes / sizeof(float);
+    }
+    if (result == CUDA_SUCCESS) result = result_of(run(parts));
+    for (const Part& part : parts) {
+      if (!part.stream) continue;
+      part.enter();
+      while (result == CUDA_SUCCESS) {
+        const CUresult state = driver_.cuStreamQuery(static_cast<CUstream>(part.stream));
+        if (state == CUDA_SUCCESS) break;
+        if (state != CUDA_ERROR_NOT_READY) result = state;
+        if (give_up()) return Error{"the first operation was not done in time"};  // its streams stay: to end them would wait
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      driver_.cuStreamDestroy_v2(static_cast<CUstream>(part.stream));
+    }
+    if (result != CUDA_SUCCESS) return Error{"the first operation failed: CUDA error " + std::to_string(result)};
+    return {};
   }
 
   // One group for all: a rank's communicators may wait for each other's peers.
@@ -320,6 +366,38 @@ class NcclCollectives final : public Collectives {
   }
 
  private:
+  // What a rank says of itself to the others.
+  struct Offer {
+    std::string version, device;
+    std::string since;    // new: its process has no communicator yet
+    std::string address;  // of rank 0
+
+    std::string text() const { return version + " " + device + " " + since + " " + address; }
+    static Offer of(const std::string& text) {
+      std::istringstream words(text);
+      Offer offer;
+      words >> offer.version >> offer.device >> offer.since >> offer.address;
+      return offer;
+    }
+  };
+
+  // NCCL refuses two ranks on one device of one machine. One that seems to be on a machine of its own uses the network between them, which is
+  // slower, and works. What machine it is on, a process says once: it is the rank whose process begins, and of two of these the higher one.
+  static bool is_apart(const std::vector<Offer>& offers, uint32_t own) {
+    if (offers[own].since != "new" || offers[own].device == kUnknown) return false;
+    for (uint32_t rank = 0; rank < offers.size(); ++rank) {
+      if (rank == own || offers[rank].device != offers[own].device) continue;
+      if (offers[rank].since != "new" || rank < own) return true;
+    }
+    return false;
+  }
+
+  std::string device_of(const Place& place) const {
+    CUuuid id{};
+    if (driver_.cuDeviceGetUuid_v2(&id, static_cast<CUdevice>(place.ordinal)) != CUDA_SUCCESS) return kUnknown;
+    return to_hex(std::as_bytes(std::span(id.bytes)));
+  }
+
   static std::string text_of(const Library& library, ncclResult_t result) {
     return std::string(library.ncclGetErrorString(result)) + " (" + library.ncclGetLastError(nullptr) + ")";
   }
@@ -329,6 +407,7 @@ class NcclCollectives final : public Collectives {
 
   const DriverTable& driver_;
   std::atomic<const Library*> library_{nullptr};
+  std::atomic<bool> begun_{false};  // this process has been a rank
 };
 
 }  // namespace

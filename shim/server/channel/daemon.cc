@@ -115,6 +115,14 @@ void Daemon::preloaded(const PreloadReport& report) {
              {"device_bytes", report.device_bytes}}));
 }
 
+void Daemon::communicator_prepared(uint64_t attempt, uint64_t device_bytes, std::string_view why) {
+  send(dump({{"type", "communicator_prepared"}, {"attempt", attempt}, {"device_bytes", device_bytes}, {"why", why}}));
+}
+
+void Daemon::memory_short(uint64_t number, uint32_t ordinal, uint64_t bytes) {
+  send(dump({{"type", "memory_short"}, {"number", number}, {"ordinal", ordinal}, {"bytes", bytes}}));
+}
+
 void Daemon::keep_backlog(ipc::UniqueFd socket) {
   const std::lock_guard lock(mutex_);
   backlog_ = std::move(socket);
@@ -174,6 +182,14 @@ void Daemon::group_held(uint64_t round) { send(dump({{"type", "group_held"}, {"r
 
 void Daemon::group_busy(uint64_t round, std::string_view why) {
   send(dump({{"type", "group_busy"}, {"round", round}, {"why", why}}));
+}
+
+void Daemon::group_stuck(double seconds) { send(dump({{"type", "group_stuck"}, {"seconds", seconds}})); }
+
+void Daemon::replicas_wanted(uint64_t bytes) { send(dump({{"type", "replicas_wanted"}, {"bytes", bytes}})); }
+
+void Daemon::copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes) {
+  send(dump({{"type", "copies_made"}, {"snapshot", snapshot}, {"bytes", bytes}, {"missing_bytes", missing_bytes}}));
 }
 
 void Daemon::snapshot(const SnapshotReport& report) {

@@ -84,6 +84,10 @@ class Daemon {
   void ready(uint32_t generation, bool opened);
   void opened(uint64_t device_bytes);
   void preloaded(const PreloadReport& report);
+  // `why` it is not; empty: it is, and takes so many bytes of the devices, about.
+  void communicator_prepared(uint64_t attempt, uint64_t device_bytes, std::string_view why);
+  // Of this device, so many bytes are missing for the program's own data: who has made communicators ahead is to give them up.
+  void memory_short(uint64_t number, uint32_t ordinal, uint64_t bytes);
   void memory_add(const Hosted& memory);
   void memory_again(const Hosted& memory);  // in an announcement: it is nothing new
   void memory_drop(uint64_t id);
@@ -110,6 +114,12 @@ class Daemon {
   void group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts);
   void group_held(uint64_t round);
   void group_busy(uint64_t round, std::string_view why);
+  // The device waits for other ranks, and the program for the device, without progress for so many seconds; 0: no longer.
+  void group_stuck(double seconds);
+  // So much of the process's memory was lost with a device: who has equal content?
+  void replicas_wanted(uint64_t bytes);
+  // So much is copied to host memory of what only this process's device has at this snapshot, and so much is not.
+  void copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes);
   void bye(std::string_view reason);
   // Nothing more is reported: the process ends. To be called before it does, so that the last words arrive.
   void hang_up();

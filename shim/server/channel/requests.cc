@@ -143,6 +143,16 @@ void read_names(Fields& fields, const char* name, std::vector<std::string>& name
   }
 }
 
+void read_numbers(Fields& fields, const char* name, std::vector<uint64_t>& numbers) {
+  const Json* list = fields.find(name);
+  if (!list) return;
+  if (!list->is_array()) return fields.fail(std::string(name) + " is no list");
+  for (const Json& one : *list) {
+    if (!one.is_number_unsigned()) return fields.fail(std::string(name) + " has what is no unsigned number");
+    numbers.push_back(one.get<uint64_t>());
+  }
+}
+
 std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
   Assign assign;
   fields.string("job", assign.job, 63);
@@ -157,6 +167,7 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   fields.real("snapshot_cost", assign.snapshot_cost);
   if (!(assign.snapshot_cost > 0 && assign.snapshot_cost <= 1)) fields.fail("snapshot_cost is not in (0, 1]");
   if (fields.has("stall_bound")) fields.real("stall_bound", assign.stall_bound);
+  if (fields.has("copies_on_host")) fields.boolean("copies_on_host", assign.copies_on_host);
   if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
   if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
@@ -198,11 +209,13 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
     }
   }
   if (fields.has("ahead")) fields.boolean("ahead", assign.ahead);
-  if (assign.ahead && assign.mode != AssignMode::kRecover) fields.fail("only a recovery is prepared ahead");
+  const bool may_wait = assign.mode == AssignMode::kRecover || assign.mode == AssignMode::kResume;
+  if (assign.ahead && !may_wait) fields.fail("only a recovery or a resumption is prepared ahead");
   if (fields.has("error")) fields.integer("error", assign.error);
   if (fields.has("text")) fields.string("text", assign.text, 4096);
   if (fields.has("decided")) fields.unsigned_number("decided", assign.decided);
   if (fields.has("gone")) read_names(fields, "gone", assign.gone);
+  if (fields.has("communicators")) read_numbers(fields, "communicators", assign.communicators);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
   if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
   if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
@@ -212,8 +225,26 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   return assign;
 }
 
+std::optional<Hosted> read_hosted(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  Hosted memory;
+  fields.unsigned_number("id", memory.id);
+  fields.choice(
+      "kind", memory.kind,
+      {{"device", HostedKind::kDevice}, {"shadow", HostedKind::kShadow}, {"image", HostedKind::kImage}});
+  fields.integer("ordinal", memory.ordinal);
+  fields.unsigned_number("address", memory.address);
+  fields.unsigned_number("bytes", memory.bytes);
+  if (fields.has("name")) fields.string("name", memory.name, 255);
+  if (fields.has("foreign")) fields.boolean("foreign", memory.foreign);
+  if (memory.ordinal >= static_cast<int>(journal::kMaxDevices)) fields.fail("ordinal is too large");
+  if (fds.size() != 1) fields.fail("memory comes with 1 descriptor");
+  if (!fields.finished()) return std::nullopt;
+  memory.fd = std::move(fds[0]);
+  fds.clear();
+  return memory;
+}
+
 std::optional<Request> read_memory(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
-  MemoryAdd add;
   std::string op;
   fields.string("op", op, 8);
   if (op == "drop") {
@@ -221,22 +252,9 @@ std::optional<Request> read_memory(Fields& fields, std::vector<ipc::UniqueFd>& f
     fields.unsigned_number("id", drop.id);
     return fields.finished() ? std::optional<Request>(drop) : std::nullopt;
   }
-  fields.unsigned_number("id", add.memory.id);
-  fields.choice(
-      "kind", add.memory.kind,
-      {{"device", HostedKind::kDevice}, {"shadow", HostedKind::kShadow}, {"image", HostedKind::kImage}});
-  fields.integer("ordinal", add.memory.ordinal);
-  fields.unsigned_number("address", add.memory.address);
-  fields.unsigned_number("bytes", add.memory.bytes);
-  if (fields.has("name")) fields.string("name", add.memory.name, 255);
-  if (fields.has("foreign")) fields.boolean("foreign", add.memory.foreign);
   if (op != "add") fields.fail("op is neither add nor drop");
-  if (add.memory.ordinal >= static_cast<int>(journal::kMaxDevices)) fields.fail("ordinal is too large");
-  if (fds.size() != 1) fields.fail("memory comes with 1 descriptor");
-  if (!fields.finished()) return std::nullopt;
-  add.memory.fd = std::move(fds[0]);
-  fds.clear();
-  return add;
+  std::optional<Hosted> memory = read_hosted(fields, fds);
+  return memory ? std::optional<Request>(MemoryAdd{std::move(*memory)}) : std::nullopt;
 }
 
 std::optional<Request> read_rebind(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
@@ -326,7 +344,9 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   } else if (type == "go") {
     if (fields.finished()) request = Go{};
   } else if (type == "enter") {
-    if (fields.finished()) request = Enter{};
+    Enter enter;
+    if (fields.has("gone")) read_names(fields, "gone", enter.gone);
+    if (fields.finished()) request = std::move(enter);
   } else if (type == "snapshot") {
     TakeSnapshot snapshot;
     if (fields.has("host")) fields.boolean("host", snapshot.host.emplace());
@@ -341,7 +361,8 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   } else if (type == "take") {
     Take take;
     fields.unsigned_number("snapshot", take.snapshot);
-    if (fields.finished()) request = take;
+    if (fields.has("communicators")) read_numbers(fields, "communicators", take.communicators);
+    if (fields.finished()) request = std::move(take);
   } else if (type == "room") {
     if (fds.empty()) fields.fail("room comes with descriptors");
     if (fields.finished()) request = Room{std::move(fds)};
@@ -354,6 +375,29 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fds.size() != 2) fields.fail("preload comes with 2 descriptors");
     if (fields.finished()) request = LoadAhead{{std::move(fds[0]), std::move(fds[1])}};
     fds.clear();
+  } else if (type == "prepare_communicator") {
+    PrepareCommunicator prepare;
+    fields.unsigned_number("attempt", prepare.attempt);
+    fields.string("name", prepare.name, 2 * journal::kGroupIdBytes);
+    if (fds.size() != 2) fields.fail("prepare_communicator comes with 2 descriptors");
+    if (fields.finished()) {
+      prepare.snapshots = {std::move(fds[0]), std::move(fds[1])};
+      request = std::move(prepare);
+    }
+    fds.clear();
+  } else if (type == "forget_communicator") {
+    ForgetCommunicator forget;
+    fields.unsigned_number("attempt", forget.attempt);
+    if (fields.finished()) request = forget;
+  } else if (type == "standby_bytes") {
+    StandbyBytes standby;
+    read_numbers(fields, "bytes", standby.bytes);
+    if (fields.finished()) request = std::move(standby);
+  } else if (type == "memory_given_up") {
+    MemoryGivenUp given_up;
+    fields.unsigned_number("number", given_up.number);
+    fields.unsigned_number("bytes", given_up.bytes);
+    if (fields.finished()) request = given_up;
   } else if (type == "abort_suspend") {
     if (fields.finished()) request = AbortSuspend{};
   } else if (type == "pause") {
@@ -367,12 +411,17 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   } else if (type == "group_hold") {
     GroupHold hold;
     fields.unsigned_number("round", hold.round);
+    if (fields.has("suspends")) fields.boolean("suspends", hold.suspends);
     read_names(fields, "gone", hold.gone);
     if (fields.finished()) request = std::move(hold);
   } else if (type == "group_take") {
     GroupTake take;
     fields.unsigned_number("round", take.round);
-    if (fields.finished()) request = take;
+    if (fields.has("moves")) fields.boolean("moves", take.moves);
+    if (fields.has("leaves")) fields.boolean("leaves", take.leaves);
+    if (fields.has("suspends")) fields.boolean("suspends", take.suspends);
+    if (fields.has("communicators")) read_numbers(fields, "communicators", take.communicators);
+    if (fields.finished()) request = std::move(take);
   } else if (type == "group_continue") {
     GroupContinue go_on;
     fields.unsigned_number("round", go_on.round);
@@ -381,6 +430,19 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     CommunicatorLost lost;
     fields.string("name", lost.name, 2 * journal::kGroupIdBytes);
     if (fields.finished()) request = std::move(lost);
+  } else if (type == "replica_rank") {
+    if (fds.size() != 2) fields.fail("replica_rank comes with 2 descriptors");
+    if (fields.finished()) request = ReplicaRank{{std::move(fds[0]), std::move(fds[1])}};
+    fds.clear();
+  } else if (type == "replica_memory") {
+    std::optional<Hosted> memory = read_hosted(fields, fds);
+    if (memory) request = ReplicaMemory{std::move(*memory)};
+  } else if (type == "replicas_named") {
+    if (fields.finished()) request = ReplicasNamed{};
+  } else if (type == "copy_unique") {
+    CopyUnique copy;
+    fields.unsigned_number("bytes", copy.bytes);
+    if (fields.finished()) request = copy;
   } else if (type == "output") {
     if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
     if (fields.finished()) request = Output{std::move(fds[0])};

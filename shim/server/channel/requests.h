@@ -49,15 +49,18 @@ struct Assign {
   double snapshot_cost = 0.01;   // share of time that snapshots may cost
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
+  bool copies_on_host = false;  // what copies from page-locked memory bring is kept in host memory (memory/copy_log.h)
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
   std::vector<device::Injection> injections;
-  bool ahead = false;  // kRecover: the server before it has not ended yet. Nothing is entered until Enter comes
+  // kRecover: the server before it has not ended yet. kResume: other ranks are resumed with it. Nothing is entered until Enter comes.
+  bool ahead = false;
   int error = 0;  // kLost
   std::string text;
   // kRecover, of a process in communicators: the last round that its group has decided, and communicators that are not made again.
   uint64_t decided = 0;
   std::vector<std::string> gone;
+  std::vector<uint64_t> communicators;  // attempts that all ranks have prepared
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };
@@ -69,8 +72,10 @@ struct MemoryDrop {
   uint64_t id = 0;
 };
 struct Go {};
-// The server before this one has ended: the job is this one's.
-struct Enter {};
+// The server before this one has ended, or all ranks of a group that is resumed are as far: the job is this one's.
+struct Enter {
+  std::vector<std::string> gone;  // kResume: as Assign's
+};
 struct Inject {
   device::Injection injection;
 };
@@ -87,6 +92,7 @@ struct Handover {};
 // kMove: that snapshot of the source is its last one. The job is this server's.
 struct Take {
   uint64_t snapshot = 0;
+  std::vector<uint64_t> communicators;  // of a rank: attempts that the others use, too
 };
 // Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next.
 struct Room {
@@ -102,8 +108,27 @@ struct PrepareSuspend {
 };
 struct Suspend {};
 // To a standby: load what these snapshots of the process have that it may get.
+using SnapshotFiles = std::array<ipc::UniqueFd, 2>;
 struct LoadAhead {
-  ipc::UniqueFd snapshot[2];
+  SnapshotFiles snapshots;
+};
+// Make the communicator with this name, as these snapshots have it, beside all others (cuda/objects/prepared_communicators.h).
+struct PrepareCommunicator {
+  uint64_t attempt = 0;
+  std::string name;
+  SnapshotFiles snapshots;
+};
+struct ForgetCommunicator {
+  uint64_t attempt = 0;
+};
+// What communicators that are made ahead take of each of this process's devices, whoever has made them.
+struct StandbyBytes {
+  std::vector<uint64_t> bytes;  // by ordinal
+};
+// Answer to `memory_short`: so much of it comes free now.
+struct MemoryGivenUp {
+  uint64_t number = 0;
+  uint64_t bytes = 0;
 };
 struct AbortSuspend {};
 struct Pause {};
@@ -138,11 +163,16 @@ struct GroupStop {
 // All positions fit: prepare everything. `gone`: communicators that will not be made again.
 struct GroupHold {
   uint64_t round = 0;
+  bool suspends = false;  // all ranks, as it was prepared
   std::vector<std::string> gone;
 };
-// All have prepared everything: take it.
+// All have prepared everything: take it. Where a rank moves: from then on, use what these attempts have prepared.
 struct GroupTake {
   uint64_t round = 0;
+  bool moves = false;
+  bool leaves = false;  // this one is it: hand over
+  bool suspends = false;  // all stand still behind it
+  std::vector<uint64_t> communicators;
 };
 // There will be none now: go on.
 struct GroupContinue {
@@ -152,13 +182,29 @@ struct GroupContinue {
 struct CommunicatorLost {
   std::string name;
 };
+// Where a server finds content that its process has lost with a device (recovery/replicas.h): a rank that is at the same round; memory of
+// that rank's shadow; that is all of it.
+struct ReplicaRank {
+  SnapshotFiles snapshots;
+};
+struct ReplicaMemory {
+  Hosted memory;
+};
+struct ReplicasNamed {};
+// After a snapshot of all ranks, those on other devices having been named (ReplicaRank): copy what they do not have to host memory, if it
+// is not more than this (snapshot/host_copies.h).
+struct CopyUnique {
+  uint64_t bytes = 0;
+};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
-                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, Pause, Rebind, Continue, Output,
-                             Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, Stop>;
+                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
+                             StandbyBytes, MemoryGivenUp, Pause, Rebind, Continue, Output,
+                             Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
+                             ReplicasNamed, CopyUnique, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

@@ -12,6 +12,7 @@
 #include "ipc/seqpacket.h"
 #include "journal/futex.h"
 #include "server/clock.h"
+#include "server/recovery/replicas.h"
 
 namespace xmig::server {
 namespace {
@@ -52,6 +53,7 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       faults_(*device_, daemon_),
       injector_(*device_, daemon_, faults_),
       preload_(*device_, contexts_, log_),
+      prepared_(*device_, contexts_, meetings_, daemon_, log_),
       physical_(*device_, daemon_, log_) {}
 
 Server::~Server() {
@@ -119,6 +121,8 @@ std::optional<int> Server::listen() {
   }
   daemon_.detach();
   socket_ = -1;
+  replica_sources_.close();
+  standby_memory_.gone();
   static_cast<void>(step(GroupSnapshot::Alone{}));
   // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
   return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
@@ -190,12 +194,12 @@ std::optional<int> Server::operator()(Assign& request) {
   }
   if (assignment_->mode != AssignMode::kRecover) physical_.keep_ahead({});
   for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
+  if (assignment_->mode == AssignMode::kRecover) prepared_.use(assignment_->communicators);
   if (assignment_->mode == AssignMode::kMove) {
     begin_move();
     return std::nullopt;
   }
-  if (assignment_->ahead) return std::nullopt;
-  enter();
+  if (!assignment_->ahead) enter();
   if (assignment_->mode == AssignMode::kResume) {
     make_executor();
     executor_->incoming().prepare_resumption();
@@ -230,8 +234,8 @@ bool Server::watch_client() {
 void Server::make_executor() {
   device_->wake();
   contexts_.use(0);
-  const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound};
-  executor_ = std::make_unique<Executor>(services(), *device_, preload_, physical_, limits);
+  const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound, assignment_->copies_on_host};
+  executor_ = std::make_unique<Executor>(services(), *device_, preload_, prepared_, physical_, limits);
 }
 
 void Server::begin() {
@@ -251,7 +255,7 @@ void Server::serve(std::vector<Hosted> given) {
   }
   if (first_record_ && !open_late()) return;
   if (const Result<> started = start(std::move(given)); !started) {
-    if (!entry_.is_open()) give_back(started.why());
+    if (!entry_.is_open() || started.error().code == kInterrupted) give_back(started.why());
     lose(started.error());
   }
   serving_ = true;
@@ -316,7 +320,7 @@ Result<> Server::start(std::vector<Hosted> given) {
       if (!first_record_) daemon_.ready(job_->header().generation.load(), true);
       return {};
     case AssignMode::kResume: {
-      Result<> resumed = executor_->resume_suspended(std::move(given));
+      Result<> resumed = executor_->resume_suspended(std::move(given), *assignment_, entry_);
       if (resumed) return resumed;
       // Nothing has changed: the process is where it was.
       job_->header().server_pid.store(0);
@@ -335,23 +339,44 @@ void Server::lose(const Error& why) {
   ::_exit(kLostExit);
 }
 
-// What was not entered is as it was: the next server tries, when the one before this one has given its device back.
+// The next server tries. What was not entered is as it was; that one may have to wait until the one before this one has given its device
+// back. What was entered is as after any server that is lost.
 void Server::give_back(const std::string& why) {
-  log_(Level::kWarning, "the recovery could not be prepared: " + why);
+  log_(Level::kWarning, "the recovery is left to another server: " + why);
   daemon_.hang_up();
   ::_exit(kLostExit);
 }
 
-// The snapshots are written by the process's server all the time: of the two, one is whole.
 std::optional<int> Server::operator()(LoadAhead& request) {
   if (assignment_ || !contexts_.opened()) return std::nullopt;
-  std::optional<SnapshotContent> newest;
-  for (const ipc::UniqueFd& fd : request.snapshot) {
-    Result<SnapshotContent> content = read_snapshot_file(fd.get());
-    if (content && (!newest || content->number > newest->number)) newest = std::move(*content);
-  }
-  if (newest) preload_.want(*newest);
+  if (const std::optional<SnapshotContent> newest = newest_of(request.snapshots)) preload_.want(*newest);
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
+  return std::nullopt;
+}
+
+// A standby's, or that of a server which has the process.
+std::optional<int> Server::operator()(PrepareCommunicator& request) {
+  const std::optional<SnapshotContent> newest = newest_of(request.snapshots);
+  if (!newest || !contexts_.opened()) {
+    daemon_.communicator_prepared(request.attempt, 0, "there is no snapshot yet, or no open device");
+  } else {
+    prepared_.prepare(request.attempt, request.name, *newest);
+  }
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ForgetCommunicator& request) {
+  prepared_.forget(request.attempt);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(StandbyBytes& request) {
+  standby_memory_.count(request.bytes);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(MemoryGivenUp& request) {
+  standby_memory_.given_up(request.number, request.bytes);
   return std::nullopt;
 }
 
@@ -393,8 +418,11 @@ std::optional<int> Server::operator()(Go&) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(Enter&) {
-  if (waits_to_enter()) enter();
+std::optional<int> Server::operator()(Enter& request) {
+  if (waits_to_enter()) {
+    if (assignment_->mode == AssignMode::kResume) assignment_->gone = std::move(request.gone);
+    enter();
+  }
   return std::nullopt;
 }
 
@@ -406,7 +434,7 @@ std::optional<int> Server::operator()(Inject& request) {
 std::optional<int> Server::operator()(TakeSnapshot& request) {
   if (!begun_ || !executes()) return std::nullopt;
   if (request.host && serving_) {
-    executor_->departure().keep_on_host(*request.host);
+    executor_->departure().request(Departure::KeepOnHost{*request.host});
   } else {
     executor_->ask_for_snapshot();
   }
@@ -453,7 +481,7 @@ std::optional<int> Server::operator()(Met& request) {
 
 std::optional<int> Server::operator()(GroupStop& request) { return step(std::move(request)); }
 std::optional<int> Server::operator()(GroupHold& request) { return step(std::move(request)); }
-std::optional<int> Server::operator()(GroupTake& request) { return step(request); }
+std::optional<int> Server::operator()(GroupTake& request) { return step(std::move(request)); }
 std::optional<int> Server::operator()(GroupContinue& request) { return step(request); }
 
 std::optional<int> Server::step(GroupSnapshot::Step step) {
@@ -463,6 +491,27 @@ std::optional<int> Server::step(GroupSnapshot::Step step) {
 
 std::optional<int> Server::operator()(CommunicatorLost& request) {
   if (is_executing()) executor_->communicator_lost(request.name);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ReplicaRank& request) {
+  replica_sources_.add(std::move(request.snapshots));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ReplicaMemory& request) {
+  replica_sources_.add(std::move(request.memory));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ReplicasNamed&) {
+  replica_sources_.complete();
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(CopyUnique& request) {
+  std::vector<ReplicaSource> others = replica_sources_.take();
+  if (is_executing()) executor_->host_copies().make(std::move(others), request.bytes);
   return std::nullopt;
 }
 

@@ -22,6 +22,7 @@
 #include "server/channel/entry.h"
 #include "server/channel/job.h"
 #include "server/channel/meetings.h"
+#include "server/channel/replica_sources.h"
 #include "server/channel/requests.h"
 #include "server/contexts.h"
 #include "server/control/first_record.h"
@@ -61,6 +62,10 @@ class Server {
   std::optional<int> operator()(Suspend& request);
   std::optional<int> operator()(AbortSuspend& request);
   std::optional<int> operator()(LoadAhead& request);
+  std::optional<int> operator()(PrepareCommunicator& request);
+  std::optional<int> operator()(ForgetCommunicator& request);
+  std::optional<int> operator()(StandbyBytes& request);
+  std::optional<int> operator()(MemoryGivenUp& request);
   std::optional<int> operator()(Pause& request);
   std::optional<int> operator()(Rebind& request);
   std::optional<int> operator()(Continue& request);
@@ -73,6 +78,10 @@ class Server {
   std::optional<int> operator()(GroupContinue& request);
   std::optional<int> step(GroupSnapshot::Step step);
   std::optional<int> operator()(CommunicatorLost& request);
+  std::optional<int> operator()(ReplicaRank& request);
+  std::optional<int> operator()(ReplicaMemory& request);
+  std::optional<int> operator()(ReplicasNamed& request);
+  std::optional<int> operator()(CopyUnique& request);
   std::optional<int> operator()(Stop& request);
   std::optional<int> unpause(std::optional<Rebind> rebind);
 
@@ -83,7 +92,7 @@ class Server {
   void enter();
   void enter_job();
   Result<> open();
-  Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_}; }
+  Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_, replica_sources_, standby_memory_}; }
   void make_executor();
   void begin();
   void serve(std::vector<Hosted> given);
@@ -111,7 +120,10 @@ class Server {
   Injector injector_;
   Meetings meetings_{daemon_};
   Membership membership_{daemon_};
+  ReplicaSources replica_sources_;
+  StandbyMemory standby_memory_{daemon_};
   ModulePreload preload_;
+  PreparedCommunicators prepared_;
   Physical physical_;
 
   int socket_ = -1;  // the daemon's; owned by daemon_

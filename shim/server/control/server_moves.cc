@@ -63,6 +63,7 @@ Result<> Server::make_step(Step& step) {
   if (const auto* const round = std::get_if<Round>(&step)) return incoming.round(round->number, round->snapshot);
   if (const auto* const take = std::get_if<Take>(&step)) {
     enter_job();
+    prepared_.use(take->communicators);
     return executor_->take(take->snapshot);
   }
   incoming.forget(std::get<MemoryDrop>(step).id);
@@ -103,7 +104,7 @@ std::optional<int> Server::operator()(PrepareSuspend& request) {
   } else if (!executes()) {
     daemon_.suspend_failed(kNotOpen);
   } else {
-    executor_->departure().prepare_suspend(std::move(request));
+    executor_->departure().request(std::move(request));
   }
   return std::nullopt;
 }
@@ -119,8 +120,8 @@ std::optional<int> Server::operator()(Suspend&) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(AbortSuspend&) {
-  if (serving_ && executes()) executor_->departure().abort_suspend();
+std::optional<int> Server::operator()(AbortSuspend& request) {
+  if (serving_ && executes()) executor_->departure().request(request);
   return std::nullopt;
 }
 

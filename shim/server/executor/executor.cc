@@ -90,7 +90,8 @@ bool Executor::keeps_books(Op op) {
   }
 }
 
-Executor::Executor(const Services& services, device::Device& device, ModulePreload& preload, Physical& physical, const Limits& limits)
+Executor::Executor(const Services& services, device::Device& device, ModulePreload& preload, PreparedCommunicators& prepared,
+                   Physical& physical, const Limits& limits)
     : services_(services),
       device_(device),
       driver_(device.driver()),
@@ -101,6 +102,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       injector_(services.injector),
       job_(services.job),
       preload_(preload),
+      prepared_(prepared),
       memory_(physical),
       granules_(device_, contexts_, faults_, memory_.shadow),
       waits_(driver_, replies_, faults_, [this](uint32_t ordinal) { contexts_.use(ordinal); }),
@@ -111,6 +113,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       snapshots_(services_, memory_, granules_, staging_),
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
       group_([this] { interrupts_.request(Interrupts::kLook); }),
+      host_copies_(services_, memory_, granules_, staging_, snapshots_),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -118,7 +121,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this),
       handlers_({services_, device_, memory_, granules_, objects_, replies_, waits_, progress_, working_, current_, errors_,
                  schedule_, *this},
-                preload_, snapshots_, relocation_) {
+                preload_, prepared_, snapshots_, relocation_) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     size_t bytes = 0;
@@ -126,6 +129,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       memory_.copy_log.set_device(ordinal, bytes);
     }
   }
+  if (limits.copies_on_host) memory_.copy_log.keep_on_host();
   contexts_.use(0);
   register_shared();
 }
@@ -134,6 +138,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
 Executor::~Executor() {
   placement_.close();
   watchdog_.reset();
+  host_copies_.stop();
   relocation_.end(false);
   incoming_.give_up();
   handlers_.collectives.abort_all();
@@ -188,11 +193,16 @@ Result<> Executor::take(uint64_t snapshot) {
   if (last != snapshot) {
     return Error{"the journal's last snapshot is " + std::to_string(last) + " and not " + std::to_string(snapshot), "bad_snapshot"};
   }
-  return recovery_.arrive({});
+  return recovery_.arrive({}, {});
 }
 
-Result<> Executor::resume_suspended(std::vector<Hosted> given) {
-  Result<> resumed = recovery_.arrive(std::move(given));
+Result<> Executor::resume_suspended(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
+  const auto enter = [&]() -> Result<> {
+    if (!entry.wait()) return Error{"the ranks that were resumed with it are not"};
+    handlers_.collectives.forget(assignment.gone);
+    return {};
+  };
+  Result<> resumed = recovery_.arrive(std::move(given), assignment.ahead ? enter : std::function<Result<>()>());
   if (!resumed) job_.header().state.store(static_cast<uint32_t>(journal::ServerState::kSuspended));
   return resumed;
 }
@@ -201,7 +211,7 @@ Result<> Executor::run() {
   ::pthread_setname_np(::pthread_self(), "executor");
   if (hang_timeout_ > 0) {
     const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(hang_timeout_ * 1e9));
-    watchdog_.emplace(patience, [this] { return look(); }, [this] { hung(); });
+    watchdog_.emplace(patience, [this] { return look(); }, [this] { hung(); }, [this](bool is) { stuck(is); });
   }
   ::prctl(PR_SET_TIMERSLACK, 1'000);  // ns; the usual 50 us would be half of a short sleep
   uint64_t idle_since = 0;
@@ -231,6 +241,7 @@ Result<> Executor::run() {
       if (++batches_ % kBatchesToLook == 0) look_at_device(now_ns());
       if (idle_since != 0) spin = std::min(2 * spin, longest);
       idle_since = rest_look_at_ = 0;
+      resting_ = false;  // the record may have come without a ring, just as the rest was over
       continue;
     }
     const uint64_t now = now_ns();
@@ -305,6 +316,7 @@ void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   daemon_.announced();
   services_.membership.tell_all();
   if (const uint64_t round = group_.held(); round != 0) daemon_.group_held(round);
+  if (stuck_) stuck(true);
   const std::lock_guard still(pause_mutex_);
   if (parked_) parked_();
 }
@@ -484,11 +496,31 @@ void Executor::look_for_rest(uint64_t now) {
   rest_look_at_ = now + rest_after_;
 }
 
-// For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes.
+// For the watchdog. What waits for the program, or for a value that somebody writes, may wait as long as it likes; and so may other
+// ranks wait for this one, unless its program waits for its device: it may be about to do what they wait for.
 Watchdog::Look Executor::look() const {
-  const bool outside = handlers_.outside.any();
-  const bool pending = progress_.unfinished() && progress_.done() != Progress::kAll && !outside;
-  return {pending, progress_.signature()};
+  using On = Watchdog::On;
+  const OutsideWaits& outside = handlers_.outside;
+  const uint64_t signature = progress_.signature();
+  const bool pending = outside.beginning || (progress_.unfinished() && progress_.done() != Progress::kAll);
+  if (!pending || outside.on_program()) return {On::kNothing, signature};
+  if (!outside.collectives) return {On::kDevice, signature};
+  const uint64_t waited_for = this->waited_for();
+  if (outside.ends_itself || waited_for == journal::kNotWaiting) return {On::kNothing, signature};
+  return {On::kRanks, signature + waited_for};
+}
+
+// What the program waits for longest, by position: a record, or room behind the last one.
+uint64_t Executor::waited_for() const {
+  const journal::JournalHeader& header = job_.header();
+  uint64_t oldest = header.trimmed_waiters.load() != 0 ? header.tail.load() : journal::kNotWaiting;
+  for (const journal::ThreadSlot& thread : header.threads) oldest = std::min(oldest, thread.waiting.load(std::memory_order_relaxed));
+  return oldest;
+}
+
+void Executor::stuck(bool is) {
+  stuck_ = is;
+  daemon_.group_stuck(is ? hang_timeout_ : 0);
 }
 
 void Executor::hung() {
@@ -616,6 +648,7 @@ bool Executor::check_finished_replay() {
   journal::futex_wake(job_.header().state);
   daemon_.phase("resumed");
   preload_.clear();
+  prepared_.drop_unused();
   schedule_.replayed(now_ns());
   const bool came_without_memory = incoming_.end();
   {

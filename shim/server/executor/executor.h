@@ -49,6 +49,7 @@
 #include "server/recovery/replay.h"
 #include "server/services.h"
 #include "server/snapshot/group_snapshot.h"
+#include "server/snapshot/host_copies.h"
 #include "server/snapshot/schedule.h"
 #include "server/snapshot/snapshots.h"
 #include "server/snapshot/staging.h"
@@ -59,11 +60,13 @@ struct Limits {
   double snapshot_cost;       // the share of time that may be spent on snapshots
   double hang_timeout = 0;    // seconds without progress after which the device's work counts as hung; 0: never
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
+  bool copies_on_host = false;  // what copies from page-locked memory bring is kept there
 };
 
 class Executor final : public Witness, private Execution {
  public:
-  Executor(const Services& services, device::Device& device, ModulePreload& preload, Physical& physical, const Limits& limits);
+  Executor(const Services& services, device::Device& device, ModulePreload& preload, PreparedCommunicators& prepared, Physical& physical,
+           const Limits& limits);
   ~Executor() override;
 
   // The journal of a job that starts from nothing, before its program may have it. The devices need not be open.
@@ -76,8 +79,8 @@ class Executor final : public Witness, private Execution {
   }
   // The job of a move's source, whose last snapshot is this one. Before that, and before a resumption: Incoming.
   Result<> take(uint64_t snapshot);
-  // A job that no server has, whose memory is all in its shadow.
-  Result<> resume_suspended(std::vector<Hosted> given);
+  // A job that no server has, whose memory is all in its shadow. With `assignment.ahead` nothing is executed before it is entered.
+  Result<> resume_suspended(std::vector<Hosted> given, const Assign& assignment, Entry& entry);
   Incoming& incoming() { return incoming_; }
 
   // Until stop(). The error: the ring does not decode, or the state is lost.
@@ -95,6 +98,7 @@ class Executor final : public Witness, private Execution {
   Departure& departure() { return departure_; }
   // A step of a snapshot of all ranks of a group; and what has become of a communicator that failed.
   void step(GroupSnapshot::Step step) { group_.request(std::move(step)); }
+  HostCopies& host_copies() { return host_copies_; }
   void communicator_lost(const std::string& name) { handlers_.collectives.lost(name); }
   // Continue, with the job's new files if there are any. The executor is paused.
   Result<> unpause(std::optional<Rebind> rebind);
@@ -119,7 +123,9 @@ class Executor final : public Witness, private Execution {
   void look_at_device(uint64_t now);
   void look_for_rest(uint64_t now);
   Watchdog::Look look() const;
+  uint64_t waited_for() const;
   void hung();
+  void stuck(bool is);
   void dispatch();
   void fail_program(uint32_t ordinal, uint64_t sequence, CUresult error);
   void publish_executed();
@@ -148,7 +154,7 @@ class Executor final : public Witness, private Execution {
   void make(GroupSnapshot::Step& step, uint64_t now);
   bool stop_with_the_group(uint64_t now);
   void hold(uint64_t now);
-  void take_with_the_group();
+  void take_with_the_group(const GroupTake& take);
   void go_on_alone();
   bool external_waits();
   bool device_idle();
@@ -172,6 +178,7 @@ class Executor final : public Witness, private Execution {
   Result<> make_objects(const SnapshotContent& content) override;
   Result<> restore_variables() override { return handlers_.variables.restore(); }
   Result<> execute_objects(uint64_t until) override;
+  void join_again() override { handlers_.collectives.join_again(); }
   void begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) override;
 
   // remake.cc
@@ -187,6 +194,7 @@ class Executor final : public Witness, private Execution {
   Injector& injector_;
   Job& job_;
   ModulePreload& preload_;
+  PreparedCommunicators& prepared_;
 
   ProcessMemory memory_;
   Granules granules_;
@@ -222,6 +230,7 @@ class Executor final : public Witness, private Execution {
   Snapshots snapshots_;
   Schedule schedule_;
   GroupSnapshot group_;
+  HostCopies host_copies_;
   Relocation relocation_;
   Departure departure_;
   Adoption adoption_;
@@ -236,7 +245,8 @@ class Executor final : public Witness, private Execution {
   std::atomic<uint64_t> executing_{0};  // the record that is being executed, or the last one
   std::atomic<bool> alone_{false};      // and what came before it is done
 
-  std::optional<Watchdog> watchdog_;  // its thread calls look(), hung()
+  std::atomic<bool> stuck_{false};        // what stuck() was called with last
+  std::optional<Watchdog> watchdog_;  // its thread calls look(), hung(), stuck()
 
   // The executor waits; the thread that listens to the daemon lets it go on.
   std::mutex pause_mutex_;

@@ -16,7 +16,7 @@ constexpr uint64_t kPatienceWhenFull = 1'000'000'000;  // ns
 
 // Between two batches. False: whether to take a snapshot is its own affair.
 bool Executor::take_part(bool idle, uint64_t now) {
-  constexpr const char* kWhy = "the process is in a communicator: it cannot leave its server without the other ranks";
+  constexpr const char* kWhy = "the process is in a communicator since a moment ago: it is moved, or suspended, with a round of all ranks; try again";
   const uint32_t leaves = interrupts_.take(Interrupts::kHandover | Interrupts::kSuspend);
   if (leaves & Interrupts::kHandover) daemon_.handover_failed(kWhy);
   if (leaves & Interrupts::kSuspend) departure_.fail_suspend(kWhy);
@@ -75,10 +75,11 @@ void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
     group_.end();
   } else if (auto* const hold = std::get_if<GroupHold>(&step)) {
     if (group_.stage() != Stage::kStopped || group_.round() != hold->round) return;
-    handlers_.collectives.incomplete(hold->gone);
+    handlers_.collectives.incomplete(hold->gone, hold->round);
+    if (hold->suspends) group_.suspend();
     group_.enter(Stage::kDraining, now);
   } else if (auto* const take = std::get_if<GroupTake>(&step)) {
-    if (group_.held() == take->round && take->round != 0) take_with_the_group();
+    if (group_.held() == take->round && take->round != 0) take_with_the_group(*take);
   } else if (auto* const go_on = std::get_if<GroupContinue>(&step)) {
     if (group_.round() == go_on->round) go_on_alone();
   } else if (group_.stage() != Stage::kHeld) {
@@ -103,6 +104,7 @@ void Executor::hold(uint64_t now) {
     return go_on_alone();
   }
   come_to_rest();
+  if (group_.suspends()) departure_.choose_place();
   handlers_.variables.keep();
   job_.header().round_prepared.store(group_.round());
   const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
@@ -118,7 +120,9 @@ void Executor::hold(uint64_t now) {
 }
 
 // From here on, whoever recovers this process or another rank goes on from this round.
-void Executor::take_with_the_group() {
+void Executor::take_with_the_group(const GroupTake& take) {
+  if (take.moves) job_.header().round_renewed.store(group_.round());
+  if (take.suspends) job_.header().round_suspended.store(group_.round());
   job_.header().round_decided.store(group_.round());
   const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
   snapshot_taken(snapshots_.finish(moment, relocation_.settling()), "the group's", rested_at_, group_.stopped_at(), group_.round());
@@ -129,11 +133,16 @@ void Executor::take_with_the_group() {
   handlers_.collectives.snapshot_taken();
   full_since_ = 0;
   forsakes_the_group_ = false;  // what it was wanted for is done
+  const uint64_t stopped = group_.stopped_at();
   group_.end();
+  if (take.leaves) return departure_.hand_over(stopped);
+  if (take.suspends) return departure_.suspend_with_the_group(stopped);
+  if (!take.communicators.empty()) handlers_.collectives.renew(take.communicators);
 }
 
 void Executor::go_on_alone() {
   if (group_.stage() == Stage::kHeld) snapshots_.abandon();
+  if (group_.suspends()) departure_.stay();
   handlers_.collectives.complete_again();
   job_.header().round_prepared.store(0);
   group_.end();
@@ -141,10 +150,10 @@ void Executor::go_on_alone() {
 }
 
 Result<> Executor::take_snapshot_of_round(uint64_t round) {
-  handlers_.collectives.settle_all();  // it has to keep them
   come_to_rest();
   const uint64_t start = now_ns();
   handlers_.variables.keep();
+  handlers_.collectives.incomplete_as_in(round);
   const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
   snapshots_.begin(moment);
   Result<Snapshots::Taken> taken = snapshots_.take(moment, false);

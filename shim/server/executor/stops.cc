@@ -23,6 +23,7 @@ bool Executor::external_waits() {
 // Decides between two batches whether to take a snapshot, and if so stops execution until the device is idle. The executor goes on
 // answering meanwhile.
 void Executor::consider_snapshot(bool idle) {
+  if (group_.stage() != GroupSnapshot::Stage::kHeld) departure_.act();
   const uint64_t now = now_ns();
   schedule_.passed(now, !idle, progress_.unfinished(), memory_.live.bytes());
   if (!schedule_.stopping()) {

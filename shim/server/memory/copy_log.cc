@@ -1,6 +1,7 @@
 #include "server/memory/copy_log.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace xmig::server {
 
@@ -14,6 +15,21 @@ uint64_t granule_of(uint64_t address) { return address / kGranule * kGranule; }
 
 }  // namespace
 
+void CopyLog::keep_on_host() {
+  if (std::exchange(on_host_, true)) return;
+  for (Space& space : spaces_) {
+    space.granule = 0;
+    for (const uint64_t granule : space.empty) shadow_.free(granule);
+    space.count -= space.empty.size();
+    space.empty.clear();
+  }
+}
+
+uint64_t CopyLog::bytes_on_device() const {
+  const auto on_device = [&](const auto& used) { return shadow_.on_device(used.first); };
+  return static_cast<uint64_t>(std::ranges::count_if(last_, on_device)) * kGranule;
+}
+
 std::optional<uint64_t> CopyLog::take(uint32_t ordinal, uint64_t bytes, uint64_t position) {
   if (bytes > kGranule) return std::nullopt;
   Space& space = spaces_[ordinal];
@@ -23,7 +39,8 @@ std::optional<uint64_t> CopyLog::take(uint32_t ordinal, uint64_t bytes, uint64_t
       space.empty.pop_back();
     } else {
       if (space.count >= space.most) return std::nullopt;
-      const std::optional<uint64_t> slot = shadow_.allocate(ordinal, Place::kDevice);
+      const std::optional<uint64_t> slot =
+          on_host_ ? shadow_.allocate_in_reach(ordinal) : shadow_.allocate(ordinal, Place::kDevice);
       if (!slot) return std::nullopt;
       ++space.count;
       space.granule = *slot;
@@ -62,7 +79,7 @@ void CopyLog::release(uint64_t position, bool all) {
     }
     Space& space = spaces_[ordinal_of_slot(it->first)];
     if (space.granule == it->first) space.granule = 0;
-    if (shadow_.is_foreign(it->first)) {
+    if (shadow_.is_foreign(it->first) || (on_host_ && shadow_.on_device(it->first))) {
       shadow_.free(it->first);
       --space.count;
     } else {

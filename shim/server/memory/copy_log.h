@@ -3,6 +3,8 @@
 //
 // The bytes stay on the device, in slots of the shadow: keeping them costs a copy within the device's memory, where going
 // through the host would cost the device a wait for it. Where a record's bytes are, the record says (reply_hash).
+//
+// A device that is lost takes them with it. A process that is to survive that has them in host memory (keep_on_host()).
 #pragma once
 
 #include <algorithm>
@@ -25,6 +27,11 @@ class CopyLog {
     spaces_[ordinal].most = std::max(kLeast, bytes / 64 / journal::kGranule);
   }
 
+  // From now on; what is on a device stays there until a snapshot releases it.
+  void keep_on_host();
+  // Of what is needed, so much is on a device.
+  uint64_t bytes_on_device() const;
+
   // Space for the bytes of the record at `position`, at most a granule. Nothing: a snapshot has to make room.
   std::optional<uint64_t> take(uint32_t ordinal, uint64_t bytes, uint64_t position);
   // Recovery: the record at `position` has its bytes there. False: that is no place of ours.
@@ -44,6 +51,7 @@ class CopyLog {
     size_t most = kLeast;  // granules
   };
   Shadow& shadow_;
+  bool on_host_ = false;
   std::array<Space, journal::kMaxDevices> spaces_;
   std::map<uint64_t, uint64_t> last_;  // by granule: the last position that uses it
 };

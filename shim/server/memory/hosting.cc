@@ -87,6 +87,17 @@ bool Hosting::backed(uint64_t address, uint64_t bytes) const {
   return true;
 }
 
+bool Hosting::exists(uint64_t address, uint64_t bytes) const {
+  for (uint64_t at = address; at < address + bytes;) {
+    auto it = backings_.upper_bound(at);
+    if (it == backings_.begin()) return false;
+    --it;
+    if (at - it->first >= it->second.memory.bytes) return false;
+    at = it->first + it->second.memory.bytes;
+  }
+  return true;
+}
+
 void Hosting::release_dead() {
   if (dead_granules_ == 0) return;
   for (auto it = backings_.begin(); it != backings_.end();) {

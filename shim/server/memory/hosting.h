@@ -24,6 +24,8 @@ class Hosting {
   Status grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
   void shrink(uint64_t address, uint64_t bytes);
   bool backed(uint64_t address, uint64_t bytes) const;
+  // Is there memory, also where the program has given it back?
+  bool exists(uint64_t address, uint64_t bytes) const;
   // Is there memory that a snapshot would give back?
   bool has_dead() const { return dead_granules_ != 0; }
   // How much it would give back.

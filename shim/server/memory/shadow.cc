@@ -70,23 +70,37 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, b
   return nullptr;
 }
 
-std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
-  Slab* chosen = nullptr;
-  for (auto it = with_room_.lower_bound(shadow_base(ordinal)); it != with_room_.end() && !chosen; ++it) {
+Shadow::Slab* Shadow::slab_with_room(uint32_t ordinal, Place place, bool locked) {
+  for (auto it = with_room_.lower_bound(shadow_base(ordinal)); it != with_room_.end(); ++it) {
     if (ordinal_of_slot(*it) != ordinal) break;
     Slab& slab = slabs_.at(*it);
-    const Place its = slab.memory.place();
-    const bool instead = place == Place::kDevice && !strictly && its == Place::kHost && !slab.memory.plain();
-    if (!slab.memory.foreign && (its == place || instead)) chosen = &slab;
+    const bool plain = place == Place::kHost && !locked;
+    if (!slab.memory.foreign && slab.memory.place() == place && (place != Place::kHost || slab.memory.plain() == plain)) return &slab;
   }
-  if (!chosen) chosen = add_slab(ordinal, place, wanted, false);
-  if (!chosen && place == Place::kDevice && !strictly) chosen = add_slab(ordinal, Place::kHost, wanted, true);
-  if (!chosen) return std::nullopt;
-  const auto free = std::find(chosen->used.begin(), chosen->used.end(), false);
+  return nullptr;
+}
+
+std::optional<uint64_t> Shadow::take_from(Slab* slab) {
+  if (!slab) return std::nullopt;
+  const auto free = std::find(slab->used.begin(), slab->used.end(), false);
   *free = true;
-  ++chosen->used_count;
-  note_room(chosen->memory.address, *chosen);
-  return chosen->memory.address + static_cast<uint64_t>(free - chosen->used.begin()) * kGranule;
+  ++slab->used_count;
+  note_room(slab->memory.address, *slab);
+  return slab->memory.address + static_cast<uint64_t>(free - slab->used.begin()) * kGranule;
+}
+
+std::optional<uint64_t> Shadow::allocate(uint32_t ordinal, Place place, uint64_t wanted, bool strictly) {
+  const bool instead = place == Place::kDevice && !strictly;
+  Slab* slab = slab_with_room(ordinal, place, false);
+  if (!slab && instead) slab = slab_with_room(ordinal, Place::kHost, true);
+  if (!slab) slab = add_slab(ordinal, place, wanted, false);
+  if (!slab && instead) slab = add_slab(ordinal, Place::kHost, wanted, true);
+  return take_from(slab);
+}
+
+std::optional<uint64_t> Shadow::allocate_in_reach(uint32_t ordinal) {
+  Slab* slab = slab_with_room(ordinal, Place::kHost, true);
+  return take_from(slab ? slab : add_slab(ordinal, Place::kHost, 1, true));
 }
 
 void Shadow::free(uint64_t slot) {
@@ -146,6 +160,17 @@ std::vector<Shadow::Room> Shadow::held_rooms() const {
   return rooms;
 }
 
+std::vector<Shadow::PlainAt> Shadow::unused_plain() const {
+  std::vector<PlainAt> unused;
+  for (const auto& [address, slab] : slabs_) {
+    if (!slab.memory.plain()) continue;
+    for (size_t i = 0; i < slab.used.size(); ++i) {
+      if (!slab.used[i]) unused.push_back({slab.memory.fd.get(), i * kGranule});
+    }
+  }
+  return unused;
+}
+
 void Shadow::unhold() {
   for (auto& [address, slab] : slabs_) slab.held = false;
 }
@@ -202,6 +227,17 @@ bool Shadow::forget(uint64_t id) {
     return true;
   }
   return false;
+}
+
+void Shadow::avoid(const std::vector<uint64_t>& slots) {
+  auto last = set_aside_.end();
+  for (const uint64_t slot : slots) {
+    if (last != set_aside_.end() && last->first + last->second == slot) {
+      last->second += kGranule;
+    } else {
+      last = set_aside_.emplace(slot, kGranule).first;
+    }
+  }
 }
 
 bool Shadow::is_foreign(uint64_t slot) const {

@@ -25,9 +25,11 @@ class Shadow {
   Shadow(const Shadow&) = delete;
 
   // A slot for the device `ordinal`. One on the device is an address of this process, also where, without `strictly`, it
-  // is from host memory because the device has no room; one elsewhere may be plain (plain_at). `wanted`: how many will
+  // is from host memory because the device has no room; one elsewhere is plain (plain_at). `wanted`: how many will
   // be requested now, this one included. Nothing: there is no memory.
   std::optional<uint64_t> allocate(uint32_t ordinal, Place place, uint64_t wanted = 1, bool strictly = false);
+  // One in host memory, at an address that the device reaches.
+  std::optional<uint64_t> allocate_in_reach(uint32_t ordinal);
   void free(uint64_t slot);
   Place place(uint64_t slot) const;
   // Where a slot of plain memory is: its descriptor, and the offset in it; `mapped`: and at its address. Nothing if the
@@ -51,6 +53,8 @@ class Shadow {
   };
   std::vector<Room> held_rooms() const;
   void unhold();
+  // Of memory without an address, what no snapshot uses: it may be copies of what an earlier server had (snapshot/host_copies.h).
+  std::vector<PlainAt> unused_plain() const;
   bool on_device(uint64_t slot) const;  // this server's, or the one that the job was on before
   uint64_t device_bytes(uint32_t ordinal) const;
   // Give so many empty slabs back. False: there are no more.
@@ -59,6 +63,8 @@ class Shadow {
   Status adopt(Hosted memory);
   // A move: the server that holds this memory gives it up. False if it is none of these.
   bool forget(uint64_t id);
+  // These slots, in order, lie nowhere any more. Nothing else is to come to their places as long as the last snapshot names them.
+  void avoid(const std::vector<uint64_t>& slots);
   // Is the slot in a slab that is mapped here?
   bool maps(uint64_t slot) const { return slot % journal::kGranule == 0 && containing(slot) != slabs_.end(); }
   // Is it memory of the device that the job was on before?
@@ -85,6 +91,8 @@ class Shadow {
   Map::const_iterator containing(uint64_t slot) const { return const_cast<Shadow*>(this)->containing(slot); }
   std::optional<uint64_t> gap(uint32_t ordinal, Place place, uint64_t bytes) const;
   Result<Hosted> make_memory(uint32_t ordinal, Place place, uint64_t address, uint64_t bytes, bool locked);
+  Slab* slab_with_room(uint32_t ordinal, Place place, bool locked);
+  std::optional<uint64_t> take_from(Slab* slab);
   Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked);
 
   void note_room(uint64_t address, const Slab& slab);

@@ -10,7 +10,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <string>
+#include <variant>
 
 #include "server/channel/interrupts.h"
 #include "server/channel/requests.h"
@@ -35,20 +38,37 @@ class Departure {
         relocation_(relocation),
         interrupts_(interrupts) {}
 
-  // The thread that listens to the daemon. From now on, is the whole shadow kept in host memory?
-  void keep_on_host(bool host);
-  void prepare_suspend(PrepareSuspend prepare);
-  void abort_suspend();
+  // From now on, is the whole shadow kept in host memory?
+  struct KeepOnHost {
+    bool host;
+  };
+  using Step = std::variant<KeepOnHost, PrepareSuspend, AbortSuspend>;
 
-  // The executor's thread, between two records, with an idle device: returns when the job goes on here after all. `stopped`: since
+  // The thread that listens to the daemon. Who waits for a thread that copies would wait for a snapshot that is prepared, too, and that for
+  // the daemon: so the executor does it.
+  void request(Step step);
+
+  // The executor's thread, while no snapshot waits for its decision: what was requested.
+  void act();
+  // Likewise, between two records, with an idle device: returns when the job goes on here after all. `stopped`: since
   // when execution has waited for the device.
   void hand_over(uint64_t stopped);
   void suspend(uint64_t stopped);
   void fail_suspend(const std::string& why);
+  // The same with all ranks of a group, whose snapshot is the last one: it is to go where the shadow stays; it is not taken after all; it
+  // was taken.
+  void choose_place();
+  void stay() { back_to_device(); }
+  void suspend_with_the_group(uint64_t stopped);
 
  private:
+  void make(KeepOnHost step);
+  void make(PrepareSuspend step);
+  void make(AbortSuspend step);
   void back_to_device();
+  void rest(uint64_t bytes, uint64_t stopped);
   Result<uint64_t> leave_device();
+  Result<uint64_t> has_left();
 
   const Services services_;
   ProcessMemory& memory_;
@@ -57,7 +77,10 @@ class Departure {
   ShadowWishes& wishes_;
   Relocation& relocation_;
   Interrupts& interrupts_;
-  std::atomic<Place> suspend_to_{Place::kHost};
+  Place suspend_to_ = Place::kHost;
+  std::mutex mutex_;
+  std::deque<Step> steps_;  // guarded by mutex_
+  std::atomic<bool> requested_{false};
 };
 
 }  // namespace xmig::server

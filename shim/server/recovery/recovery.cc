@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -18,6 +20,23 @@ namespace {
 
 constexpr uint64_t kLongRestore = 10'000'000;  // ns
 
+// Is there all of this memory?
+bool covers(const std::vector<Hosted>& given, const std::vector<Extent>& memory) {
+  std::map<uint64_t, uint64_t> there;
+  for (const Hosted& one : given) {
+    if (one.kind == HostedKind::kDevice) there.emplace(one.address, one.bytes);
+  }
+  const auto is_there = [&](const Extent& extent) {
+    for (uint64_t at = extent.address; at < extent.address + extent.bytes;) {
+      const auto next = there.upper_bound(at);
+      if (next == there.begin() || at - std::prev(next)->first >= std::prev(next)->second) return false;
+      at = std::prev(next)->first + std::prev(next)->second;
+    }
+    return true;
+  };
+  return std::ranges::all_of(memory, is_there);
+}
+
 }  // namespace
 
 Result<> Recovery::follow(std::vector<Hosted> given, const Assign& assignment, Entry& entry) {
@@ -30,21 +49,28 @@ Result<> Recovery::follow(std::vector<Hosted> given, const Assign& assignment, E
   find_unfinished(*found, assignment.decided);
   if (Result<> reached = check_reach(*found); !reached) return reached;
   Entry* const awaited = ahead ? &entry : nullptr;
-  const Result<> recovered = found->memory_is_state() ? from_memory(*found, std::move(given), awaited, times)
+  // Of one that has just been taken the shadow has everything, too.
+  const bool lost = !found->snapshot_again() && !covers(given, found->content.memory);
+  const Result<> recovered = found->memory_is_state() && !lost ? from_memory(*found, std::move(given), awaited, times)
                                                       : from_shadow(*found, std::move(given), awaited, times);
   if (!recovered) return recovered;
   hand_to_execution(*found, assignment.deliver, assignment.careful);
   return {};
 }
 
-Result<> Recovery::arrive(std::vector<Hosted> given) {
+Result<> Recovery::arrive(std::vector<Hosted> given, const std::function<Result<>()>& awaited) {
   Times times{now_ns()};
   if (Result<> checked = check_journal(); !checked) return checked;
   begin_to_write();
   Result<Found> found = look();
   if (!found) return found.error();
   if (Result<> reached = check_reach(*found); !reached) return reached;
-  if (Result<> recovered = from_elsewhere(*found, std::move(given), times); !recovered) return recovered;
+  if (Result<> recovered = from_elsewhere(*found, std::move(given), times, !awaited); !recovered) return recovered;
+  if (awaited) {
+    if (Result<> entered = awaited(); !entered) return entered;
+    execution_.entered();
+    execution_.join_again();
+  }
   hand_to_execution(*found, std::nullopt, std::nullopt);
   return {};
 }
@@ -53,6 +79,8 @@ Result<> Recovery::arrive(std::vector<Hosted> given) {
 
 Result<> Recovery::from_shadow(Found& found, std::vector<Hosted> given, Entry* entry, Times& times) {
   if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
+  find_lost(found);
+  if (Result<> replaced = replace_lost_memory(found.content, !entry); !replaced) return replaced;
   const Result<std::vector<Extent>> fresh = back(found.content);
   if (!fresh) return fresh.error();
   if (!entry) services_.daemon.phase("mapped");
@@ -63,14 +91,15 @@ Result<> Recovery::from_shadow(Found& found, std::vector<Hosted> given, Entry* e
     services_.daemon.phase("mapped");
   }
   times.made = now_ns();
-  restore_memory(*fresh, found.content.sequence);
+  if (Result<> content = restore_memory(*fresh, found); !content) return content;
   // How long it took says nothing where the entry was waited for in between.
   return restored(found, entry ? Times{} : times);
 }
 
 Result<> Recovery::from_memory(Found& found, std::vector<Hosted> given, Entry* entry, Times& times) {
   if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
-  if (const Result<std::vector<Extent>> fresh = back(found.content); !fresh) return fresh.error();
+  find_lost(found);  // before the snapshot that is taken again gives it places
+  if (const Result<std::vector<Extent>> fresh = back(found.content); !fresh) return Error{kStateIsGone};
   // What the lost server's device work may still write is a snapshot's: variables are among that, and objects read them.
   if (entry) {
     if (Result<> entered = enter(*entry, times); !entered) return entered;
@@ -83,14 +112,14 @@ Result<> Recovery::from_memory(Found& found, std::vector<Hosted> given, Entry* e
   return found.snapshot_again() ? take_snapshot_again(found) : Result<>{};
 }
 
-Result<> Recovery::from_elsewhere(Found& found, std::vector<Hosted> given, Times& times) {
+Result<> Recovery::from_elsewhere(Found& found, std::vector<Hosted> given, Times& times, bool joins) {
   if (Result<> adopted = adopt(std::move(given)); !adopted) return adopted;
   incoming_.begin_arrival(found.content);
   if (Result<> made = incoming_.make_missing(found.content); !made) return made;
   if (const Result<std::vector<Extent>> fresh = back(found.content); !fresh) return fresh.error();
   services_.daemon.phase("mapped");
   times.mapped = now_ns();
-  if (Result<> made = make_objects(found); !made) return made;
+  if (Result<> made = make_objects(found, joins); !made) return made;
   times.made = now_ns();
   if (Result<> filled = incoming_.fill(snapshots_.chunks(), found.content.sequence); !filled) return filled;
   return restored(found, times);
@@ -165,6 +194,42 @@ Result<> Recovery::adopt(std::vector<Hosted> given) {
   return {};
 }
 
+void Recovery::find_lost(Found& found) {
+  std::vector<uint64_t> places;
+  for (ChunkState& chunk : found.content.chunks) {
+    if (chunk.slot == 0 || memory_.shadow.maps(chunk.slot)) continue;
+    found.lost.push_back(chunk);
+    places.push_back(chunk.slot);
+    chunk.slot = 0;
+  }
+  if (places.empty()) return;
+  std::ranges::sort(places);
+  const std::lock_guard lock(memory_.mutex);
+  memory_.shadow.avoid(places);
+}
+
+// Of this server's devices, where the memory that the daemon held was lost. Who has not entered yet makes nothing for the job.
+Result<> Recovery::replace_lost_memory(const SnapshotContent& content, bool entered) {
+  uint64_t bytes = 0;
+  const std::lock_guard lock(memory_.mutex);
+  for (const Extent& extent : content.memory) {
+    if (!whole_granules(extent.address, extent.bytes) || memory_.hosting.exists(extent.address, extent.bytes)) continue;
+    const uint32_t ordinal = ordinal_of_device_address(extent.address);
+    if (ordinal >= services_.contexts.count()) continue;  // the next step says so
+    if (!entered) return Error{"memory was lost with a device: its replacement is not made ahead"};
+    services_.contexts.use(ordinal);
+    if (const Status made = memory_.hosting.grow(ordinal, extent.address, extent.bytes); !made) {
+      return Error{"its device was lost with its memory, and here there is none for " + std::to_string(extent.bytes >> 20) + " MiB of it (" +
+                   services_.device.text(made) + ")"};
+    }
+    bytes += extent.bytes;
+  }
+  if (bytes != 0) {
+    services_.log(Level::kWarning, "a device was lost with its memory: " + std::to_string(bytes >> 20) + " MiB were made anew");
+  }
+  return {};
+}
+
 // Exactly the snapshot's memory is the program's. What was made for it that had been grown since the snapshot.
 Result<std::vector<Extent>> Recovery::back(const SnapshotContent& content) {
   std::vector<Extent> fresh;
@@ -172,14 +237,16 @@ Result<std::vector<Extent>> Recovery::back(const SnapshotContent& content) {
   return fresh;
 }
 
-Result<> Recovery::make_objects(Found& found) {
+Result<> Recovery::make_objects(Found& found, bool joins) {
   SnapshotContent& content = found.content;
   execution_.start_at(content, found.executed);
   const uint64_t trimmed = std::min(services_.job.header().trimmed.load(), content.position);
   if (Result<> taken = snapshots_.take_over(content, trimmed); !taken) return taken;
   if (Result<> kept = keep_copies(found); !kept) return kept;
   if (Result<> live = restore_live(content); !live) return live;
-  return execution_.make_objects(content);
+  if (Result<> made = execution_.make_objects(content); !made) return made;
+  if (joins && !found.snapshot_again()) execution_.join_again();
+  return {};
 }
 
 Result<> Recovery::restore_live(const SnapshotContent& content) {
@@ -216,14 +283,15 @@ Result<> Recovery::keep_copies(const Found& found) {
     const bool copied = (record.state.load() & 0xff) == journal::kCopied && record.reply_hash != 0;
     // One byte at least: how many there are is checked when the record's turn comes.
     if (copied && copies && !memory_.copy_log.keep(record.reply_hash, 1, at)) {
-      return Error{"what a copy brought is not there any more"};
+      return Error{"what a copy from page-locked memory has brought since the last snapshot is not there any more"};
     }
     at += record.size;
   }
   return {};
 }
 
-void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequence) {
+Result<> Recovery::restore_memory(const std::vector<Extent>& fresh, const Found& found) {
+  const uint64_t sequence = found.content.sequence;
   // Grown since the snapshot: the replay must find it as the first run did.
   for (const Extent& extent : fresh) {
     services_.contexts.use(ordinal_of_device_address(extent.address));
@@ -235,16 +303,22 @@ void Recovery::restore_memory(const std::vector<Extent>& fresh, uint64_t sequenc
   for (const ChunkState& chunk : chunks) granules.push_back(chunk.address);
   if (!granules_.hash(granules, hashes)) services_.faults.give_up(sequence, "the device could not hash its memory");
   std::vector<Granules::Move> moves;
+  std::vector<ChunkState> elsewhere;
+  auto lost = found.lost.cbegin();
   for (size_t i = 0; i < granules.size(); ++i) {
+    while (lost != found.lost.cend() && lost->address < granules[i]) ++lost;
     if (hashes[i] == chunks[i].hash) continue;
     if (chunks[i].slot != 0) {
       moves.emplace_back(chunks[i].address, chunks[i].slot);
+    } else if (lost != found.lost.cend() && lost->address == granules[i]) {
+      elsewhere.push_back(*lost);
     } else {
       zeros.push_back(chunks[i].address);
     }
   }
   granules_.clear(zeros);
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
+  return replicas_.fill(elsewhere, sequence);
 }
 
 // Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be reported of them.
@@ -264,14 +338,17 @@ Result<> Recovery::take_snapshot_again(const Found& found) {
   if (Result<> executed = execution_.execute_objects(found.committing - 1); !executed) return executed;
   const Result<> taken =
       found.round != 0 ? execution_.take_snapshot_of_round(found.round) : execution_.take_snapshot("the lost server was taking it");
-  if (taken) return {};
-  return Error{"the snapshot that the lost server was taking cannot be taken again: " + taken.why()};
+  if (!taken) return Error{"the snapshot that the lost server was taking cannot be taken again: " + taken.why()};
+  services_.log(Level::kInfo, "the snapshot that the lost server was taking was taken again");
+  execution_.join_again();
+  return {};
 }
 
 void Recovery::hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful) {
   journal::JournalHeader& header = services_.job.header();
   header.committing.store(0);
   header.round_prepared.store(0);
+  header.round_suspended.store(0);
   header.snapshot_position.store(snapshots_.position());
   execution_.begin_replay(found.executed, deliver, careful);
 }

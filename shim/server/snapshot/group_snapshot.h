@@ -77,7 +77,13 @@ class GroupSnapshot {
     since_ = now;
     held_.store(stage == Stage::kHeld ? round_ : 0);
   }
-  void end() { enter(Stage::kNone, 0); }
+  void end() {
+    suspends_ = false;
+    enter(Stage::kNone, 0);
+  }
+  // All ranks are suspended with this round.
+  bool suspends() const { return suspends_; }
+  void suspend() { suspends_ = true; }
 
   // Is it time to say once more that one is wanted?
   bool wanted(uint64_t now) {
@@ -95,6 +101,7 @@ class GroupSnapshot {
   std::atomic<uint64_t> held_{0};
   Stage stage_ = Stage::kNone;
   uint64_t round_ = 0;
+  bool suspends_ = false;
   GroupCounts targets_;
   uint64_t since_ = 0, stopped_at_ = 0;
   uint64_t want_again_at_ = 0;

@@ -157,4 +157,13 @@ Result<SnapshotContent> read_snapshot_file(int fd) {
   return parse_snapshot(bytes);
 }
 
+std::optional<SnapshotContent> newest_of(std::span<const ipc::UniqueFd> files) {
+  std::optional<SnapshotContent> newest;
+  for (const ipc::UniqueFd& fd : files) {
+    Result<SnapshotContent> content = read_snapshot_file(fd.get());
+    if (content && (!newest || content->number > newest->number)) newest = std::move(*content);
+  }
+  return newest;
+}
+
 }  // namespace xmig::server

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "common/result.h"
+#include "ipc/fd.h"
 #include "journal/layout.h"
 #include "server/memory/hosting.h"
 #include "server/memory/images.h"
@@ -71,5 +73,7 @@ Result<SnapshotContent> parse_snapshot(std::span<const std::byte> bytes);
 // Take the pages for `bytes` now: false if there are none (errno).
 bool reserve_snapshot_file(int fd, uint64_t bytes);
 Result<SnapshotContent> read_snapshot_file(int fd);
+// Of another process's two files: its server may write one of them at any time, and the other one is whole.
+std::optional<SnapshotContent> newest_of(std::span<const ipc::UniqueFd> files);
 
 }  // namespace xmig::server

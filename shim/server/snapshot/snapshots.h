@@ -5,7 +5,7 @@
 // byte of the shadow changes, everything that the snapshot needs must be there: slots, and pages for its file.
 //
 // What lies in this folder: snapshot_file (what a snapshot is), snapshots (how one is taken), schedule, snapshot_policy and stall (when), staging
-// (where its content goes, and what was brought there ahead), preload (code that it needs, ahead of a recovery). A snapshot is of a
+// (where its content goes, and what was brought there ahead), host_copies (of what no other device has), preload (code that it needs, ahead of a recovery). A snapshot is of a
 // position that the caller names: the executor's own, and one day one that several processes have agreed on.
 //
 // The executor's thread's, but: ShadowWishes are any thread's, and `chunks` may be read by who has begun a batch of staging.

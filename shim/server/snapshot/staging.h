@@ -48,6 +48,18 @@ class Staging {
     return std::unique_lock(mutex_);
   }
 
+  // The same for who may be stopped while a snapshot that is prepared waits for its decision: nothing if `stopping`.
+  std::unique_lock<std::mutex> begin_batch_unless(const std::atomic<bool>& stopping) {
+    while (!stopping) {
+      if (!snapshot_waits_) {
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock) return lock;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return {};
+  }
+
   // While it is kept still, or a batch has begun.
   const Staged* find(uint64_t address) const {
     const auto found = staged_.find(address);

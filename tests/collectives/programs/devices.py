@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+from capture import capture, executable, launch
 from model import Array
 from nccl import (
     FLOAT32,
@@ -76,6 +77,46 @@ for rank in range(2):
     use(1 - rank)
     driver("cuCtxSynchronize")
     expect((memories[rank].read(np.float32, COUNT) == 6).all(), "a sum in default streams")
+
+# In one graph, of streams of both devices; with what each does before and behind it.
+marks = [c_void_p(), c_void_p()]
+for device in range(2):
+    use(device)
+    driver("cuEventCreate", byref(marks[device]), 2)
+others = [memory_of(1 - rank, np.zeros(COUNT, np.float32)) for rank in range(2)]
+
+
+def both() -> None:
+    driver("cuEventRecord", marks[0], streams[0])
+    driver("cuStreamWaitEvent", streams[1], marks[0], 0)
+    for rank in range(2):
+        use(1 - rank)
+        driver("cuMemsetD32Async", memories[rank].address, (0x3F800000, 0x40000000)[rank], COUNT, streams[1 - rank])
+    nccl("ncclGroupStart")
+    for rank in range(2):
+        where = memories[rank].address
+        nccl("ncclAllReduce", where, where, COUNT, FLOAT32, 0, c_void_p(comms[rank]), streams[1 - rank])
+    nccl("ncclGroupEnd")
+    for rank in range(2):
+        use(1 - rank)
+        driver("cuMemcpyDtoDAsync_v2", others[rank].address, memories[rank].address, 4 * COUNT, streams[1 - rank])
+    use(0)
+    driver("cuEventRecord", marks[1], streams[1])
+    driver("cuStreamWaitEvent", streams[0], marks[1], 0)
+
+
+use(0)
+graph = executable(capture(streams[0], both))
+for device in (0, 1, 0):
+    use(device)
+    for rank in range(2):
+        others[rank].write(np.zeros(COUNT, np.float32))
+    launch(graph, streams[device])
+    expect(synchronize(streams[device]) == 0, "synchronize after a launch")
+    for rank in range(2):
+        expect((others[rank].read(np.float32, COUNT) == 3).all(), "a sum over two devices in a graph")
+driver("cuGraphExecDestroy", graph)
+use(0)
 
 # Both halves of a split in a group, then apart in threads.
 parts = [c_void_p(), c_void_p()]

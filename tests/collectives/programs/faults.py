@@ -156,22 +156,6 @@ def meets() -> None:
     say("went on")
 
 
-def stays() -> None:
-    """Sums, until every rank has seen that it is enough."""
-    comm, on = join(unique_id()), stream()
-    memory = Memory(8)
-    there("began")
-    for step in range(1_000_000):
-        memory.write(np.array([step + RANK, (FOLDER / "enough").exists()], np.int32))
-        nccl("ncclAllReduce", memory.address, memory.address, 2, INT32, 0, comm, on)
-        expect(synchronize(on) == 0, "a sum")
-        total, enough = memory.read(np.int32, 2)
-        expect(total == sum(step + rank for rank in range(RANKS)), f"the sum of step {step}")
-        if enough == RANKS:
-            break
-    say("went on")
-
-
 def loads() -> None:
     """Rank 0 copies more than its journal holds, while the others wait for it in a collective: at first before any, and
     then between two, so that no snapshot of all ranks is possible."""
@@ -195,6 +179,49 @@ def loads() -> None:
     say("went on")
 
 
+def sleeps() -> None:
+    """The last rank is slow on its host, while the others wait for it: one in a collective with it, two for that one.
+    After that all go on, and the last one, whose device is busy now, is slow again."""
+    comm, on, beside = join(unique_id()), stream(), stream()
+    pair = c_void_p()
+    nccl("ncclCommSplit", comm, RANK // 2, 0, byref(pair), None)
+    memory, other = holding(np.full(COUNT, 1, np.int32)), holding(np.full(COUNT, 1, np.int32))
+    slow = float(sys.argv[5])
+    if RANK == RANKS - 1:
+        time.sleep(slow)
+    nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, pair, on)
+    expect(synchronize(on) == 0, "the sum of a pair")
+    nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, comm, on)
+    expect(synchronize(on) == 0, "the sum of all")
+    expect((memory.read(np.int32, COUNT) == 2 * RANKS).all(), "the sums")
+    # Every device waits for another rank, and none can go on before a program does something.
+    if RANK == RANKS - 1:
+        nccl("ncclAllReduce", other.address, other.address, COUNT, INT32, 0, comm, beside)
+        time.sleep(slow)
+        nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, pair, on)
+    else:
+        if RANK == RANKS - 2:
+            nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, pair, on)
+            expect(synchronize(on) == 0, "the sum of the last pair")
+        nccl("ncclAllReduce", other.address, other.address, COUNT, INT32, 0, comm, beside)
+    expect(synchronize(beside) == 0, "the last sum")
+    expect((other.read(np.int32, COUNT) == RANKS).all(), "the last sum")
+    say("went on")
+
+
+def deadlock() -> None:
+    """Each waits for another: natively for ever."""
+    first, second, on = join(unique_id("first")), join(unique_id("second")), stream()
+    memory = holding(np.full(COUNT, 1, np.int32))
+    there("began")
+    for comm in (first, second) if RANK else (second, first):
+        nccl("ncclAllReduce", memory.address, memory.address, COUNT, INT32, 0, comm, on)
+        if code := synchronize(on):
+            say(f"failed with {code}")
+            return
+    say("went on")
+
+
 def leaves() -> None:
     """A rank that ends first, without a word, does not disturb the others, which need it no more."""
     comm, on = join(unique_id()), stream()
@@ -211,5 +238,6 @@ def leaves() -> None:
 
 {
     "missing": missing, "kill": until_it_fails, "mismatch": mismatch, "late": late, "abort": abort, "ended": ended,
-    "leaves": leaves, "loads": loads, "stays": stays, "meets": meets,
+    "leaves": leaves, "loads": loads, "meets": meets,
+    "sleeps": sleeps, "deadlock": deadlock,
 }[how]()  # fmt: skip

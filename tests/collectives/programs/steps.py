@@ -1,12 +1,17 @@
 """Steps that depend on all before them and on all ranks, compared with a model: `... STEPS [PAUSE]`. What is lost, done
-twice or done with another rank's step shows in every later sum."""
+twice or done with another rank's step shows in every later sum.
 
+Every fortieth step a communicator is split off and ended; with SPLIT_EVERY (environment) more often. With GRAPHS
+steps are launches of a graph, which is updated every thirtieth step, and made anew as often."""
+
+import os
 import random
 import sys
 import time
 from typing import Any
 
 import numpy as np
+from capture import UPDATED, capture, executable, launch, update
 from nccl import (
     NCCL,
     RANK,
@@ -34,7 +39,8 @@ COUNT = 3 << 10
 PART = COUNT // 4
 STEPS = int(sys.argv[4])
 PAUSE = float(sys.argv[5]) if len(sys.argv) > 5 else 0.004
-SPLIT_EVERY, READ_EVERY = 40, 8
+SPLIT_EVERY, READ_EVERY = int(os.environ.get("SPLIT_EVERY", "40")), 8
+GRAPHS, CHANGE_EVERY = "GRAPHS" in os.environ, 30
 
 
 def splits_at(step: int) -> bool:
@@ -69,24 +75,42 @@ def main() -> None:
     comm, on, beside = join(unique_id()), stream(), stream()
     half = split(comm, RANK % 2)
     state = np.arange(RANKS * COUNT, dtype=np.uint32).reshape(RANKS, COUNT)
-    memory, received = holding(state[RANK]), Memory(4 * PART)
+    memory, received, number = holding(state[RANK]), Memory(4 * PART), Memory(4 * PART)
     mark = c_void_p()
     driver("cuEventCreate", byref(mark), 2)
-    there("began")
-    for step in range(STEPS):
+
+    def work() -> None:
         nccl("ncclAllReduce", memory.address, memory.address, COUNT, UINT32, SUM, comm, on)
         nccl("ncclGroupStart")
         nccl("ncclSend", memory.address, PART, UINT32, (RANK + 1) % RANKS, comm, on)
         nccl("ncclRecv", received.address, PART, UINT32, (RANK - 1) % RANKS, comm, on)
         nccl("ncclGroupEnd")
-        driver("cuMemcpyDtoDAsync_v2", memory.address + 4 * PART, received.address, 4 * PART, on)
-        driver("cuMemsetD32Async", memory.address + 8 * PART, step * RANKS + RANK, PART, on)
         # In another stream, as gradients are summed.
         driver("cuEventRecord", mark, on)
         driver("cuStreamWaitEvent", beside, mark, 0)
         nccl("ncclAllReduce", memory.address + 12 * PART, memory.address + 12 * PART, PART, UINT32, SUM, half, beside)
+        driver("cuMemcpyDtoDAsync_v2", memory.address + 4 * PART, received.address, 4 * PART, on)
+        driver("cuMemcpyDtoDAsync_v2", memory.address + 8 * PART, number.address, 4 * PART, on)
         driver("cuEventRecord", mark, beside)
         driver("cuStreamWaitEvent", on, mark, 0)
+
+    made = c_void_p()
+    there("began")
+    for step in range(STEPS):
+        driver("cuMemsetD32Async", number.address, step * RANKS + RANK, PART, on)
+        if GRAPHS:
+            if step % CHANGE_EVERY == 0:
+                graph = capture(on, work)
+                if step % (2 * CHANGE_EVERY) == 0:
+                    if made:
+                        driver("cuGraphExecDestroy", made)
+                    made = executable(graph)
+                else:
+                    expect(update(made, graph) == UPDATED, f"an update before step {step}")
+                driver("cuGraphDestroy", graph)
+            launch(made, on)
+        else:
+            work()
         if splits_at(step):
             whole = split(comm, 0)
             nccl("ncclAllReduce", memory.address, memory.address, PART, UINT32, SUM, whole, on)
@@ -103,6 +127,8 @@ def main() -> None:
     expect(error.value == 0, f"the communicator reports {error.value}")
     there("finished")
     # All have seen it before anybody leaves.
+    if made:
+        driver("cuGraphExecDestroy", made)
     done = holding(np.ones(1, np.uint32))
     nccl("ncclAllReduce", done.address, done.address, 1, UINT32, SUM, comm, on)
     expect(done.read(np.uint32, 1)[0] >= 1, "the last sum")

@@ -1,54 +1,46 @@
 """GPT-2-small trained data-parallel, as a rank of torchrun: bf16 autocast, fused AdamW. Each step's loss and
 time, and a digest of the weights, in one line of JSON.
 
---shared: the ranks are on one GPU. Each rank's status is in a file of its own."""
+--until: ends before --steps. --shared, --own, --backend: torch_ranks.py. Each rank's status is in a file of its own."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
 
+import torch
+import torch.distributed as dist
+import torch_ranks
+import torch_workload
 import workload
+from torch_ranks import RANK
+from torch_workload import Tokens, digest, gpt_arguments, make_gpt, prepare
 
 parser = workload.arguments(__doc__, steps=60)
-parser.add_argument("--shared", action="store_true")
-RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-os.environ["NCCL_NVLS_ENABLE"] = "0"
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch_workload import Tokens, digest, gpt_arguments, make_gpt, prepare  # noqa: E402
-
 gpt_arguments(parser)
+torch_ranks.arguments(parser)
 options = parser.parse_args()
-if options.shared:  # NCCL takes each rank for another machine's
-    os.environ |= {"NCCL_HOSTID": f"rank-{RANK}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-device = torch.device("cuda", 0 if options.shared else RANK % torch.cuda.device_count())
-torch.cuda.set_device(device)
+device = torch_ranks.use_device(options)
 prepare(options)
 began = time.monotonic()
-dist.init_process_group("nccl", device_id=device)
-dist.all_reduce(torch.ones(1, device=device))
-torch.cuda.synchronize()
+torch_ranks.join(options, device)
 ready = time.monotonic() - began
 model = make_gpt(options)
-ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], init_sync=options.steps > 1)
+ddp = torch.nn.parallel.DistributedDataParallel(model, init_sync=options.steps > 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 options.seed += RANK
 tokens = Tokens(options)
 losses: list[torch.Tensor] = []
 times: list[float] = []
-status = workload.Status(options.status.with_suffix(f".{RANK}") if options.status else None)
+status = torch_ranks.status(options)
 
 
 def loss_of(batch: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast(torch_workload.DEVICE, torch.bfloat16):
         logits = ddp(batch[:, :-1])
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-last = time.monotonic()
+first = last = time.monotonic()
 for step in range(options.warmup + options.steps):
     status.step(step)
     status.phase("forward")
@@ -59,15 +51,18 @@ for step in range(options.warmup + options.steps):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.detach())
-    torch.cuda.synchronize()
+    ends = torch_ranks.over(step, options.until, device)
+    torch_ranks.synchronize()
     now = time.monotonic()
     times.append(now - last)
     last = now
+    if ends:
+        break
 status.phase("end")
 dist.barrier()
 result = {
-    "rank": RANK, "init_s": ready, "losses": torch.stack(losses).float().tolist(), "times_s": times,
+    "init_s": ready, "losses": torch.stack(losses).float().tolist(), "began": first, "times_s": times,
     "sha256": digest(model.state_dict().values()),
 }  # fmt: skip
 dist.destroy_process_group()
-print(json.dumps(result), flush=True)
+torch_ranks.report(**result)

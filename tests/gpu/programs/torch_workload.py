@@ -100,4 +100,4 @@ class Tokens:
 
     def __call__(self) -> torch.Tensor:
         tokens = torch.randint(self._words, self._shape, generator=self._chance)
-        return tokens.pin_memory().to(DEVICE, non_blocking=True)
+        return tokens.pin_memory().to(DEVICE, non_blocking=True) if DEVICE == "cuda" else tokens

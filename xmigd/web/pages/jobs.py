@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
+from xmigd.web.lanes import lanes
 from xmigd.web.page import Page, ThePage
 from xmigd.web.pages.devices import devices_of
 from xmigd.web.pages.faults import join
@@ -20,6 +21,7 @@ router = APIRouter()
 Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 Which = Annotated[Literal["live", "suspended", "all"], Query()]
 LISTED = 100
+RANKS, SPANS = 32, 250  # of a job, on its page; of each rank
 LINES = 100  # of a job's log, on its page
 
 
@@ -48,8 +50,12 @@ async def one_job(page: ThePage, job: Id) -> Response:
     )  # fmt: skip
     measured = await _measured(page, processes[0]) if processes else []
     lines = await page.api.get_or([], f"/v1/jobs/{job}/logs", limit=LINES) if page.front.features.logs else []
+    ranks = None
+    if page.front.features.ranks:
+        ranks = await page.api.get_or(None, f"/v1/jobs/{job}/ranks", limit=RANKS, spans=SPANS)
     return await page.show(
-        "job.html", job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
+        "job.html", ranks=ranks, lanes=lanes(ranks["ranks"], time.time()) if ranks else None,
+        job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
         charts=charts(measured), charted=processes[0] if processes else None, devices=devices, lines=lines,
     )  # fmt: skip
 

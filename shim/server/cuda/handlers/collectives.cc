@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "common/hex.h"
 #include "server/clock.h"
+#include "server/cuda/objects/communicator_place.h"
 
 namespace xmig::server {
 namespace {
@@ -27,31 +27,9 @@ constexpr uint64_t kReportEvery = 1'000'000'000;  // ns, that one has failed, un
 constexpr uint64_t kToEnd = 5'000'000'000;
 constexpr uint64_t kPollEvery = 1'000'000;  // ns, whether collectives are done
 constexpr int32_t kNoColor = -1;
-constexpr const char* kJoin = "join";  // of which a communicator's name is made
 
-// What ranks know of a group and nobody else does: the group of a part of it, or the name of a meeting.
-device::GroupId derived(const device::GroupId& group, const std::string& how) {
-  std::string text(reinterpret_cast<const char*>(group.data()), group.size());
-  text += how;
-  device::GroupId id{};
-  for (size_t part = 0; part < 2; ++part) {
-    const XXH128_hash_t hash = XXH3_128bits_withSeed(text.data(), text.size(), part);
-    std::memcpy(id.data() + part * sizeof(hash), &hash, sizeof(hash));
-  }
-  return id;
-}
-
-// Not the group itself, which is the ranks' secret.
-std::string meeting_of(const device::GroupId& group, const std::string& what) {
-  return to_hex(derived(group, "meeting " + what));
-}
-
-std::vector<std::string> strings_of(std::span<const std::byte> payload) {
-  std::vector<std::string> strings;
-  const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
-  for (size_t at = 0, end; (end = text.find('\0', at)) != std::string::npos; at = end + 1) strings.push_back(text.substr(at, end - at));
-  return strings;
-}
+std::string split_of(uint64_t number) { return "split " + std::to_string(number); }
+std::string split_of(uint64_t number, int32_t color) { return split_of(number) + " colour " + std::to_string(color); }
 
 }  // namespace
 
@@ -60,6 +38,9 @@ struct Collectives::Making {
   uint64_t communicator = 0;
   bool again = false;  // what a snapshot kept, or a replay: the program has it already
   bool kept = false;   // of these: no call waits for it
+  bool refused = false;  // of these: the program was answered that it could not be made
+  CommunicatorReply answered{};  // that answer
+  uint64_t reported_at = 0;  // that it could not be made
   Answer answer;
   std::span<std::byte> reply_space;
   One one;
@@ -70,13 +51,15 @@ struct Collectives::Making {
   uint64_t number = 0;
   int32_t color = 0, key = 0;
 
+  std::unique_ptr<device::Communicator> ahead;  // it was made before it was needed
   // Written by its thread, before `done`.
   Result<std::unique_ptr<device::Communicator>> made = Error{"nothing was made"};
   std::atomic<bool> done{false};
   std::thread thread;
 };
 
-Collectives::Collectives(const Session& session, Streams& streams, Addresses& addresses, OutsideWaits& outside)
+Collectives::Collectives(const Session& session, PreparedCommunicators& prepared, Streams& streams, Addresses& addresses,
+                         OutsideWaits& outside)
     : device_(session.device),
       driver_(session.device.driver()),
       contexts_(session.services.contexts),
@@ -91,7 +74,8 @@ Collectives::Collectives(const Session& session, Streams& streams, Addresses& ad
       execution_(session.execution),
       streams_(streams),
       addresses_(addresses),
-      outside_(outside) {}
+      outside_(outside),
+      prepared_(prepared) {}
 
 Collectives::~Collectives() { destroy_all(); }
 
@@ -113,25 +97,35 @@ void Collectives::destroy_all() {
   leaving_.clear();
 }
 
-Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
+bool Collectives::may_be_made(uint64_t communicator) {
   const bool free = journal::handle_is(communicator, journal::Kind::kCommunicator) &&
                     journal::handle_index(communicator) < journal::kMaxCommunicators && !communicators_.contains(communicator) &&
                     std::none_of(making_.begin(), making_.end(), [&](const Making& one) { return one.communicator == communicator; });
-  if (!free) {
-    current_.garbage("a new communicator has a number that is taken, or none");
-    return nullptr;
-  }
+  if (!free) current_.garbage("a new communicator has a number that is taken, or none");
+  return free;
+}
+
+Collectives::One Collectives::one_of(const Record& record) {
+  One one;
+  one.sequence = record.sequence();
+  one.header.resize(sizeof(journal::RecordHeader));
+  std::memcpy(one.header.data(), static_cast<const void*>(&record.header()), sizeof(journal::RecordHeader));
+  one.ordinal = record.header().ordinal;
+  return one;
+}
+
+Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
+  if (!may_be_made(communicator)) return nullptr;
   Making& making = making_.emplace_back();
   making.communicator = communicator;
-  making.kept = current_.mode == Mode::kRestore;
-  making.again = making.kept || record.replied();
+  making.again = record.replied();
+  making.answered = reply_of(record);
+  making.refused = making.again && making.answered.result != 0;
   making.answer = Answer::to(record);
   making.reply_space = record.reply_space();
-  making.one.sequence = record.sequence();
-  making.one.header.resize(sizeof(journal::RecordHeader));
-  std::memcpy(making.one.header.data(), static_cast<const void*>(&record.header()), sizeof(journal::RecordHeader));
-  making.one.ordinal = record.header().ordinal;
+  making.one = one_of(record);
   record.defer();
+  outside_.ends_itself.store(true);
   outside_.collectives.store(true);
   return &making;
 }
@@ -146,31 +140,86 @@ void Collectives::run(Making& making) {
   });
 }
 
+void Collectives::take_ahead(Making& making) {
+  const device::Place& place = making.place;
+  making.ahead = prepared_.take(meeting_of(place.group, kJoin), place.rank, [this] { failure(); });
+  if (making.ahead) log_(Level::kInfo, "a communicator of " + std::to_string(place.ranks) + " ranks was made ahead");
+}
+
+// A recovery has it again, and the ranks of it meet when all is known that this one had.
+void Collectives::postpone(uint64_t communicator, One one, device::Place place) {
+  one.place = std::move(place);
+  one.name = meeting_of(one.place.group, kJoin);
+  one.incomplete |= gone_.contains(one.name);
+  one.postponed = true;
+  if (!one.incomplete) membership_.joined(one.name, one.place.rank, one.place.ranks);
+  One& added = communicators_[communicator] = std::move(one);
+  keep(communicator, added);
+}
+
+void Collectives::join_again() {
+  for (auto at = communicators_.begin(); at != communicators_.end();) {
+    if (!at->second.postponed) {
+      ++at;
+      continue;
+    }
+    Making& making = making_.emplace_back();
+    making.communicator = at->first;
+    making.kept = making.again = true;
+    making.one = std::move(at->second);
+    making.one.postponed = false;
+    making.place = making.one.place;
+    making.place.context = contexts_.real(making.one.ordinal);
+    making.place.ordinal = making.one.ordinal;
+    at = communicators_.erase(at);
+    take_ahead(making);
+    outside_.ends_itself.store(true);
+    outside_.collectives.store(true);
+    run(making);
+  }
+}
+
 CUresult Collectives::on_xmCommInit(Record& record) {
   Args_xmCommInit args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (args.ranks == 0 || args.ranks > journal::kMaxRanks || args.rank >= args.ranks) return CUDA_ERROR_INVALID_VALUE;
+  const std::chrono::milliseconds join_time(args.join_time);
+  if (current_.mode != Mode::kRun) {
+    if (!may_be_made(args.communicator)) return CUDA_ERROR_INVALID_VALUE;
+    if (current_.mode == Mode::kObjects && !was_made(record)) return CUDA_SUCCESS;
+    One one = one_of(record);
+    one.join_time = join_time;
+    if (current_.mode == Mode::kRestore) {
+      one.splits = args.splits;
+      one.incomplete = args.incomplete != 0;
+    }
+    postpone(args.communicator, std::move(one), place_of(args, record.payload()));
+    return CUDA_SUCCESS;
+  }
   Making* const making = begin(record, args.communicator);
   if (!making) return CUDA_ERROR_INVALID_VALUE;
-  std::vector<std::string> strings = strings_of(record.payload());
   device::Place& place = making->place;
-  static_assert(sizeof(args.group) == sizeof(place.group));
-  std::memcpy(place.group.data(), args.group, sizeof(args.group));
-  place.rank = args.rank;
-  place.ranks = args.ranks;
+  place = place_of(args, record.payload());
   place.context = contexts_.real(making->one.ordinal);
-  if (!strings.empty()) {
-    place.library = std::move(strings[0]);
-    place.settings.assign(std::make_move_iterator(strings.begin() + 1), std::make_move_iterator(strings.end()));
-  }
-  place.patience = std::chrono::milliseconds(args.operation_time);
-  making->one.join_time = std::chrono::milliseconds(args.join_time);
-  if (making->kept) {
-    making->one.splits = args.splits;
-    making->one.incomplete = args.incomplete != 0 || gone_.contains(meeting_of(place.group, kJoin));
-  }
+  place.ordinal = making->one.ordinal;
+  making->one.join_time = join_time;
+  take_ahead(*making);
   run(*making);
   return CUDA_SUCCESS;
+}
+
+// What the program was answered.
+CommunicatorReply Collectives::reply_of(const Record& record) {
+  CommunicatorReply reply{};
+  std::memcpy(&reply, record.reply_space().data(), std::min(sizeof(reply), record.reply_space().size()));
+  return reply;
+}
+
+// The other ranks do not look for it again: some are further.
+std::optional<CommunicatorReply> Collectives::was_made(const Record& record) {
+  const CommunicatorReply reply = reply_of(record);
+  if (reply.result != 0 || reply.ranks == 0 || reply.rank >= reply.ranks) return std::nullopt;
+  return reply;
 }
 
 CUresult Collectives::on_xmCommSplit(Record& record) {
@@ -179,13 +228,31 @@ CUresult Collectives::on_xmCommSplit(Record& record) {
   settle(args.parent);
   const auto parent = communicators_.find(args.parent);
   if (parent == communicators_.end() || args.color < kNoColor) return CUDA_ERROR_INVALID_VALUE;
-  Making* const making = begin(record, args.communicator);
-  if (!making) return CUDA_ERROR_INVALID_VALUE;
-  making->split = true;
-  making->parent = parent->second.place;
-  making->number = ++parent->second.splits;
+  Making* making = nullptr;
+  if (current_.mode == Mode::kObjects) {
+    if (!may_be_made(args.communicator)) return CUDA_ERROR_INVALID_VALUE;
+  } else {
+    making = begin(record, args.communicator);
+    if (!making) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const uint64_t number = ++parent->second.splits;
   parent->second.split = true;
   keep(parent->first, parent->second);
+  if (!making) {
+    const std::optional<CommunicatorReply> reply = was_made(record);
+    if (!reply) return CUDA_SUCCESS;
+    device::Place place = parent->second.place;
+    place.group = derived(place.group, split_of(number, args.color));
+    place.rank = reply->rank;
+    place.ranks = reply->ranks;
+    One one = one_of(record);
+    one.join_time = parent->second.join_time;
+    postpone(args.communicator, std::move(one), std::move(place));
+    return CUDA_SUCCESS;
+  }
+  making->split = true;
+  making->parent = parent->second.place;
+  making->number = number;
   making->color = args.color;
   making->key = args.key;
   making->one.join_time = parent->second.join_time;
@@ -197,7 +264,7 @@ CUresult Collectives::on_xmCommSplit(Record& record) {
 // Who else has this colour, and which rank is this one's among them?
 Result<> Collectives::choose_members(Making& making) {
   const device::Place& parent = making.parent;
-  const std::string which = "split " + std::to_string(making.number);
+  const std::string which = split_of(making.number);
   const Result<std::vector<std::string>> colors =
       meetings_.attend(meeting_of(parent.group, which), parent.rank, parent.ranks,
                        std::to_string(making.color) + " " + std::to_string(making.key), making.one.join_time);
@@ -219,7 +286,7 @@ Result<> Collectives::choose_members(Making& making) {
     place.ranks = place.rank = 0;
     return {};
   }
-  place.group = derived(parent.group, which + " colour " + std::to_string(making.color));
+  place.group = derived(parent.group, split_of(making.number, making.color));
   place.ranks = static_cast<uint32_t>(members.size());
   for (uint32_t i = 0; i < members.size(); ++i) {
     if (members[i].rank == parent.rank) place.rank = i;
@@ -242,16 +309,17 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
   const auto meet = [&](const std::string& offer) {
     return meetings_.attend(making.one.name, place.rank, place.ranks, offer, making.one.join_time);
   };
-  return device_.collectives().join(place, meet, [this] {
-    failed_.store(true);
-    execution_.wake();
-  });
+  if (making.ahead) return std::move(making.ahead);
+  return device_.collectives().join(place, meet, [this] { failure(); });
 }
 
 void Collectives::answer(Making& making) {
   CommunicatorReply reply{};
   One& one = making.one;
-  if (making.made ? *making.made != nullptr : making.again) {
+  if (making.refused) {
+    if (!one.name.empty()) membership_.past(one.name);
+    reply = making.answered;
+  } else if (making.made ? *making.made != nullptr : making.again) {
     reply.rank = making.place.rank;
     reply.ranks = making.place.ranks;
     one.place = making.place;
@@ -305,15 +373,11 @@ void Collectives::keep(uint64_t handle, One& one) {
 // In a replay, what follows the record that makes it does not wait for the answer.
 void Collectives::settle(uint64_t communicator) {
   const auto found = std::find_if(making_.begin(), making_.end(), [&](const Making& one) { return one.communicator == communicator; });
-  if (found != making_.end()) {
-    found->thread.join();
-    answer(*found);
-    making_.erase(found);
-  }
-}
-
-void Collectives::settle_all() {
-  while (!making_.empty()) settle(making_.front().communicator);
+  if (found == making_.end()) return;
+  if (found->thread.joinable()) found->thread.join();
+  if (!found->made && !found->again) return;  // poll() waits for the verdict
+  answer(*found);
+  making_.erase(found);
 }
 
 // To begin an operation in it.
@@ -374,13 +438,25 @@ void Collectives::count(const CollectiveOperation& operation) {
   }
 }
 
-void Collectives::incomplete(const std::vector<std::string>& names) {
+void Collectives::incomplete(const std::vector<std::string>& names, uint64_t round) {
   for (auto& [handle, one] : communicators_) {
-    if (one.incomplete || std::find(names.begin(), names.end(), one.name) == names.end()) continue;
-    one.incomplete = true;
-    keep(handle, one);
-    incomplete_.push_back(handle);
+    const bool lacks = std::find(names.begin(), names.end(), one.name) != names.end();
+    job_.header().communicators_lacking[journal::handle_index(handle)].store(lacks ? round : 0);
+    if (lacks) lack(handle, one);
   }
+}
+
+void Collectives::incomplete_as_in(uint64_t round) {
+  for (auto& [handle, one] : communicators_) {
+    if (job_.header().communicators_lacking[journal::handle_index(handle)].load() == round) lack(handle, one);
+  }
+}
+
+void Collectives::lack(uint64_t handle, One& one) {
+  if (one.incomplete) return;
+  one.incomplete = true;
+  keep(handle, one);
+  incomplete_.push_back(handle);
 }
 
 void Collectives::complete_again() {
@@ -399,6 +475,23 @@ void Collectives::snapshot_taken() {
     one.split = false;
   }
   for (const auto& [name, counts] : std::exchange(ended_, {})) membership_.past(name);
+}
+
+// All is done in them, and every rank does this at the same position.
+void Collectives::renew(std::span<const uint64_t> attempts) {
+  prepared_.use(attempts);
+  for (auto& [handle, one] : communicators_) {
+    auto real = prepared_.take(one.name, one.place.rank, [this] { failure(); });
+    if (!real) continue;
+    if (one.real) one.real->abort();
+    one.real = std::move(real);
+    one.failed_at = one.reported_at = 0;
+  }
+}
+
+void Collectives::failure() {
+  failed_.store(true);
+  execution_.wake();
 }
 
 void Collectives::lost(const std::string& name) {
@@ -422,14 +515,39 @@ bool Collectives::poll() {
       ++one;
       continue;
     }
-    one->thread.join();
+    if (one->thread.joinable()) one->thread.join();
+    if (!has_verdict(*one, now)) {
+      ++one;
+      continue;
+    }
     answer(*one);
     one = making_.erase(one);
     worked = true;
   }
   worked |= std::erase_if(leaving_, [](const auto& one) { return !one->unfinished(); }) != 0;
   outside_.collectives.store(unfinished());
-  return look_for_failures() || worked;
+  worked |= look_for_failures();
+  outside_.ends_itself.store(!making_.empty() || std::any_of(communicators_.begin(), communicators_.end(), [](const auto& one) {
+    return one.second.failed_at != 0;
+  }));
+  return worked;
+}
+
+// The program is answered that one cannot be made only if the daemon says that nobody recovers the rank that is missing. Otherwise a
+// recovery of all ranks ends this server, and its record is executed again.
+bool Collectives::has_verdict(Making& making, uint64_t now) {
+  if (making.made || making.again) return true;
+  const std::string& name = making.one.name.empty() ? meeting_of(making.parent.group, kJoin) : making.one.name;
+  {
+    const std::lock_guard lock(lost_mutex_);
+    if (lost_.erase(name) != 0) return true;
+  }
+  if (making.reported_at == 0 || now - making.reported_at >= kReportEvery) {
+    if (making.reported_at == 0) log_(Level::kInfo, "a communicator is not made: " + making.made.why());
+    making.reported_at = now;
+    daemon_.communicator_failed(name, making.place.rank, making.made.why());
+  }
+  return false;
 }
 
 bool Collectives::unfinished() {
@@ -572,7 +690,10 @@ CUresult Collectives::begin_group(std::span<CollectiveOperation> operations) {
   if (const CUresult result = order(true); result != CUDA_SUCCESS) return result;
   for (const CollectiveOperation& operation : operations) count(operation);
   outside_.collectives.store(true);
-  if (const device::Status begun = device_.collectives().run(parts); !begun) return device::result_of(begun);
+  outside_.beginning.store(true);
+  const device::Status begun = device_.collectives().run(parts);
+  outside_.beginning.store(false);
+  if (!begun) return device::result_of(begun);
   return order(false);
 }
 

@@ -5,7 +5,9 @@
 //
 // The ranks of a communicator are snapshotted and recovered together (snapshot/group_snapshot.h). So it is counted here how far each
 // communicator is, from the last snapshot on, at which all ranks were as far. A recovery makes communicators again, on their threads, from
-// what the snapshot kept, or by executing the record that made them; whoever needs one that is not there yet waits for it.
+// what the snapshot kept, or by executing the record that made them; whoever needs one that is not there yet waits for it. Where a server
+// was lost while it took a snapshot with the others, the others may have taken it: what this rank made and ended before it is made by
+// nobody, and how a communicator was split is in the answer that the program got.
 //
 // A communicator that fails (another rank is gone) is reported to the daemon. Mostly this server is lost then, too, and recovered with the
 // others; the program learns of it only if the daemon says that nobody recovers it.
@@ -22,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -35,12 +38,13 @@
 #include "server/cuda/handlers/outside_waits.h"
 #include "server/cuda/handlers/session.h"
 #include "server/cuda/handlers/streams.h"
+#include "server/cuda/objects/prepared_communicators.h"
 
 namespace xmig::server {
 
 class Collectives {
  public:
-  Collectives(const Session& session, Streams& streams, Addresses& addresses, OutsideWaits& outside);
+  Collectives(const Session& session, PreparedCommunicators& prepared, Streams& streams, Addresses& addresses, OutsideWaits& outside);
   Collectives(const Collectives&) = delete;
   ~Collectives();
 
@@ -65,12 +69,17 @@ class Collectives {
   // Before a recovery: these lack ranks for good, and are not made again.
   void forget(const std::vector<std::string>& names) { gone_.insert(names.begin(), names.end()); }
   // The same of recoveries from the snapshot that is about to be taken: other ranks have ended these. Or it is not taken after all.
-  void incomplete(const std::vector<std::string>& names);
+  void incomplete(const std::vector<std::string>& names, uint64_t round);
+  // Those of a round that a lost server was taking.
+  void incomplete_as_in(uint64_t round);
   void complete_again();
-  // Every communicator that is being made is there.
-  void settle_all();
+  // What a recovery has found is made, on threads. Not before all is known that the program had ended meanwhile: the other ranks do
+  // not make that again.
+  void join_again();
   // A recovery begins at a snapshot that all ranks have taken.
   void snapshot_taken();
+  // A rank goes on in another server: what these attempts have prepared takes the place of the communicators that it is in.
+  void renew(std::span<const uint64_t> attempts);
   // From any thread: a communicator that has failed is not recovered.
   void lost(const std::string& name);
   // Nobody waits for another rank any more: the process ends.
@@ -88,6 +97,7 @@ class Collectives {
     uint32_t splits = 0;      // of it, which all its ranks count alike
     bool split = false;       // since the last snapshot
     bool incomplete = false;  // it lacks ranks
+    bool postponed = false;   // until join_again()
     uint64_t failed_at = 0, reported_at = 0, lost_at = 0;  // 0: not
     uint64_t collectives = 0;  // since the last snapshot
     std::map<std::pair<uint32_t, uint32_t>, uint64_t> sends;  // likewise, from one rank to another
@@ -99,7 +109,16 @@ class Collectives {
   };
   struct Making;
 
+  void failure();
+  bool may_be_made(uint64_t communicator);
+  One one_of(const Record& record);
   Making* begin(Record& record, uint64_t communicator);
+  void take_ahead(Making& making);
+  void postpone(uint64_t communicator, One one, device::Place place);
+  journal::CommunicatorReply reply_of(const Record& record);
+  std::optional<journal::CommunicatorReply> was_made(const Record& record);
+  bool has_verdict(Making& making, uint64_t now);
+  void lack(uint64_t handle, One& one);
   void run(Making& making);
   void settle(uint64_t communicator);
   void keep(uint64_t handle, One& one);
@@ -131,6 +150,7 @@ class Collectives {
   Streams& streams_;
   Addresses& addresses_;
   OutsideWaits& outside_;
+  PreparedCommunicators& prepared_;
 
   std::map<uint64_t, One> communicators_;  // by handle
   std::vector<std::unique_ptr<device::Communicator>> leaving_;  // ended by the program, with work that is not done

@@ -2,7 +2,8 @@
 
 namespace xmig::server {
 
-Handlers::Handlers(const Session& session, ModulePreload& preload, Snapshots& snapshots, Relocation& relocation)
+Handlers::Handlers(const Session& session, ModulePreload& preload, PreparedCommunicators& prepared, Snapshots& snapshots,
+                   Relocation& relocation)
     : driver(session.device.driver()),
       objects(session.objects),
       real_contexts(session.services.contexts),
@@ -14,7 +15,7 @@ Handlers::Handlers(const Session& session, ModulePreload& preload, Snapshots& sn
       events(session, streams, addresses, outside),
       copies(session, streams, addresses, peers, intake, outside),
       host_functions(session, streams, outside),
-      collectives(session, streams, addresses, outside),
+      collectives(session, prepared, streams, addresses, outside),
       modules(session, preload, streams, variables, addresses),
       launches(session, streams, variables, addresses),
       graphs(session, streams, addresses, *this),

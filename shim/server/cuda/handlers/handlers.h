@@ -31,7 +31,7 @@
 namespace xmig::server {
 
 struct Handlers final : Preserved {
-  Handlers(const Session& session, ModulePreload& preload, Snapshots& snapshots, Relocation& relocation);
+  Handlers(const Session& session, ModulePreload& preload, PreparedCommunicators& prepared, Snapshots& snapshots, Relocation& relocation);
   Handlers(const Handlers&) = delete;
   // Every object of the program, and what handlers have made for themselves. The device has nothing to do.
   void destroy_all();

@@ -18,6 +18,7 @@ Memory::Memory(const Session& session, Snapshots& snapshots, Relocation& relocat
     : driver_(session.device.driver()),
       contexts_(session.services.contexts),
       job_(session.services.job),
+      standby_memory_(session.services.standby_memory),
       memory_(session.memory),
       objects_(session.objects),
       current_(session.current),
@@ -39,6 +40,11 @@ CUresult Memory::on_xmGrow(Record& record) {
   // The address says which device is meant: the calling thread's current one may be another.
   const uint32_t ordinal = ordinal_of_device_address(args.address);
   if (ordinal >= contexts_.count()) return CUDA_ERROR_INVALID_VALUE;
+  // There the memory is the state, and what is not there any more was lost with a device.
+  if (current_.mode == Mode::kObjects && record.replied() && !memory_.hosting.exists(args.address, args.bytes)) {
+    current_.over(kStateIsGone);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   const auto grow = [&] {
     contexts_.use(ordinal);
     const std::lock_guard lock(memory_.mutex);
@@ -46,6 +52,8 @@ CUresult Memory::on_xmGrow(Record& record) {
   };
   CUresult result = grow();
   if (result != CUDA_ERROR_OUT_OF_MEMORY || current_.mode != Mode::kRun || execution_.replaying()) return result;
+  if (gives_up_standbys(ordinal, args.bytes)) result = grow();
+  if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   // What the program gave back is released by a snapshot, and what the shadow takes belongs to the program first.
   relocation_.end_settling();
   const uint64_t shadow = shadow_bytes(ordinal), dead = memory_.hosting.dead_bytes(ordinal);
@@ -59,7 +67,18 @@ CUresult Memory::on_xmGrow(Record& record) {
     }
   }
   snapshots_.evict(false);
+  // Together, that and this may be enough.
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && gives_up_standbys(ordinal, args.bytes)) result = grow();
   return result;
+}
+
+// Communicators that were made ahead, if that is enough. They are made again only after a while.
+bool Memory::gives_up_standbys(uint32_t ordinal, uint64_t wanted) {
+  const uint64_t free = free_bytes(ordinal);
+  const uint64_t coming = standby_memory_.give_up(ordinal, wanted - std::min(wanted, free));
+  if (coming == 0) return false;
+  wait_for_room(ordinal, wanted, free + coming);
+  return true;
 }
 
 uint64_t Memory::free_bytes(uint32_t ordinal) {
@@ -117,9 +136,11 @@ CUresult Memory::on_xmReuse(Record& record) {
 CUresult Memory::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
-  // A snapshot releases what the program gave back, and moves the shadow out of the way, when the program needs the room.
+  // When the program needs the room, a snapshot releases what the program gave back, and moves the shadow out of the way; and who
+  // has made communicators ahead gives them up.
   const uint32_t ordinal = record.header().ordinal;
-  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal));
+  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal) +
+                                         standby_memory_.bytes(ordinal));
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }

@@ -32,13 +32,15 @@ class Memory {
   uint64_t shadow_bytes(uint32_t ordinal);
   uint64_t free_bytes(uint32_t ordinal);
   void wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming);
+  bool gives_up_standbys(uint32_t ordinal, uint64_t wanted);
 
   const DriverTable& driver_;
   Contexts& contexts_;
   Job& job_;
+  StandbyMemory& standby_memory_;
   ProcessMemory& memory_;
   Objects& objects_;
-  const Current& current_;
+  Current& current_;
   Execution& execution_;
   Snapshots& snapshots_;
   Relocation& relocation_;

@@ -1,0 +1,71 @@
+// Device memory that communicators take which servers have made ahead (cuda/objects/prepared_communicators.h), of this process and of
+// others on its devices. It is there for a recovery; a program that has no room for its own data gets it.
+//
+// The executor's thread asks the daemon and waits here; the control thread brings what it answers.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+
+#include "journal/layout.h"
+#include "server/channel/daemon.h"
+
+namespace xmig::server {
+
+class StandbyMemory {
+ public:
+  explicit StandbyMemory(Daemon& daemon) : daemon_(daemon) {}
+  StandbyMemory(const StandbyMemory&) = delete;
+
+  // Any thread: bytes of this device, about, as far as the daemon has counted.
+  uint64_t bytes(uint32_t ordinal) const { return bytes_[ordinal].load(std::memory_order_relaxed); }
+
+  // The program lacks so many bytes of this device. Waits for the daemon. What comes free in a moment, about; 0: nothing does.
+  uint64_t give_up(uint32_t ordinal, uint64_t missing) {
+    std::unique_lock lock(mutex_);
+    const uint64_t number = ++wanted_;
+    lock.unlock();
+    if (!daemon_.attached()) return 0;
+    daemon_.memory_short(number, ordinal, missing);
+    lock.lock();
+    return changed_.wait_for(lock, kPatience, [&] { return answered_ == number; }) ? given_up_ : 0;
+  }
+
+  // The control thread.
+  void count(std::span<const uint64_t> bytes) {
+    for (size_t ordinal = 0; ordinal < bytes_.size(); ++ordinal) {
+      bytes_[ordinal].store(ordinal < bytes.size() ? bytes[ordinal] : 0, std::memory_order_relaxed);
+    }
+  }
+  void given_up(uint64_t number, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    answered_ = number;
+    given_up_ = bytes;
+    changed_.notify_all();
+  }
+  // The daemon has gone: nobody answers.
+  void gone() {
+    count({});
+    const std::lock_guard lock(mutex_);
+    answered_ = wanted_;
+    given_up_ = 0;
+    changed_.notify_all();
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{1};  // with a daemon that is busy
+
+  Daemon& daemon_;
+  std::array<std::atomic<uint64_t>, journal::kMaxDevices> bytes_{};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t wanted_ = 0, answered_ = 0;  // guarded by mutex_, as is all that follows: numbers of questions
+  uint64_t given_up_ = 0;
+};
+
+}  // namespace xmig::server

@@ -1,0 +1,123 @@
+#include "server/snapshot/host_copies.h"
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "server/clock.h"
+
+namespace xmig::server {
+
+using journal::kGranule;
+
+namespace {
+
+constexpr size_t kBatch = 16;  // granules: so long a snapshot may have to wait
+
+}  // namespace
+
+void HostCopies::make(std::vector<ReplicaSource> others, uint64_t most_bytes) {
+  stop();
+  stopping_ = false;
+  {
+    const std::lock_guard lock(memory_.mutex);
+    memory_.copy_log.keep_on_host();
+  }
+  try {
+    thread_ = std::thread([this, others = std::move(others), most_bytes] { run(others, most_bytes); });
+  } catch (const std::system_error&) {
+    // No thread to be had: after the next snapshot perhaps.
+  }
+}
+
+void HostCopies::stop() {
+  stopping_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void HostCopies::run(const std::vector<ReplicaSource>& others, uint64_t most_bytes) {
+  std::unordered_set<uint64_t> theirs;
+  for (const ReplicaSource& other : others) {
+    const std::optional<SnapshotContent> content = newest_of(other.snapshots);
+    if (!content) continue;
+    for (const ChunkState& chunk : content->chunks) {
+      if (chunk.slot != 0) theirs.insert(chunk.hash);
+    }
+  }
+  Wanted wanted;
+  const uint64_t snapshot = look(theirs, wanted);
+  if (stopping_) return;
+  const uint64_t bytes = wanted.size() * kGranule;
+  const bool fits = bytes <= most_bytes;
+  release_others_than(fits ? wanted : Wanted{});
+  const bool made = fits && copy(wanted, snapshot);
+  const uint64_t held = copies_.size() * kGranule;
+  services_.daemon.copies_made(snapshot, held, (made ? 0 : bytes - std::min(bytes, held)) + brought_to_device());
+}
+
+// What copies from page-locked memory have brought since the snapshot, before they were to bring it to host memory.
+uint64_t HostCopies::brought_to_device() {
+  const std::lock_guard lock(memory_.mutex);
+  return memory_.copy_log.bytes_on_device();
+}
+
+// The last snapshot's number, and what of it only this device has. What is in host memory anyway needs no copy.
+uint64_t HostCopies::look(const std::unordered_set<uint64_t>& theirs, Wanted& wanted) {
+  const auto batch = staging_.begin_batch_unless(stopping_);
+  if (!batch) return 0;
+  const std::lock_guard lock(memory_.mutex);
+  for (const ChunkState& chunk : snapshots_.chunks()) {
+    const bool alone = chunk.slot != 0 && !theirs.contains(chunk.hash) && memory_.shadow.on_device(chunk.slot);
+    if (alone) wanted.emplace(chunk.hash, chunk.slot);
+  }
+  return snapshots_.number();
+}
+
+void HostCopies::release_others_than(const Wanted& wanted) {
+  const std::lock_guard lock(memory_.mutex);
+  std::erase_if(copies_, [&](const auto& copy) {
+    if (wanted.contains(copy.first)) return false;
+    memory_.shadow.free(copy.second);
+    return true;
+  });
+}
+
+// False: not all of it.
+bool HostCopies::copy(const Wanted& wanted, uint64_t snapshot) {
+  for (auto at = wanted.begin(); at != wanted.end();) {
+    const auto batch = staging_.begin_batch_unless(stopping_);
+    if (!batch || snapshots_.number() != snapshot || !copy_batch(at, wanted)) return false;
+  }
+  return true;
+}
+
+bool HostCopies::copy_batch(Wanted::const_iterator& at, const Wanted& wanted) {
+  Granules::Moves moves;
+  std::vector<std::pair<uint64_t, uint64_t>> made;
+  {
+    const std::lock_guard lock(memory_.mutex);
+    const uint64_t left = static_cast<uint64_t>(std::distance(at, wanted.end()));
+    for (; at != wanted.end() && made.size() < kBatch; ++at) {
+      if (copies_.contains(at->first)) continue;
+      const uint32_t ordinal = ordinal_of_slot(at->second);
+      const std::optional<uint64_t> slot = memory_.shadow.allocate(ordinal, Place::kHost, left, true);
+      if (!slot) break;
+      granules_.add(moves, *slot, at->second);
+      made.emplace_back(at->first, *slot);
+    }
+    if (made.empty()) return at == wanted.end();
+  }
+  const bool copied = static_cast<bool>(granules_.copy(moves, Granules::While::kRunning));
+  if (copied) {
+    copies_.insert(made.begin(), made.end());
+  } else {
+    const std::lock_guard lock(memory_.mutex);
+    for (const auto& [hash, slot] : made) memory_.shadow.free(slot);
+  }
+  return copied;
+}
+
+}  // namespace xmig::server

@@ -1,0 +1,190 @@
+"""Communicators that are made before they are needed: what is wanted of which server, and what may be used."""
+
+from __future__ import annotations
+
+from xmigd.groups.groups import Key
+from xmigd.groups.prepared import FIRST_PAUSE, LETTING_GO, SHORT_PAUSE, Forget, Made, Prepare, Prepared, Unready
+
+GIB = 1 << 30
+ALL: Key = (1000, "all")
+PAIR: Key = (1000, "pair")
+WHOLE = {ALL: ("a", "b"), PAIR: ("a", "b")}
+
+
+def prepared(bound: int = GIB) -> Prepared:
+    return Prepared(bound)
+
+
+def made(one: Prepared, attempt: int, device_bytes: int = 0, *, servers: dict[str, int] | None = None) -> list[object]:
+    out: list[object] = []
+    for process, server in (servers or {"a": 1, "b": 1}).items():
+        out = list(one.reported(0, process, server, attempt, device_bytes, ""))
+    return out
+
+
+class TestStandbys:
+    def test_all_are_sent_the_same_in_the_same_order(self) -> None:
+        out = prepared().settled(0, WHOLE, {"a": 1, "b": 1})
+        assert out == [
+            Prepare("a", 1, 1, "all"), Prepare("b", 1, 1, "all"),
+            Prepare("a", 1, 2, "pair"), Prepare("b", 1, 2, "pair"),
+        ]  # fmt: skip
+
+    def test_a_recovery_uses_what_all_have_made(self) -> None:
+        one = prepared()
+        one.settled(0, WHOLE, {"a": 1, "b": 1})
+        assert made(one, 1) == [Made("a", 1, 1, 2), Made("b", 1, 1, 2)]
+        one.reported(0, "a", 1, 2, 0, "")
+        assert one.usable({"a": 1, "b": 1}) == {"a": (1,), "b": (1,)}
+        assert one.usable({"a": 1, "b": 1}) == {"a": (), "b": ()}, "only once"
+
+    def test_another_server_uses_nothing_of_it(self) -> None:
+        one = prepared()
+        one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 1})
+        made(one, 1)
+        assert one.usable({"a": 1, "b": 2}) == {"a": (), "b": ()}
+
+    def test_a_standby_that_is_replaced_begins_it_anew(self) -> None:
+        one = prepared()
+        one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 1})
+        made(one, 1)
+        assert one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": None}) == [Forget("a", 1, 1), Forget("b", 1, 1)]
+        assert one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 2}) == [
+            Prepare("a", 1, 2, "all"), Prepare("b", 2, 2, "all"),
+        ]  # fmt: skip
+
+    def test_nothing_is_done_twice(self) -> None:
+        one = prepared()
+        one.settled(0, WHOLE, {"a": 1, "b": 1})
+        assert one.settled(1, WHOLE, {"a": 1, "b": 1}) == []
+
+    def test_what_failed_is_tried_again_later(self) -> None:
+        one = prepared()
+        one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 1})
+        assert one.reported(0, "a", 1, 1, 0, "no room") == [Forget("b", 1, 1)]
+        assert one.settled(FIRST_PAUSE - 1, {ALL: ("a", "b")}, {"a": 1, "b": 1}) == []
+        assert len(one.settled(FIRST_PAUSE, {ALL: ("a", "b")}, {"a": 1, "b": 1})) == 2
+        assert one.reported(FIRST_PAUSE, "a", 1, 2, 0, "no room") == [Forget("b", 1, 2)]
+        assert one.settled(2 * FIRST_PAUSE, {ALL: ("a", "b")}, {"a": 1, "b": 1}) == []
+
+    def test_memory_is_bounded(self) -> None:
+        """By what the smallest figure of an attempt says."""
+        one = prepared(GIB)
+        one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 1})
+        one.reported(0, "a", 1, 1, 5 * GIB, "")
+        one.reported(0, "b", 1, 1, GIB * 3 // 4, "")
+        assert one.bytes_of("a", 1) == GIB * 3 // 4
+        assert one.settled(0, WHOLE, {"a": 1, "b": 1}) == [], "another of that size is more than the bound"
+        one.usable({"a": 1, "b": 1})
+        assert one.bytes_of("a", 1) == 0
+        assert prepared(0).settled(0, WHOLE, {"a": 1, "b": 1}) == []
+
+    def test_who_has_ended_is_in_none(self) -> None:
+        one = prepared()
+        one.settled(0, WHOLE, {"a": 1, "b": 1})
+        assert one.gone("a") == [Forget("b", 1, 1), Forget("b", 1, 2)]
+
+
+SERVERS = {"a": 7, "b": 0}  # a's target, and the server that has b
+
+
+class TestMoves:
+    def test_it_is_ready_when_all_have_all(self) -> None:
+        one = prepared()
+        out = one.want_move(0, "a", WHOLE, SERVERS)
+        assert [(each.process, each.server) for each in out if isinstance(each, Prepare)] == 2 * [("a", 7), ("b", 0)]
+        made(one, 1, servers=SERVERS)
+        assert one.move_is_ready("a", WHOLE, SERVERS) is None
+        made(one, 2, servers=SERVERS)
+        assert one.move_is_ready("a", WHOLE, SERVERS) == {"a": (1, 2), "b": (1, 2)}
+        assert one.move_is_ready("a", WHOLE, {"a": 7, "b": 3}) is None, "b has another server now"
+
+    def test_why_it_cannot_be(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
+        assert one.reported(0, "b", 0, 1, 0, "no room") == [Forget("a", 7, 1), Unready("a", "no room")]
+
+    def test_nothing_is_left_of_it(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
+        made(one, 1, servers=SERVERS)
+        assert one.move_over("a") == [Forget("a", 7, 1), Forget("b", 0, 1)]
+        assert one.move_over("a") == []
+
+    def test_nobody_forgets_what_it_is_about_to_take(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
+        made(one, 1, servers=SERVERS)
+        one.moved("a")
+        assert one.move_over("a") == []
+        assert one.move_is_ready("a", {ALL: ("a", "b")}, SERVERS) is None
+
+
+ONE_DEVICE = {("a", 1): 1}  # only a's standby uses it
+
+
+class TestShortMemory:
+    """A program has no room on the device that a's standby uses."""
+
+    def both_made(self, bound: int = GIB) -> Prepared:
+        one = prepared(bound)
+        one.settled(0, WHOLE, {"a": 1, "b": 1})
+        made(one, 1, 1000)
+        made(one, 2, 500)
+        return one
+
+    def test_all_are_given_up(self) -> None:
+        """By all of their servers."""
+        one = self.both_made()
+        assert one.bytes_on(ONE_DEVICE) == 1500
+        out, coming = one.short(0, ONE_DEVICE, 1500)
+        assert out == [Forget("a", 1, 1), Forget("b", 1, 1), Forget("a", 1, 2), Forget("b", 1, 2)]
+        assert coming == 1500
+        assert one.bytes_on(ONE_DEVICE) == 0
+        assert one.usable({"a": 1, "b": 1}) == {"a": (), "b": ()}
+
+    def test_nothing_if_that_is_not_enough(self) -> None:
+        one = self.both_made()
+        assert one.short(0, ONE_DEVICE, 1501) == ([], 0)
+        assert one.usable({"a": 1, "b": 1}) == {"a": (1, 2), "b": (1, 2)}
+
+    def test_the_other_ranks_run_out_of_memory_at_the_same_moment(self) -> None:
+        """What their standbys take is being freed already."""
+        one = self.both_made()
+        one.short(0, ONE_DEVICE, 1)
+        assert one.short(LETTING_GO - 1, {("b", 1): 1}, 1500) == ([], 1500)
+        assert one.short(LETTING_GO, {("b", 1): 1}, 1) == ([], 0)
+
+    def test_nothing_where_there_is_nothing(self) -> None:
+        """Nor is it a reason to make none."""
+        one = prepared()
+        assert one.short(0, ONE_DEVICE, 0) == ([], 0)
+        assert len(one.settled(0, WHOLE, {"a": 1, "b": 1})) == 4
+
+    def test_nothing_of_other_devices(self) -> None:
+        assert self.both_made().short(0, {("c", 1): 1}, 1) == ([], 0)
+        assert self.both_made().short(0, {("a", 2): 1}, 1) == ([], 0)
+
+    def test_what_is_being_made_may_take_anything(self) -> None:
+        one = prepared()
+        one.settled(0, {ALL: ("a", "b")}, {"a": 1, "b": 1})
+        assert one.short(0, ONE_DEVICE, 7 * GIB) == ([Forget("a", 1, 1), Forget("b", 1, 1)], 7 * GIB)
+        assert one.reported(0, "a", 1, 1, 0, "") == [], "it came too late"
+
+    def test_a_server_on_two_devices(self) -> None:
+        """It is not known which of them has how much."""
+        assert self.both_made().bytes_on({("a", 1): 2}) == 750
+
+    def test_they_are_made_again_later(self) -> None:
+        one = self.both_made()
+        one.short(5, ONE_DEVICE, 1)
+        assert one.settled(4 + SHORT_PAUSE, WHOLE, {"a": 1, "b": 2}) == [], "by none of its servers"
+        assert one.want_move(5, "b", WHOLE, {"a": 1, "b": 7}) == []
+        assert len(one.settled(5 + SHORT_PAUSE, WHOLE, {"a": 1, "b": 2})) == 4
+
+    def test_a_move_is_not_ready_any_more(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
+        made(one, 1, 1000, servers=SERVERS)
+        one.short(0, {("b", 0): 1}, 1)
+        assert one.move_is_ready("a", {ALL: ("a", "b")}, SERVERS) is None
