@@ -239,6 +239,8 @@ static_assert(kMaxDevices * kMaxDevices <= 64);
 
 inline constexpr uint64_t kHeaderBytes = 2ull << 20;
 static_assert(sizeof(JournalHeader) <= kHeaderBytes);
+// What the daemon reads in journals of every version (xmigd/devices/header.py).
+static_assert(offsetof(JournalHeader, tail) == 6464 && offsetof(JournalHeader, trimmed) == 6592 && offsetof(JournalHeader, snapshot) == 6784);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -93,8 +93,10 @@ def test_the_header_is_read_where_the_layout_has_it() -> None:
         described = header.descriptions(fd)
         assert [(d.name, d.total_bytes) for d in described] == [("a?b", 5)]
         os.pwrite(fd, struct.pack("<QQ", 100, 7), 6464)
-        os.pwrite(fd, struct.pack("<QQ", 90, 40), 6528)
+        os.pwrite(fd, struct.pack("<Q", 40), 6592)
         assert header.counters(fd) == header.Counters(records=7, used_bytes=60)
+        os.pwrite(fd, struct.pack("<Q", 5), 6784)
+        assert header.snapshot(fd) == 5
         at = Layout().stall_at  # that the server says the same is tested in tests/daemon/test_handshake.py
         assert header.stall(fd, at) is None  # no server has reported anything
         os.pwrite(fd, struct.pack("<9Q", 1000, 1, 40, 1500, 30, 200, 150, 9, 2), at)

@@ -288,6 +288,47 @@ def test_the_daemon_is_killed_when_one_has_left_its_device(alone: Node, tmp_path
     assert lines_of(program, timeout=60) == done(2)
 
 
+def test_a_holder_of_an_earlier_suspension(alone: Node, tmp_path: Path) -> None:
+    """It has everything, but not in time: its process goes on when the daemon is lost. After the next suspension it is
+    not taken for that one's holder, although it announces itself first."""
+    program = started(alone, tmp_path, "suspended", 2, "waits")
+    begun(tmp_path, 2)
+    time.sleep(0.2)
+    begin(alone, program, "suspend")
+    harness.wait_until(lambda: len([one for one in holders(alone) if waits_for_orders(one)]) == 2, "two holders")
+    old = holders(alone)[0]
+    os.kill(old, signal.SIGSTOP)
+    (tmp_path / "come").touch()
+    harness.wait_until(lambda: states(alone, program) == {"running", "suspended"}, "one is suspended")
+    alone.kill()
+    alone.start()
+    harness.found_again(alone)
+    harness.wait_until(lambda: states(alone, program) == {"running"}, "both run")
+    does(alone, program, "suspend")
+    new = [one for one in holders(alone) if one != old]
+    assert len(new) == 2
+    for one in new:
+        os.kill(one, signal.SIGSTOP)
+    alone.kill()
+    os.kill(old, signal.SIGCONT)
+    alone.start()
+    harness.wait_until(lambda: old not in holders(alone), "it has ended")
+    for one in new:
+        os.kill(one, signal.SIGCONT)
+    harness.found_again(alone)
+    check_asleep(alone, program)
+    (tmp_path / "end").touch()
+    does(alone, program, "resume")
+    assert lines_of(program, timeout=60) == done(2)
+
+
+def waits_for_orders(holder: int) -> bool:
+    """In `poll`, after it has reported that it is there."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{holder}/syscall").read_text().split()[0] in ("7", "271")
+    return False
+
+
 def test_no_room_for_one(native_dir: Path, tmp_path: Path) -> None:
     """All stay suspended, and the error has the reason. What is known before is refused before."""
     with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1, device_memory=128 << 20) as node:

@@ -19,7 +19,8 @@ _DESCRIPTION = struct.Struct("<128s16sQ")
 _DESCRIPTION_BYTES = 800
 _MAX_DEVICES = 8
 _CLIENT_AT = -(-(_DEVICES_AT + _MAX_DEVICES * _DESCRIPTION_BYTES) // 64) * 64  # tail, next_sequence
-_SERVER_AT = _CLIENT_AT + 64  # executed, trimmed
+_TRIMMED_AT = _CLIENT_AT + 128
+_SNAPSHOT_AT = _CLIENT_AT + 320
 _TWO = struct.Struct("<QQ")
 _STALL = struct.Struct("<9Q")
 _MOST = 1 << 62  # ns, a century and a half
@@ -68,6 +69,11 @@ def _is_journal(fd: int) -> tuple[int, int] | None:
     return (min(devices, _MAX_DEVICES), ring) if magic == MAGIC and version in VERSIONS else None
 
 
+def _word(fd: int, offset: int) -> int:
+    data = os.pread(fd, 8, offset)
+    return int.from_bytes(data, "little") if len(data) == 8 else 0
+
+
 def descriptions(fd: int) -> list[Description]:
     """The devices of the journal, once a server has filled it in."""
     found = _is_journal(fd)
@@ -89,8 +95,13 @@ def counters(fd: int) -> Counters | None:
     if found is None:
         return None
     tail, next_sequence = _TWO.unpack(os.pread(fd, _TWO.size, _CLIENT_AT))
-    _, trimmed = _TWO.unpack(os.pread(fd, _TWO.size, _SERVER_AT))
+    trimmed = _word(fd, _TRIMMED_AT)
     return Counters(records=next_sequence, used_bytes=max(0, min(tail - trimmed, found[1])))
+
+
+def snapshot(fd: int) -> int:
+    """Changes with every snapshot that is taken. 0: there is none yet, or it is no journal."""
+    return 0 if _is_journal(fd) is None else _word(fd, _SNAPSHOT_AT)
 
 
 def rounds(fd: int, offset: int) -> tuple[int, int]:
@@ -113,18 +124,12 @@ def forsaken(fd: int, offset: int) -> bool:
 
 def renewed(fd: int, offset: int) -> int:
     """The last round at which a rank of its group left its server for another. 0: none."""
-    if offset == 0 or _is_journal(fd) is None:
-        return 0
-    data = os.pread(fd, 8, offset + _TWO.size + 8)
-    return int.from_bytes(data, "little") if len(data) == 8 else 0
+    return 0 if offset == 0 or _is_journal(fd) is None else _word(fd, offset + _TWO.size + 8)
 
 
 def suspended(fd: int, offset: int) -> int:
     """The round at which it was suspended with the other ranks of its group. 0: it is not, or it was alone."""
-    if offset == 0 or _is_journal(fd) is None:
-        return 0
-    data = os.pread(fd, 8, offset + _TWO.size + 16)
-    return int.from_bytes(data, "little") if len(data) == 8 else 0
+    return 0 if offset == 0 or _is_journal(fd) is None else _word(fd, offset + _TWO.size + 16)
 
 
 def stall(fd: int, offset: int) -> Stall | None:

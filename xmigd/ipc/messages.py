@@ -162,6 +162,8 @@ class Announce(Message):
     opened: bool = True  # as in `ready`
     keeps: Literal["host", "file"] | None = None
     """Of a holder: where the state of its suspended process is."""
+    snapshot: Number | None = None
+    """Of a holder: JournalHeader::snapshot when it was given the state."""
     changes: Number = 0  # of its memory, ever: JournalHeader::memory_changes
     takes_output: bool = False  # it knows the message `output`
     takes_backlog: bool = False  # likewise

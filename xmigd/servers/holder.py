@@ -85,7 +85,7 @@ class Holder:
         self._send(
             "announce", self._fds, job=self._job["job"], pid=os.getpid(), device="holder",
             client_pid=self._job["client_pid"], generation=self._job["generation"], keeps=self._job["keeps"],
-            takes_output=True,
+            snapshot=self._job.get("snapshot"), takes_output=True,
         )  # fmt: skip
         for message, fd in self._memory:
             self._send_bytes(message, [fd])

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xmigd import log
+from xmigd.devices import header
 from xmigd.errors import ProtocolError
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -34,6 +35,11 @@ logger = log.get("adoption")
 
 ANNOUNCE_PATIENCE = 60.0
 ENDED_ALONE = "its server ended while no daemon was there"
+
+
+class Superseded(ProtocolError):
+    """A holder of what its process does not need any more. It would try for as long as the program runs, and what it
+    holds must never be taken for the process's state."""
 
 
 @dataclass(slots=True)
@@ -255,6 +261,9 @@ class Adopter:
         except (ProtocolError, OSError) as error:
             why = str(error) if isinstance(error, ProtocolError) else f"{error.strerror}"
             logger.warning("server refused", server_pid=peer.pid, uid=peer.uid, why=why)
+            if isinstance(error, Superseded):
+                with contextlib.suppress(OSError):
+                    sock.send(m.pack("stop"), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             close_all(received.fds)
             sock.close()
 
@@ -281,6 +290,8 @@ class Adopter:
             raise ProtocolError(f"an announcement with {len(received.fds)} descriptors instead of 5")
         if message.pid != peer.pid:
             raise ProtocolError("it announces another process's pid")
+        if message.keeps is not None and message.snapshot not in (None, header.snapshot(received.fds[0].fileno())):
+            raise Superseded("the process has gone on since it was given to this holder")
         self._make_way(sock, peer, message)
         known = self._known(message.job)
         owner = None if known is None else known.uid
@@ -321,6 +332,8 @@ class Adopter:
         if self._left_over(message.job, peer.pid):  # nobody will ever tell it to go on
             with contextlib.suppress(OSError):
                 pidfds.send_signal(peer_pidfd(sock, peer.pid), signal.SIGKILL)
+        if other is None and message.keeps is not None:
+            raise Superseded("this process has a server")
         raise ProtocolError("this process has a server")
 
     def _is_rival(self, process: str, pid: int) -> bool:

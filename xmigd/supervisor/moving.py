@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xmigd import log
+from xmigd.devices import header
 from xmigd.errors import Conflict, ProcessLocation
 from xmigd.ipc import messages as m
 from xmigd.ipc.channel import Peer
@@ -322,6 +323,7 @@ class Moving:
         packed = m.pack(
             "assign", job=process.row.id, client_pid=process.row.pid, generation=process.generation,
             keeps="file" if instruction.where == "file" else "host",
+            snapshot=header.snapshot(process.memory.journal.fileno()),
         )  # fmt: skip
         server.send(packed, process.memory.all)
         for handle in process.handles.values():
