@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -283,8 +283,10 @@ def run(
     name: str = "ranks.py",
     disturb: Callable[[Program], None] | None = None,
     ranks: int = RANKS,
+    more: Mapping[str, str] | None = None,
+    patience: float = PATIENCE,
 ) -> list[dict[str, Any]]:
-    """What each rank says. Raises Failed."""
+    """What each rank says. `more`: of its environment. Raises Failed."""
     command = [
         bench.python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone",
         str(PROGRAMS / name), *words,
@@ -292,15 +294,19 @@ def run(
     how = "natively" if node is None else "xmig" if disturb is None else "killed"
     how += "" if ranks == RANKS else f"-{ranks}"
     out = bench.logs / f"{Path(name).stem}-{how}.out"
-    end = min(bench.end, time.monotonic() + PATIENCE)
+    end = min(bench.end, time.monotonic() + patience)
     with out.open("w") as to:
         if node is None:
             process: subprocess.Popen[Any] = subprocess.Popen(
-                command, env=bench.natively(RANKS), stdout=to, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=bench.natively(RANKS) | dict(more or {}),
+                stdout=to,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         else:
             options: dict[str, Any] = {"stdout": to, "stderr": subprocess.STDOUT, "start_new_session": True}
-            options["environment"] = bench.environment
+            options["environment"] = {**bench.environment, **(more or {})}
             program = node.program(command, name="ranks", device=device_of_job(bench), **options)
             process = program.process
             if disturb is not None:
@@ -310,8 +316,8 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise Failed(f"ranks take longer than {PATIENCE:.0f} s; see {out}") from None
-    lines = [json.loads(line) for line in out.read_text().splitlines() if line.startswith('{"rank"')]
+            raise Failed(f"ranks take longer than {patience:.0f} s; see {out}") from None
+    lines = [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{") and '"rank"' in line]
     if code != 0 or len(lines) != ranks:
         raise Failed(f"ranks ended with {code}, and {len(lines)} of {ranks} have results; see {out}")
     return sorted(lines, key=lambda line: int(line["rank"]))

@@ -15,6 +15,7 @@ from tests.gpu import (
     kills,
     memory,
     moves,
+    packages,
     parallel,
     profile,
     rank_faults,
@@ -116,8 +117,9 @@ COLLECTIVES = [
     Part("ranks", "collectives", 180, collectives.measure, topic="collectives"),
     Part("job-recovery", "collectives", 190, collectives.recovery, topic="collectives"),
     Part("rank-moves", "collectives", 120, rank_moves.measure, topic="collectives"),
-    Part("rank-faults", "collectives", 290, rank_faults.measure, topic="collectives"),
+    Part("rank-faults", "collectives", 400, rank_faults.measure, topic="collectives"),
     Part("parallel", "collectives", 200, parallel.measure, topic="collectives"),
+    Part("packages", "collectives", 200, packages.measure, topic="collectives"),
     Part("restarts", "collectives", 240, restarts.measure, topic="collectives"),
     Part("four-on-two", "collectives", 120, collectives.four_on_two, topic="collectives"),
 ]

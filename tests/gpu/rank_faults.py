@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +30,9 @@ HANG_TIMEOUT = 5.0  # seconds; longer than a rank waits for another that is bein
 STEPS = 100_000  # more than there is time for
 SMALL = ["--batch", "4", "--context", "512"]
 PATIENCE = 30.0  # until all ranks have gone on and have standbys
-RESERVED = 60.0  # seconds at the end, for the native run
+REST = 1.0  # seconds behind every sixteenth step: what is done while standbys start, the native run has to do again
+AT_WORK = range(2, 9)  # of the sixteen: a fault falls into one of these, or a few later, and not into the rest
+RESERVED = 100.0  # seconds at the end, for the native run
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ def measure(bench: Bench) -> Iterator[Row]:
     planned = plan(bench.faults, bench.seed)
     injected: list[Injected] = []
     steps = 1 if bench.kind == "null" else STEPS
-    under = [*words, "--steps", str(steps), "--until", str(until), "--status", str(status)]
+    under = [*words, "--rest", str(REST), "--steps", str(steps), "--until", str(until), "--status", str(status)]
     with bench.node(devices=collectives.devices(bench), hang_timeout=HANG_TIMEOUT) as node:
         disturb = partial(inject, bench, planned, injected, status, until)
-        disturbed = collectives.run(bench, node, under, "ddp.py", disturb)
+        disturbed = collectives.run(bench, node, under, "ddp.py", disturb, patience=bench.end - time.monotonic())
         found = node.client.get("/v1/recoveries", limit=1000)
         reported = [fault for fault in node.client.get("/v1/faults", limit=1000) if fault["injection"] is not None]
     times = disturbed[0]["times_s"]
@@ -108,6 +110,8 @@ def inject(
             listed = at_work(program, files, steps)
             if listed is None or (not bench.rehearsal and time.monotonic() > bench.end - RESERVED):
                 return
+            while not bench.rehearsal and kills.step(files[0]) % 16 not in AT_WORK and program.process.poll() is None:
+                time.sleep(0.001)
             time.sleep(chance.uniform(0, 0.1))
             steps = max(kills.step(file) for file in files)
             at = time.monotonic()
@@ -152,11 +156,14 @@ def at_work(program: Program, files: list[Path], steps: int) -> list[dict[str, A
 
 def stalls_of(rank: dict[str, Any], injected: list[Injected], step: float) -> dict[str, list[float]]:
     """By kind: by how much the longest step after each fault was longer than usual."""
-    ends = list(accumulate(rank["times_s"], initial=rank["began"]))[1:]
     found: dict[str, list[float]] = {}
     for one, following in pairwise([*injected, Injected("", float("inf"))]):
         longest = max(
-            (time_s for time_s, ended in zip(rank["times_s"], ends, strict=True) if one.at < ended < following.at),
+            (
+                time_s
+                for time_s, ended in zip(rank["times_s"], rank["ends"], strict=True)
+                if one.at < ended < following.at
+            ),
             default=step,
         )
         found.setdefault(one.kind, []).append(max(0.0, longest - step))

@@ -1,7 +1,8 @@
 """GPT-2-small trained data-parallel, as a rank of torchrun: bf16 autocast, fused AdamW. Each step's loss and
 time, and a digest of the weights, in one line of JSON.
 
---until: ends before --steps. --shared, --own, --backend: torch_ranks.py. Each rank's status is in a file of its own."""
+--until: ends before --steps. --rest: seconds of nothing behind every sixteenth step. --shared, --own, --backend:
+torch_ranks.py. Each rank's status is in a file of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from torch_workload import Tokens, digest, gpt_arguments, make_gpt, prepare
 parser = workload.arguments(__doc__, steps=60)
 gpt_arguments(parser)
 torch_ranks.arguments(parser)
+parser.add_argument("--rest", type=float, default=0.0)
 options = parser.parse_args()
 device = torch_ranks.use_device(options)
 prepare(options)
@@ -31,6 +33,7 @@ options.seed += RANK
 tokens = Tokens(options)
 losses: list[torch.Tensor] = []
 times: list[float] = []
+ends: list[float] = []  # when each step ended
 status = torch_ranks.status(options)
 
 
@@ -40,7 +43,7 @@ def loss_of(batch: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-first = last = time.monotonic()
+last = time.monotonic()
 for step in range(options.warmup + options.steps):
     status.step(step)
     status.phase("forward")
@@ -51,17 +54,21 @@ for step in range(options.warmup + options.steps):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.detach())
-    ends = torch_ranks.over(step, options.until, device)
+    over = torch_ranks.over(step, options.until, device)
     torch_ranks.synchronize()
     now = time.monotonic()
     times.append(now - last)
+    ends.append(now)
     last = now
-    if ends:
+    if over:
         break
+    if options.rest and step % 16 == 15:
+        time.sleep(options.rest)
+        last = time.monotonic()
 status.phase("end")
 dist.barrier()
 result = {
-    "init_s": ready, "losses": torch.stack(losses).float().tolist(), "began": first, "times_s": times,
+    "init_s": ready, "losses": torch.stack(losses).float().tolist(), "ends": ends, "times_s": times,
     "sha256": digest(model.state_dict().values()),
 }  # fmt: skip
 dist.destroy_process_group()
