@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,8 +47,24 @@ def launch(node: Node, tmp_path: Path) -> Launch:
     return starter
 
 
+@pytest.fixture(autouse=True)
+def ends_with_its_test(tmp_path: Path) -> Iterator[None]:
+    """Also if that has failed: the next one has the machine for itself."""
+    yield
+    enough(tmp_path)
+
+
+def enough(folder: Path) -> None:
+    """A program that runs for as long as it is needed (programs/nccl.py, `steps`) may end."""
+    (folder / "enough").touch()
+
+
 def lines_of(program: Program, timeout: float = 300) -> list[str]:
     """What its ranks printed. Fails with it if one did not end well."""
-    out, _ = program.process.communicate(timeout=timeout)
+    try:
+        out, _ = program.process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        found = program.node.client.get("/v1/processes", job=program.job)
+        raise AssertionError("they have not ended: " + "\n".join(map(str, [*found, *program.lines()]))) from None
     assert program.process.returncode == 0, out[-6000:] + "\n".join(map(str, program.lines()))
     return [line for line in out.splitlines() if " ended with " not in line]

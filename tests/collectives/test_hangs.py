@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests import harness
-from tests.collectives.conftest import PROGRAMS, Launch, lines_of
+from tests.collectives.conftest import PROGRAMS, Launch, enough, lines_of
 from tests.collectives.test_lost_ranks import logs
-from tests.collectives.test_steps import DONE, RANKS, begun, ranks_of
+from tests.collectives.test_steps import DONE, RANKS, begun, has_recovered, ranks_of
 from xmigd.demo.node import Node, Program
 
 PATIENCE = 3.0  # seconds; on a busy machine what is done in a moment takes one
@@ -27,28 +27,34 @@ def hang(node: Node, program: Program, *ranks: int) -> None:
         )
 
 
+def injected(program: Program) -> list[tuple[str, int]]:
+    return [(one["process_id"], one["error"]) for one in program.faults() if one["kind"] == "injected"]
+
+
 def recoveries(program: Program, process: str) -> list[dict[str, Any]]:
     return [one for one in program.recoveries() if one["process_id"] == process]
 
 
 @pytest.mark.parametrize("hanging", [(2,), (0, 3)])
 def test_ranks_that_hang(node: Node, launch: Launch, tmp_path: Path, hanging: tuple[int, ...]) -> None:
-    program = launch("steps", RANKS, 400, hang_timeout=PATIENCE)
+    program = launch("steps", RANKS, 0, hang_timeout=PATIENCE)
     begun(tmp_path)
     processes = [one["id"] for one in ranks_of(node, program)]
     hang(node, program, *hanging)
+    harness.wait_until(lambda: len(injected(program)) == len(hanging), "they hang")
+    harness.wait_until(lambda: has_recovered(node, program, 1), "all have recovered")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     # The second may not have got to where it hangs when the first was found: then it does so afterwards, or is
     # being recovered then.
     done = [[(one["outcome"], one["exact"]) for one in recoveries(program, each)] for each in processes]
     assert all(each in [[("resumed", True)] * times for times in range(1, len(hanging) + 1)] for each in done), done
-    faults = [(one["process_id"], one["error"]) for one in program.faults() if one["kind"] == "injected"]
-    assert sorted(faults) == sorted((processes[rank], 702) for rank in hanging)
+    assert sorted(injected(program)) == sorted((processes[rank], 702) for rank in hanging)
 
 
 def test_the_daemon_is_killed_while_a_rank_hangs(node: Node, launch: Launch, tmp_path: Path) -> None:
     """Servers that have reported it do so again to the next one."""
-    program = launch("steps", RANKS, 400, hang_timeout=PATIENCE)
+    program = launch("steps", RANKS, 0, hang_timeout=PATIENCE)
     begun(tmp_path)
     reported = node.log.read_text().count(WAITS)
     hang(node, program, 1)
@@ -56,6 +62,8 @@ def test_the_daemon_is_killed_while_a_rank_hangs(node: Node, launch: Launch, tmp
     node.kill()
     node.start()
     harness.found_again(node)
+    harness.wait_until(lambda: has_recovered(node, program, 1), "all have recovered")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     assert {(one["kind"], one["error"]) for one in program.faults()} == {("timeout", 702)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import harness
-from tests.collectives.conftest import Launch, lines_of
+from tests.collectives.conftest import Launch, enough, lines_of
 from xmigd.demo.node import Node, Program
 
 RANKS = 4
@@ -24,7 +24,7 @@ def begun(folder: Path) -> None:
 
 
 def test_of_four_ranks(node: Node, launch: Launch, tmp_path: Path) -> None:
-    program = launch("steps", RANKS, 400)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     harness.wait_until(
         lambda: any(one["outcome"] == "taken" for one in seen(node, program)["snapshots"]), "a snapshot of all ranks"
@@ -68,6 +68,7 @@ def test_of_four_ranks(node: Node, launch: Launch, tmp_path: Path) -> None:
     waited = [span for one in after["ranks"] for span in one["timeline"] if span["activity"] == "stopped"]
     assert {span["waited_for"] for span in waited} - {None} <= set(range(RANKS))
     assert any(span["waited_for"] is not None for span in waited)
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     # It is over, and is known for a while.
     over = seen(node, program)
@@ -89,7 +90,7 @@ def test_a_rank_that_does_not_come_is_waited_for(node: Node, launch: Launch, tmp
 
 
 def test_a_daemon_that_comes_later_learns_who_they_are(node: Node, launch: Launch, tmp_path: Path) -> None:
-    program = launch("steps", RANKS, 300)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     before = [(one["rank"], one["process_id"]) for one in seen(node, program)["ranks"]]
     node.kill()
@@ -103,4 +104,5 @@ def test_a_daemon_that_comes_later_learns_who_they_are(node: Node, launch: Launc
         } >= {"whole"}
 
     harness.wait_until(found, "its ranks")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests import harness
-from tests.collectives.conftest import PROGRAMS, Launch, lines_of
+from tests.collectives.conftest import PROGRAMS, Launch, enough, lines_of
 from tests.collectives.test_lost_ranks import logs
 from tests.collectives.test_steps import kill
 from xmigd.demo.node import Node, Program
@@ -58,7 +58,7 @@ def lose(node: Node, device: str) -> None:
 
 
 def ranks_of(node: Node, program: Program, folder: Path) -> list[dict[str, Any]]:
-    """By their ranks; those that have not ended."""
+    """By their ranks; those that the daemon knows."""
     pids = [int((folder / f"pid.{rank}").read_text()) for rank in range(RANKS)]
     found = {one["pid"]: one for one in node.client.get("/v1/processes", job=program.job)}
     return [found[pid] for pid in pids if pid in found]
@@ -71,16 +71,27 @@ def are_there(folder: Path, name: str) -> None:
 def began(node: Node, program: Program, folder: Path) -> None:
     """And have the second snapshot since."""
     are_there(folder, "began")
-    before = ranks_of(node, program, folder)[0]["snapshots"] or 0
-    harness.wait_until(
-        lambda: all((one["snapshots"] or 0) >= before + 2 for one in ranks_of(node, program, folder)), "snapshots"
-    )
+    harness.wait_until(partial(all_run, node, program, folder), "all run")
+    before = max(one["snapshots"] or 0 for one in ranks_of(node, program, folder))
+
+    def two_more() -> bool:
+        return all_run(node, program, folder) and all(
+            one["snapshots"] >= before + 2 for one in ranks_of(node, program, folder)
+        )
+
+    harness.wait_until(two_more, "snapshots")
 
 
-def all_run(node: Node, program: Program, folder: Path) -> bool:
-    return all(one["state"] in ("running", "draining", "ended") for one in ranks_of(node, program, folder)) or (
-        program.process.poll() is not None
-    )
+def all_run(node: Node, program: Program, folder: Path, recoveries: int = 0) -> bool:
+    """And each has been recovered so often."""
+    assert program.process.poll() is None, "they have ended: " + "\n".join(map(str, program.lines()))
+    ranks = ranks_of(node, program, folder)
+    return len(ranks) == RANKS and all(one["state"] == "running" and one["recoveries"] >= recoveries for one in ranks)
+
+
+def run_or_failed(node: Node, program: Program, folder: Path, recoveries: int = 0) -> bool:
+    """For a test in which they may end in an error: it decides when they end well."""
+    return program.process.poll() is not None or all_run(node, program, folder, recoveries)
 
 
 def stand_still(node: Node, program: Program, folder: Path) -> None:
@@ -121,29 +132,27 @@ def ended_in_an_error(program: Program) -> None:
 
 def test_a_device_is_lost(node: Node, launch: Launch, tmp_path: Path) -> None:
     """Its rank goes on elsewhere, with what the others have; again and again."""
-    program = launch("replicas", RANKS, 500)
+    program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
     for count in range(1, 4):
         victim = ranks_of(node, program, tmp_path)[count % RANKS]
         lose(node, victim["device"])
-        harness.wait_until(
-            lambda count=count: all(  # type: ignore[misc]
-                one["state"] == "running" and one["recoveries"] >= count for one in ranks_of(node, program, tmp_path)
-            ),
-            "all go on",
-        )
+        harness.wait_until(partial(all_run, node, program, tmp_path, count), "all go on")
         assert ranks_of(node, program, tmp_path)[count % RANKS]["device"] != victim["device"]
         use_again(node, victim["device"])
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     assert node.log.read_text().count(COPIED) >= 3
 
 
 def test_two_devices_are_lost(node: Node, launch: Launch, tmp_path: Path) -> None:
     """What both ranks had, the third one has."""
-    program = launch("replicas", RANKS, 400)
+    program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
     for one in ranks_of(node, program, tmp_path)[1:]:
         lose(node, one["device"])
+    harness.wait_until(partial(all_run, node, program, tmp_path, 1), "all go on")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
 
 
@@ -151,21 +160,22 @@ def test_two_devices_are_lost(node: Node, launch: Launch, tmp_path: Path) -> Non
 def test_lost_in_a_recovery(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     """Servers are killed before and after: the rank's new one, and those of ranks whose shadows are copied from."""
     chance = random.Random(seed)
-    program = launch("replicas", RANKS, 500)
+    program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
     for _ in range(3):
-        harness.wait_until(partial(all_run, node, program, tmp_path), "all ranks run")
-        ranks = ranks_of(node, program, tmp_path)
-        if len(ranks) < RANKS:
+        harness.wait_until(partial(run_or_failed, node, program, tmp_path), "all ranks run")
+        if program.process.poll() is not None:
             break
+        ranks = ranks_of(node, program, tmp_path)
         kill(*[chance.choice(ranks)["server_pid"]][: chance.randrange(2)])
         time.sleep(chance.uniform(0, 0.08))
         victim = chance.choice(ranks)
         lose(node, victim["device"])
         for _ in range(chance.randrange(3)):
             time.sleep(chance.uniform(0, 0.08))
-            kill(chance.choice([one["server_pid"] for one in ranks_of(node, program, tmp_path)] or [None]))
+            kill(chance.choice([one["server_pid"] for one in ranks_of(node, program, tmp_path)]))
         use_again(node, victim["device"])
+    enough(tmp_path)
     ends_well_or_in(program, IN_A_SNAPSHOT)
 
 
@@ -182,7 +192,7 @@ def ends_well_or_in(program: Program, *errors: str) -> None:
 
 @pytest.mark.parametrize("decided", [False, True])
 def test_lost_in_a_round(node: Node, launch: Launch, tmp_path: Path, decided: bool) -> None:
-    program = launch("replicas", RANKS, 500)
+    program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
     victim = ranks_of(node, program, tmp_path)[1]
     if decided:
@@ -193,18 +203,22 @@ def test_lost_in_a_round(node: Node, launch: Launch, tmp_path: Path, decided: bo
         os.kill(victim["server_pid"], signal.SIGSTOP)
         time.sleep(0.4)  # the others stop for a round
     lose(node, victim["device"])
+    harness.wait_until(partial(run_or_failed, node, program, tmp_path, 1), "all go on")
+    enough(tmp_path)
     ends_well_or_in(program, IN_A_SNAPSHOT)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
-    program = launch("replicas", RANKS, 500)
+    program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
     lose(node, ranks_of(node, program, tmp_path)[seed % RANKS]["device"])
     time.sleep(0.03 * seed)
     node.kill()
     node.start()
     harness.found_again(node)
+    harness.wait_until(partial(run_or_failed, node, program, tmp_path, 1), "all go on")
+    enough(tmp_path)
     ends_well_or_in(program, IN_A_SNAPSHOT)
 
 
@@ -227,7 +241,7 @@ def test_what_others_have_is_wrong(node: Node, launch: Launch, tmp_path: Path, w
 
 
 def test_what_nobody_else_has(node: Node, launch: Launch, tmp_path: Path) -> None:
-    program = launch("replicas", RANKS, 400, 4)
+    program = launch("replicas", RANKS, 0, 4)
     began(node, program, tmp_path)
     lose(node, ranks_of(node, program, tmp_path)[0]["device"])
     ended_in_an_error(program)
@@ -247,12 +261,17 @@ def ranks_with_own(node: Node, folder: Path, *arguments: object, **environment: 
 
 
 def survive(node: Node, program: Program, folder: Path) -> bool:
-    return all(one["survives_device_loss"] for one in ranks_of(node, program, folder))
+    ranks = ranks_of(node, program, folder)
+    return len(ranks) == RANKS and all(one["survives_device_loss"] for one in ranks)
+
+
+def survive_or_failed(node: Node, program: Program, folder: Path) -> bool:
+    return program.process.poll() is not None or survive(node, program, folder)
 
 
 def test_what_nobody_else_has_was_copied(copying: Node, tmp_path: Path) -> None:
-    """The rank goes on with it, twice."""
-    program = ranks_with_own(copying, tmp_path, 200, 6, 60)
+    """The rank goes on with it."""
+    program = ranks_with_own(copying, tmp_path, 0, 6, 60)
     stand_still(copying, program, tmp_path)
     harness.wait_until(partial(survive, copying, program, tmp_path), "all could lose their devices")
     victim = ranks_of(copying, program, tmp_path)[1]
@@ -261,6 +280,7 @@ def test_what_nobody_else_has_was_copied(copying: Node, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     harness.wait_until(lambda: ranks_of(copying, program, tmp_path)[1]["recoveries"] == 1, "it goes on")
     use_again(copying, victim["device"])
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     assert "were copied from host memory" in copying.log.read_text()
 
@@ -269,22 +289,21 @@ def test_what_nobody_else_has_was_copied(copying: Node, tmp_path: Path) -> None:
 def test_what_nobody_else_has_is_copied_meanwhile(copying: Node, tmp_path: Path, seed: int) -> None:
     """A device is lost when its rank would survive, or at any time; and then never with wrong data."""
     chance = random.Random(seed)
-    program = ranks_with_own(copying, tmp_path, 400, 6)
+    program = ranks_with_own(copying, tmp_path, 0, 6)
     began(copying, program, tmp_path)
     for _ in range(2):
-        harness.wait_until(
-            lambda: survive(copying, program, tmp_path) or program.process.poll() is not None, "all would survive"
-        )
+        harness.wait_until(partial(survive_or_failed, copying, program, tmp_path), "all would survive")
+        if program.process.poll() is not None:
+            break
         time.sleep(chance.choice([0, 0, 0.1]))
         ranks = ranks_of(copying, program, tmp_path)
-        if len(ranks) < RANKS:
-            break
         victim = chance.choice(ranks)
         lose(copying, victim["device"])
         if chance.random() < 0.5:
             time.sleep(chance.uniform(0, 0.1))
             kill(*[one["server_pid"] for one in ranks_of(copying, program, tmp_path)[:1]])
         use_again(copying, victim["device"])
+    enough(tmp_path)
     ends_well_or_in(program, IN_A_SNAPSHOT, NOBODY)
 
 
@@ -303,20 +322,17 @@ def test_copies_do_not_take_more_than_they_may(native_dir: Path, tmp_path: Path)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_page_locked_memory_brought(copying: Node, tmp_path: Path, seed: int) -> None:
     """Since the last snapshot: the program has written over it long ago."""
-    program = ranks_with_own(copying, tmp_path, 400, LOADER="1")
+    program = ranks_with_own(copying, tmp_path, 0, LOADER="1")
     began(copying, program, tmp_path)
     for count in range(1, 4):
-        harness.wait_until(
-            lambda: survive(copying, program, tmp_path) or program.process.poll() is not None,
-            "all could lose their devices",
-        )
-        ranks = ranks_of(copying, program, tmp_path)
-        if len(ranks) < RANKS:
+        harness.wait_until(partial(survive_or_failed, copying, program, tmp_path), "all could lose their devices")
+        if program.process.poll() is not None:
             break
-        victim = ranks[(seed + count) % RANKS]
+        victim = ranks_of(copying, program, tmp_path)[(seed + count) % RANKS]
         lose(copying, victim["device"])
-        harness.wait_until(partial(all_run, copying, program, tmp_path), "all go on")
+        harness.wait_until(partial(run_or_failed, copying, program, tmp_path, count), "all go on")
         use_again(copying, victim["device"])
+    enough(tmp_path)
     # Each rank has something of its own, whose copy may not be complete when the device is lost.
     ends_well_or_in(program, IN_A_SNAPSHOT, NOBODY)
     assert BROUGHT not in "\n".join(map(str, program.lines()))

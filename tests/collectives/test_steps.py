@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests import harness
-from tests.collectives.conftest import PROGRAMS, Launch, lines_of
+from tests.collectives.conftest import PROGRAMS, Launch, enough, lines_of
 from xmigd.demo.node import Node, Program
 
 RANKS = 4
@@ -40,46 +40,41 @@ def kill(*servers: int | None) -> None:
 
 
 def all_run(node: Node, program: Program) -> bool:
-    """Or they have ended."""
-    return all(one["state"] in ("running", "draining", "ended") for one in ranks_of(node, program))
+    assert program.process.poll() is None, "they have ended"
+    return all(one["state"] == "running" for one in ranks_of(node, program))
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_while_communicators_are_made(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     """Who waits for the lost rank is recovered with it: its program hears of no failure."""
     chance = random.Random(seed)
-    program = launch("steps", RANKS, 120, SPLIT_EVERY="1")
+    program = launch("steps", RANKS, 0, SPLIT_EVERY="1")
     begun(tmp_path)
     for _ in range(6):
         time.sleep(chance.uniform(0.02, 0.2))
         harness.wait_until(lambda: all_run(node, program), "all ranks run again")
-        kill(chance.choice([one["server_pid"] for one in ranks_of(node, program)] or [None]))
+        kill(chance.choice([one["server_pid"] for one in ranks_of(node, program)]))
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
 
 
 def has_recovered(node: Node, program: Program, times: int) -> bool:
-    """Or the program has ended."""
-    ranks = ranks_of(node, program)
-    over = all(one["recoveries"] >= times and one["state"] == "running" for one in ranks)
-    return over or program.process.poll() is not None
+    return all_run(node, program) and all(one["recoveries"] >= times for one in ranks_of(node, program))
 
 
 def take_snapshots(node: Node, program: Program) -> None:
-    """All ranks do, before the program has ended."""
+    """All ranks do."""
     harness.wait_until(
-        lambda: (
-            all((one["snapshots"] or 0) >= 3 for one in ranks_of(node, program)) or program.process.poll() is not None
-        ),
-        "snapshots of all ranks",
+        lambda: all((one["snapshots"] or 0) >= 3 for one in ranks_of(node, program)), "snapshots of all ranks"
     )
-    assert program.process.poll() is None, "it has ended before they were taken"
 
 
 def test_undisturbed(node: Node, launch: Launch, tmp_path: Path) -> None:
     """Snapshots are taken by all ranks in the same rounds."""
-    program = launch("steps", RANKS, 1000)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     take_snapshots(node, program)
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
 
 
@@ -96,16 +91,17 @@ def kill_at_random(node: Node, program: Program, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_servers_are_killed(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
-    program = launch("steps", RANKS, 400)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     kill_at_random(node, program, seed)
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     assert not [line for line in program.lines() if "the process is lost" in str(line)], program.lines()
 
 
-def steps(node: Node, folder: Path, count: int, **environment: str) -> Program:
+def steps(node: Node, folder: Path, **environment: str) -> Program:
     begin: list[str | Path] = [sys.executable, PROGRAMS / "launch.py", str(RANKS), folder, PROGRAMS / "steps.py"]
-    return node.program([*begin, str(count)], name="steps", environment=environment)
+    return node.program([*begin, "0"], name="steps", environment=environment)
 
 
 def test_standbys_make_communicators_ahead(native_dir: Path, tmp_path: Path) -> None:
@@ -116,21 +112,24 @@ def test_standbys_make_communicators_ahead(native_dir: Path, tmp_path: Path) -> 
         def at_least(text: str, times: int) -> bool:
             return node.log.read_text().count(text) >= times
 
-        program = steps(node, tmp_path, 600)
+        program = steps(node, tmp_path)
         begun(tmp_path)
         harness.wait_until(partial(at_least, MADE, RANKS), "the standbys have made their communicator")
         kill(ranks_of(node, program)[1]["server_pid"])
         harness.wait_until(partial(at_least, USED, RANKS), "all have used it")
+        enough(tmp_path)
         assert lines_of(program, timeout=60) == DONE
 
 
 def test_no_standby_makes_any(native_dir: Path, tmp_path: Path) -> None:
     """If nobody has given it memory for that."""
     with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1) as node:
-        program = steps(node, tmp_path, 200)
+        program = steps(node, tmp_path)
         begun(tmp_path)
         time.sleep(0.5)
         kill(ranks_of(node, program)[0]["server_pid"])
+        harness.wait_until(lambda: has_recovered(node, program, 1), "all have recovered")
+        enough(tmp_path)
         assert lines_of(program, timeout=60) == DONE
         log = node.log.read_text()
         assert USED not in log
@@ -145,18 +144,20 @@ def lose_the_daemon(node: Node, program: Program) -> None:
     harness.found_again(node)
     time.sleep(0.3)
     kill(ranks_of(node, program)[1]["server_pid"])
+    harness.wait_until(lambda: has_recovered(node, program, 1), "all have recovered")
 
 
 def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path) -> None:
-    program = launch("steps", RANKS, 400)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     lose_the_daemon(node, program)
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
 
 
 def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None:
     """A sticky fault of a rank's device."""
-    program = launch("steps", RANKS, 300)
+    program = launch("steps", RANKS, 0)
     begun(tmp_path)
     time.sleep(0.4)
     victim = ranks_of(node, program)[2]["id"]
@@ -164,6 +165,8 @@ def test_a_fault_is_injected(node: Node, launch: Launch, tmp_path: Path) -> None
         f"/v1/jobs/{program.job}/faults:inject", {"kind": "fault", "point": "record", "sequence": 0, "error": 700,
                                                   "process": victim}
     )  # fmt: skip
+    harness.wait_until(lambda: has_recovered(node, program, 1), "all have recovered")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
 
 
@@ -172,14 +175,14 @@ def test_killed_while_others_have_taken_their_snapshot(
     node: Node, launch: Launch, tmp_path: Path, victim: int
 ) -> None:  # fmt: skip
     """It takes its own again. Since its last one it has made communicators and ended them, as have the others."""
-    program = launch("steps", RANKS, 600, SPLIT_EVERY="3")
+    program = launch("steps", RANKS, 0, SPLIT_EVERY="3")
     begun(tmp_path)
     name = ranks_of(node, program)[victim]["id"]
     fault = {"kind": "kill", "point": "snapshot", "sequence": 1, "process": name}
     for count in range(1, 4):
-        if program.process.poll() is None:  # on a busy machine there are few snapshots of all ranks
-            node.client.post(f"/v1/jobs/{program.job}/faults:inject", fault)
-            harness.wait_until(partial(has_recovered, node, program, count), "all have recovered")
+        node.client.post(f"/v1/jobs/{program.job}/faults:inject", fault)
+        harness.wait_until(partial(has_recovered, node, program, count), "all have recovered")
+    enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE
     of_it = [line for line in node.log.read_text().splitlines() if f"process={name[:12]}" in line]
     assert any("taken again" in line for line in of_it)

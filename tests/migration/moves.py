@@ -39,16 +39,21 @@ def ended(node: Node, operation: dict[str, Any], timeout: float = 60) -> dict[st
     """The operation once it is over."""
     end = time.monotonic() + timeout
     while operation["state"] not in OVER:
-        assert time.monotonic() < end, operation
+        assert time.monotonic() < end, f"{operation}"
         operation = node.client.get(f"/v1/operations/{operation['id']}/wait", timeout=10)
+    return operation
+
+
+def succeeded(node: Node, operation: dict[str, Any]) -> dict[str, Any]:
+    """The operation once it is over, and has succeeded."""
+    operation = ended(node, operation)
+    assert operation["state"] == "succeeded", f"{operation}"  # whole: of what is no text, pytest leaves parts out
     return operation
 
 
 def moved(program: Program, target: str | None = None) -> dict[str, Any]:
     """Move it and wait; the operation has succeeded."""
-    operation = ended(program.node, begin(program, target))
-    assert operation["state"] == "succeeded", operation["error"]
-    return operation
+    return succeeded(program.node, begin(program, target))
 
 
 def reaches(node: Node, operation: dict[str, Any], *phases: str) -> dict[str, Any]:
@@ -67,16 +72,12 @@ def target_pid(node: Node, program: Program, before: set[int]) -> int | None:
 
 def suspended(program: Program, to: str = "host") -> dict[str, Any]:
     path = f"/v1/processes/{info(program)['id']}:suspend"
-    operation = ended(program.node, program.node.client.post(path, {"to": to}))
-    assert operation["state"] == "succeeded", operation["error"]
-    return operation
+    return succeeded(program.node, program.node.client.post(path, {"to": to}))
 
 
 def resumed(program: Program, device: str | None = None) -> dict[str, Any]:
     path = f"/v1/processes/{info(program)['id']}:resume"
-    operation = ended(program.node, program.node.client.post(path, {} if device is None else {"device": device}))
-    assert operation["state"] == "succeeded", operation["error"]
-    return operation
+    return succeeded(program.node, program.node.client.post(path, {} if device is None else {"device": device}))
 
 
 def kill(pid: int | None) -> None:

@@ -27,7 +27,7 @@ def training(node: Node, front: Front, tmp_path_factory: pytest.TempPathFactory)
     """One that is recovered, and goes on until the tests are over."""
     folder = tmp_path_factory.mktemp("ranks")
     command: list[str | Path] = [sys.executable, PROGRAMS / "launch.py", str(RANKS), folder, PROGRAMS / "steps.py"]
-    program = node.program([*command, "100000"], name="four-ranks")
+    program = node.program([*command, "0"], name="four-ranks")
     path = f"/v1/jobs/{program.job}/ranks"
     wait_until(lambda: any(one["outcome"] == "taken" for one in node.client.get(path)["snapshots"]), "a snapshot")
     victim = node.client.get(path)["ranks"][1]["process_id"]

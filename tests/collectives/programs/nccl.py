@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from collections.abc import Iterator
 from ctypes import byref, c_char, c_char_p, c_int, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 __all__ = [
     "AVERAGE", "BFLOAT16", "DRIVER", "FLOAT32", "FOLDER", "INT32", "NAMES", "NCCL", "RANK", "RANKS", "Memory",
     "NcclError", "UniqueId", "byref", "c_int", "c_void_p", "driver", "expect", "holding", "join", "nccl", "say",
-    "start", "stream", "synchronize", "there", "unique_id", "wait_for_file",
+    "start", "steps", "stream", "synchronize", "there", "unique_id", "wait_for_file",
 ]  # fmt: skip
 
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -148,3 +149,27 @@ def wait_for_file(name: str) -> None:
         if time.monotonic() > end:
             raise SystemExit(f"nobody has left {name}")
         time.sleep(0.005)
+
+
+def steps(count: int, read_every: int) -> Iterator[int]:
+    """The numbers of so many steps. 0: until the test has left `enough` in FOLDER, equally many in each rank.
+
+    All ranks sum in each step, and every `read_every` steps, counted from 0, each waits for all that it has begun.
+    While rank 0 is before its step n, no other is behind such a wait of step n or of a later one: it would have the
+    sum of step n, which takes rank 0. One of the steps n to n + read_every - 1 ends with such a wait, so nobody has
+    begun step n + read_every: who does begin it finds what rank 0 has written before its step n."""
+    step, last, enough, end = 0, count or None, FOLDER / "enough", time.monotonic() + 300
+    agreed = FOLDER / "last"
+    while step != last:
+        if last is None:
+            if RANK == 0 and enough.exists():
+                last = step + read_every
+                agreed.with_suffix(".new").write_text(str(last))
+                agreed.with_suffix(".new").rename(agreed)
+            elif RANK != 0 and agreed.exists():
+                last = int(agreed.read_text())
+                continue
+            elif time.monotonic() > end:
+                raise SystemExit("nobody has left enough")
+        yield step
+        step += 1

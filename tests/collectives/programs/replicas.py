@@ -1,8 +1,9 @@
 """Ranks that hold equal memory, as data-parallel ones do, compared with a model: `... STEPS [OWN [HOLD]]`.
 
-Only collectives change what is equal, so it is at every position at which ranks can stand still together. OWN: so many
-MiB of each rank are its own, and what it has there goes into the sums of all. HOLD: at this step they wait for the file
-`go`. With LOADER (environment) each step sums what every rank has brought from the same page-locked buffer."""
+Only collectives change what is equal, so it is at every position at which ranks can stand still together. STEPS 0:
+until the test has left `enough`. OWN: so many MiB of each rank are its own, and what it has there goes into the sums of
+all. HOLD: at this step they wait for the file `go`. With LOADER (environment) each step sums what every rank has
+brought from the same page-locked buffer."""
 
 import ctypes
 import os
@@ -25,6 +26,7 @@ from nccl import (
     nccl,
     say,
     start,
+    steps,
     stream,
     synchronize,
     there,
@@ -86,7 +88,7 @@ def main() -> None:
     own = holding(every[RANK]) if OWN else None
     loader = Loader() if os.environ.get("LOADER") else None
     there("began")
-    for step in range(STEPS):
+    for step in steps(STEPS, READ_EVERY):
         if step == HOLD:
             expect(synchronize(on) == 0, "what comes before the pause")
             there("holds")

@@ -1,5 +1,5 @@
 """Steps that depend on all before them and on all ranks, compared with a model: `... STEPS [PAUSE]`. What is lost, done
-twice or done with another rank's step shows in every later sum.
+twice or done with another rank's step shows in every later sum. STEPS 0: until the test has left `enough`.
 
 Every fortieth step a communicator is split off and ended; with SPLIT_EVERY (environment) more often. With GRAPHS
 steps are launches of a graph, which is updated every thirtieth step, and made anew as often."""
@@ -27,6 +27,7 @@ from nccl import (
     nccl,
     say,
     start,
+    steps,
     stream,
     synchronize,
     there,
@@ -96,7 +97,7 @@ def main() -> None:
 
     made = c_void_p()
     there("began")
-    for step in range(STEPS):
+    for step in steps(STEPS, READ_EVERY):
         driver("cuMemsetD32Async", number.address, step * RANKS + RANK, PART, on)
         if GRAPHS:
             if step % CHANGE_EVERY == 0:
