@@ -238,6 +238,27 @@ def test_a_source_that_does_not_answer_a_cancel_is_killed_in_time(world: MoveWor
     assert world.device == "cpu:0"
 
 
+@pytest.mark.parametrize("moment", ["before", "after", "over"])
+def test_a_rank_that_has_handed_over_does_not_go_on_alone(world: MoveWorld, moment: str) -> None:
+    """The move is cancelled: before the daemon hears that its source has handed over, after that, or before it hears
+    that it has not, and then that it has. The other ranks have gone on with the target."""
+    world.tell(e.Grouped, on=True)
+    world.to_handover()
+    if moment == "after":
+        world.hand_over()
+    world.tell(v.CancelRequested, why="requested")
+    if moment == "over":
+        world.tell(v.HandoverFailed, server=0, text="requested")
+    if moment != "after":
+        world.hand_over()
+    for server in [one for one in (2, 1, 0) if one in world.alive]:
+        if world.machine.servers.get(server) == "dying":
+            world.exit(server, killed=True)
+    assert not any(isinstance(one, v.GoOn) for one in world.others)
+    assert any(isinstance(one, e.GroupBroken) for one in world.others)
+    assert (world.machine.state, world.record().state) == ("recovering", "cancelled")
+
+
 @pytest.mark.parametrize("how", ["again", "no_room", "cancel", "target", "timeout"])
 def test_a_detour_that_fails_brings_the_shadow_back(world: MoveWorld, how: str) -> None:
     target = world.no_peer()

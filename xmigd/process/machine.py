@@ -202,8 +202,9 @@ class Machine(Recovery):
                 case v.Take(server):
                     self.servers[server] = "assigned"
                     self._out.append(instruction)
-                case v.GoOn(server) if self.grouped and move.kind == "move" and self.servers.get(server) == "stopped":
-                    self._cannot_go_back(server)
+                case v.GoOn(server) if self.grouped and move.kind == "move":
+                    if self.servers.get(server, "dying") != "dying":
+                        self._cannot_go_back(server)
                 case v.GoOn(server):
                     if self.servers.get(server, "dying") != "dying":
                         self.servers[server] = "assigned"
