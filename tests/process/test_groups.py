@@ -94,15 +94,49 @@ class TestRounds:
         assert groups.due is None
         assert groups.held(2, "a", 100) == []
 
-    def test_the_pause_doubles(self) -> None:
+    @pytest.mark.parametrize(
+        ("why", "expected"),
+        [
+            ("late", [0, 100, 200, 400, 800, 1600, 2000, 2000]),
+            ("not possible", [0, 100, 200, 400, 800, 1600, 2000, 2000]),
+            ("refused", [0, 20, 40, 80, 160, 160]),  # it has cost next to nothing
+        ],
+    )
+    def test_the_pause_doubles(self, why: str, expected: list[int]) -> None:
         groups, t, pauses = made((N, "ab")), 0, []
-        for number in range(100, 106):
+        for number in range(100, 100 + len(expected)):
             begun = t
             while not groups.wanted(t, "a"):
                 t += MS
             pauses.append((t - begun) // MS)
-            groups.busy(t, "a", number)
-        assert pauses == [0, 100, 200, 400, 800, 1000]
+            if why == "not possible":
+                for one in "ab":
+                    groups.stopped(t, one, number, {})
+            if why == "late":
+                assert groups.due is not None
+                t = groups.due
+                groups.wake(t)
+            else:
+                groups.busy(t, "a", number)
+        assert pauses == expected
+
+    def test_patience_is_learnt(self) -> None:
+        """Twice as long after each time that it was not enough; twice what it took; less again when less will do."""
+        groups, t, patiences = made((N, "ab")), 0, []
+        for took in [9, None, None, None, 90, 1, 1, 40, 1, 1, 1, 1, 1]:
+            t += 10_000 * MS
+            (stop, *_) = groups.wanted(t, "a")
+            assert isinstance(stop, g.Stop)
+            assert groups.due is not None
+            patiences.append((groups.due - t) // MS)
+            t = groups.due if took is None else t + took * MS
+            if took is None:
+                groups.wake(t)
+                continue
+            for event in (groups.stopped, groups.held, groups.committed):
+                for one in "ab":
+                    event(t, one, stop.round, *([{}] if event == groups.stopped else []))
+        assert patiences == [50, 50, 100, 200, 200, 180, 157, 137, 120, 105, 92, 80, 70]
 
     def test_ended_communicators_are_gone_for_the_others(self) -> None:
         groups = made((N, "ab"), (M, "ab"))

@@ -31,7 +31,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-PATIENCE = 50_000_000  # ns, from the first stop until all fit
+PATIENCE = 50_000_000  # ns, from the first stop until all fit, at least: twice what it took lately, and twice as long
+MOST_PATIENCE = 200_000_000  # after each time that it was not enough
 LEAVE_PATIENCE = 300_000_000  # ns, likewise, of a round at which a rank leaves its server: it is wanted once
 HOLD_PATIENCE = 2_000_000_000  # ns, until all have prepared: that hashes memory
 SUSPEND_PATIENCE = 300_000_000_000  # ns, until all are suspended that are prepared for it, over several rounds:
@@ -42,8 +43,10 @@ NEVER = 1 << 62
 STUCK_PATIENCE = 2_000_000_000  # ns, that all ranks are stuck: whoever is no longer says so within a second
 LOOK_AGAIN = 500_000_000  # ns: a collective may fail before the death that it failed of is seen
 BETWEEN_ROUNDS = 10_000_000  # ns
-FIRST_PAUSE = 100_000_000  # ns, after a round that was given up
-LAST_PAUSE = 1_000_000_000
+FIRST_PAUSE = 100_000_000  # ns, after a round that was given up: it doubles each time
+LAST_PAUSE = 2_000_000_000
+FIRST_SHORT_PAUSE = 20_000_000  # ns, likewise, if a member refused before all stood still, which cost nothing
+LAST_SHORT_PAUSE = 160_000_000
 
 State = Literal["joined", "ended", "past"]
 # broken: its server is lost, its exit not seen yet. lost: it cannot be recovered; gone: its program has exited.
@@ -195,6 +198,7 @@ class _Round:
     number: int
     members: set[str]
     missing: set[str]  # whose answer is to come
+    began: int
     deadline: int
     suspends: bool = False
     holding: bool = False
@@ -225,6 +229,7 @@ class _Group:
     decided: int = 0  # the round that is being committed
     committing: set[str] = field(default_factory=set)  # who has not reported its snapshot yet
     recovering: bool = False
+    patience: int = PATIENCE
     pause: int = 0
     not_before: int = 0
     loose: bool = False  # a tie is gone: it may be several groups now
@@ -329,20 +334,21 @@ class Groups:
         others = (one for one in communicator.ranks.values() if one != process and self._has(one, key))
         if (other := next(others, None)) is not None and self._groups[other] is not merged:
             merged = self._merge(merged, self._groups[other])
-        self._give_up(merged, penalty=False)
+        self._give_up(merged)
         if merged.recovering:
             self._break_all(merged, "a member's server was lost")
 
     def _merge(self, one: _Group, other: _Group) -> _Group:
         small, large = sorted((one, other), key=lambda group: len(group.members))
         for group in (small, large):
-            self._give_up(group, penalty=False)
+            self._give_up(group)
         large.members |= small.members
         large.committing |= small.committing
         large.decided = max(large.decided, small.decided)
         large.recovering |= small.recovering
         large.not_before = max(large.not_before, small.not_before)
         large.pause = max(large.pause, small.pause)
+        large.patience = max(large.patience, small.patience)
         large.loose |= small.loose
         large.past += small.past
         self._stays(small, "another group has joined its own")
@@ -390,7 +396,7 @@ class Groups:
         group.members.discard(process)
         group.committing.discard(process)
         if group.round is not None and process in group.round.members:
-            self._give_up(group, penalty=False)
+            self._give_up(group)
         if member.fate not in ("lost", "gone"):
             self._out.append(Tie(process, False))
         self._look_later_whether_it_hangs(group)
@@ -420,7 +426,9 @@ class Groups:
             left -= part
             if len(part) == len(group.members):
                 break
-            made = _Group(part, pause=group.pause, not_before=group.not_before, decided=group.decided)
+            made = _Group(
+                part, patience=group.patience, pause=group.pause, not_before=group.not_before, decided=group.decided
+            )
             for one in part:
                 self._groups[one] = made
         return self._groups[process]
@@ -550,7 +558,7 @@ class Groups:
         suspending, group.suspending = group.suspending, None
         self._suspending.remove(group)
         if group.round is not None and group.round.suspends:
-            self._give_up(group, penalty=False)
+            self._give_up(group)
         self._out += [NotSuspended(one, why) for one in sorted(suspending.members) if self._is_living(one)]
 
     def suspended(self, t: int, process: str) -> list[Instruction]:
@@ -608,8 +616,8 @@ class Groups:
             return
         members = set(self._living(group))
         suspends = self._all_ready(group)
-        patience = SUSPEND_STOP_PATIENCE if suspends else PATIENCE if group.leaving is None else LEAVE_PATIENCE
-        group.round = _Round(self._next_round, members, set(members), self._t + patience, suspends)
+        patience = SUSPEND_STOP_PATIENCE if suspends else group.patience if group.leaving is None else LEAVE_PATIENCE
+        group.round = _Round(self._next_round, members, set(members), self._t, self._t + patience, suspends)
         self._rounds[self._next_round] = group
         self._next_round += 1
         self._out += [Stop(one, group.round.number, {}) for one in sorted(members)]
@@ -637,6 +645,8 @@ class Groups:
             round.missing = set(behind)
             self._out += [Stop(one, round.number, behind[one]) for one in sorted(behind)]
             return
+        took = self._t - round.began
+        group.patience = min(max(2 * took, group.patience * 7 // 8, PATIENCE), MOST_PATIENCE)
         gone = self._gone_names(group)
         patience = SUSPEND_HOLD_PATIENCE if round.suspends else HOLD_PATIENCE
         round.holding, round.missing, round.deadline = True, set(round.members), self._t + patience
@@ -733,7 +743,7 @@ class Groups:
         group = self._rounds.get(number)
         if group is not None and group.round is not None and process in group.round.members:
             group.busy = why
-            self._give_up(group)
+            self._give_up(group, "failed" if group.round.holding else "refused")
         return self._out
 
     def committed(self, t: int, process: str, number: int) -> list[Instruction]:
@@ -771,13 +781,18 @@ class Groups:
         for process, key, rank in past:
             self._untie(process, key, rank)
 
-    def _give_up(self, group: _Group, *, penalty: bool = True) -> None:
+    def _give_up(self, group: _Group, why: Literal["late", "failed", "refused", "other"] = "other") -> None:
+        """The next one is put off for what this one cost. late: they did not all come to where they fit; failed: their
+        snapshots were not possible; refused: a member could not even stop."""
         round = group.round
         if round is None:
             return
         self._over(group)
-        if penalty and group.leaving is None and not round.suspends:
-            group.pause = min(max(2 * group.pause, FIRST_PAUSE), LAST_PAUSE)
+        if why != "other" and group.leaving is None and not round.suspends:
+            first, last = (FIRST_SHORT_PAUSE, LAST_SHORT_PAUSE) if why == "refused" else (FIRST_PAUSE, LAST_PAUSE)
+            group.pause = min(max(2 * group.pause, first), last)
+            if why == "late":
+                group.patience = min(2 * group.patience, MOST_PATIENCE)
         group.not_before = self._t + max(group.pause, BETWEEN_ROUNDS)
         well = [one for one in sorted(round.members) if one in self._members and self._members[one].fate == "well"]
         self._out += [Continue(one, round.number) for one in well]
@@ -796,7 +811,7 @@ class Groups:
         if group is None or not self._is_living(process):
             return self._out
         self._members[process].fate = "broken"
-        self._give_up(group, penalty=False)
+        self._give_up(group)
         self._stays(group, "a rank's server was lost")
         self._not_suspended(group, "the server of a rank was lost")
         group.standing = set()
@@ -885,7 +900,7 @@ class Groups:
             del self._members[process]
             return
         if group.round is not None and process in group.round.members:
-            self._give_up(group, penalty=False)
+            self._give_up(group)
         if group.leaving is not None and group.leaving.process == process:
             self._stays(group, "its program has ended")
         group.committing.discard(process)
@@ -960,7 +975,7 @@ class Groups:
         if at > self._t:
             self._hangs[process] = at
             return
-        self._give_up(group, penalty=False)
+        self._give_up(group)
         self._stays(group, "no rank of its group gets further")
         self._not_suspended(group, "no rank of its group gets further")
         living = sorted(self._living(group))
@@ -1059,7 +1074,8 @@ class Groups:
     def wake(self, t: int) -> list[Instruction]:
         self._begin(t)
         for group in [one for one in self._rounds.values() if one.round is not None and one.round.deadline <= t]:
-            self._give_up(group)
+            assert group.round is not None
+            self._give_up(group, "failed" if group.round.holding else "late")
         for group in list(self._leaving):
             assert group.leaving is not None
             if group.leaving.deadline <= t and (group.round is None or not group.round.holding):

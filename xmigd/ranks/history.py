@@ -453,7 +453,7 @@ class History:
         if holding and t - (round.fitted or t) >= g.HOLD_PATIENCE:
             return f"{late} had not prepared the snapshot after {g.HOLD_PATIENCE / 1e9:g} s"
         if not holding and t - round.began >= g.PATIENCE:
-            return f"{late} had not come to where all can stop after {g.PATIENCE / 1e6:g} ms"
+            return f"{late} had not come to where all can stop after {(t - round.began) / 1e6:.0f} ms"
         return "a communicator was made, or has ended"
 
     def _server_lost(self, t: int, process: str) -> None:
