@@ -10,6 +10,8 @@
 #include "check.h"
 #include "common/hex.h"
 #include "ops.h"
+#include "server/channel/daemon.h"
+#include "server/channel/meetings.h"
 #include "server/channel/requests.h"
 #include "server/cuda/handlers/intake.h"
 #include "server/cuda/objects/variable_directory.h"
@@ -749,9 +751,48 @@ void hexadecimal() {
   CHECK(from_hex("0af0", pair) && pair[0] == std::byte{0x0a} && pair[1] == std::byte{0xf0});
 }
 
+// What nobody wants any more holds nobody up, whether that is known before a rank begins to wait or while it does.
+void meetings() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kForEver{600};
+  Daemon nobody;
+  Meetings meetings(nobody);
+  std::atomic<bool> unwanted{true};
+  const auto waits = [&] { return meetings.attend("meeting", 0, 2, "offer", kForEver, [&] { return unwanted.load(); }); };
+  const auto began = Clock::now();
+  CHECK(waits().why() == "it is not wanted any more");
+  for (int i = 0; i < 200; ++i) {
+    unwanted = false;
+    std::thread other([&] {
+      if (i % 2 != 0) std::this_thread::sleep_for(std::chrono::microseconds(50 * (i % 8)));
+      unwanted = true;
+      meetings.look_again();
+    });
+    CHECK(waits().why() == "it is not wanted any more");
+    other.join();
+  }
+  CHECK(Clock::now() - began < kForEver / 10);
+  // The answer that all have come stands, though an earlier one comes behind it.
+  unwanted = false;
+  std::atomic<bool> met{false};
+  std::thread rank([&] {
+    const Result<std::vector<std::string>> offers = waits();
+    CHECK(offers && offers->size() == 2);
+    met = true;
+  });
+  while (!met) {
+    meetings.met({"meeting", 0, {"offer", "other"}, "", ""});
+    meetings.met({"meeting", 0, {}, "1", ""});
+  }
+  rank.join();
+  meetings.close();
+  CHECK(waits().why() == "the server ends");
+}
+
 }  // namespace
 
 int main() {
+  meetings();
   hexadecimal();
   snapshot_file();
   variable_directory();

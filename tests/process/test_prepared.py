@@ -104,6 +104,20 @@ class TestMoves:
         one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
         assert one.reported(0, "b", 0, 1, 0, "no room") == [Forget("a", 7, 1), Unready("a", "no room")]
 
+    def test_what_cannot_be_made_is_tried_after_the_next_snapshot(self) -> None:
+        """Which may be the first that has it; not at once, again and again."""
+        one, of_both = prepared(0), {ALL: ("a", "b")}
+        one.want_move(0, "a", of_both, SERVERS)
+        one.reported(0, "b", 0, 1, 0, "the last snapshot has no such communicator")
+        assert one.want_move(1, "a", of_both, SERVERS) == []
+        assert one.settled(2, of_both, {}) == []
+        assert [each.attempt for each in one.want_move(2, "a", of_both, SERVERS) if isinstance(each, Prepare)] == [2, 2]
+        one.reported(2, "b", 0, 2, 0, "no room")
+        assert len(one.want_move(3, "a", of_both, SERVERS | {"b": 3})) == 2, "by another server"
+        one.reported(3, "b", 3, 3, 0, "no room")
+        one.move_over("a")
+        assert len(one.want_move(4, "a", of_both, SERVERS | {"b": 3})) == 2, "for another move"
+
     def test_nothing_is_left_of_it(self) -> None:
         one = prepared()
         one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)

@@ -79,6 +79,8 @@ class Prepared:
         self._attempts: dict[int, _Attempt] = {}
         self._current: dict[tuple[str, Key], int] = {}  # attempts, by who moves and communicator
         self._troubles: dict[Key, _Trouble] = {}
+        # Of moves, by who moves and communicator: by which servers it could not be made since the last snapshot.
+        self._refused: dict[tuple[str, Key], dict[str, int]] = {}
         self._taken: dict[Server, int] = {}  # bytes
         self._freed: dict[Server, tuple[int, int]] = {}  # bytes that come free, and until when
         self._short: dict[str, int] = {}  # processes on a device that was full: until when they make none
@@ -87,6 +89,7 @@ class Prepared:
         self, t: int, whole: Mapping[Key, tuple[str, ...]], standbys: Mapping[str, int | None]
     ) -> list[Instruction]:  # fmt: skip
         """A group has a snapshot with these communicators, of these processes. `standbys`: those that are warm."""
+        self._refused = {one: servers for one, servers in self._refused.items() if one[1] not in whole}
         if self.bound == 0:
             return []
         out: list[Instruction] = []
@@ -105,7 +108,8 @@ class Prepared:
     def want_move(
         self, t: int, process: str, whole: Mapping[Key, tuple[str, ...]], servers: Mapping[str, int | None]
     ) -> list[Instruction]:  # fmt: skip
-        """The communicators of a process that moves. `servers`: its target, and those that have the other processes."""
+        """The communicators of a process that moves. `servers`: its target, and those that have the other processes. One
+        that could not be made is tried once more after the next snapshot, which may be the first that has it."""
         out: list[Instruction] = []
         for key in sorted(whole):
             wanted = {one: number for one in whole[key] if (number := servers.get(one)) is not None}
@@ -113,7 +117,8 @@ class Prepared:
             if attempt is not None and attempt.servers != wanted:
                 out += self._void(attempt)
                 attempt = None
-            if attempt is None and len(wanted) == len(set(whole[key])) and not self._is_short(t, wanted):
+            complete = len(wanted) == len(set(whole[key])) and self._refused.get((process, key)) != wanted
+            if attempt is None and complete and not self._is_short(t, wanted):
                 out += self._begin(process, key, wanted)
         return out
 
@@ -134,11 +139,13 @@ class Prepared:
 
     def moved(self, process: str) -> None:
         """All of its communicators are taken from now on: nobody is to forget any, however late it takes it."""
+        self._forget_refusals(process)
         for attempt in [one for one in self._attempts.values() if one.moves == process]:
             self._remove(attempt)
 
     def move_over(self, process: str) -> list[Instruction]:
         """What was made for its move, and not taken, is not needed any more."""
+        self._forget_refusals(process)
         out: list[Instruction] = []
         for attempt in [one for one in self._attempts.values() if one.moves == process]:
             out += self._void(attempt)
@@ -153,6 +160,7 @@ class Prepared:
             return []
         if why:
             if attempt.moves:
+                self._refused[attempt.moves, attempt.key] = dict(attempt.servers)
                 return [*self._void(attempt, but=process), Unready(attempt.moves, why)]
             self._has_failed(t, attempt)
             return self._void(attempt, but=process)
@@ -243,6 +251,9 @@ class Prepared:
             if len(of_it) >= MOST_OF_PROCESS or taken + largest > self.bound:
                 return False
         return True
+
+    def _forget_refusals(self, process: str) -> None:
+        self._refused = {one: servers for one, servers in self._refused.items() if one[0] != process}
 
     def _is_short(self, t: int, servers: Mapping[str, int]) -> bool:
         return any(t < self._short.get(process, t) for process in servers)

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -24,9 +25,11 @@ class Meetings {
   explicit Meetings(Daemon& daemon) : daemon_(daemon) {}
   Meetings(const Meetings&) = delete;
 
-  // `meeting`: what all ranks call it, in hexadecimal digits. Waits, at most for `patience`.
+  // `meeting`: what all ranks call it, in hexadecimal digits. Waits, at most for `patience`, and only until `unwanted`: that is asked
+  // at first, and after each look_again().
   Result<std::vector<std::string>> attend(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer,
-                                          std::chrono::milliseconds patience);
+                                          std::chrono::milliseconds patience, const std::function<bool()>& unwanted = {});
+  void look_again();
   // The control thread: the daemon's answer.
   void met(Met answer);
   // Whoever waits gives up, and so does everybody who comes later.

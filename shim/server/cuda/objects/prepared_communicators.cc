@@ -65,8 +65,7 @@ void PreparedCommunicators::forget(uint64_t attempt) {
   dropped = ready_.extract(attempt);
   if (making_ == attempt) {
     forgotten_ = true;
-    Met refusal{meeting_, 0, {}, {}, "it is not wanted any more"};
-    for (refusal.rank = 0; refusal.rank < journal::kMaxRanks; ++refusal.rank) meetings_.met(refusal);
+    meetings_.look_again();
   }
   lock.unlock();
   if (dropped) {
@@ -90,6 +89,7 @@ void PreparedCommunicators::use(std::span<const uint64_t> attempts) {
     rest.swap(ready_);
     wanted_.clear();
     forgotten_ = true;
+    meetings_.look_again();
   }
   for (const auto& [number, one] : rest) {
     for (const Rank& rank : one.ranks) rank.real->abort();
@@ -134,7 +134,6 @@ void PreparedCommunicators::run() {
     Attempt attempt = std::move(wanted_.front());
     wanted_.pop_front();
     making_ = attempt.number;
-    meeting_ = attempt.meeting;
     forgotten_ = false;
     lock.unlock();
     const uint64_t before = free_bytes(attempt);
@@ -175,7 +174,7 @@ Result<> PreparedCommunicators::join(Attempt& attempt, Rank& rank) {
   contexts_.use(rank.ordinal);
   const device::Place& place = rank.place;
   const auto meet = [&](const std::string& offer) {
-    return meetings_.attend(attempt.meeting, place.rank, place.ranks, offer, rank.join_time);
+    return meetings_.attend(attempt.meeting, place.rank, place.ranks, offer, rank.join_time, [this] { return forgotten_.load(); });
   };
   Result<std::unique_ptr<device::Communicator>> joined = device_.collectives().join(place, meet, [failure = rank.failure] {
     const std::lock_guard lock(failure->mutex);

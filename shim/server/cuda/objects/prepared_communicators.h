@@ -6,6 +6,7 @@
 // have succeeded, so none is used that it has not named.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -85,9 +86,8 @@ class PreparedCommunicators {
   std::deque<Attempt> wanted_;            // guarded by mutex_, as is all that follows
   std::map<uint64_t, Attempt> ready_;     // by number
   std::map<std::string, Attempt> usable_;  // by name
-  std::string meeting_;                   // of the one that is being made
-  uint64_t making_ = 0;                   // its number
-  bool forgotten_ = false;                // it is not wanted any more
+  uint64_t making_ = 0;                   // the one that is being made
+  std::atomic<bool> forgotten_{false};    // it is not wanted any more; Meetings asks without the lock
   bool closed_ = false;
   bool running_ = false;
   std::thread thread_;
