@@ -108,8 +108,8 @@ class Prepared:
     def want_move(
         self, t: int, process: str, whole: Mapping[Key, tuple[str, ...]], servers: Mapping[str, int | None]
     ) -> list[Instruction]:  # fmt: skip
-        """The communicators of a process that moves. `servers`: its target, and those that have the other processes. One
-        that could not be made is tried once more after the next snapshot, which may be the first that has it."""
+        """The communicators of a process that moves. `servers`: its target, and those that have the others. One that
+        could not be made is tried once more after the next snapshot, which may be the first that has it."""
         out: list[Instruction] = []
         for key in sorted(whole):
             wanted = {one: number for one in whole[key] if (number := servers.get(one)) is not None}

@@ -20,6 +20,8 @@ __all__ = [
     "start", "steps", "stream", "synchronize", "there", "unique_id", "wait_for_file",
 ]  # fmt: skip
 
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: nobody is left when launch.py is killed
+
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 DRIVER = ctypes.CDLL("libcuda.so.1")
 NCCL = ctypes.CDLL("libnccl.so.2")
