@@ -1,5 +1,5 @@
-"""Each file of the native part includes what it uses of the library, or a header of ours that does. No build would
-tell: in some the library's headers are precompiled, in the others many files are compiled at once."""
+"""Each file of the native part includes what it uses, or a header of ours that does. No build would tell: the library's
+headers are precompiled, and several files are compiled at once."""
 
 from __future__ import annotations
 
@@ -63,6 +63,46 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
+# Types that one header of ours defines, and none that files name their own by.
+DEFINES = re.compile(r"^(?:template <[^>]*>\n)?(?:class|struct|enum class) (\w{4,})[^;(]*\{", re.MULTILINE)
+DECLARES_OURS = re.compile(r"\b(?:class|struct|enum|using|typename) (?:class |alignas\([^)]*\) )?(\w+)")
+
+
+@functools.cache
+def defined() -> dict[str, Path]:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(SHIM.rglob("*")):
+        if path.suffix in (".h", ".cc"):
+            for name in DEFINES.findall(path.read_text()):
+                found.setdefault(name, []).append(path)
+    return {name: paths[0] for name, paths in found.items() if len(paths) == 1 and paths[0].suffix == ".h"}
+
+
+@functools.cache
+def our_headers(path: Path) -> frozenset[Path]:
+    """It, and what it includes of ours."""
+    found = {path}
+    for ours, _ in INCLUDE.findall(path.read_text()):
+        for folder in (path.parent, SHIM, SHIM / "include"):
+            if ours and (folder / ours).exists():
+                found |= our_headers((folder / ours).resolve())
+                break
+    return frozenset(found)
+
+
+@functools.cache
+def declared(path: Path) -> frozenset[str]:
+    return frozenset(DECLARES_OURS.findall(path.read_text()))
+
+
+def missing_types(path: Path) -> list[str]:
+    """Types of ours that it uses and that no header which it includes defines or declares."""
+    has = our_headers(path)
+    used = set(re.findall(r"\b[A-Z]\w{3,}\b", COMMENTS.sub("", path.read_text())))
+    used -= frozenset().union(*map(declared, has))
+    return sorted(name for name in used if name in defined() and defined()[name] not in has)
+
+
 @functools.cache
 def library_headers(path: Path) -> frozenset[str]:
     """What this file has of the library, itself or through headers of ours."""
@@ -93,7 +133,7 @@ def test_every_precompiled_header_is_looked_for() -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent.relative_to(SHIM) for path in SHIM.rglob("*.cc")}), ids=str)
 def test_what_is_used_is_included(folder: Path) -> None:
     files = [path for path in sorted((SHIM / folder).iterdir()) if path.suffix in (".cc", ".h")]
-    assert {path.name: found for path in files if (found := missing(path))} == {}
+    assert {path.name: found for path in files if (found := missing(path) + missing_types(path))} == {}
 
 
 def test_a_missing_one_is_found(tmp_path: Path) -> None:
@@ -101,3 +141,11 @@ def test_a_missing_one_is_found(tmp_path: Path) -> None:
     file = tmp_path / "a.cc"
     file.write_text('#include "a.h"\nstd::map<int, std::pair<int, int>> a;  // std::set\nstd::vector<int> b;\n')
     assert missing(file) == ["vector"]
+
+
+def test_a_missing_type_is_found(tmp_path: Path) -> None:
+    assert "Executor" in defined()
+    (tmp_path / "uses.cc").write_text("void f(Executor& executor);\n")
+    (tmp_path / "declares.cc").write_text("class Executor;\nvoid f(Executor& executor);\n")
+    assert missing_types(tmp_path / "uses.cc") == ["Executor"]
+    assert missing_types(tmp_path / "declares.cc") == []
