@@ -11,12 +11,15 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from xmigd.database import migrate
+from xmigd.database.engine import make_engine
 from xmigd.demo import node
 
 ROOT = Path(__file__).parent.parent
@@ -135,10 +138,26 @@ def can_be(environment: Mapping[str, str]) -> bool:
     return at_start(environment) == at_start(AT_FIRST) and path in (None, str(ROOT), AT_FIRST.get("PYTHONPATH"))
 
 
+@functools.cache
+def new_database() -> bytes:
+    """As a daemon makes one, in the tenth of a second that each of many would take again. tests/daemon has those that
+    make their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "xmig.db"
+        engine = make_engine(path, writer=True)
+        migrate.upgrade(path, engine)
+        engine.dispose()
+        return path.read_bytes()
+
+
 class Node(node.Node):
     """A node like any."""
 
     def popen(self, log: IO[bytes]) -> node.Child:
         if not can_be(self.environment):
             return super().popen(log)
+        database = Path(self.environment["XMIG_DATABASE"])
+        if not database.exists() and database.parent.exists():
+            database.write_bytes(new_database())
+            database.chmod(0o600)
         return zygote().fork(self.environment, Path(log.name))

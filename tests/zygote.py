@@ -14,12 +14,17 @@ from xmigd.main import be_lean, main
 
 be_lean()  # before anything large is imported, as in any daemon
 
+import anyio._backends._asyncio  # noqa: E402
+import uvicorn.lifespan.off  # noqa: E402
 from alembic import command  # noqa: E402
 
 from xmigd import daemon, failpoints  # noqa: E402
 
 assert daemon.logger is not None  # to import them is what takes the time
 assert command.upgrade is not None
+# What a daemon imports with its first request.
+assert anyio._backends._asyncio.backend_class is not None
+assert uvicorn.lifespan.off.LifespanOff is not None
 
 
 def become_a_daemon(environment: dict[str, str], log: str, folder: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -15,7 +15,6 @@ from xmigd import __version__
 from xmigd.api.dependencies import Services
 from xmigd.api.document import complete
 from xmigd.api.problems import on_error
-from xmigd.api.strict import only_known
 from xmigd.devices import endpoints as devices
 from xmigd.errors import XmigError
 from xmigd.events import endpoints as events
@@ -28,7 +27,6 @@ from xmigd.operations import endpoints as operations
 from xmigd.policies import endpoints as policies
 from xmigd.processes import endpoints as processes
 from xmigd.ranks import endpoints as ranks
-from xmigd.schemas import Problem
 from xmigd.security import endpoints as security
 
 # In the order of the document.
@@ -50,14 +48,11 @@ def make_app(services: Services | None = None) -> FastAPI:
     """Without services it only knows its own description."""
     app = FastAPI(
         title="xMIG", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
-        dependencies=[Depends(only_known)],
-        responses={"default": {"model": Problem, "description": "A problem (RFC 9457)."}},
+        routes=[route for router in ROUTERS for route in router.routes],
     )  # fmt: skip
     app.state.services = services
     for kind in (XmigError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    for router in ROUTERS:
-        app.include_router(router)
     complete(app)
     return app
 

@@ -18,7 +18,8 @@ case "$(cat .venv/stamp 2>/dev/null)" in
   "$python" -m venv .venv
   ;;
 esac
-pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint "$lock")
+# Compiled bytecode is made of what is imported only.
+pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint "$lock")
 "${pip[@]}" scikit-build-core ninja cmake
 # The native part is built by native.sh, not by pip: incremental, and once for every way it is used.
 "${pip[@]}" --no-build-isolation --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace \

@@ -1,5 +1,5 @@
 # The client's memory half against a server in the same process (memory_fake.h). Include after shim/CMakeLists.txt.
-set(memory_objects "$<FILTER:$<TARGET_OBJECTS:xmig_client>,INCLUDE,/client/(memory|copy)/|/client/bootstrap/message|/client/journal/diversion>")
+set(memory_objects "$<FILTER:$<TARGET_OBJECTS:xmig_client>,INCLUDE,/(client/|unity_)(memory|copy)[/_]|/client/bootstrap/message|/client/journal/diversion>")
 set(memory_objects "$<FILTER:${memory_objects},EXCLUDE,/memory_contexts|/memory/peers>")
 add_library(memory_under_test STATIC ${memory_objects} ${CMAKE_CURRENT_LIST_DIR}/memory_fake.cc)
 target_include_directories(memory_under_test PUBLIC ${CMAKE_CURRENT_LIST_DIR})

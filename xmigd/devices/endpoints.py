@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 
 from xmigd.api import preconditions
 from xmigd.api.dependencies import AnyCaller, OperatorCaller, provided
 from xmigd.api.preconditions import IfMatch
+from xmigd.api.routing import make_router
 from xmigd.devices.schemas import DeviceChange, DeviceInfo, DeviceLoss
 from xmigd.devices.service import Devices
 
-router = APIRouter(prefix="/v1/devices")
+router = make_router("/v1/devices")
 DeviceId = Annotated[str, Path(max_length=64)]
 TheDevices = Annotated[Devices, provided(Devices)]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from fastapi.sse import EventSourceResponse
 from starlette.responses import Response
 
 from xmigd.api.dependencies import AnyCaller, Limit, provided
+from xmigd.api.routing import make_router
 from xmigd.connections.peers import Who, user
 from xmigd.connections.quotas import Place
 from xmigd.events.schemas import EventInfo
 from xmigd.events.stream import Events
 from xmigd.schemas import EXACT
 
-router = APIRouter(prefix="/v1/events")
+router = make_router("/v1/events")
 
 STREAM = "text/event-stream"
 TheEvents = Annotated[Events, provided(Events)]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from xmigd.api import preconditions
 from xmigd.api.dependencies import AnyCaller, BeforeNumber, Id, Limit, OperatingCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.faults import repository
 from xmigd.faults.schemas import FaultInfo, RecoveryInfo
 from xmigd.faults.service import Faults
 
-router = APIRouter(prefix="/v1")
+router = make_router("/v1")
 FaultId = Annotated[int, Path(ge=0, lt=1 << 63)]
 TheFaults = Annotated[Faults, provided(Faults)]
 TheReader = Annotated[Reader, provided(Reader)]

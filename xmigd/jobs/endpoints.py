@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import TypeAdapter
 
 from xmigd.api.cached import Cached
 from xmigd.api.dependencies import AnyCaller, BeforeId, BeforeNumber, Id, Limit, OperatingCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.errors import Forbidden, Invalid
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.exits import End
@@ -25,7 +26,7 @@ from xmigd.jobs.schemas import (
 from xmigd.jobs.service import Jobs
 from xmigd.schemas import EXACT
 
-router = APIRouter(prefix="/v1/jobs")
+router = make_router("/v1/jobs")
 JOBS = TypeAdapter(list[JobInfo])
 JobId = Annotated[str, Path(max_length=64)]
 TheJobs = Annotated[Jobs, provided(Jobs)]

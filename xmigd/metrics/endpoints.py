@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from xmigd.api.dependencies import AnyCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.devices.service import Devices
 from xmigd.errors import Forbidden
 from xmigd.metrics.schemas import SeriesInfo
@@ -16,7 +17,7 @@ from xmigd.metrics.series import INTERVAL, Sampler, Series
 from xmigd.metrics.service import Metrics
 from xmigd.processes.service import Processes
 
-router = APIRouter()
+router = make_router()
 Since = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False, description="samples after this time")]
 Id = Annotated[str, Path(max_length=64)]
 TheSampler = Annotated[Sampler, provided(Sampler)]

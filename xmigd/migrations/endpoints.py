@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
 from xmigd.errors import Conflict, NotFound
@@ -27,7 +28,7 @@ from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
 from xmigd.processes.service import Processes
 
-router = APIRouter(prefix="/v1")
+router = make_router("/v1")
 ProcessId = Annotated[str, Path(max_length=64)]
 TheMoves = Annotated[Moves, provided(Moves)]
 TheDriverMoves = Annotated[DriverMoves, provided(DriverMoves)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
-
 from xmigd.api.dependencies import AnyCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.node.schemas import CallerInfo, Health, NodeInfo
 from xmigd.node.service import Node
 
-router = APIRouter()
+router = make_router()
 TheNode = Annotated[Node, provided(Node)]
 
 

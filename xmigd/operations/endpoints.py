@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.errors import Conflict
 from xmigd.operations.repository import OperationRow, OperationState
 from xmigd.operations.schemas import OperationInfo
 from xmigd.operations.service import Operations
 from xmigd.security.callers import Caller
 
-router = APIRouter(prefix="/v1/operations")
+router = make_router("/v1/operations")
 OperationId = Annotated[str, Path(max_length=64)]
 TheOperations = Annotated[Operations, provided(Operations)]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Response
+from fastapi import Body, Path, Response
 
 from xmigd.api import preconditions
 from xmigd.api.dependencies import AnyCaller, OperatorCaller, provided
 from xmigd.api.preconditions import IfMatch
+from xmigd.api.routing import make_router
 from xmigd.events.bus import Bus
 from xmigd.policies.breaker import Breaker
 from xmigd.policies.schemas import BreakerInfo, PolicyInfo
 from xmigd.policies.service import BreakerPolicy, Policies
 
-router = APIRouter(prefix="/v1")
+router = make_router("/v1")
 Name = Annotated[str, Path(max_length=64)]
 ThePolicies = Annotated[Policies, provided(Policies)]
 TheBreaker = Annotated[Breaker, provided(Breaker)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.processes.schemas import Position, ProcessInfo, RebindRequest, SegmentInfo
 from xmigd.processes.service import Processes
 
-router = APIRouter(prefix="/v1/processes")
+router = make_router("/v1/processes")
 ProcessId = Annotated[str, Path(max_length=64)]
 TheProcesses = Annotated[Processes, provided(Processes)]
 

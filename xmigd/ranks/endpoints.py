@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from xmigd.api.dependencies import AnyCaller, Limit, provided
+from xmigd.api.routing import make_router
 from xmigd.ranks.schemas import JobRanksInfo
 from xmigd.ranks.service import JobRanks, Wanted
 from xmigd.schemas import EXACT
 
-router = APIRouter(prefix="/v1/jobs")
+router = make_router("/v1/jobs")
 JobId = Annotated[str, Path(max_length=64)]
 TheRanks = Annotated[JobRanks, provided(JobRanks)]
 

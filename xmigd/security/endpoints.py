@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from xmigd.api.dependencies import AnyCaller, BeforeNumber, Limit, OperatingCaller, OperatorCaller, provided
+from xmigd.api.routing import make_router
 from xmigd.database import models
 from xmigd.errors import Forbidden
 from xmigd.security.audit import Audit
@@ -14,7 +15,7 @@ from xmigd.security.schemas import AuditInfo, TokenInfo, TokenMade, TokenRequest
 from xmigd.security.tokens import Tokens
 from xmigd.users import user_name
 
-router = APIRouter(prefix="/v1")
+router = make_router("/v1")
 TheAudit = Annotated[Audit, provided(Audit)]
 TheTokens = Annotated[Tokens, provided(Tokens)]
 

@@ -29,6 +29,8 @@ from xmigd.web.upstream import ApiError, make_http
 
 logger = log.get("web")
 
+PAGES = (overview, devices, jobs, migrations, faults, operations, history, settings, words, login, health)
+
 
 class Files(StaticFiles):
     """Their addresses contain their hash, so they never change."""
@@ -40,15 +42,16 @@ class Files(StaticFiles):
 
 
 def make_app(web: WebSettings) -> tuple[InTurn, Front]:
-    app = FastAPI(title="xMIG dashboard", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="xMIG dashboard", version=__version__, docs_url=None, redoc_url=None, openapi_url=None,
+        routes=[route for module in PAGES for route in module.router.routes],
+    )  # fmt: skip
     front = Front(
         web, make_http(web), make_templates(users_are_ours=web.api.startswith("unix:")), Sessions(web.session_hours)
     )
     app.state.front = front
     for kind in (ApiError, NotLoggedIn, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    for module in (overview, devices, jobs, migrations, faults, operations, history, settings, words, login, health):
-        app.include_router(module.router)
     app.add_api_route("/live", live, methods=["GET"], include_in_schema=False)
     app.mount("/static", Files(directory=folder() / "static"))
     # Around everything, also around what answers when a handler has failed.

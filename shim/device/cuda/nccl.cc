@@ -12,6 +12,7 @@
 #include <span>
 #include <sstream>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "api/nccl.h"

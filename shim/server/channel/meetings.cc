@@ -1,5 +1,7 @@
 #include "server/channel/meetings.h"
 
+#include <algorithm>
+
 namespace xmig::server {
 namespace {
 
