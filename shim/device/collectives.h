@@ -4,7 +4,7 @@
 // (device/cuda/nccl.h). Both find the other ranks through what they are given, a Meeting: no address is in a program's hands.
 //
 // join() waits for the other ranks and is called from a thread of its own; everything else is the executor's thread's and waits for
-// nobody, but for the first transfer between two ranks with NCCL.
+// nobody, but for the first transfer between two ranks with NCCL, unless a process has several of up to 32 ranks.
 #pragma once
 
 #include <array>

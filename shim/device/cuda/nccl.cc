@@ -1,14 +1,19 @@
 #include "device/cuda/nccl.h"
 
 #include <dlfcn.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <span>
 #include <sstream>
 #include <thread>
@@ -67,6 +72,9 @@ Result<> trusted(const std::string& path) {
 constexpr const char* kUnknown = "unknown";
 constexpr size_t kFirstBytes = 4096;  // of the first operation, on each rank
 constexpr size_t kMostFirst = 64;      // ranks of one communicator in one process
+constexpr uint32_t kMostPairs = 32;    // ranks that are connected with each other from the beginning, if some share a process
+constexpr std::chrono::seconds kFirstPatience{60};
+constexpr auto kByte = static_cast<ncclDataType_t>(journal::DataType::kInt8);
 
 // What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; connections are made when the
 // communicator is, where waiting is allowed; no pages of the host through the driver's own allocator, which can deadlock; and no
@@ -281,7 +289,8 @@ class NcclCollectives final : public Collectives {
     if (result == ncclSuccess && place.rank == 0) result = library.ncclGetUniqueId(&id);
     if (result != ncclSuccess) return failure(library, "cannot begin", result);
     const std::span<std::byte> address = std::as_writable_bytes(std::span(id.internal));
-    const Offer own{std::to_string(version), device_of(place), begun_.load() ? "old" : "new", place.rank == 0 ? to_hex(address) : "none"};
+    const Offer own{std::to_string(version), device_of(place), begun_.load() ? "old" : "new", place.rank == 0 ? to_hex(address) : "none",
+                    process_name()};
     const Result<std::vector<std::string>> texts = meet(own.text());
     if (!texts) return texts.error();
     std::vector<Offer> offers;
@@ -298,6 +307,9 @@ class NcclCollectives final : public Collectives {
     ncclComm_t comm = nullptr;
     result = library.ncclCommInitRank(&comm, static_cast<int>(place.ranks), id, static_cast<int>(place.rank));
     if (result != ncclSuccess) return failure(library, "cannot make the communicator", result);
+    if (share_a_process(offers)) {
+      if (Result<> connected = connect_pairs(library, comm, place); !connected) return connected.error();
+    }
     return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(driver_, library, comm, place, std::move(failed)));
   }
 
@@ -305,13 +317,8 @@ class NcclCollectives final : public Collectives {
   Result<> warm(std::span<Part> parts, const std::function<bool()>& give_up) override {
     if (parts.size() > kMostFirst) return {};
     parts[0].enter();
-    static void* const memory = [&]() -> void* {
-      void* const pages = std::aligned_alloc(kFirstBytes, kMostFirst * kFirstBytes);
-      constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-      return driver_.cuMemHostRegister_v2(pages, kMostFirst * kFirstBytes, kFlags) == CUDA_SUCCESS ? pages : nullptr;
-    }();
+    void* const memory = first_memory();
     if (!memory) return Error{"no page-locked memory for the first operation"};
-    std::memset(memory, 0, kMostFirst * kFirstBytes);
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < parts.size() && result == CUDA_SUCCESS; ++i) {
       CUstream stream = nullptr;
@@ -328,13 +335,8 @@ class NcclCollectives final : public Collectives {
     for (const Part& part : parts) {
       if (!part.stream) continue;
       part.enter();
-      while (result == CUDA_SUCCESS) {
-        const CUresult state = driver_.cuStreamQuery(static_cast<CUstream>(part.stream));
-        if (state == CUDA_SUCCESS) break;
-        if (state != CUDA_ERROR_NOT_READY) result = state;
-        if (give_up()) return Error{"the first operation was not done in time"};  // its streams stay: to end them would wait
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
+      if (result == CUDA_SUCCESS) result = wait(static_cast<CUstream>(part.stream), give_up);
+      if (result == CUDA_ERROR_TIMEOUT) return Error{"the first operation was not done in time"};  // to end its streams would wait
       driver_.cuStreamDestroy_v2(static_cast<CUstream>(part.stream));
     }
     if (result != CUDA_SUCCESS) return Error{"the first operation failed: CUDA error " + std::to_string(result)};
@@ -372,12 +374,13 @@ class NcclCollectives final : public Collectives {
     std::string version, device;
     std::string since;    // new: its process has no communicator yet
     std::string address;  // of rank 0
+    std::string process;
 
-    std::string text() const { return version + " " + device + " " + since + " " + address; }
+    std::string text() const { return version + " " + device + " " + since + " " + address + " " + process; }
     static Offer of(const std::string& text) {
       std::istringstream words(text);
       Offer offer;
-      words >> offer.version >> offer.device >> offer.since >> offer.address;
+      words >> offer.version >> offer.device >> offer.since >> offer.address >> offer.process;
       return offer;
     }
   };
@@ -391,6 +394,71 @@ class NcclCollectives final : public Collectives {
       if (offers[rank].since != "new" || rank < own) return true;
     }
     return false;
+  }
+
+  // Unlike that of any other, also on another machine.
+  static const std::string& process_name() {
+    static const std::string name = [] {
+      std::array<std::byte, 16> random{};
+      if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) return std::string(kUnknown);
+      return to_hex(random);
+    }();
+    return name;
+  }
+
+  // Has any process several of the ranks? All ranks know it of all.
+  static bool share_a_process(const std::vector<Offer>& offers) {
+    std::set<std::string> seen;
+    return std::any_of(offers.begin(), offers.end(), [&](const Offer& one) { return !seen.insert(one.process).second; });
+  }
+
+  // The first transfer between two ranks waits for both. The executor begins operations one after the other: it would wait for itself,
+  // where it has both, or two of a ring. So each rank has transferred something to each other one before anybody has the communicator. A
+  // first sum loads what sums need, which may wait for kernels that run.
+  Result<> connect_pairs(const Library& library, ncclComm_t comm, const Place& place) {
+    void* const memory = first_memory();
+    CUstream stream = nullptr;
+    if (!memory || driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) {
+      return Error{"no page-locked memory, or no stream, for the first transfers"};
+    }
+    ncclResult_t result = library.ncclAllReduce(memory, memory, 1, kByte, ncclMax, comm, stream);
+    if (result == ncclSuccess) result = library.ncclGroupStart();
+    for (uint32_t peer = 0; peer < std::min(place.ranks, kMostPairs) && result == ncclSuccess; ++peer) {
+      if (peer == place.rank || place.rank >= kMostPairs) continue;
+      result = library.ncclSend(memory, 1, kByte, static_cast<int>(peer), comm, stream);
+      if (result == ncclSuccess) result = library.ncclRecv(memory, 1, kByte, static_cast<int>(peer), comm, stream);
+    }
+    const ncclResult_t ended = library.ncclGroupEnd();
+    if (result == ncclSuccess) result = ended;
+    if (result != ncclSuccess) return failure(library, "cannot connect the ranks", result);
+    const auto end = std::chrono::steady_clock::now() + kFirstPatience;
+    if (wait(stream, [&] { return std::chrono::steady_clock::now() > end; }) != CUDA_SUCCESS) {
+      return Error{"NCCL: the first transfers between the ranks failed, or took more than " + std::to_string(kFirstPatience.count()) + " s"};
+    }
+    driver_.cuStreamDestroy_v2(stream);
+    return {};
+  }
+
+  // Of page-locked memory, in which nothing is looked for. Null: there is none.
+  void* first_memory() {
+    static void* const memory = [&]() -> void* {
+      void* const pages = std::aligned_alloc(kFirstBytes, kMostFirst * kFirstBytes);
+      if (!pages) return nullptr;
+      std::memset(pages, 0, kMostFirst * kFirstBytes);
+      constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+      return driver_.cuMemHostRegister_v2(pages, kMostFirst * kFirstBytes, kFlags) == CUDA_SUCCESS ? pages : nullptr;
+    }();
+    return memory;
+  }
+
+  // CUDA_ERROR_TIMEOUT: it was given up.
+  CUresult wait(CUstream stream, const std::function<bool()>& give_up) {
+    for (;;) {
+      const CUresult state = driver_.cuStreamQuery(stream);
+      if (state != CUDA_ERROR_NOT_READY) return state;
+      if (give_up()) return CUDA_ERROR_TIMEOUT;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   std::string device_of(const Place& place) const {
