@@ -17,6 +17,7 @@ from xmigd.demo.node import Node
 from xmigd.demo.node import Program as Demo
 from xmigd.measurements import Row
 
+PATIENCE = 100.0  # seconds for a run
 TINY = ["--layers", "1", "--width", "64", "--heads", "2", "--words", "512", "--context", "64", "--batch", "1"]
 
 
@@ -68,7 +69,7 @@ def one(bench: Bench, program: Program, more: dict[str, str]) -> Row:
         with tempfile.TemporaryDirectory(dir=bench.scratch) as folder:
             needed = ["--folder", f"{folder}/model"] if program.folder else []
             return collectives.run(
-                bench, node, [*words, *needed, *others], program.file, disturb, program.ranks, more
+                bench, node, [*words, *needed, *others], program.file, disturb, program.ranks, more, PATIENCE
             )  # fmt: skip
 
     native = None if bench.rehearsal else run(None)

@@ -7,7 +7,7 @@ import os
 
 import workload
 
-parser = workload.arguments(__doc__, steps=200)
+parser = workload.arguments(__doc__, steps=3000)
 parser.add_argument("--size", type=int, default=1 << 18)
 options = parser.parse_args()
 os.environ["NCCL_NVLS_ENABLE"] = "0"

@@ -14,7 +14,7 @@ import workload
 from torch_ranks import RANK
 from torch_workload import Tokens, digest, gpt_arguments, prepare
 
-parser = workload.arguments(__doc__, steps=40)
+parser = workload.arguments(__doc__, steps=200)
 gpt_arguments(parser)
 torch_ranks.arguments(parser)
 options = parser.parse_args()

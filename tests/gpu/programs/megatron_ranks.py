@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch_ranks import RANKS
 from torch_workload import digest, prepare
 
-parser = workload.arguments(__doc__, steps=40)
+parser = workload.arguments(__doc__, steps=80)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--heads", type=int, default=8)

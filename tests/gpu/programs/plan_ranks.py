@@ -17,7 +17,7 @@ from torch_ranks import RANK
 from torch_workload import digest, prepare
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-parser = workload.arguments(__doc__, steps=40)
+parser = workload.arguments(__doc__, steps=200)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--heads", type=int, default=8)
