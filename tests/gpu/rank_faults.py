@@ -32,7 +32,7 @@ SMALL = ["--batch", "4", "--context", "512"]
 PATIENCE = 30.0  # until all ranks have gone on and have standbys
 REST = 1.0  # seconds behind every sixteenth step: what is done while standbys start, the native run has to do again
 AT_WORK = range(2, 9)  # of the sixteen: a fault falls into one of these, or a few later, and not into the rest
-RESERVED = 100.0  # seconds at the end, for the native run
+RESERVED = 20.0  # seconds at the end for the native run, and one more for each fault
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,11 @@ def inject(
     chance = random.Random(bench.seed)
     files = [status.with_suffix(f".{rank}") for rank in range(RANKS)]
     steps = 0
+    reserved = RESERVED + bench.faults
     try:
         for kind in planned:
             listed = at_work(program, files, steps)
-            if listed is None or (not bench.rehearsal and time.monotonic() > bench.end - RESERVED):
+            if listed is None or (not bench.rehearsal and time.monotonic() > bench.end - reserved):
                 return
             while not bench.rehearsal and kills.step(files[0]) % 16 not in AT_WORK and program.process.poll() is None:
                 time.sleep(0.001)
