@@ -26,6 +26,7 @@ from xmigd.measurements import Row
 # Of a hundred. A fault is a kernel that really does that; what hangs takes HANG_TIMEOUT to be noticed.
 KINDS = {"kill": 45, "illegal address": 32, "both killed": 12, "daemon": 5, "misaligned": 3, "hang": 3}
 ERRORS = {"illegal address": 700, "misaligned": 716}
+NAMES = {"kill": "kill among other faults"}  # kills alone are another part's
 HANG_TIMEOUT = 5.0  # seconds; longer than a rank waits for another that is being recovered
 STEPS = 100_000  # more than there is time for
 SMALL = ["--batch", "4", "--context", "512"]
@@ -85,7 +86,7 @@ def measure(bench: Bench) -> Iterator[Row]:
         if values := stalls.get(kind):
             for name, value in (("median", median(values)), ("worst", max(values))):
                 yield Row(
-                    name=f"job recovery, {kind}: stall, {name}", value=round(value, 3), unit="s", better="lower",
+                    name=f"job recovery, {NAMES.get(kind, kind)}: stall, {name}", value=round(value, 3), unit="s", better="lower",
                     conditions=f"{where}; {len(values)} of them; a step takes {1e3 * step:.4g} ms; GPT-2-small, DDP",
                 )  # fmt: skip
 

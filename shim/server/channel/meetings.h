@@ -25,8 +25,8 @@ class Meetings {
   explicit Meetings(Daemon& daemon) : daemon_(daemon) {}
   Meetings(const Meetings&) = delete;
 
-  // `meeting`: what all ranks call it, in hexadecimal digits. Waits, at most for `patience`, and only until `unwanted`: that is asked
-  // at first, and after each look_again().
+  // `meeting`: what all ranks call it, in hexadecimal digits. Waits, at most for `patience`, and only until `unwanted`, which is
+  // called at first, and after each look_again().
   Result<std::vector<std::string>> attend(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer,
                                           std::chrono::milliseconds patience, const std::function<bool()>& unwanted = {});
   void look_again();
