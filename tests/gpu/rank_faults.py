@@ -86,7 +86,8 @@ def measure(bench: Bench) -> Iterator[Row]:
         if values := stalls.get(kind):
             for name, value in (("median", median(values)), ("worst", max(values))):
                 yield Row(
-                    name=f"job recovery, {NAMES.get(kind, kind)}: stall, {name}", value=round(value, 3), unit="s", better="lower",
+                    name=f"job recovery, {NAMES.get(kind, kind)}: stall, {name}", value=round(value, 3), unit="s",
+                    better="lower",
                     conditions=f"{where}; {len(values)} of them; a step takes {1e3 * step:.4g} ms; GPT-2-small, DDP",
                 )  # fmt: skip
 
