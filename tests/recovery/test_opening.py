@@ -210,7 +210,8 @@ def test_a_full_device_and_a_lost_server(full: Node, start: Callable[[Node], Pro
     assert tell(program, "retain") == OUT_OF_MEMORY
     lose_server(program)
     assert is_unopened(program)
-    assert [tell(program, "retain") for _ in range(3)] == [OUT_OF_MEMORY, OUT_OF_MEMORY, "0\n"]
+    answers = [tell(program, "retain") for _ in range(3)]
+    assert answers == [OUT_OF_MEMORY, OUT_OF_MEMORY, "0\n"], "\n".join(map(str, program.lines())) + full.log.read_text()
     assert [tell(program, "work") for _ in range(2)] == ["1\n", "2\n"]
 
 
