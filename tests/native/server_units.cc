@@ -1,4 +1,7 @@
 // The parts of the server that need no device: the snapshot's file, the live set, requests, records, when to take a snapshot.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,8 +14,10 @@
 #include "common/hex.h"
 #include "ops.h"
 #include "server/channel/daemon.h"
+#include "server/channel/job.h"
 #include "server/channel/meetings.h"
 #include "server/channel/requests.h"
+#include "server/control/first_record.h"
 #include "server/cuda/handlers/intake.h"
 #include "server/cuda/objects/variable_directory.h"
 #include "server/executor/progress.h"
@@ -789,9 +794,45 @@ void meetings() {
   CHECK(waits().why() == "the server ends");
 }
 
+ipc::UniqueFd memory_of(size_t bytes) {
+  ipc::UniqueFd fd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK(fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
+  return fd;
+}
+
+// A program that tries again at once, while its first try is being refused: the second is one of its own.
+void refused_openings() {
+  JobFds fds{memory_of(journal::kHeaderBytes + (4 << 20)), memory_of(journal::kStagingBytes), memory_of(1 << 20), {memory_of(0), memory_of(0)}};
+  Result<server::Job> job = server::Job::map("test", ::getpid(), std::move(fds));
+  CHECK(job);
+  journal::JournalHeader& header = job->header();
+  std::vector<journal::RecordHeader*> records;
+  const auto append = [&] {
+    auto* const record = reinterpret_cast<journal::RecordHeader*>(job->journal().at(header.tail.load()));
+    record->op = static_cast<uint16_t>(Op::xmOpen);
+    record->flags = journal::kSynchronous;
+    record->size = sizeof(*record);
+    records.push_back(record);
+    header.tail.fetch_add(sizeof(*record));
+  };
+  const auto is_answered = [&](size_t i) { return (records[i]->state.load() & 0xff) == journal::kReplied; };
+  FirstRecord first(*job);
+  append();
+  CHECK(first.wait());
+  append();
+  CHECK(first.refuse(2));
+  CHECK(is_answered(0) && records[0]->result == 2 && !is_answered(1));
+  CHECK(first.wait());
+  CHECK(first.refuse(2));
+  CHECK(is_answered(1) && records[1]->result == 2);
+  first.give_up();
+  CHECK(!first.wait());
+}
+
 }  // namespace
 
 int main() {
+  refused_openings();
   meetings();
   hexadecimal();
   snapshot_file();

@@ -30,12 +30,14 @@ bool FirstRecord::wait() {
     journal::futex_wait(header.doorbell, rung, kLongestSleep);
   }
   header.server_sleeping.store(journal::kAwake, std::memory_order_seq_cst);
+  seen_ = header.tail.load(std::memory_order_seq_cst);
   return (wanted_.fetch_and(~uint32_t{kRequested}) & kGivenUp) == 0;
 }
 
 bool FirstRecord::refuse(int error) {
   Replies replies(&job_);
   while (journal::RecordHeader* const record = first()) {
+    if (position_ >= seen_) break;
     if (!waits_for_devices(*record)) return false;
     replies.give({.shared = record, .result = static_cast<uint32_t>(error)});
   }

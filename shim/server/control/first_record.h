@@ -19,7 +19,8 @@ class FirstRecord {
 
   // Until the devices have to be open. False: give_up() was called. One thread waits, and refuses.
   bool wait();
-  // Everybody who waits for the devices gets this error. False: there is a record that does more than wait.
+  // Everybody who waited for the devices when wait() returned gets this error; whoever came later has not been tried for. False: there is
+  // a record that does more than wait.
   bool refuse(int error);
 
   // From any thread.
@@ -35,6 +36,7 @@ class FirstRecord {
 
   Job& job_;
   uint64_t position_ = 0;  // what is before it was refused
+  uint64_t seen_ = 0;      // the tail when wait() returned
   std::atomic<uint32_t> wanted_{0};
 };
 
