@@ -11,9 +11,9 @@ class MoveLimits:
     max_rounds: int = 20
     start_timeout: float = 30.0
     phase_timeout: float = 300.0
-    handover_timeout: float = (
-        30.0  # a source says within 10 s whether its device came to rest; then it takes a snapshot
-    )
+    # A source says within 10 s whether its device came to rest; then it takes a snapshot. A rank's waits for the others'
+    # communicators and rounds before (supervisor/group.py: 20 and 25 s).
+    handover_timeout: float = 60.0
     keep_timeout: float = 10.0
     snapshot_patience: float = (
         0.1  # a source that has done nothing since its last snapshot takes none, and says nothing

@@ -26,7 +26,7 @@ from xmigd.supervisor.process import Process, now
 logger = log.get("groups")
 
 PREPARE_PATIENCE = 20.0  # seconds, for the communicators of a rank that moves
-LEAVE_PATIENCE = 8_000_000_000  # ns, after that, for all ranks to stand still
+LEAVE_PATIENCE = 25_000_000_000  # ns, after that, for all ranks to stand still: it may take some rounds
 LOOK_AT_ROUNDS = 0.01  # seconds
 SETTLE = 0.5  # seconds that adopted servers have to say what they are members of
 
