@@ -11,8 +11,8 @@ class MoveLimits:
     max_rounds: int = 20
     start_timeout: float = 30.0
     phase_timeout: float = 300.0
-    # A source says within 10 s whether its device came to rest; then it takes a snapshot. A rank's waits for the others'
-    # communicators and rounds before (supervisor/group.py: 20 and 25 s).
+    # A source says within 10 s whether its device came to rest; then it takes a snapshot. That of a rank waits before
+    # for communicators and rounds (supervisor/group.py: 20 and 25 s).
     handover_timeout: float = 60.0
     keep_timeout: float = 10.0
     snapshot_patience: float = (

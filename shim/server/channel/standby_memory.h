@@ -58,7 +58,7 @@ class StandbyMemory {
   }
 
  private:
-  static constexpr std::chrono::seconds kPatience{1};  // with a daemon that is busy
+  static constexpr std::chrono::seconds kPatience{5};  // with a daemon, or a machine, that is busy
 
   Daemon& daemon_;
   std::array<std::atomic<uint64_t>, journal::kMaxDevices> bytes_{};
