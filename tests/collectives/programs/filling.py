@@ -37,7 +37,7 @@ def reported_free() -> int:
 
 
 def fill() -> Memory:
-    """What is reported, a little less. It may have been taken since, by another rank's snapshot, say: then what is now."""
+    """A little less than is reported. It may have been taken since, by a snapshot, say: then what is reported now."""
     for attempt in range(5):
         try:
             return Memory(reported_free() - LEFT)
