@@ -10,7 +10,7 @@ namespace xmig::server {
 namespace {
 
 // How long others take to let go of memory that was released, at most, ns.
-constexpr uint64_t kLetGo = 5'000'000'000;
+constexpr uint64_t kLetGo = 1'000'000'000;
 
 }  // namespace
 
