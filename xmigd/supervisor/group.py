@@ -350,6 +350,7 @@ class Ranks:
                 logger.info("communicators that were made ahead are given up for a program's memory", **about)
             self._count_standby_bytes()  # before it is free: nobody is to count it twice
             self._carry_out(forgotten)
+            self._count_standby_bytes()
             self._look_at_handovers()
         server.send(m.pack("memory_given_up", number=number, bytes=coming))
 
