@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,8 @@ LONGEST_FIRST = (
     "cli", "api", "collectives", "connections", "test_demo.py",
 )  # fmt: skip
 
+LOG_LINES = 200  # of a daemon, with a failed test
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", action="store_true", help="write docs/screenshots again")
@@ -42,6 +44,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & {"frameworks", "chromium"} or item.path.is_relative_to(ROOT / "tests" / "packages"):
             item.add_marker(pytest.mark.brought)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:  # fmt: skip
+    """With a failed test comes what its daemons wrote last: what fails once in a hundred runs cannot be looked at
+    again."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            log = getattr(value, "log", None)
+            if isinstance(log, Path) and log.exists():
+                last = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+                report.sections.append((f"log of {name}", "\n".join(last)))
+    return report
 
 
 @pytest.fixture(scope="session")

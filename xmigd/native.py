@@ -35,6 +35,7 @@ class Layout(BaseModel):
     group_at: int = Field(
         default=1199488, ge=0, lt=1 << 30
     )  # the last round prepared and the last decided; 0: not known
+    standby_bytes_at: int = Field(default=1207744, ge=0, lt=1 << 30)  # JournalHeader::standby_bytes; 0: not known
     notices_at: int = Field(default=1129728, ge=0, lt=1 << 30)  # JournalHeader::notices_posted
     notices: int = Field(default=64, ge=1, le=1024)  # slots for them
     room_bytes: int = Field(default=64 << 20, gt=0, le=1 << 30)  # of a piece of host memory for a suspended process

@@ -234,6 +234,10 @@ struct JournalHeader {
   std::atomic<uint64_t> round_suspended;
   // As `communicators`: the last round that the process held in which other ranks had ended the communicator. It is not made again.
   std::atomic<uint64_t> communicators_lacking[kMaxCommunicators];
+
+  // By ordinal: bytes of the device, about, that communicators take which servers have made ahead, of this process or another. A program
+  // may count them as free. Written by the daemon: when they are made, and before they are given up; zero while there is no daemon.
+  alignas(64) std::atomic<uint64_t> standby_bytes[kMaxDevices];
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

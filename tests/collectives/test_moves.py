@@ -58,6 +58,26 @@ def test_each_rank_moves(node: Node, launch: Launch, tmp_path: Path) -> None:
     assert all(one["recoveries"] == 0 for one in ranks_of(node, program))
 
 
+def test_a_rank_moves_that_is_left_in_a_communicator(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """Another has ended it, so that its next server does not make it again; whoever else has it still does. All can
+    stand still together nevertheless, also once they have ended it, too."""
+    program = launch("endings", RANKS)
+    begun(tmp_path)
+
+    def is_kept() -> bool:
+        return all((one["snapshots"] or 0) > 1 for one in ranks_of(node, program))
+
+    harness.wait_until(is_kept, "a snapshot has it")
+    succeeded(node, begin(node, ranks_of(node, program)[2]))
+    (tmp_path / "end").touch()
+    harness.wait_until(lambda: all((tmp_path / f"ended.{rank}").exists() for rank in (0, 2, 3)), "all end it")
+    for rank in range(RANKS):
+        succeeded(node, begin(node, ranks_of(node, program)[rank]))
+    enough(tmp_path)
+    assert lines_of(program, timeout=60) == DONE
+    assert all(one["recoveries"] == 0 for one in ranks_of(node, program))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_servers_are_killed_while_ranks_move(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     """Of the rank that moves, its target, or another's, in any phase."""

@@ -129,9 +129,26 @@ class TestMoves:
         one = prepared()
         one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
         made(one, 1, servers=SERVERS)
-        one.moved("a")
+        assert one.moved("a", (1,)) == []
         assert one.move_over("a") == []
         assert one.move_is_ready("a", {ALL: ("a", "b")}, SERVERS) is None
+
+    def test_what_it_has_left_meanwhile_is_forgotten(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", WHOLE, SERVERS)
+        made(one, 1, servers=SERVERS)
+        made(one, 2, servers=SERVERS)
+        assert one.move_is_ready("a", {ALL: ("a", "b")}, SERVERS) == {"a": (1,), "b": (1,)}
+        assert one.moved("a", (1,)) == [Forget("a", 7, 2), Forget("b", 0, 2)]
+
+    def test_what_another_move_needs_is_still_there(self) -> None:
+        one = prepared()
+        one.want_move(0, "a", {ALL: ("a", "b")}, SERVERS)
+        one.want_move(0, "c", {PAIR: ("b", "c")}, {"b": 0, "c": 9})
+        made(one, 1, servers=SERVERS)
+        assert one.moved("a", (1,)) == []
+        made(one, 2, servers={"b": 0, "c": 9})
+        assert one.move_is_ready("c", {PAIR: ("b", "c")}, {"b": 0, "c": 9}) == {"b": (2,), "c": (2,)}
 
 
 ONE_DEVICE = {("a", 1): 1}  # only a's standby uses it

@@ -1,4 +1,4 @@
-"""The few words of a journal's header that the daemon reads (shim/journal/layout.h).
+"""The few words of a journal's header that the daemon reads or writes (shim/journal/layout.h).
 
 The journal is shared with its program, which may write anything there: numbers are only shown, and what a device is
 called is read before the program has the journal.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAGIC = 0x314C4E4A47494D58
@@ -130,6 +131,12 @@ def renewed(fd: int, offset: int) -> int:
 def suspended(fd: int, offset: int) -> int:
     """The round at which it was suspended with the other ranks of its group. 0: it is not, or it was alone."""
     return 0 if offset == 0 or _is_journal(fd) is None else _word(fd, offset + _TWO.size + 16)
+
+
+def count_standby_bytes(fd: int, offset: int, counted: Sequence[int]) -> None:
+    """By ordinal, what the program may count as free though communicators take it that were made ahead."""
+    if offset != 0 and _is_journal(fd) is not None:
+        os.pwrite(fd, struct.pack(f"<{_MAX_DEVICES}Q", *[*counted, *[0] * _MAX_DEVICES][:_MAX_DEVICES]), offset)
 
 
 def stall(fd: int, offset: int) -> Stall | None:

@@ -11,7 +11,7 @@ reported that it is done; two attempts with a server in common were sent to all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from xmigd.groups.groups import Instruction, Key
@@ -72,10 +72,11 @@ class _Trouble:
 
 
 class Prepared:
-    def __init__(self, bound: int) -> None:
-        """`bound`: bytes of device memory that the communicators of one standby may take; 0: there are none."""
+    def __init__(self, bound: int, first: int = 1) -> None:
+        """`bound`: bytes of device memory that the communicators of one standby may take; 0: there are none. `first`:
+        the number of the first attempt, higher than any of an earlier daemon."""
         self.bound = bound
-        self._next = 1
+        self._next = first
         self._attempts: dict[int, _Attempt] = {}
         self._current: dict[tuple[str, Key], int] = {}  # attempts, by who moves and communicator
         self._troubles: dict[Key, _Trouble] = {}
@@ -137,11 +138,12 @@ class Prepared:
                 named.setdefault(one, []).append(attempt.number)
         return {one: tuple(sorted(numbers)) for one, numbers in named.items()}
 
-    def moved(self, process: str) -> None:
-        """All of its communicators are taken from now on: nobody is to forget any, however late it takes it."""
-        self._forget_refusals(process)
-        for attempt in [one for one in self._attempts.values() if one.moves == process]:
+    def moved(self, process: str, used: Collection[int]) -> list[Instruction]:
+        """These attempts are taken from now on: nobody is to forget any, however late it takes it. The others of its
+        move are of communicators that it has left meanwhile."""
+        for attempt in [one for one in self._attempts.values() if one.moves == process and one.number in used]:
             self._remove(attempt)
+        return self.move_over(process)
 
     def move_over(self, process: str) -> list[Instruction]:
         """What was made for its move, and not taken, is not needed any more."""

@@ -134,7 +134,6 @@ class Server:
         self.preloaded_bytes = 0  # and for what it has loaded ahead, as a standby
         self.communicators = 0  # that it has made ahead, as have the other ranks' servers
         self.communicator_bytes = 0  # of its devices, that these take
-        self.standby_bytes: list[int] = []  # by device: what it was last sent of all such communicators there
         self.preloaded = False  # all that it was instructed to
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()

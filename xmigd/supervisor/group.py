@@ -17,6 +17,7 @@ from xmigd.groups.meetings import Meetings, Offer
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
+from xmigd.native import Layout
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.ranks.history import History
@@ -35,19 +36,23 @@ class Ranks:
     """Of all programs."""
 
     def __init__(
-        self, processes: Mapping[str, Process], job_log: JobLog, group_at: int, communicators_bound: int,
+        self, processes: Mapping[str, Process], job_log: JobLog, layout: Layout, communicators_bound: int,
         copies_bound: int, suspend_patience: float,
     ) -> None:  # fmt: skip
         self._processes = processes
         self._job_log = job_log
-        self._group_at = group_at
+        self._group_at = layout.group_at
+        self._standby_bytes_at = layout.standby_bytes_at
         self._copies_bound = copies_bound  # of host memory, for what only one device has
         self._loop = asyncio.get_running_loop()
         self._meetings = Meetings()
         self._groups = Groups(now(), round(suspend_patience * 1e9))
         self._resumptions = Resumptions()
-        self._prepared = p.Prepared(communicators_bound)
-        self._handovers: dict[str, asyncio.TimerHandle] = {}  # of processes that move, until they have left or stay
+        self._prepared = p.Prepared(communicators_bound, first=now())
+        self._counted: dict[str, list[int]] = {}  # by process: what it may count as free of each device
+        # Of processes that move, until they have left or stay: how long their communicators may take; cancelled once
+        # they are there.
+        self._handovers: dict[str, asyncio.TimerHandle] = {}
         self.history = History()
         self._events: deque[Callable[[int], list[g.Instruction]]] = deque()
         self._busy = False
@@ -129,8 +134,8 @@ class Ranks:
     def finished(self, process: Process) -> None:
         self.history.finished(now(), process.row.id)
         self._meetings.gone(process.row.id)
-        self._carry_out(self._prepared.gone(process.row.id))
-        self._count_standby_bytes()
+        self._counted.pop(process.row.id, None)
+        self._carry_out_ahead(self._prepared.gone(process.row.id))
 
     def orphaned(self, process: Process) -> None:
         """It was perhaps a member of a group, and waits until that is known."""
@@ -273,7 +278,7 @@ class Ranks:
                 fields = {"moves": True, "leaves": leaves, "communicators": communicators} if moves else {}
                 if leaves:
                     self._end_handover(process)
-                    self._prepared.moved(process.row.id)
+                    self._carry_out_ahead(self._prepared.moved(process.row.id, process.moving.communicators))
                 process.send_active(m.pack("group_take", round=number, **fields))
             case g.Continue(round=number):
                 process.send_active(m.pack("group_continue", round=number))
@@ -320,8 +325,7 @@ class Ranks:
         whole = self._groups.whole(process.row.id)
         ranks = {one for processes in whole.values() for one in processes}
         standbys = {one: self._processes[one].warm_standby for one in ranks if one in self._processes}
-        self._carry_out(self._prepared.settled(now(), whole, standbys))
-        self._count_standby_bytes()
+        self._carry_out_ahead(self._prepared.settled(now(), whole, standbys))
         self._look_at_handovers()
         if self._copies_bound:
             members = [process.row.id, *self._groups.others(process.row.id)]
@@ -331,11 +335,10 @@ class Ranks:
         name, number = process.row.id, server.number
         if message.why:
             logger.info("a communicator cannot be made ahead", process=name[:12], server=number, why=message.why)
-        self._carry_out(
+        self._carry_out_ahead(
             self._prepared.reported(now(), name, number, message.attempt, message.device_bytes, message.why)
         )
         self._note_made(process, number)
-        self._count_standby_bytes()
         self._look_at_handovers()
 
     def _memory_short(self, process: Process, server: Server, number: int, ordinal: int, missing: int) -> None:
@@ -348,9 +351,7 @@ class Ranks:
             if coming:
                 about = {"process": process.row.id[:12], "device": names[ordinal], "mib": coming >> 20}
                 logger.info("communicators that were made ahead are given up for a program's memory", **about)
-            self._count_standby_bytes()  # before it is free: nobody is to count it twice
-            self._carry_out(forgotten)
-            self._count_standby_bytes()
+            self._carry_out_ahead(forgotten)
             self._look_at_handovers()
         server.send(m.pack("memory_given_up", number=number, bytes=coming))
 
@@ -377,21 +378,27 @@ class Ranks:
         whole = {key: ranks for key, ranks in self._groups.whole(name).items() if name in ranks}
         ranks = {one for processes in whole.values() for one in processes if one in self._processes}
         servers = {one: self._processes[one].machine.active for one in ranks} | {name: move.target}
-        self._carry_out(self._prepared.want_move(now(), name, whole, servers))
+        self._carry_out_ahead(self._prepared.want_move(now(), name, whole, servers))
         if name not in self._handovers:
             return
         ready = self._prepared.move_is_ready(name, whole, servers)
         if ready is None:
+            if self._handovers[name].cancelled():
+                self._await_communicators(process)
             self._tell(lambda t: self._groups.not_yet(t, name))
             return
+        self._handovers[name].cancel()
         process.moving.communicators = ready[name]
         self._tell(lambda t: self._groups.leave(t, name, whole, ready, LEAVE_PATIENCE))
 
     def _begin_handover(self, process: Process) -> None:
         """It does so at a round, and everything that the others need then is prepared first."""
-        wait = self._loop.call_later(PREPARE_PATIENCE, self._stays, process, "its communicators were not made in time")
-        self._handovers[process.row.id] = wait
+        self._await_communicators(process)
         self._look_at_move(process)
+
+    def _await_communicators(self, process: Process) -> None:
+        why = "its communicators were not made in time"
+        self._handovers[process.row.id] = self._loop.call_later(PREPARE_PATIENCE, self._stays, process, why)
 
     def _end_handover(self, process: Process) -> bool:
         """Was one under way?"""
@@ -409,9 +416,14 @@ class Ranks:
         name = process.row.id
         self._tell(lambda t: self._groups.stay(t, name, why))
         self._stays(process, why)
-        self._carry_out(self._prepared.move_over(name))
-        self._count_standby_bytes()
+        self._carry_out_ahead(self._prepared.move_over(name))
         self._look_at_handovers()  # of others, which have prepared theirs with the server that it had
+
+    def _carry_out_ahead(self, instructions: Iterable[g.Instruction]) -> None:
+        """Of communicators that are made ahead. What is given up is no longer counted before it is free: otherwise a
+        program could count it twice."""
+        self._count_standby_bytes()
+        self._carry_out(instructions)
 
     def _count_standby_bytes(self) -> None:
         """Each program may count as free what is given up for it."""
@@ -423,9 +435,9 @@ class Ranks:
                 if name not in by_device:
                     by_device[name] = self._prepared.bytes_on(self._users_of(name))
             counted = [by_device[name] for name in devices_of(server.device)]
-            if counted != server.standby_bytes and (any(counted) or server.standby_bytes):
-                server.standby_bytes = counted
-                server.send(m.pack("standby_bytes", bytes=counted))
+            if counted != self._counted.get(process.row.id, []) and process.memory is not None:
+                self._counted[process.row.id] = counted
+                header.count_standby_bytes(process.memory.journal.fileno(), self._standby_bytes_at, counted)
 
     def _note_made(self, process: Process, number: int) -> None:
         if (server := process.server(number)) is not None:
@@ -488,6 +500,7 @@ class Ranks:
 
     def _open(self) -> None:
         self._wake_those_left_behind()
+        self._count_standby_bytes()  # what an earlier daemon has counted there is not known here
         marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]
         self._tell(lambda t: self._groups.open(t, marked))
 

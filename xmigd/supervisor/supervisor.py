@@ -99,7 +99,7 @@ class Supervisor:
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
         self._ranks = Ranks(
-            self.processes, self.job_log, layout.group_at, settings.standby_communicators_mib * MIB,
+            self.processes, self.job_log, layout, settings.standby_communicators_mib * MIB,
             settings.replica_copies_mib * MIB, settings.recovery_timeout,
         )  # fmt: skip
         self._expected_of = Counter(each.job.id for each in live)

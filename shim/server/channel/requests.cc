@@ -389,10 +389,6 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     ForgetCommunicator forget;
     fields.unsigned_number("attempt", forget.attempt);
     if (fields.finished()) request = forget;
-  } else if (type == "standby_bytes") {
-    StandbyBytes standby;
-    read_numbers(fields, "bytes", standby.bytes);
-    if (fields.finished()) request = std::move(standby);
   } else if (type == "memory_given_up") {
     MemoryGivenUp given_up;
     fields.unsigned_number("number", given_up.number);

@@ -121,10 +121,6 @@ struct PrepareCommunicator {
 struct ForgetCommunicator {
   uint64_t attempt = 0;
 };
-// What communicators that are made ahead take of each of this process's devices, whoever has made them.
-struct StandbyBytes {
-  std::vector<uint64_t> bytes;  // by ordinal
-};
 // Answer to `memory_short`: so much of it comes free now.
 struct MemoryGivenUp {
   uint64_t number = 0;
@@ -202,7 +198,7 @@ struct Stop {
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
-                             StandbyBytes, MemoryGivenUp, Pause, Rebind, Continue, Output,
+                             MemoryGivenUp, Pause, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
                              ReplicasNamed, CopyUnique, Stop>;
 

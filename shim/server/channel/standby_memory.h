@@ -4,15 +4,11 @@
 // The executor's thread asks the daemon and waits here; the control thread brings what it answers.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <span>
 
-#include "journal/layout.h"
 #include "server/channel/daemon.h"
 
 namespace xmig::server {
@@ -21,9 +17,6 @@ class StandbyMemory {
  public:
   explicit StandbyMemory(Daemon& daemon) : daemon_(daemon) {}
   StandbyMemory(const StandbyMemory&) = delete;
-
-  // Any thread: bytes of this device, about, as far as the daemon has counted.
-  uint64_t bytes(uint32_t ordinal) const { return bytes_[ordinal].load(std::memory_order_relaxed); }
 
   // The program lacks so many bytes of this device. Waits for the daemon. What comes free in a moment, about; 0: nothing does.
   uint64_t give_up(uint32_t ordinal, uint64_t missing) {
@@ -37,11 +30,6 @@ class StandbyMemory {
   }
 
   // The control thread.
-  void count(std::span<const uint64_t> bytes) {
-    for (size_t ordinal = 0; ordinal < bytes_.size(); ++ordinal) {
-      bytes_[ordinal].store(ordinal < bytes.size() ? bytes[ordinal] : 0, std::memory_order_relaxed);
-    }
-  }
   void given_up(uint64_t number, uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     answered_ = number;
@@ -50,7 +38,6 @@ class StandbyMemory {
   }
   // The daemon has gone: nobody answers.
   void gone() {
-    count({});
     const std::lock_guard lock(mutex_);
     answered_ = wanted_;
     given_up_ = 0;
@@ -61,7 +48,6 @@ class StandbyMemory {
   static constexpr std::chrono::seconds kPatience{5};  // with a daemon, or a machine, that is busy
 
   Daemon& daemon_;
-  std::array<std::atomic<uint64_t>, journal::kMaxDevices> bytes_{};
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t wanted_ = 0, answered_ = 0;  // guarded by mutex_, as is all that follows: numbers of questions

@@ -123,6 +123,9 @@ std::optional<int> Server::listen() {
   socket_ = -1;
   replica_sources_.close();
   standby_memory_.gone();
+  if (job_) {
+    for (std::atomic<uint64_t>& bytes : job_->header().standby_bytes) bytes.store(0);
+  }
   static_cast<void>(step(GroupSnapshot::Alone{}));
   // A standby is of no use without its daemon, nor is a job whose memory did not come complete, or that was not entered.
   return begun_ && !waits_to_enter() ? std::nullopt : std::optional(0);
@@ -135,6 +138,7 @@ std::optional<int> Server::reconnect() {
   ipc::UniqueFd socket = ipc::connect_to(options_.runtime_dir + "/control.sock");
   if (!socket) return std::nullopt;
   socket_ = socket.get();
+  prepared_.forget_all();  // this daemon knows nothing of them
   job_->header().daemon_pid.store(peer_pid(socket_));
   announce(std::move(socket));
   return std::nullopt;
@@ -194,7 +198,10 @@ std::optional<int> Server::operator()(Assign& request) {
   }
   if (assignment_->mode != AssignMode::kRecover) physical_.keep_ahead({});
   for (const device::Injection& injection : assignment_->injections) injector_.arm(injection);
-  if (assignment_->mode == AssignMode::kRecover) prepared_.use(assignment_->communicators);
+  if (assignment_->mode == AssignMode::kRecover) {
+    prepared_.use(assignment_->communicators);
+    prepared_.forget_all();
+  }
   if (assignment_->mode == AssignMode::kMove) {
     begin_move();
     return std::nullopt;
@@ -367,11 +374,6 @@ std::optional<int> Server::operator()(PrepareCommunicator& request) {
 
 std::optional<int> Server::operator()(ForgetCommunicator& request) {
   prepared_.forget(request.attempt);
-  return std::nullopt;
-}
-
-std::optional<int> Server::operator()(StandbyBytes& request) {
-  standby_memory_.count(request.bytes);
   return std::nullopt;
 }
 

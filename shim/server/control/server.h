@@ -64,7 +64,6 @@ class Server {
   std::optional<int> operator()(LoadAhead& request);
   std::optional<int> operator()(PrepareCommunicator& request);
   std::optional<int> operator()(ForgetCommunicator& request);
-  std::optional<int> operator()(StandbyBytes& request);
   std::optional<int> operator()(MemoryGivenUp& request);
   std::optional<int> operator()(Pause& request);
   std::optional<int> operator()(Rebind& request);

@@ -36,18 +36,6 @@ def reported_free() -> int:
     return free.value
 
 
-def fill() -> Memory:
-    """A little less than is reported. It may have been taken since, by a snapshot, say: then what is reported now."""
-    for attempt in range(5):
-        try:
-            return Memory(reported_free() - LEFT)
-        except SystemExit:
-            if attempt == 4:
-                raise
-            time.sleep(0.2)
-    raise AssertionError
-
-
 def refused(size: int) -> bool:
     return bool(DRIVER.cuMemAlloc_v2(byref(ctypes.c_uint64()), ctypes.c_size_t(size)) == OUT_OF_MEMORY)
 
@@ -78,8 +66,8 @@ def main() -> None:
     expect(refused(4 << 30), "it is more than the device has")
     there("refused")
     sums_until("fill", comm, on)
-    all_of_it = fill()
-    size = all_of_it.size
+    size = reported_free() - LEFT
+    all_of_it = Memory(size)
     driver("cuMemsetD8Async", all_of_it.address + size - 1024, 7, 1024, on)
     expect(refused(2 * LEFT), "it is more than there is")
     there("filled")

@@ -152,7 +152,11 @@ void Collectives::postpone(uint64_t communicator, One one, device::Place place) 
   one.name = meeting_of(one.place.group, kJoin);
   one.incomplete |= gone_.contains(one.name);
   one.postponed = true;
-  if (!one.incomplete) membership_.joined(one.name, one.place.rank, one.place.ranks);
+  if (one.incomplete) {
+    membership_.left_in(one.name, one.place.rank, one.place.ranks);
+  } else {
+    membership_.joined(one.name, one.place.rank, one.place.ranks);
+  }
   One& added = communicators_[communicator] = std::move(one);
   keep(communicator, added);
 }
@@ -303,6 +307,7 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
   making.one.name = meeting_of(place.group, kJoin);
   if (making.one.incomplete || gone_.contains(making.one.name)) {
     making.one.incomplete = true;
+    membership_.left_in(making.one.name, place.rank, place.ranks);
     return Error{"other ranks are gone for good"};
   }
   membership_.joined(making.one.name, place.rank, place.ranks);

@@ -135,12 +135,14 @@ CUresult Memory::on_xmReuse(Record& record) {
 
 CUresult Memory::on_cuMemGetInfo_v2(Record& record) {
   Reply_cuMemGetInfo_v2 reply{};
+  const uint32_t ordinal = record.header().ordinal;
+  const std::atomic<uint64_t>& counted = job_.header().standby_bytes[ordinal];
+  const uint64_t before = counted.load();
   const CUresult result = driver_.cuMemGetInfo_v2(&reply.free, &reply.total);
+  const uint64_t standbys = std::min(before, counted.load());  // what comes or goes in this moment is counted as used
   // When the program needs the room, a snapshot releases what the program gave back, and moves the shadow out of the way; and who
   // has made communicators ahead gives them up.
-  const uint32_t ordinal = record.header().ordinal;
-  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal) +
-                                         standby_memory_.bytes(ordinal));
+  reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal) + standbys);
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }

@@ -74,18 +74,22 @@ void PreparedCommunicators::forget(uint64_t attempt) {
 }
 
 void PreparedCommunicators::use(std::span<const uint64_t> attempts) {
+  const std::lock_guard lock(mutex_);
+  for (const uint64_t number : attempts) {
+    auto found = ready_.extract(number);
+    if (!found) {
+      log_(Level::kError, "a communicator that the other ranks use now (attempt " + std::to_string(number) +
+                              ") is not there: the server ends, and all ranks are recovered");
+      ::_exit(1);
+    }
+    usable_[found.mapped().name] = std::move(found.mapped());
+  }
+}
+
+void PreparedCommunicators::forget_all() {
   std::map<uint64_t, Attempt> rest;
   {
     const std::lock_guard lock(mutex_);
-    for (const uint64_t number : attempts) {
-      auto found = ready_.extract(number);
-      if (!found) {
-        log_(Level::kError, "a communicator that the other ranks use now (attempt " + std::to_string(number) +
-                                ") is not there: the server ends, and all ranks are recovered");
-        ::_exit(1);
-      }
-      usable_[found.mapped().name] = std::move(found.mapped());
-    }
     rest.swap(ready_);
     wanted_.clear();
     forgotten_ = true;

@@ -40,9 +40,11 @@ class PreparedCommunicators {
   // The control thread. The communicator with this name, as the snapshot has it.
   void prepare(uint64_t attempt, const std::string& name, const SnapshotContent& content);
   void forget(uint64_t attempt);
-  // Of all others nothing is used any more. The other ranks use the same: one that has not made all of these ends, for with any other
-  // communicator it would wait for them for ever.
+  // Any thread. The other ranks use the same: one that has not made all of these ends, for with any other communicator it would wait for
+  // them for ever. Others may be wanted already for what comes next: they stay.
   void use(std::span<const uint64_t> attempts);
+  // The control thread. Of all that use() has not named: whoever wanted it does not any more, or is no more.
+  void forget_all();
   // Any thread: what use() named and nobody has taken.
   void drop_unused();
   // Any thread: what use() named, once. `failed`: as of device::Collectives::join().
