@@ -52,6 +52,15 @@ class TestTies:
 
 
 class TestRounds:
+    def test_nobody_waits_for_a_rank_that_is_left_in_a_communicator(self) -> None:
+        groups = made((N, "abc"), (M, "abc"))
+        groups.communicator(0, who("b"), M, 1, 3, "past")  # it has ended it, and a snapshot was taken
+        groups.communicator(0, who("c"), M, 2, 3, "past")  # its next server did not make it again
+        groups.wanted(0, "a")
+        for process, counts in (("a", {N: 1, M: 0}), ("b", {N: 1}), ("c", {N: 1})):
+            out = groups.stopped(MS, process, 100, counts)
+        assert out == [g.Hold("a", 100, (M,)), g.Hold("b", 100, ()), g.Hold("c", 100, ())]
+
     def test_a_round_that_fits_at_once(self) -> None:
         groups = made((N, "ab"))
         assert groups.wanted(0, "a") == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
@@ -311,6 +320,14 @@ class TestFailures:
         groups.broken(1, "b", "killed")
         assert groups.wake(g.LOOK_AGAIN) == []
         assert groups.failed(g.LOOK_AGAIN, "a", N) == []
+
+    def test_at_once_if_it_is_in_no_communicator_any_more(self) -> None:
+        """Its server did not make again what others have ended, and the program uses it."""
+        groups = made((N, "ab"), opened=False)
+        assert groups.failed(0, "c", N) == [], "it may be one of those that are still missing"
+        groups.open(0)
+        groups.communicator(0, who("a"), N, 0, 2, "past")
+        assert groups.failed(0, "a", N) == [g.CommunicatorLost("a", N)]
 
     def test_at_once_if_a_program_is_gone(self) -> None:
         groups = made((N, "ab"))

@@ -933,6 +933,8 @@ class Groups:
         self._begin(t)
         if self._is_living(process):
             self._look_why(process, (self._members[process].who.uid, name), first=True)
+        elif self._opened and process not in self._members:
+            self._out.append(CommunicatorLost(process, name))  # the others have left it for good
         return self._out
 
     def _look_why(self, process: str, key: Key, *, first: bool) -> None:

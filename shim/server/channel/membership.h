@@ -18,8 +18,8 @@ class Membership {
 
   // Before the rank looks for the others.
   void joined(const std::string& name, uint32_t rank, uint32_t ranks) { is(name, {rank, ranks, "joined"}); }
-  // By the program; a recovery from the last snapshot would make it again.
-  void ended(const std::string& name) { becomes(name, "ended"); }
+  // By the program; a recovery from the last snapshot would make it again. False: the rank was not in it any more.
+  bool ended(const std::string& name) { return becomes(name, "ended"); }
   // No recovery needs it.
   void past(const std::string& name) {
     becomes(name, "past");
@@ -48,12 +48,13 @@ class Membership {
     all_[name] = one;
     tell(name, one);
   }
-  void becomes(const std::string& name, const char* state) {
+  bool becomes(const std::string& name, const char* state) {
     const std::lock_guard lock(mutex_);
     const auto found = all_.find(name);
-    if (found == all_.end()) return;
+    if (found == all_.end()) return false;
     found->second.state = state;
     tell(name, found->second);
+    return true;
   }
   void tell(const std::string& name, const One& one) const { daemon_.communicator(name, one.rank, one.ranks, one.state); }
 

@@ -307,7 +307,6 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
   making.one.name = meeting_of(place.group, kJoin);
   if (making.one.incomplete || gone_.contains(making.one.name)) {
     making.one.incomplete = true;
-    membership_.left_in(making.one.name, place.rank, place.ranks);
     return Error{"other ranks are gone for good"};
   }
   membership_.joined(making.one.name, place.rank, place.ranks);
@@ -608,10 +607,7 @@ CUresult Collectives::on_xmCommEnd(Record& record) {
   if (found == communicators_.end()) return CUDA_SUCCESS;
   One& one = found->second;
   if (args.abort != 0 && one.real) one.real->abort();
-  if (!one.incomplete || one.real) {
-    add_counts(one, ended_[one.name]);
-    membership_.ended(one.name);
-  }
+  if (membership_.ended(one.name)) add_counts(one, ended_[one.name]);
   if (one.real) leaving_.push_back(std::move(one.real));
   communicators_.erase(found);
   return CUDA_SUCCESS;
