@@ -70,4 +70,5 @@ def test_of_four_ranks(native_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "replaced for good" in reported
     lanes = [line for line in reported.splitlines() if line.startswith("rank ")]
     assert len(lanes) == 4
-    assert all("X" in lane and "p" in lane and "s" in lane for lane in lanes)
+    # Where several fall into one column, the more urgent is shown: a replay may have none of its own.
+    assert all("X" in lane and "s" in lane for lane in lanes), reported

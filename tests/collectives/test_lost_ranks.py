@@ -32,9 +32,10 @@ def damaged(node: Node, program: Program, folder: Path, server: int) -> bool:
         return True
     with contextlib.suppress(OSError):
         journals = [fd for fd in Path(f"/proc/{server}/fd").iterdir() if "journal" in str(fd.readlink())]
-        with journals[0].open("r+b", buffering=0) as journal:
-            journal.seek(Layout().tail_offset)
-            journal.write(bytes(8))
+        for found in journals[:1]:  # a server that has ended has none
+            with found.open("r+b", buffering=0) as journal:
+                journal.seek(Layout().tail_offset)
+                journal.write(bytes(8))
     return False
 
 

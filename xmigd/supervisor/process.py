@@ -694,6 +694,9 @@ class Process(ProcessState):
             expected_ms=None if record.expected is None else round(record.expected / 1e6, 1),
             records=record.records, differing=record.differing,
         )  # fmt: skip
+        if record.outcome == "abandoned" and self.machine.unrecoverable is not None:
+            # Its server has told the program, which ended before anything else was seen of that server.
+            self._note(f"the process is lost: {self.machine.unrecoverable}", level="error")
 
     # --- small parts ------------------------------------------------------------------------------------------------
 
