@@ -695,7 +695,7 @@ class Process(ProcessState):
             records=record.records, differing=record.differing,
         )  # fmt: skip
         if record.outcome == "abandoned" and self.machine.unrecoverable is not None:
-            # Its server has told the program, which ended before anything else was seen of that server.
+            # Its program has learnt it from the server, and ended before anything else was seen of that one.
             self._note(f"the process is lost: {self.machine.unrecoverable}", level="error")
 
     # --- small parts ------------------------------------------------------------------------------------------------
