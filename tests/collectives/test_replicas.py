@@ -4,10 +4,8 @@ Nothing of it is seen in what they compute."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -200,7 +198,7 @@ def test_lost_in_a_round(node: Node, launch: Launch, tmp_path: Path, decided: bo
         node.client.post(f"/v1/jobs/{program.job}/faults:inject", fault)
         harness.wait_until(lambda: not Path(f"/proc/{victim['server_pid']}").exists(), "it has been killed")
     else:
-        os.kill(victim["server_pid"], signal.SIGSTOP)
+        harness.stop(victim["server_pid"])
         time.sleep(0.4)  # the others stop for a round
     lose(node, victim["device"])
     harness.wait_until(partial(run_or_failed, node, program, tmp_path, 1), "all go on")

@@ -275,7 +275,7 @@ def test_the_daemon_is_killed_when_one_has_left_its_device(alone: Node, tmp_path
     begin(alone, program, "suspend")
     harness.wait_until(lambda: len(holders(alone)) == 2, "the holders have been started")
     slow = holders(alone)[0]
-    os.kill(slow, signal.SIGSTOP)
+    harness.stop(slow)
     (tmp_path / "come").touch()
     harness.wait_until(lambda: states(alone, program) == {"running", "suspended"}, "one is suspended")
     alone.kill()
@@ -297,7 +297,7 @@ def test_a_holder_of_an_earlier_suspension(alone: Node, tmp_path: Path) -> None:
     begin(alone, program, "suspend")
     harness.wait_until(lambda: len([one for one in holders(alone) if waits_for_orders(one)]) == 2, "two holders")
     old = holders(alone)[0]
-    os.kill(old, signal.SIGSTOP)
+    harness.stop(old)
     (tmp_path / "come").touch()
     harness.wait_until(lambda: states(alone, program) == {"running", "suspended"}, "one is suspended")
     alone.kill()
@@ -308,7 +308,7 @@ def test_a_holder_of_an_earlier_suspension(alone: Node, tmp_path: Path) -> None:
     new = [one for one in holders(alone) if one != old]
     assert len(new) == 2
     for one in new:
-        os.kill(one, signal.SIGSTOP)
+        harness.stop(one)
     alone.kill()
     os.kill(old, signal.SIGCONT)
     alone.start()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests import harness
+
 from .conftest import MakeNode
 from .node import Node, Program, alive, until
 
@@ -174,7 +176,7 @@ def test_a_paused_program_that_is_stopped(node: Node, order: str) -> None:
     before = node.descriptors()
     with Program(node) as program, node.http() as http:
         process = started(node, program)
-        os.kill(program.pid, signal.SIGSTOP)  # SIGTERM waits
+        harness.stop(program.pid)  # SIGTERM waits
         for request in order.split(", "):
             if request == "pause":
                 assert http.post(f"/v1/processes/{process['id']}:pause").json() == {"position": 100}
