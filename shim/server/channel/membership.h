@@ -28,9 +28,9 @@ class Membership {
   }
   // It lacks ranks for good and is not made again. The server before this one may have joined it.
   void left_in(const std::string& name, uint32_t rank, uint32_t ranks) {
-    is(name, {rank, ranks, "past"});
     const std::lock_guard lock(mutex_);
     all_.erase(name);
+    tell(name, {rank, ranks, "past"});
   }
   // From any thread: to a daemon that is new to the job.
   void tell_all() const {
