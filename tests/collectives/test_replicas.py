@@ -143,6 +143,24 @@ def test_a_device_is_lost(node: Node, launch: Launch, tmp_path: Path) -> None:
     assert node.log.read_text().count(COPIED) >= 3
 
 
+def test_others_can_be_lost_at_once(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """Before the next snapshot: the rank that has got its memory back has all of the last one."""
+    program = launch("replicas", RANKS, 100, 0, 60)
+    stand_still(node, program, tmp_path)
+    victim = ranks_of(node, program, tmp_path)[1]
+    assert victim["shadow_bytes"] >= 8 << 20
+    lose(node, victim["device"])
+    harness.wait_until(partial(all_run, node, program, tmp_path, 1), "all go on")
+    ranks = ranks_of(node, program, tmp_path)
+    assert ranks[1]["shadow_bytes"] >= 8 << 20
+    use_again(node, victim["device"])
+    for number in (0, 2):
+        lose(node, ranks[number]["device"])
+    (tmp_path / "go").touch()
+    assert lines_of(program, timeout=60) == DONE
+    assert "MiB of the shadow were made again" in node.log.read_text()
+
+
 def test_two_devices_are_lost(node: Node, launch: Launch, tmp_path: Path) -> None:
     """What both ranks had, the third one has."""
     program = launch("replicas", RANKS, 0)

@@ -240,6 +240,46 @@ void Shadow::avoid(const std::vector<uint64_t>& slots) {
   }
 }
 
+Result<std::vector<Hosted>> Shadow::make_again(uint32_t ordinal, const std::vector<uint64_t>& slots) {
+  // Small holes between them are made, too: many small slabs would hold many descriptors.
+  std::vector<Extent> wanted;
+  for (const uint64_t slot : slots) {
+    const auto fits = [&](const Extent& last) {
+      return slot - (last.address + last.bytes) <= kSmallestSlab && slot + kGranule - last.address <= kLargestSlab &&
+             slabs_.lower_bound(last.address) == slabs_.lower_bound(slot);  // nothing lies between
+    };
+    if (!wanted.empty() && fits(wanted.back())) {
+      wanted.back().bytes = slot + kGranule - wanted.back().address;
+    } else {
+      wanted.push_back({slot, kGranule});
+    }
+  }
+  std::vector<Hosted> made;
+  for (const Extent& extent : wanted) {
+    Result<Hosted> memory = physical_.create(HostedKind::kShadow, ordinal, extent.address, extent.bytes, Physical::When::kBeforehand);
+    if (!memory) {
+      for (Hosted& one : made) physical_.let_go(one);
+      return memory.error();
+    }
+    made.push_back(*std::move(memory));
+  }
+  return made;
+}
+
+void Shadow::add_again(std::vector<Hosted> memory, const std::vector<uint64_t>& slots) {
+  for (Hosted& one : memory) {
+    const uint64_t address = one.address;
+    physical_.daemon().memory_add(one);
+    set_aside_.erase(set_aside_.lower_bound(address), set_aside_.lower_bound(address + one.bytes));
+    Slab slab;
+    slab.used.assign(one.bytes / kGranule, false);
+    slab.memory = std::move(one);
+    slabs_.emplace(address, std::move(slab));
+    with_room_.insert(address);
+  }
+  for (const uint64_t slot : slots) take(slot);
+}
+
 bool Shadow::is_foreign(uint64_t slot) const {
   const auto it = containing(slot);
   return it != slabs_.end() && it->second.memory.foreign;

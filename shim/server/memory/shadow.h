@@ -65,6 +65,10 @@ class Shadow {
   bool forget(uint64_t id);
   // These slots, in order, lie nowhere any more. Nothing else is to come to their places as long as the last snapshot names them.
   void avoid(const std::vector<uint64_t>& slots);
+  // Memory of the device for such slots, in order, at the same places; all of it, or none. The daemon hears of it when they hold content
+  // again: until then a next server must not find them.
+  Result<std::vector<Hosted>> make_again(uint32_t ordinal, const std::vector<uint64_t>& slots);
+  void add_again(std::vector<Hosted> memory, const std::vector<uint64_t>& slots);
   // Is the slot in a slab that is mapped here?
   bool maps(uint64_t slot) const { return slot % journal::kGranule == 0 && containing(slot) != slabs_.end(); }
   // Is it memory of the device that the job was on before?

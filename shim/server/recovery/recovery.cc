@@ -318,7 +318,9 @@ Result<> Recovery::restore_memory(const std::vector<Extent>& fresh, const Found&
   }
   granules_.clear(zeros);
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
-  return replicas_.fill(elsewhere, sequence);
+  if (Result<> filled = replicas_.fill(elsewhere, sequence); !filled) return filled;
+  snapshots_.place_again(found.lost, sequence);
+  return {};
 }
 
 // Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be reported of them.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "ipc/whole.h"
@@ -406,6 +407,35 @@ Result<> Snapshots::take_over(SnapshotContent& content, uint64_t trimmed) {
   }
   chunks_ = std::move(content.chunks);
   return {};
+}
+
+void Snapshots::place_again(const std::vector<ChunkState>& lost, uint64_t sequence) {
+  std::map<uint32_t, std::vector<ChunkState>> by_ordinal;
+  for (const ChunkState& chunk : lost) by_ordinal[ordinal_of_slot(chunk.slot)].push_back(chunk);
+  for (auto& [ordinal, chunks] : by_ordinal) {
+    std::vector<uint64_t> slots;
+    std::vector<Granules::Move> moves;
+    for (const ChunkState& chunk : chunks) {
+      slots.push_back(chunk.slot);
+      moves.emplace_back(chunk.slot, chunk.address);
+    }
+    std::ranges::sort(slots);
+    const uint64_t start = now_ns();
+    services_.contexts.use(ordinal);
+    const std::lock_guard lock(memory_.mutex);
+    Result<std::vector<Hosted>> made = memory_.shadow.make_again(ordinal, slots);
+    if (!made) {
+      services_.log(Level::kWarning, "the shadow that was lost with a device is not made again before the next snapshot: " + made.why());
+      continue;
+    }
+    if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy to the shadow");
+    memory_.shadow.add_again(*std::move(made), slots);
+    services_.log(Level::kInfo, std::to_string(chunks.size() * kGranule >> 20) + " MiB of the shadow were made again in " +
+                                    in_ms(now_ns() - start));
+    for (const ChunkState& chunk : chunks) {
+      std::ranges::lower_bound(chunks_, chunk.address, {}, &ChunkState::address)->slot = chunk.slot;
+    }
+  }
 }
 
 }  // namespace xmig::server

@@ -79,6 +79,9 @@ class Snapshots {
 
   // Recovery: this was the last one. The journal has been given back up to `trimmed`.
   Result<> take_over(SnapshotContent& content, uint64_t trimmed);
+  // The places of these chunks were lost with a device; their content is in memory again, and now at the same places, too: others may
+  // lose their devices before the next snapshot. Where there is no room that is put off until then.
+  void place_again(const std::vector<ChunkState>& lost, uint64_t sequence);
 
   uint64_t number() const { return number_; }
   uint64_t position() const { return position_; }
