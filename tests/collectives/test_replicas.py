@@ -274,6 +274,44 @@ def test_what_nobody_else_has(node: Node, launch: Launch, tmp_path: Path) -> Non
     logs(program, NOBODY)
 
 
+def snapshots_of(node: Node, program: Program) -> list[dict[str, Any]]:
+    """That were taken, newest first."""
+    found = node.client.get(f"/v1/jobs/{program.job}/ranks")["snapshots"]
+    return [one for one in found if one["outcome"] == "taken"]
+
+
+def test_ranks_stop_behind_the_same_collective(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """As a rule, however busy the machine is. Where each stops at once they are in four rounds of ten."""
+    program = launch("replicas", RANKS, 0, BEHIND="1")
+    began(node, program, tmp_path)
+    harness.wait_until(lambda: len(snapshots_of(node, program)) >= 12, "snapshots", timeout=120)
+    enough(tmp_path)
+    assert lines_of(program, timeout=60) == DONE
+    same = [one["same_place"] for one in snapshots_of(node, program)]
+    assert None not in same
+    assert sum(same) >= 3 * len(same) // 4, same
+
+
+def test_what_is_changed_behind_a_collective(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """Is equal in all ranks, too, where they stop: the loss of a device needs no copies."""
+    for _ in range(4):
+        program = launch("replicas", RANKS, 0, BEHIND="1")
+        began(node, program, tmp_path)
+        harness.wait_until(lambda: snapshots_of(node, program)[0]["same_place"], "all stood at the same place")  # noqa: B023
+        victim = ranks_of(node, program, tmp_path)[1]
+        lose(node, victim["device"])
+        harness.wait_until(partial(run_or_failed, node, program, tmp_path, 1), "all go on")
+        use_again(node, victim["device"])
+        survived = program.process.poll() is None
+        enough(tmp_path)
+        ends_well_or_in(program, IN_A_SNAPSHOT, NOBODY)  # the round that followed may have been at different places
+        if survived:
+            return
+        for file in tmp_path.iterdir():
+            file.unlink()
+    raise AssertionError("of four ranks that lost their devices none went on")
+
+
 @pytest.fixture(scope="module")
 def copying(native_dir: Path) -> Iterator[Node]:
     """What only one device has is copied to host memory."""

@@ -133,8 +133,8 @@ class GroupWorld:
             case "communicator", (who, name, rank, ranks, state):
                 message = m.Communicator(type="communicator", name=name, rank=rank, ranks=ranks, state=state)
                 self.history.reported(self.t, who, message)
-            case "stopped", (process, number, counts):
-                stopped = m.GroupStopped(type="group_stopped", round=number, counts=counts)
+            case "stopped", (process, number, counts, behind):
+                stopped = m.GroupStopped(type="group_stopped", round=number, counts=counts, behind=behind)
                 self.history.reported(self.t, self.who(int(process)), stopped)
             case "held", (process, number):
                 held = m.GroupHeld(type="group_held", round=number)
@@ -324,7 +324,8 @@ class GroupWorld:
         counts = self.counts(server.rank)
         if server.doing == "stopping" and all(counts.get(key, 0) >= most for key, most in server.wanted.items()):
             server.doing = "stopped"
-            server.outbox.append(("stopped", {"number": server.round, "counts": counts}))
+            behind = (sum(counts.values()) + server.rank) % 4  # elsewhere than others, and it stays there
+            server.outbox.append(("stopped", {"number": server.round, "counts": counts, "behind": behind or None}))
 
     def receive(self, server: ModelServer) -> None:
         type, fields = server.inbox.popleft()

@@ -88,15 +88,46 @@ class TestRounds:
             g.Stop("a", 100, {N: 5}), g.Stop("b", 100, {N: 5}),
         ]  # fmt: skip
 
+    @pytest.mark.parametrize(
+        ("behind", "same"), [([0, 0], True), ([3, 3], True), ([None, 0], False), ([None, None], False)]
+    )
+    def test_whether_all_are_at_the_same_place(self, behind: list[int | None], same: bool) -> None:
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        groups.stopped(0, "a", 100, {N: 4}, behind[0])
+        assert groups.stopped(0, "b", 100, {N: 4}, behind[1]) == [
+            g.Hold("a", 100, (), same_place=same), g.Hold("b", 100, (), same_place=same),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("reached", [3, 2])
+    def test_who_is_at_another_place_goes_on_once(self, reached: int) -> None:
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        groups.stopped(0, "a", 100, {N: 4}, 0)
+        assert groups.stopped(0, "b", 100, {N: 4}, 3) == [g.Stop("a", 100, {}, 3)]
+        same = reached == 3
+        assert groups.stopped(0, "a", 100, {N: 4}, reached) == [
+            g.Hold("a", 100, (), same_place=same), g.Hold("b", 100, (), same_place=same),
+        ]  # fmt: skip
+
+    def test_who_is_behind_goes_on_to_the_place_of_the_others(self) -> None:
+        groups = made((N, "abc"))
+        groups.wanted(0, "a")
+        groups.stopped(0, "a", 100, {N: 4}, 2)
+        groups.stopped(0, "b", 100, {N: 5}, 1)
+        assert groups.stopped(0, "c", 100, {N: 5}, 0) == [g.Stop("a", 100, {N: 5}, 1)]
+        assert groups.stopped(0, "a", 100, {N: 5}, 1) == [g.Stop("c", 100, {}, 1)]
+        assert all(one.same_place for one in groups.stopped(0, "c", 100, {N: 5}, 1) if isinstance(one, g.Hold))
+
     @pytest.mark.parametrize("event", ["busy", "time", "new"])
     def test_it_is_given_up(self, event: str) -> None:
         groups = made((N, "ab"))
         groups.wanted(0, "a")
-        assert groups.due == g.PATIENCE
+        assert groups.due == g.GRACE + g.PATIENCE
         if event == "busy":
             out = groups.busy(1, "b", 100)
         elif event == "time":
-            out = groups.wake(g.PATIENCE)
+            out = groups.wake(g.GRACE + g.PATIENCE)
         else:
             out = groups.communicator(1, who("a"), M, 0, 2, "joined")
         assert out == [g.Continue("a", 100), g.Continue("b", 100)]
@@ -137,14 +168,17 @@ class TestRounds:
             (stop, *_) = groups.wanted(t, "a")
             assert isinstance(stop, g.Stop)
             assert groups.due is not None
-            patiences.append((groups.due - t) // MS)
-            t = groups.due if took is None else t + took * MS
+            patiences.append((groups.due - g.GRACE - t) // MS)
             if took is None:
+                t = groups.due
                 groups.wake(t)
                 continue
-            for event in (groups.stopped, groups.held, groups.committed):
+            groups.stopped(t, "a", stop.round, {})
+            t += took * MS
+            groups.stopped(t, "b", stop.round, {})
+            for event in (groups.held, groups.committed):
                 for one in "ab":
-                    event(t, one, stop.round, *([{}] if event == groups.stopped else []))
+                    event(t, one, stop.round)
         assert patiences == [50, 50, 100, 200, 200, 180, 157, 137, 120, 105, 92, 80, 70]
 
     def test_ended_communicators_are_gone_for_the_others(self) -> None:

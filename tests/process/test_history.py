@@ -37,7 +37,7 @@ def made(processes: str, name: str = N) -> History:
 
 
 def stopped(history: History, t: int, process: str, number: int = 7) -> None:
-    history.reported(t, who(process), m.GroupStopped(type="group_stopped", round=number, counts={}))
+    history.reported(t, who(process), m.GroupStopped(type="group_stopped", round=number, counts={}, behind=0))
 
 
 def held(history: History, t: int, process: str, number: int = 7) -> None:

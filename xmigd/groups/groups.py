@@ -3,10 +3,11 @@
 A *group* is a connected component: processes, tied by communicators that at least one living process has in its state.
 Whoever has exited stays known as a member of its communicators for as long as somebody living has them.
 
-Rounds: all living members stop between two records, those behind go on until each communicator has seen the same number
-of operations on all its ranks, and each pair of ranks the same number of sends and receives; then all prepare their
-snapshot, and once all have, each is sent `take`. That is the decision; a server writes it into its journal before
-it overwrites anything, so it is known from the journals alone.
+Rounds: all living members stop between two records, right behind a collective where they can; those behind go on until
+each communicator has seen the same number of operations on all its ranks, and each pair of ranks the same number of
+sends and receives; those who are not as far behind the same collective as others go on once (decision 0052). Then all
+prepare their snapshot, and once all have, each is sent `take`. That is the decision; a server writes it into its
+journal before it overwrites anything, so it is known from the journals alone.
 
 Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
 that was decided last.
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+GRACE = 60_000_000  # ns in which a rank may go on, so that it stops right behind a collective
 PATIENCE = 50_000_000  # ns, from the first stop until all fit, at least: twice what it took lately, and twice as long
 MOST_PATIENCE = 200_000_000  # after each time that it was not enough
 LEAVE_PATIENCE = 300_000_000  # ns, likewise, of a round at which a rank leaves its server: it is wanted once
@@ -80,6 +82,7 @@ class Tie(Instruction):
 class Stop(Instruction):
     round: int
     counts: Mapping[str, int]
+    behind: int | None = None  # launches and copies behind a collective, where others have stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Hold(Instruction):
     round: int
     gone: tuple[str, ...]
     suspends: bool = False
+    same_place: bool = False  # all have executed the same since the same collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +202,13 @@ class _Round:
     number: int
     members: set[str]
     missing: set[str]  # whose answer is to come
-    began: int
     deadline: int
     suspends: bool = False
     holding: bool = False
+    stopped: int | None = None  # when the first of them had
     counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    behind: dict[str, int | None] = field(default_factory=dict)  # launches and copies since a rank's last collective
+    levelled: bool = False  # those with fewer of them have been sent on once
 
 
 @dataclass(slots=True)
@@ -617,19 +623,23 @@ class Groups:
         members = set(self._living(group))
         suspends = self._all_ready(group)
         patience = SUSPEND_STOP_PATIENCE if suspends else group.patience if group.leaving is None else LEAVE_PATIENCE
-        group.round = _Round(self._next_round, members, set(members), self._t, self._t + patience, suspends)
+        group.round = _Round(self._next_round, members, set(members), self._t + GRACE + patience, suspends)
         self._rounds[self._next_round] = group
         self._next_round += 1
         self._out += [Stop(one, group.round.number, {}) for one in sorted(members)]
 
-    def stopped(self, t: int, process: str, number: int, counts: Mapping[str, int]) -> list[Instruction]:
+    def stopped(
+        self, t: int, process: str, number: int, counts: Mapping[str, int], behind: int | None = None
+    ) -> list[Instruction]:
+        """`behind`: launches and copies since its last collective, if that is known."""
         self._begin(t)
         group = self._rounds.get(number)
         if group is not None and group.round is not None and not group.round.holding:
             round = group.round
             if process in round.missing:
                 round.missing.discard(process)
-                round.counts[process] = counts
+                round.counts[process], round.behind[process] = counts, behind
+                round.stopped = t if round.stopped is None else round.stopped
                 if not round.missing:
                     self._compare(group, round)
         return self._out
@@ -642,17 +652,29 @@ class Groups:
                 highest[key] = max(highest.get(key, 0), count)
         behind = self._behind(group, round, highest)
         if behind:
-            round.missing = set(behind)
-            self._out += [Stop(one, round.number, behind[one]) for one in sorted(behind)]
+            furthest = [round.behind[one] for one in sorted(round.members - behind.keys())]
+            self._send_on(round, behind, max((one for one in furthest if one is not None), default=None))
             return
-        took = self._t - round.began
+        places = [one for one in round.behind.values() if one is not None]
+        most = max(places, default=0)
+        if not round.levelled and len(places) == len(round.members) and most != min(places):
+            round.levelled = True
+            self._send_on(round, {one: {} for one, place in round.behind.items() if place != most}, most)
+            return
+        assert round.stopped is not None
+        took = self._t - round.stopped
         group.patience = min(max(2 * took, group.patience * 7 // 8, PATIENCE), MOST_PATIENCE)
         gone = self._gone_names(group)
         patience = SUSPEND_HOLD_PATIENCE if round.suspends else HOLD_PATIENCE
         round.holding, round.missing, round.deadline = True, set(round.members), self._t + patience
+        same = len(places) == len(round.members) and len(set(places)) == 1
         self._out += [
-            Hold(one, round.number, self._gone_of(one, gone), round.suspends) for one in sorted(round.members)
+            Hold(one, round.number, self._gone_of(one, gone), round.suspends, same) for one in sorted(round.members)
         ]
+
+    def _send_on(self, round: _Round, counts: Mapping[str, Mapping[str, int]], behind: int | None) -> None:
+        round.missing = set(counts)
+        self._out += [Stop(one, round.number, counts[one], behind) for one in sorted(counts)]
 
     def _behind(self, group: _Group, round: _Round, highest: dict[str, int]) -> dict[str, dict[str, int]]:
         behind: dict[str, dict[str, int]] = {}

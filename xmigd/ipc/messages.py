@@ -259,11 +259,12 @@ class GroupWanted(Message):
 
 class GroupStopped(Message):
     """It executes nothing. What it has counted since the last group snapshot: collectives by communicator, and what one
-    rank sent to another."""
+    rank sent to another. `behind`: launches and copies since its last collective, if that is known."""
 
     type: Literal["group_stopped"]
     round: RoundNumber
     counts: dict[Count, Number]
+    behind: Number | None
 
 
 class GroupHeld(Message):

@@ -103,6 +103,7 @@ class Round:
     first_stopped: int | None = None
     last_stopped: str = ""
     fitted: int | None = None
+    same_place: bool | None = None
     last_held: str = ""
     decided: int | None = None
     committed: int | None = None
@@ -272,9 +273,10 @@ class History:
                         round.behind.add(process)
                     if rank.activity not in IN_RECOVERIES:  # it stops when it has come through
                         self._change(t, process, "stopping", number)
-            case g.Hold(round=number):
+            case g.Hold(round=number, same_place=same):
                 if (there := self._rounds.get(number)) is not None:
                     there.fitted = there.fitted or t
+                    there.same_place = same
                     self._waited(process, "stopped", there.last_stopped)
                 self._change(t, process, "preparing", number)
             case g.Take(round=number, leaves=leaves):

@@ -62,6 +62,9 @@ class GroupSnapshotInfo(Answer):
     outcome: Outcome
     behind: int = Field(description="ranks that had to go on after they had stopped, to be as far as the others")
     fitted_ms: float | None = Field(description="all stood still at positions that fit")
+    same_place: bool | None = Field(
+        description="all had executed the same since the same collective: replicas are equal; null: not known yet"
+    )
     decided_ms: float | None = Field(description="all had prepared their snapshots")
     committed_ms: float | None = Field(description="all had taken them")
     last_to_stop: int | None = Field(description="a rank")

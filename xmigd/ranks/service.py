@@ -161,6 +161,7 @@ def _snapshot(one: Round) -> GroupSnapshotInfo:
         outcome="given_up" if one.given_up else "running" if one.decided is None else "taken",
         behind=len(one.behind),
         fitted_ms=since(one.fitted),
+        same_place=one.same_place,
         decided_ms=since(one.decided),
         committed_ms=since(one.committed),
         last_to_stop=one.members.get(one.last_stopped),

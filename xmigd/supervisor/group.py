@@ -83,8 +83,8 @@ class Ranks:
                 self._tell(lambda t: self._groups.failed(t, who.process, name))
             case m.GroupWanted():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
-            case m.GroupStopped(round=number, counts=counts):
-                self._tell(lambda t: self._groups.stopped(t, who.process, number, counts))
+            case m.GroupStopped(round=number, counts=counts, behind=behind):
+                self._tell(lambda t: self._groups.stopped(t, who.process, number, counts, behind))
             case m.GroupHeld(round=number):
                 self._tell(lambda t: self._groups.held(t, who.process, number))
             case m.GroupBusy(round=number, why=why):
@@ -258,8 +258,9 @@ class Ranks:
                 self._settled(process)
             case g.Tie(on=on):
                 process.tell(e.Grouped(t=now(), on=on))
-            case g.Stop(round=number, counts=counts):
-                process.send_active(m.pack("group_stop", round=number, counts=dict(counts)))
+            case g.Stop(round=number, counts=counts, behind=behind):
+                more = {} if behind is None else {"behind": behind}
+                process.send_active(m.pack("group_stop", round=number, counts=dict(counts), **more))
             case g.Hold(round=number, gone=gone, suspends=suspends):
                 more = {"suspends": True} if suspends else {}
                 process.send_active(m.pack("group_hold", round=number, gone=list(gone), **more))

@@ -304,6 +304,7 @@ std::optional<Request> read_met(Fields& fields) {
 std::optional<Request> read_group_stop(Fields& fields) {
   GroupStop stop;
   fields.unsigned_number("round", stop.round);
+  if (fields.has("behind")) fields.unsigned_number("behind", stop.behind.emplace());
   const Json* counts = fields.find("counts");
   if (counts && !counts->is_object()) fields.fail("counts is no object");
   if (!fields.finished()) return std::nullopt;

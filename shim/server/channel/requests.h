@@ -151,10 +151,12 @@ struct Met {
 };
 // How far the ranks of a communicator are: its collectives by its name, sends of one rank to another by "name:from>to".
 using GroupCounts = std::map<std::string, uint64_t>;
-// A snapshot that all ranks of a group take at positions that fit (server/snapshot/group_snapshot.h). Stop once this far.
+// A snapshot that all ranks of a group take at positions that fit (server/snapshot/group_snapshot.h). Stop once this far; if possible so many
+// launches and copies behind a collective, or, where there is no such number, right behind the next one.
 struct GroupStop {
   uint64_t round = 0;
   GroupCounts counts;
+  std::optional<uint64_t> behind;
 };
 // All positions fit: prepare everything. `gone`: communicators that will not be made again.
 struct GroupHold {

@@ -349,11 +349,12 @@ bool Executor::execute_batch() {
   for (uint32_t i = 0; i < kBatch && current_.position != tail; ++i) {
     if (waits_.at_barrier() && !pass_barrier()) return i != 0;
     if (!load_next(tail)) return true;
+    if (group_.under_way() && stop_in_front_of(op_of(current_.record), now_ns())) [[unlikely]] break;
     if (waits_.unarmed()) waits_.arm();
     execute_one();
     caller_ = current_.record.header().thread;
     if (schedule_.snapshot_now()) break;
-    if (group_.under_way() && stop_with_the_group(now_ns())) [[unlikely]] break;
+    if (group_.under_way() && stop_with_the_group(now_ns(), true)) [[unlikely]] break;
   }
   publish_executed();
   return true;
@@ -548,6 +549,7 @@ void Executor::dispatch() {
   }
   current_.position += size;
   current_.sequence = header.sequence;
+  count_behind(op_of(current_.record));
   if (current_.record.synchronous()) {
     if (current_.record.deferred()) return;
     Answer answer = Answer::to(current_.record);
@@ -606,6 +608,7 @@ void Executor::sleep() {
   if (!patient) limit = kPatience;
   const bool held_up = stands() || waits_.at_barrier();
   if (held_up) limit = kStopPatience;
+  if (group_.under_way() && !stands()) limit = std::min(limit, kPatience);
   const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
   const bool unfinished = progress_.unfinished();
   const bool worth_it = patient && !held_up && settle_at == 0 && limit >= kWorthSettling && !unfinished;

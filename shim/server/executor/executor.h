@@ -152,7 +152,11 @@ class Executor final : public Witness, private Execution {
   bool held_up_by_the_group(uint64_t now);
   void forsake_the_group();
   void make(GroupSnapshot::Step& step, uint64_t now);
-  bool stop_with_the_group(uint64_t now);
+  bool stop_with_the_group(uint64_t now, bool executed);
+  uint64_t group_goes_on_until(uint64_t now) const;
+  bool stop_in_front_of(Op next, uint64_t now);
+  void stopped_with_the_group(uint64_t now);
+  void count_behind(Op op);
   void hold(uint64_t now);
   void take_with_the_group(const GroupTake& take);
   void go_on_alone();
@@ -222,6 +226,9 @@ class Executor final : public Witness, private Execution {
   Placement placement_;
   uint64_t full_since_ = 0;          // the journal, while the group cannot stand still; 0: it is not
   bool forsakes_the_group_ = false;  // the next snapshot is taken without it
+  std::optional<uint64_t> behind_collective_;  // launches and copies since the last one; none: not known
+  uint64_t collective_at_ = 0;      // when the last one was begun
+  uint64_t group_executed_at_ = 0;  // the last record, while it stops with the group
   uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot
 
   // The parts. Each is given those before it, and Execution, which this is.

@@ -11,6 +11,12 @@ using Stage = GroupSnapshot::Stage;
 namespace {
 
 constexpr uint64_t kPatienceWhenFull = 1'000'000'000;  // ns
+// ns that a rank goes on so that it stops right behind a collective (GRACE of groups.py is longer), if it has had one lately; and so that it
+// stops where others have.
+constexpr uint64_t kGrace = 50'000'000, kLately = 1'000'000'000, kShortGrace = 20'000'000;
+constexpr uint64_t kGraceOfWaiting = 5'000'000;  // ns without a record, while its program waits for the device
+
+bool makes_a_communicator(Op op) { return op == Op::xmCommInit || op == Op::xmCommSplit; }
 
 }  // namespace
 
@@ -23,7 +29,7 @@ bool Executor::take_part(bool idle, uint64_t now) {
   while (std::optional<GroupSnapshot::Step> step = group_.next()) make(*step, now);
   switch (group_.stage()) {
     case Stage::kNone: break;
-    case Stage::kStopping: stop_with_the_group(now); return true;
+    case Stage::kStopping: stop_with_the_group(now, false); return true;
     case Stage::kDraining:
       if (device_idle()) hold(now);
       return true;
@@ -69,9 +75,11 @@ void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
   if (placement_.bound()) placement_.leave();
   if (auto* const stop = std::get_if<GroupStop>(&step)) {
     if (group_.stage() == Stage::kHeld) return;
-    group_.stop(stop->round, std::move(stop->counts), now);
+    const uint64_t round = stop->round;
+    group_.stop(std::move(*stop), now);
+    group_executed_at_ = now;
     if (!handlers_.collectives.making() && !replay_.running()) return;
-    daemon_.group_busy(stop->round, replay_.running() ? "the process is being recovered" : "a communicator is being made");
+    daemon_.group_busy(round, replay_.running() ? "the process is being recovered" : "a communicator is being made");
     group_.end();
   } else if (auto* const hold = std::get_if<GroupHold>(&step)) {
     if (group_.stage() != Stage::kStopped || group_.round() != hold->round) return;
@@ -87,13 +95,53 @@ void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
   }
 }
 
-// If it has come as far as it is to. Looked at behind each record: further than the others it must not go.
-bool Executor::stop_with_the_group(uint64_t now) {
-  if (group_.stage() != Stage::kStopping || !handlers_.collectives.reached(group_.targets())) return false;
+// If it has come as far as it is to, and if possible right behind a collective: there all ranks have executed the same, and replicas hold
+// the same. Looked at behind each record: further than the others it must not go. Who is right behind one already goes on to the next, as
+// those do that are not: otherwise it would stand for longer.
+bool Executor::stop_with_the_group(uint64_t now, bool executed) {
+  if (group_.stage() != Stage::kStopping) return false;
+  if (executed) group_executed_at_ = now;
+  if (!handlers_.collectives.reached(group_.targets())) return false;
+  group_.arrive(now);
+  if (now < group_goes_on_until(now)) return false;
+  stopped_with_the_group(now);
+  return true;
+}
+
+void Executor::stopped_with_the_group(uint64_t now) {
   group_.enter(Stage::kStopped, now);
   publish_executed();
-  daemon_.group_stopped(group_.round(), handlers_.collectives.counts());
+  daemon_.group_stopped(group_.round(), handlers_.collectives.counts(), behind_collective_);
+}
+
+// It is far enough, and may stop anywhere: for how long is it to look for the place where the others are? 0: it is there, has passed it,
+// has had no collective for long, or its program waits for what a snapshot brings.
+uint64_t Executor::group_goes_on_until(uint64_t now) const {
+  const journal::JournalHeader& header = job_.header();
+  if (header.trimmed_waiters.load(std::memory_order_relaxed) != 0 || now - collective_at_ > kLately) return 0;
+  if (collective_at_ > group_.arrived_at()) return 0;
+  const bool first = group_.targets().empty() && !group_.behind();
+  if (!first && (!group_.behind() || !behind_collective_ || *behind_collective_ >= *group_.behind())) return 0;
+  const uint64_t until = group_.arrived_at() + (first ? kGrace : kShortGrace);
+  // Its program waits for the device, which may wait for a rank that has stopped.
+  const bool waits = header.tail.load(std::memory_order_relaxed) == current_.position && waited_for() != journal::kNotWaiting;
+  return waits ? std::min(until, std::max(group_.arrived_at(), group_executed_at_) + kGraceOfWaiting) : until;
+}
+
+// The next record would keep the round from succeeding.
+bool Executor::stop_in_front_of(Op next, uint64_t now) {
+  if (group_.stage() != Stage::kStopping || !makes_a_communicator(next) || !handlers_.collectives.reached(group_.targets())) return false;
+  stopped_with_the_group(now);
   return true;
+}
+
+void Executor::count_behind(Op op) {
+  if (op == Op::xmCommGroup) {
+    behind_collective_ = 0;
+    collective_at_ = now_ns();
+  } else if (const WorkClass work = kRecordInfos[static_cast<size_t>(op)].work; work == WorkClass::kLaunch || work == WorkClass::kCopy) {
+    if (behind_collective_) ++*behind_collective_;
+  }
 }
 
 // Everything that a snapshot needs, and nothing that anybody would miss if there will be none.

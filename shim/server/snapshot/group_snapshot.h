@@ -2,7 +2,7 @@
 //
 // Ranks that share communicators depend on each other: a replay of one alone would compute with what nobody sends any more. So none takes
 // a snapshot alone. The daemon has all of them stop between two records, and those that are behind go on until each communicator has seen
-// the same operations on all of its ranks: such positions fit, and every collective that was begun before them ends without what comes
+// the same operations on all of its ranks, right behind a collective where that is possible (docs/decisions/0052): such positions fit, and every collective that was begun before them ends without what comes
 // after them. Then all hold: drained, hashed, with everything prepared that a snapshot needs, so that it cannot fail any more. When the daemon knows
 // that all hold, it is decided, and each takes its snapshot; a rank that is lost from then on is at that state in its memory. Until it is
 // decided, nothing of the last snapshot was overwritten, and all have that.
@@ -61,26 +61,33 @@ class GroupSnapshot {
   bool under_way() const { return stage_ != Stage::kNone; }
   // Is nothing executed?
   bool stands() const { return stage_ > Stage::kStopping; }
-  uint64_t round() const { return round_; }
-  const GroupCounts& targets() const { return targets_; }
+  uint64_t round() const { return stop_.round; }
+  const GroupCounts& targets() const { return stop_.counts; }
+  // Where it is to stop behind a collective, if others have.
+  const std::optional<uint64_t>& behind() const { return stop_.behind; }
   uint64_t since() const { return since_; }        // of the stage
   uint64_t stopped_at() const { return stopped_at_; }
 
-  void stop(uint64_t round, GroupCounts targets, uint64_t now) {
-    round_ = round;
-    targets_ = std::move(targets);
+  void stop(GroupStop stop, uint64_t now) {
+    stop_ = std::move(stop);
+    arrived_at_ = 0;
     enter(Stage::kStopping, now);
   }
   void enter(Stage stage, uint64_t now) {
     if (stage == Stage::kStopped) stopped_at_ = now;
     stage_ = stage;
     since_ = now;
-    held_.store(stage == Stage::kHeld ? round_ : 0);
+    held_.store(stage == Stage::kHeld ? stop_.round : 0);
   }
   void end() {
     suspends_ = false;
     enter(Stage::kNone, 0);
   }
+  // It has come as far as it is to.
+  void arrive(uint64_t now) {
+    if (arrived_at_ == 0) arrived_at_ = now;
+  }
+  uint64_t arrived_at() const { return arrived_at_; }
   // All ranks are suspended with this round.
   bool suspends() const { return suspends_; }
   void suspend() { suspends_ = true; }
@@ -100,10 +107,9 @@ class GroupSnapshot {
   std::deque<Step> steps_;  // guarded by mutex_
   std::atomic<uint64_t> held_{0};
   Stage stage_ = Stage::kNone;
-  uint64_t round_ = 0;
+  GroupStop stop_;
   bool suspends_ = false;
-  GroupCounts targets_;
-  uint64_t since_ = 0, stopped_at_ = 0;
+  uint64_t since_ = 0, arrived_at_ = 0, stopped_at_ = 0;
   uint64_t want_again_at_ = 0;
 };
 

@@ -3,7 +3,8 @@
 Only collectives change what is equal, so it is at every position at which ranks can stand still together. STEPS 0:
 until the test has left `enough`. OWN: so many MiB of each rank are its own, and what it has there goes into the sums of
 all. HOLD: at this step they wait for the file `go`. With LOADER (environment) each step sums what every rank has
-brought from the same page-locked buffer."""
+brought from the same page-locked buffer. With BEHIND each step fills all but the first block, some time after its
+collectives: then the ranks are equal only where they have stopped behind the same one."""
 
 import ctypes
 import os
@@ -87,6 +88,7 @@ def main() -> None:
     every = [owned(rank) for rank in range(RANKS)] if OWN else []
     own = holding(every[RANK]) if OWN else None
     loader = Loader() if os.environ.get("LOADER") else None
+    behind = bool(os.environ.get("BEHIND"))
     there("began")
     for step in steps(STEPS, READ_EVERY):
         if step == HOLD:
@@ -108,6 +110,10 @@ def main() -> None:
             loader.bring(step, on)
             nccl("ncclAllReduce", loader.memory.address, at, BLOCK, UINT32, SUM, comm, on)
             state[block] = sum((loaded(step, rank) for rank in range(RANKS)), np.zeros(BLOCK, np.uint32))
+        if behind:
+            time.sleep(pauses.random() * 2 * PAUSE)
+            driver("cuMemsetD32Async", model.address + 4 * BLOCK, step, BLOCK * (BLOCKS - 1), on)
+            state[1:] = step
         if step % READ_EVERY == READ_EVERY - 1:
             expect(synchronize(on) == 0, f"step {step}")
             check(model, state, f"the state after step {step}")
