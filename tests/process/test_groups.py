@@ -119,6 +119,21 @@ class TestRounds:
         assert groups.stopped(0, "a", 100, {N: 5}, 1) == [g.Stop("c", 100, {}, 1)]
         assert all(one.same_place for one in groups.stopped(0, "c", 100, {N: 5}, 1) if isinstance(one, g.Hold))
 
+    def test_who_never_comes_to_the_same_place_is_sent_on_now_and_then(self) -> None:
+        groups, t, sent_on = made((N, "ab")), 0, []
+        for number in range(100, 100 + 2 * g.OF_ROUNDS):
+            t += g.BETWEEN_ROUNDS
+            groups.wanted(t, "a")
+            groups.stopped(t, "a", number, {N: 4}, 0)
+            more = groups.stopped(t, "b", number, {N: 4}, 3)
+            sent_on.append(isinstance(more[0], g.Stop))
+            if sent_on[-1]:
+                assert isinstance(groups.stopped(t, "a", number, {N: 4}, 1)[0], g.Hold)
+            for event in (groups.held, groups.committed):
+                for one in "ab":
+                    event(t, one, number)
+        assert sent_on == 2 * ([True] * g.TRIES + [False] * (g.OF_ROUNDS - g.TRIES))
+
     @pytest.mark.parametrize("event", ["busy", "time", "new"])
     def test_it_is_given_up(self, event: str) -> None:
         groups = made((N, "ab"))

@@ -42,6 +42,10 @@ SUSPEND_STOP_PATIENCE = 1_000_000_000  # ns, likewise PATIENCE
 SUSPEND_HOLD_PATIENCE = 10_000_000_000  # ns, likewise HOLD_PATIENCE: as long as a device may take to come to rest
 GATHER_PATIENCE = 5_000_000_000  # ns, until all members are to be suspended, if one is
 NEVER = 1 << 62
+TRIES, OF_ROUNDS = (
+    3,
+    16,
+)  # where ranks do not come to the same place, they are sent on to it in so many rounds of so many
 STUCK_PATIENCE = 2_000_000_000  # ns, that all ranks are stuck: whoever is no longer says so within a second
 LOOK_AGAIN = 500_000_000  # ns: a collective may fail before the death that it failed of is seen
 BETWEEN_ROUNDS = 10_000_000  # ns
@@ -238,6 +242,7 @@ class _Group:
     patience: int = PATIENCE
     pause: int = 0
     not_before: int = 0
+    elsewhere: int = 0  # rounds in a row in which its ranks were not at the same place
     loose: bool = False  # a tie is gone: it may be several groups now
     past: list[tuple[str, Key, int]] = field(default_factory=list)  # ties that hold until all have committed
     leaving: _Leaving | None = None
@@ -652,25 +657,32 @@ class Groups:
                 highest[key] = max(highest.get(key, 0), count)
         behind = self._behind(group, round, highest)
         if behind:
-            furthest = [round.behind[one] for one in sorted(round.members - behind.keys())]
-            self._send_on(round, behind, max((one for one in furthest if one is not None), default=None))
+            furthest = [round.behind[one] for one in round.members - behind.keys()]
+            place = max((one for one in furthest if one is not None), default=None)
+            self._send_on(round, behind, place if self._may_level(group) else None)
             return
         places = [one for one in round.behind.values() if one is not None]
         most = max(places, default=0)
-        if not round.levelled and len(places) == len(round.members) and most != min(places):
+        same = len(places) == len(round.members) and len(set(places)) == 1
+        if len(places) == len(round.members) and not same and not round.levelled and self._may_level(group):
             round.levelled = True
             self._send_on(round, {one: {} for one, place in round.behind.items() if place != most}, most)
             return
+        group.elsewhere = 0 if same else group.elsewhere + 1
         assert round.stopped is not None
         took = self._t - round.stopped
         group.patience = min(max(2 * took, group.patience * 7 // 8, PATIENCE), MOST_PATIENCE)
         gone = self._gone_names(group)
         patience = SUSPEND_HOLD_PATIENCE if round.suspends else HOLD_PATIENCE
         round.holding, round.missing, round.deadline = True, set(round.members), self._t + patience
-        same = len(places) == len(round.members) and len(set(places)) == 1
         self._out += [
             Hold(one, round.number, self._gone_of(one, gone), round.suspends, same) for one in sorted(round.members)
         ]
+
+    @staticmethod
+    def _may_level(group: _Group) -> bool:
+        """Ranks that do different things (stages of a pipeline) would stand for longer in vain."""
+        return group.elsewhere % OF_ROUNDS < TRIES
 
     def _send_on(self, round: _Round, counts: Mapping[str, Mapping[str, int]], behind: int | None) -> None:
         round.missing = set(counts)

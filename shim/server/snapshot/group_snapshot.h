@@ -1,9 +1,9 @@
 // A rank's part in a snapshot that all ranks of a group take.
 //
 // Ranks that share communicators depend on each other: a replay of one alone would compute with what nobody sends any more. So none takes
-// a snapshot alone. The daemon has all of them stop between two records, and those that are behind go on until each communicator has seen
-// the same operations on all of its ranks, right behind a collective where that is possible (docs/decisions/0052): such positions fit, and every collective that was begun before them ends without what comes
-// after them. Then all hold: drained, hashed, with everything prepared that a snapshot needs, so that it cannot fail any more. When the daemon knows
+// a snapshot alone. The daemon has all of them stop between two records, right behind a collective where that is possible
+// (docs/decisions/0052), and those that are behind go on until each communicator has seen the same operations on all of its ranks: such
+// positions fit, and every collective that was begun before them ends without what comes after them. Then all hold: drained, hashed, with everything prepared that a snapshot needs, so that it cannot fail any more. When the daemon knows
 // that all hold, it is decided, and each takes its snapshot; a rank that is lost from then on is at that state in its memory. Until it is
 // decided, nothing of the last snapshot was overwritten, and all have that.
 //
