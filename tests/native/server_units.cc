@@ -599,11 +599,13 @@ struct Marks {
     uint64_t value;
   };
   static inline std::vector<Mark> pending;
+  static inline CUstream idle = nullptr;  // has nothing to do
 
   static DriverTable driver() {
     DriverTable table{};
     table.cuMemHostRegister_v2 = [](void*, size_t, unsigned) { return CUDA_SUCCESS; };
     table.cuMemHostUnregister = [](void*) { return CUDA_SUCCESS; };
+    table.cuStreamQuery = [](CUstream stream) { return stream == idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; };
     table.cuStreamWriteValue64_v2 = [](CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned) {
       pending.push_back({stream, address, value});
       return CUDA_SUCCESS;
@@ -659,6 +661,21 @@ void progress() {
   progress.idle(1000);
   for (uintptr_t i = 100; i < 1100; ++i) enqueue(i, 1001 + i, 1001 + i);
   CHECK(progress.done() == 1100);
+}
+
+// Otherwise a program that has waited for a stream could be answered that it has work again.
+void what_is_done_gets_no_mark() {
+  const DriverTable driver = Marks::driver();
+  Progress progress(driver);
+  Marks::pending.clear();
+  const auto first = reinterpret_cast<CUstream>(1), second = reinterpret_cast<CUstream>(2);
+  CHECK(progress.enqueued(first, 0, 1) == CUDA_SUCCESS && progress.enqueued(second, 0, 2) == CUDA_SUCCESS);
+  Marks::idle = first;
+  CHECK(progress.mark_all([](uint32_t) {}) == CUDA_SUCCESS);
+  CHECK(Marks::pending.size() == 1 && Marks::pending[0].stream == second && progress.done() != Progress::kAll);
+  Marks::advance(second);
+  CHECK(progress.done() == Progress::kAll);
+  Marks::idle = nullptr;
 }
 
 void watchdog() {
@@ -960,6 +977,7 @@ int main() {
   intake();
   numbers_are_no_addresses();
   progress();
+  what_is_done_gets_no_mark();
   only_streams_with_work_are_requested();
   watchdog();
   options();

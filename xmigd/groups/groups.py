@@ -94,7 +94,7 @@ class Hold(Instruction):
     round: int
     gone: tuple[str, ...]
     suspends: bool = False
-    same_place: bool = False  # all have executed the same since the same collective
+    same_place: bool = False  # all are as many launches and copies behind the same collective
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class GroupSnapshotInfo(Answer):
     behind: int = Field(description="ranks that had to go on after they had stopped, to be as far as the others")
     fitted_ms: float | None = Field(description="all stood still at positions that fit")
     same_place: bool | None = Field(
-        description="all had executed the same since the same collective: replicas are equal; null: not known yet"
+        description="all stood as many launches and copies behind the same collective: ranks that do the same hold the "
+        "same; null: not known yet"
     )
     decided_ms: float | None = Field(description="all had prepared their snapshots")
     committed_ms: float | None = Field(description="all had taken them")

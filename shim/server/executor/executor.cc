@@ -55,6 +55,9 @@ bool destroys(Op op) {
 
 bool is_kernel(Op op) { return op == Op::xmLaunch || op == Op::xmFirstLaunch || op == Op::xmGraphLaunch; }
 
+// It names a stream and puts nothing into it. A mark behind it would be work that the program has not put there.
+bool only_looks(Op op) { return op == Op::cuStreamQuery || op == Op::cuStreamSynchronize; }
+
 // What a program calls again and again. It makes no thread, in the driver neither, that would be bound with the executor's.
 bool makes_no_thread(Op op) {
   return op == Op::xmLaunch || op == Op::cuStreamSynchronize || op == Op::cuCtxSynchronize ||
@@ -442,7 +445,7 @@ void Executor::execute() {
   const uint64_t began = replay_.running() ? now_ns() : 0;
   dispatch();
   if (replay_.running()) [[unlikely]] replay_.took(current_.record.header().op, now_ns() - began);
-  if (const auto& used = handlers_.streams.finish()) {
+  if (const auto& used = handlers_.streams.finish(); used && !only_looks(op_of(current_.record))) {
     contexts_.use(used->ordinal);
     if (is_kernel(op_of(current_.record))) granules_.follow(used->stream, used->ordinal);
     faults_.check(progress_.enqueued(used->stream, used->ordinal, sequence));

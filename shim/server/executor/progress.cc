@@ -59,6 +59,14 @@ CUresult Progress::mark(Lane& lane, uint64_t sequence) {
   return CUDA_SUCCESS;
 }
 
+// No mark is on its way that could write something lower.
+void Progress::finished(Lane& lane) {
+  const uint64_t enqueued = lane.enqueued.load(std::memory_order_relaxed);
+  if (words_) word(lane).store(enqueued, std::memory_order_release);
+  lane.marked.store(enqueued, std::memory_order_relaxed);
+  lane.unmarked = 0;
+}
+
 void Progress::destroyed(CUstream stream) {
   const size_t count = std::min(lane_count_.load(std::memory_order_relaxed), kLanes - 1);
   for (size_t i = 0; i < count; ++i) {

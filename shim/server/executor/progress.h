@@ -33,7 +33,8 @@ class Progress {
     lane.enqueued.store(sequence, std::memory_order_relaxed);
     return lane.unmarked < mark_every_ ? CUDA_SUCCESS : mark(lane, sequence);
   }
-  // A mark behind what each stream has. `use_ordinal` makes a device's context the current one.
+  // A mark behind what each stream still has to do. `use_ordinal` makes a device's context the current one. What is done gets none: the
+  // program may have waited for it, and would be answered that there is work in the stream again.
   template <typename F>
   CUresult mark_all(F&& use_ordinal) {
     const size_t count = lane_count_.load(std::memory_order_relaxed);
@@ -41,6 +42,10 @@ class Progress {
       Lane& lane = lanes_[i];
       if (!lane.used || lane.gone || lane.unmarked == 0) continue;
       use_ordinal(lane.ordinal);
+      if (&lane != &lanes_.back() && driver_.cuStreamQuery(lane.stream) == CUDA_SUCCESS) {
+        finished(lane);
+        continue;
+      }
       const CUresult result = mark(lane, lane.enqueued.load(std::memory_order_relaxed));
       if (result != CUDA_SUCCESS) return result;
     }
@@ -76,6 +81,7 @@ class Progress {
   std::atomic<uint64_t>& word(const Lane& lane) const;
   Lane& lane_of(CUstream stream, uint32_t ordinal);
   CUresult mark(Lane& lane, uint64_t sequence);
+  void finished(Lane& lane);
 
   const DriverTable& driver_;
   const uint32_t mark_every_;
