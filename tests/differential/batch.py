@@ -37,13 +37,15 @@ def make(first: int, count: int, devices: int, features: frozenset[str]) -> Made
 
 @dataclass
 class Outcome:
-    """``disturbed``: how often each thing was done to the processes; ``inexact``: recoveries that were not exact."""
+    """``disturbed``: how often each thing was done to the processes; ``inexact``: recoveries that were not exact;
+    ``slowest``: the seconds that one disturbance took, and which."""
 
     programs: int = 0
     seconds: float = 0.0
     differences: list[Difference] = field(default_factory=list)
     disturbed: dict[str, int] = field(default_factory=dict)
     inexact: int = 0
+    slowest: tuple[float, str] = (0.0, "")
 
 
 class Disturber:
@@ -60,6 +62,7 @@ class Disturber:
         self._stopped = threading.Event()
         self.done: dict[str, int] = dict.fromkeys(kinds, 0)
         self.inexact = 0
+        self.slowest = (0.0, "")  # seconds that one of them took
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -73,9 +76,11 @@ class Disturber:
         while not self._stopped.wait(self._chance.uniform(0, 0.15)):
             kind = self._chance.choice(self._kinds)
             # What it asks for may come too late, or find the process in the middle of something else.
+            begun = time.monotonic()
             with contextlib.suppress(Refused, OSError, TimeoutError, KeyError):
                 if getattr(self, f"_{kind}")():
                     self.done[kind] += 1
+            self.slowest = max(self.slowest, (round(time.monotonic() - begun, 3), kind))
 
     def _info(self) -> dict[str, Any] | None:
         info = self.job.info()
@@ -189,6 +194,7 @@ def _take(outcome: Outcome, disturber: Disturber | None, lock: threading.Lock) -
     disturber.stop()
     with lock:
         outcome.inexact += disturber.inexact
+        outcome.slowest = max(outcome.slowest, disturber.slowest)
         for kind, number in disturber.done.items():
             outcome.disturbed[kind] = outcome.disturbed.get(kind, 0) + number
 
