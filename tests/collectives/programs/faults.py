@@ -70,10 +70,10 @@ def until_it_fails() -> None:
     for step in range(1_000_000):
         try:
             memory.write(np.full(COUNT, step * RANKS + RANK, np.float32))
-        except SystemExit as error:
-            say(f"failed with {error.code}")
+            nccl("ncclAllReduce", memory.address, memory.address, COUNT, FLOAT32, 0, comm, on)
+        except (SystemExit, NcclError) as error:
+            say(f"failed with {error}")
             return
-        nccl("ncclAllReduce", memory.address, memory.address, COUNT, FLOAT32, 0, comm, on)
         if code := synchronize(on):
             state = c_int()
             nccl("ncclCommGetAsyncError", comm, byref(state))
