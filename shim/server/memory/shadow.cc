@@ -61,11 +61,7 @@ Shadow::Slab* Shadow::add_slab(uint32_t ordinal, Place place, uint64_t wanted, b
     if (!address) continue;
     Result<Hosted> memory = make_memory(ordinal, place, *address, bytes, locked);
     if (!memory) continue;
-    Slab slab;
-    slab.memory = *std::move(memory);
-    slab.used.assign(bytes / kGranule, false);
-    with_room_.insert(*address);
-    return &slabs_.emplace(*address, std::move(slab)).first->second;
+    return &add(*std::move(memory));
   }
   return nullptr;
 }
@@ -134,14 +130,17 @@ std::optional<uint64_t> Shadow::set_aside(uint32_t ordinal, Place place, uint64_
 }
 
 void Shadow::add_held(Hosted memory) {
+  set_aside_.erase(memory.address);
+  add(std::move(memory)).held = true;
+}
+
+Shadow::Slab& Shadow::add(Hosted memory) {
   const uint64_t address = memory.address;
-  set_aside_.erase(address);
   Slab slab;
   slab.used.assign(memory.bytes / kGranule, false);
-  slab.held = true;
   slab.memory = std::move(memory);
-  slabs_.emplace(address, std::move(slab));
   with_room_.insert(address);
+  return slabs_.emplace(address, std::move(slab)).first->second;
 }
 
 std::vector<Shadow::Room> Shadow::held_rooms() const {
@@ -209,12 +208,7 @@ Status Shadow::adopt(Hosted memory) {
     return Problem::kMapped;
   }
   if (const Status result = physical_.adopt(memory); !result) return result;
-  Slab slab;
-  slab.used.assign(memory.bytes / kGranule, false);
-  const uint64_t address = memory.address;
-  slab.memory = std::move(memory);
-  slabs_.emplace(address, std::move(slab));
-  with_room_.insert(address);
+  add(std::move(memory));
   return {};
 }
 
@@ -268,14 +262,9 @@ Result<std::vector<Hosted>> Shadow::make_again(uint32_t ordinal, const std::vect
 
 void Shadow::add_again(std::vector<Hosted> memory, const std::vector<uint64_t>& slots) {
   for (Hosted& one : memory) {
-    const uint64_t address = one.address;
     physical_.daemon().memory_add(one);
-    set_aside_.erase(set_aside_.lower_bound(address), set_aside_.lower_bound(address + one.bytes));
-    Slab slab;
-    slab.used.assign(one.bytes / kGranule, false);
-    slab.memory = std::move(one);
-    slabs_.emplace(address, std::move(slab));
-    with_room_.insert(address);
+    set_aside_.erase(set_aside_.lower_bound(one.address), set_aside_.lower_bound(one.address + one.bytes));
+    add(std::move(one));
   }
   for (const uint64_t slot : slots) take(slot);
 }

@@ -97,6 +97,7 @@ class Shadow {
   Result<Hosted> make_memory(uint32_t ordinal, Place place, uint64_t address, uint64_t bytes, bool locked);
   Slab* slab_with_room(uint32_t ordinal, Place place, bool locked);
   std::optional<uint64_t> take_from(Slab* slab);
+  Slab& add(Hosted memory);
   Slab* add_slab(uint32_t ordinal, Place place, uint64_t wanted, bool locked);
 
   void note_room(uint64_t address, const Slab& slab);
