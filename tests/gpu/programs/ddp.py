@@ -1,7 +1,8 @@
 """GPT-2-small trained data-parallel, as a rank of torchrun: bf16 autocast, fused AdamW. Each step's loss and
 time, and a digest of the weights, in one line of JSON.
 
---until: ends before --steps. --rest: seconds of nothing behind every sixteenth step. --shared, --own, --backend:
+--until: ends before --steps. --rest: seconds of nothing behind every sixteenth step. --sums: behind all steps go on
+with all-reduces until --until is there; a null device computes no second step. --shared, --own, --backend:
 torch_ranks.py. Each rank's status is in a file of its own."""
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ parser = workload.arguments(__doc__, steps=60)
 gpt_arguments(parser)
 torch_ranks.arguments(parser)
 parser.add_argument("--rest", type=float, default=0.0)
+parser.add_argument("--sums", action="store_true")
 options = parser.parse_args()
 device = torch_ranks.use_device(options)
 prepare(options)
@@ -65,6 +67,18 @@ for step in range(options.warmup + options.steps):
     if options.rest and step % 16 == 15:
         time.sleep(options.rest)
         last = time.monotonic()
+number = len(times)
+while options.sums and not torch_ranks.agreed(number, options.until):
+    status.step(number)
+    status.phase("forward")
+    dist.all_reduce(torch.ones(1000, device=device))
+    torch_ranks.synchronize()
+    time.sleep(0.01)
+    now = time.monotonic()
+    times.append(now - last)
+    ends.append(now)
+    last = now
+    number += 1
 status.phase("end")
 dist.barrier()
 result = {
