@@ -25,6 +25,7 @@ from xmigd.measurements import Row
 
 LOSSES = 6
 COPIES_MIB = 16384  # host memory for what only one rank has, such as its batch and its activations
+ATTEMPTS = 3  # jobs, if one does not survive
 LASTS = 55.0  # seconds from the part's start in which devices are lost
 AFTERWARDS = 50.0  # for the end of the training and the native run
 ENOUGH = 30.0  # with less than that nothing is begun any more
@@ -32,7 +33,7 @@ SPARES = 2  # devices beyond the ranks', where there are so many
 PATIENCE = 20.0  # for anything of the daemon's
 COPIED = re.compile(r"(\d+) MiB of \d+ MiB that were lost with a device were copied from (other ranks|host memory)")
 ANEW = re.compile(r"a device was lost with its memory: (\d+) MiB were made anew")
-REASONS = ("its device was lost with its memory", "while a snapshot was being taken", "the process is lost", "lost:")
+REASONS = ("its device was lost with its memory", "while a snapshot was being taken", "the process is lost")
 OVER = ("succeeded", "failed", "cancelled")
 
 
@@ -46,7 +47,8 @@ class Found:
     prepared: list[bool] = field(default_factory=list)  # of each loss: the daemon knew that the rank would survive
     copies: list[int] = field(default_factory=list)  # of each loss: bytes of the rank's that host memory had
     moved: int = 0
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # with which a job ended
+    notes: list[str] = field(default_factory=list)  # what failed, and the job went on
     rounds: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # by job and number
     resumed_ms: list[float] = field(default_factory=list)
     pulled: dict[str, list[int]] = field(default_factory=dict)  # MiB, by where they came from
@@ -66,9 +68,12 @@ def measure(bench: Bench) -> Iterator[Row]:
     trained: list[dict[str, Any]] | None = None
     words = words_of(bench)
     with bench.node(devices=",".join(devices), replica_copies_mib=COPIES_MIB) as node:
-        while trained is None:
+        for number in range(ATTEMPTS):
+            if number > 0 and time.monotonic() > end - ENOUGH:
+                break
+            use_again(node, devices[RANKS - 1])
             trained = attempt(bench, node, found, words, partial(lose_again, bench, devices[RANKS - 1], end, found))
-            if trained is None and (bench.rehearsal or time.monotonic() > end - ENOUGH or len(found.errors) > 4):
+            if trained is not None:
                 break
         read_log(node, found)
     wrong = compared(bench, words, trained, found.errors, "with lost devices")
@@ -80,7 +85,8 @@ def measure(bench: Bench) -> Iterator[Row]:
         f"{where}; the device of rank {RANKS - 1} is lost, the rank goes on {to} "
         f"and moves back ({found.moved} times); {found.survived} of {found.losses} losses survived"
     )
-    errors = f"not survived: {'; '.join(found.errors[:2])[:500]}" if found.errors else "no error"
+    errors = f"a job ended: {'; '.join(found.errors[:3])[:500]}" if found.errors else "no job ended by it"
+    errors += f"; {'; '.join(found.notes[:2])[:300]}" if found.notes else ""
     yield Row(
         name="replaced device: differences", value=len(wrong), unit="in all", target=0, better="lower",
         conditions=f"{about}; {0 if trained is None else len(trained[0]['times_s'])} steps; {errors}; "
@@ -190,9 +196,16 @@ def kill_later(program: Program) -> None:
     """It may hang: nobody waits for it longer than for its own end."""
     with contextlib.suppress(Exception):
         program.process.wait(5)
-    if program.process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.process.pid, signal.SIGKILL)
+    if program.process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.process.pid, signal.SIGKILL)
+    with contextlib.suppress(XmigError, OSError):
+        # torchrun's workers have sessions of their own.
+        for one in program.node.client.get("/v1/processes", job=program.job):
+            if one["state"] != "ended":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one["pid"], signal.SIGKILL)
 
 
 def reason_of(program: Program) -> list[str]:
@@ -254,12 +267,12 @@ def lose_again(bench: Bench, home: str, end: float, found: Found, status: Path, 
         look(program, found)
         recovered = client.get(f"/v1/jobs/{program.job}/ranks", together=1)["recoveries"]
         found.resumed_ms += [one["resumed_ms"] for one in recovered if one["resumed_ms"] is not None]
-        _, tag = client.get_tagged(f"/v1/devices/{home}")
-        client.patch(f"/v1/devices/{home}", {"cordoned": False}, tag)
+        use_again(program.node, home)
         if found.went_to[-1] != home:
             steps = max(kills.step(file) for file in files)
             found.injected.append(Injected("move", time.monotonic()))
-            move(program, victim, home)
+            if not move_back(program, victim, home, found):
+                break  # where it is now rank 0 is, too
             found.moved += 1
     at_work(program, files, steps)  # the last one has to go on, too
     look(program, found)
@@ -301,6 +314,25 @@ def until_survives(program: Program, victim: str, before: dict[str, int], rounds
 def device_of(program: Program, process: str) -> str:
     listed = program.node.client.get("/v1/processes", job=program.job)
     return str(next(one["device"] for one in listed if one["id"] == process))
+
+
+def use_again(node: Node, device: str) -> None:
+    """It is there again, after a loss."""
+    _, tag = node.client.get_tagged(f"/v1/devices/{device}")
+    node.client.patch(f"/v1/devices/{device}", {"cordoned": False}, tag)
+
+
+def move_back(program: Program, process: str, target: str, found: Found) -> bool:
+    """With a second try: the rank may just be in a round. False: it stays, and `found` says why."""
+    for _ in range(2):
+        try:
+            move(program, process, target)
+        except XmigError as error:
+            found.notes.append(" ".join(str(error).split()))
+            time.sleep(1)
+        else:
+            return True
+    return False
 
 
 def move(program: Program, process: str, target: str) -> None:

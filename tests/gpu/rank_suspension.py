@@ -53,7 +53,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     done = list(dict.fromkeys(seen.ways))
     ways = ", ".join(f"{seen.ways.count(way)} × on {way}" for way in done) or "none"
     left = len(plan) - len(seen.ways)
-    errors = f"; errors: {'; '.join(found.errors[:3])[:500]}" if found.errors else ""
+    errors = f"; errors: {'; '.join([*found.errors, *found.notes][:3])[:500]}" if found.errors or found.notes else ""
     yield Row(
         name="job suspension: differences", value=len(wrong), unit="in all", target=0, better="lower",
         conditions=f"{where}; resumed: {ways}{f'; {left} left out' if left else ''}; "
@@ -130,7 +130,7 @@ def in_turn(
         try:
             operation = wait_for(program, client.post(f"{whom}:resume", {"devices": on}), "a resumption", PATIENCE)
         except XmigError as error:
-            found.errors.append(f"not resumed on {way}: {' '.join(str(error).split())}")
+            found.notes.append(f"not resumed on {way}: {' '.join(str(error).split())}")
             # It is as suspended as before, and can go on with a device for each rank.
             back = client.post(f"/v1/processes/{rank}:resume", {"devices": devices[:RANKS]})
             wait_for(program, back, "a resumption afterwards", PATIENCE)
