@@ -193,8 +193,10 @@ class Runtime {
   // Where the device hashes and copies, and the caller waits: in a stream of the context that has no work, or, without one, in
   // a stream of the device's own, beside everything that runs.
   using Where = std::optional<StreamHandle>;
-  // XXH3_64bits of each chunk of memory of one device, in order. Nothing writes to them.
+  // A 64-bit hash of each chunk of memory of one device, in order; which one is the device's own. Nothing writes to them.
   virtual bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) = 0;
+  // The same of content that is in host memory: what hash() gives for memory of the device with it.
+  virtual uint64_t hash_of(std::span<const std::byte> content) const = 0;
   // Copy between ranges of one device of this process, all at once. Nothing writes to them, and no range is in two moves.
   virtual bool copy(std::span<const Move> moves, Where where) = 0;
   // Both: what is copied is read once, and the hash is that of what was read.

@@ -20,6 +20,7 @@ class CpuBehind : public Device {
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override {
     return cpu_->hash(chunks, hashes, where);
   }
+  uint64_t hash_of(std::span<const std::byte> content) const override { return cpu_->hash_of(content); }
   bool copy(std::span<const Move> moves, Where where) override { return cpu_->copy(moves, where); }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override {
     return cpu_->load_image(module, image);

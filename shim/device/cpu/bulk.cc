@@ -47,6 +47,11 @@ bool in_parallel(size_t count, uint64_t bytes, DoPiece&& do_piece) {
 
 }  // namespace
 
+uint64_t hash_content(std::span<const std::byte> content) {
+  constexpr uint64_t kSeed = 0x786d6967;  // "xmig"
+  return XXH3_64bits_withSeed(content.data(), content.size(), kSeed);
+}
+
 bool hash_chunks(std::span<const Chunk> chunks, std::span<uint64_t> hashes) {
   if (hashes.size() < chunks.size()) return false;
   const uint64_t bytes = std::accumulate(chunks.begin(), chunks.end(), uint64_t{0},
@@ -55,7 +60,7 @@ bool hash_chunks(std::span<const Chunk> chunks, std::span<uint64_t> hashes) {
 #ifdef __SANITIZE_THREAD__
     __tsan_read_range(reinterpret_cast<void*>(chunks[i].address), chunks[i].bytes);  // this file's own code tells it nothing
 #endif
-    hashes[i] = XXH3_64bits(reinterpret_cast<const void*>(chunks[i].address), chunks[i].bytes);
+    hashes[i] = hash_content({reinterpret_cast<const std::byte*>(chunks[i].address), chunks[i].bytes});
   });
 }
 

@@ -100,6 +100,8 @@ bool CpuDevice::reaches(uint64_t first, uint64_t address, uint64_t bytes, bool w
   return ordinal >= ordinals.size() || memory.accessible(static_cast<int>(ordinal), address, bytes, write);
 }
 
+uint64_t CpuDevice::hash_of(std::span<const std::byte> content) const { return hash_content(content); }
+
 bool CpuDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) {
   if (!can(where)) return false;
   {

@@ -59,6 +59,7 @@ class CpuDevice final : public Device {
   Fault fault() const override;
   void on_fault(void (*callback)(void*), void* user) override;
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where where) override;
+  uint64_t hash_of(std::span<const std::byte> content) const override;
   bool copy(std::span<const Move> moves, Where where) override;
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   Collectives& collectives() override { return *collectives_; }

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "device/cuda/hash.h"
 #include "device/cuda/nccl.h"
 #include "device/cuda/open_cuda.h"
 #include "device/cuda/used_memory.h"
@@ -178,6 +179,8 @@ class CudaDevice final : public Device {
     Unit& unit = unit_of(chunks[0].address);
     return hash_each(unit, unit.hash, chunks, unit.shared->chunks, hashes, where);
   }
+
+  uint64_t hash_of(std::span<const std::byte> content) const override { return cuda::hash_content(content); }
 
   bool copy(std::span<const Move> moves, Where where) override {
     if (moves.empty()) return true;

@@ -53,6 +53,8 @@ struct Physical {
   Physical(const Physical&) = delete;
 };
 
+uint64_t hash_of_length(uint64_t bytes) { return XXH3_64bits(&bytes, sizeof(bytes)); }
+
 class NullDevice final : public Device {
  public:
   NullDevice(std::span<const int> ordinals, uint64_t memory_bytes);
@@ -64,6 +66,7 @@ class NullDevice final : public Device {
   Fault fault() const override { return {}; }
   void on_fault(void (*)(void*), void*) override {}
   bool hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) override;
+  uint64_t hash_of(std::span<const std::byte> content) const override { return hash_of_length(content.size()); }
   bool copy(std::span<const Move>, Where) override { return true; }
   CUresult load_image(CUmodule* module, std::span<const std::byte> image) override;
   Collectives& collectives() override { return *collectives_; }
@@ -580,7 +583,7 @@ NullDevice::~NullDevice() {
 // Content never changes: nothing is ever written.
 bool NullDevice::hash(std::span<const Chunk> chunks, std::span<uint64_t> hashes, Where) {
   if (hashes.size() < chunks.size()) return false;
-  for (size_t i = 0; i < chunks.size(); ++i) hashes[i] = XXH3_64bits(&chunks[i].bytes, sizeof(chunks[i].bytes));
+  for (size_t i = 0; i < chunks.size(); ++i) hashes[i] = hash_of_length(chunks[i].bytes);
   return true;
 }
 

@@ -1,7 +1,6 @@
 #include "server/recovery/replicas.h"
 
 #include <fcntl.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -65,7 +64,7 @@ std::vector<ChunkState> Replicas::take_copies(const std::vector<ChunkState>& wan
   std::vector<std::byte> buffer(unused.empty() ? 0 : kGranule);
   for (const Shadow::PlainAt& at : unused) {
     if (!ipc::read_all(at.fd, buffer, at.offset)) continue;
-    const auto found = copies.find(XXH3_64bits(buffer.data(), buffer.size()));
+    const auto found = copies.find(services_.device.hash_of(buffer));
     if (found != copies.end()) found->second = at;
   }
   std::vector<StagingCopy::Piece> pieces;
