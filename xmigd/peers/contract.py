@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 Body = Mapping[str, Any]  # a JSON object; its `topic` names the users that it is for
+NAME = r"^[a-z0-9.-]{1,64}$"  # of a node
 LONGEST = 1 << 20  # bytes of a message, as it is on the wire
 
 
