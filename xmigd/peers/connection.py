@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from typing import Protocol, cast
 
@@ -215,6 +216,8 @@ def describe(error: BaseException) -> tuple[str, bool]:
             return f"TLS failed ({reason})", False
         case TimeoutError() if not error.strerror:
             return f"no answer within {STEP:g} s", False
-        case OSError():
-            return error.strerror or str(error) or type(error).__name__, False
+        case OSError(errno=int(number)) if number > 0:
+            return os.strerror(number), False
+        case OSError(strerror=str(why)):  # of names of hosts
+            return why, False
     return str(error) or type(error).__name__, False
