@@ -7,6 +7,7 @@ Strangers get no answer, and a line in the log that says which name they claim.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 import time
 from collections import Counter
@@ -100,7 +101,8 @@ class PeerLinks:
             self._known.check(peer)
             await self._write(self._known.content(also=peer))
             self._known.put(peer)
-            link = self._links[peer.name] = Link(self, peer)
+            # A link outlives the request, and its lines in the log are not about that.
+            link = self._links[peer.name] = contextvars.Context().run(Link, self, peer)
         logger.info("a peer is known", peer=peer.name, address=peer.address, fingerprint=peer.fingerprint)
         return link
 
