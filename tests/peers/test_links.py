@@ -19,8 +19,10 @@ from cryptography.x509.oid import NameOID
 
 from xmigd.errors import Conflict
 from xmigd.peers.certificates import Identity, client_context, open_identity
+from xmigd.peers.connection import Connection
 from xmigd.peers.frames import VERSION, Frame, FrameReader, Kind, frame
 from xmigd.peers.known import KnownPeer, KnownPeers
+from xmigd.peers.link import Link
 from xmigd.peers.links import PeerLinks
 from xmigd.peers.resolve import MOST, resolve
 
@@ -289,6 +291,38 @@ def test_many_connections_at_once_make_one_session() -> None:
                 assert [event for event in heard.events if isinstance(event, int)] == list(range(1, 201))
                 assert heard.events.count("session") == 1
             await until(lambda: a.links.connected("b") and b.links.connected("a"), "connected at the end")
+
+    asyncio.run(run())
+
+
+def test_of_two_connections_that_of_the_leader_stays() -> None:
+    async def run() -> None:
+        async with ends("a", "b") as (a, b):
+            await until(lambda: a.links.connected("b") and b.links.connected("a"), "connected")
+            (of_a,), (of_b,) = a.links.links(), b.links.links()
+
+            async def both(first: Link, second: Link) -> tuple[Connection, Connection]:
+                """A connection that one makes when there is none, and then one of the other's."""
+                for link in (of_a, of_b):
+                    if link._connection is not None:
+                        link._connection.end("the test begins anew")
+                made = []
+                for link in (first, second):
+                    connection = await link._dial()
+                    assert connection is not None
+                    link.welcome(connection)
+                    made.append(connection)
+                    if link is first:
+                        await until(lambda: connection.established, "it is the connection")  # noqa: B023
+                return made[0], made[1]
+
+            leaders, others = await both(of_a, of_b)
+            await until(lambda: others.closed, "the other one is not needed")
+            assert leaders.established
+            others, leaders = await both(of_b, of_a)
+            await until(lambda: others.closed, "the other one is not needed")
+            await until(lambda: leaders.established, "the leader's is the connection now")
+            assert a.heard.events.count("session") == b.heard.events.count("session") == 1
 
     asyncio.run(run())
 
