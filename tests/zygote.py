@@ -15,6 +15,7 @@ from xmigd.main import be_lean, main
 be_lean()  # before anything large is imported, as in any daemon
 
 import anyio._backends._asyncio  # noqa: E402
+import cryptography.x509  # noqa: E402
 import uvicorn.lifespan.off  # noqa: E402
 from alembic import command  # noqa: E402
 
@@ -24,6 +25,7 @@ assert daemon.logger is not None  # to import them is what takes the time
 assert command.upgrade is not None
 # What a daemon imports with its first request.
 assert anyio._backends._asyncio.backend_class is not None
+assert cryptography.x509.CertificateBuilder is not None  # with its first start
 assert uvicorn.lifespan.off.LifespanOff is not None
 
 

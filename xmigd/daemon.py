@@ -52,6 +52,10 @@ from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
 from xmigd.node.service import Node
 from xmigd.operations.service import Operations
+from xmigd.peers.certificates import open_identity
+from xmigd.peers.known import KnownPeers
+from xmigd.peers.links import PeerLinks
+from xmigd.peers.service import Peers
 from xmigd.policies.automation import Automation
 from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
@@ -126,6 +130,7 @@ async def serve(settings: Settings) -> None:
         writer, reading = await open_database(settings, front, stack)
         with Session(reading) as session:
             left = Left.read(session)
+        links, peer_address = await open_links(settings, stack)
         bus = Bus(writer, newest=left.newest_event, keep=settings.events_kept)
         operations = Operations(writer, reading, bus)
 
@@ -209,6 +214,7 @@ async def serve(settings: Settings) -> None:
             Faults(writer, reader, bus),
             Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
             Events(reader, bus, tokens),
+            Peers(links, peer_address),
         )  # fmt: skip
         automation = Automation(
             breaker=breaker, audit=audit, moves=moves, places=places,
@@ -234,13 +240,14 @@ async def serve(settings: Settings) -> None:
         tidying = loop.create_task(retention.keep_tidy(writer, settings))
         guarding = loop.create_task(supervisor.guard.run())
         pooling = loop.create_task(supervisor.host_pool.keep())
+        await links.start()
         # What was made until now lives as long as the process: collections that look at it again and again would only
         # delay recoveries. One now would find a megabyte, and delay the start.
         gc.freeze()
         gc.enable()
         logger.info(
             "xmigd is ready", version=__version__, runtime_dir=str(settings.runtime_dir), tcp=address,
-            devices=settings.devices, descriptors=descriptors, expected_processes=len(left.live),
+            peers=peer_address, devices=settings.devices, descriptors=descriptors, expected_processes=len(left.live),
         )  # fmt: skip
         front.open(gate)
         manager.ready(status)
@@ -251,6 +258,7 @@ async def serve(settings: Settings) -> None:
         guarding.cancel()
         manager.stopping("programs and servers go on")
         logger.info("stopping", why="a signal requested it")
+        await links.close()
         await operations.stop()
         await sampler.stop()
         await supervisor.stop()
@@ -295,8 +303,26 @@ def listen(
     tcp = bind_tcp(settings.host, settings.port)
     stack.callback(tcp.close)
     servers.append((make_server(front, settings, quotas, tcp=True), tcp))
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return servers, f"{'http' if settings.tls_cert is None else 'https'}://{host}:{tcp.getsockname()[1]}"
+    return servers, f"{'http' if settings.tls_cert is None else 'https'}://{_at(settings.host, tcp)}"
+
+
+async def open_links(settings: Settings, stack: ExitStack) -> tuple[PeerLinks, str | None]:
+    """To the daemons of other nodes, and the address at which those connect. Raises StartError."""
+    # A first start makes a key, for which a large library is loaded.
+    identity = await asyncio.to_thread(open_identity, settings.state_dir)
+    known = KnownPeers(settings.state_dir, settings.node, identity)
+    if settings.peer_port < 0:
+        return PeerLinks(node=settings.node, identity=identity, known=known), None
+    listening = bind_tcp(settings.peer_host, settings.peer_port, "XMIG_PEER_")
+    stack.callback(listening.close)
+    links = PeerLinks(node=settings.node, identity=identity, known=known, listening=listening)
+    everywhere = settings.peer_host in ("0.0.0.0", "::")
+    return links, _at(socket.gethostname() if everywhere else settings.peer_host, listening)
+
+
+def _at(host: str, listening: socket.socket) -> str:
+    """HOST:PORT"""
+    return f"{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
 
 def reload(settings: Settings, manager: ServiceManager, status: str) -> None:

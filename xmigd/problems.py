@@ -123,6 +123,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Look whether it was done; if not, send it with a new key.",
     ),
     "paused": ("The process is paused.", "Let it continue first."),
+    "peer_exists": ("A peer has this name or fingerprint already.", "Remove it first: `xmigctl peer rm NAME`."),
     "pool_too_small": ("The host has too little memory for a suspended process.", "Make room, or suspend to files."),
     "precondition_required": (
         "A change needs `If-Match`, so that it undoes nobody else's.",
@@ -172,6 +173,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Close some. Somebody else's do not count.",
     ),
     "too_many_listeners": ("Too many listen to events already.", "Ask for pages: `?after=`."),
+    "too_many_peers": ("There are 64 peers.", "Remove one that is gone."),
     "too_many_requests": (
         "One caller asks more often than `request_rate`.",
         "Ask less often; `Retry-After` says when.",

@@ -24,6 +24,7 @@ from xmigd.metrics import endpoints as metrics
 from xmigd.migrations import endpoints as migrations
 from xmigd.node import endpoints as node
 from xmigd.operations import endpoints as operations
+from xmigd.peers import endpoints as peers
 from xmigd.policies import endpoints as policies
 from xmigd.processes import endpoints as processes
 from xmigd.ranks import endpoints as ranks
@@ -33,7 +34,8 @@ from xmigd.security import endpoints as security
 ROUTERS = tuple(
     domain.router
     for domain in (
-        node, devices, jobs, ranks, processes, faults, migrations, operations, events, security, policies, metrics,
+        node, devices, jobs, ranks, processes, faults, migrations, operations, events, security, peers, policies,
+        metrics,
     )
 )  # fmt: skip
 

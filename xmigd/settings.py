@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 
 from xmigd.configuration import Configuration
 from xmigd.connection_settings import Connections, IdleTimeout, RequestTimeout, UserConnections, UserStreams
+from xmigd.peers.contract import NAME
 from xmigd.place import FILE, FILE_VARIABLE, PREFIX, Place, default_runtime_dir
 
 MIB = 1 << 20
@@ -26,6 +29,11 @@ def default_state_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/xmig")
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "xmig"
+
+
+def node_name(host: str) -> str:
+    """A host's name as a node's."""
+    return re.sub(r"[^a-z0-9.-]", "-", host.lower())[:64] or "node"
 
 
 def _device_names(value: str) -> str:
@@ -94,6 +102,17 @@ class Settings(Configuration):
     )
     open_reading: bool = Field(
         default=False, description="let everybody on this machine read everything over TCP, without a token"
+    )
+    node: str = Field(
+        default_factory=lambda: node_name(socket.gethostname()), pattern=NAME,
+        description="this node's name for its peers, the daemons of other nodes",
+    )  # fmt: skip
+    peer_host: str = Field(default="0.0.0.0", description="address at which peers connect")
+    peer_port: int = Field(
+        default=-1,
+        ge=-1,
+        le=65535,
+        description="its port; 0: any free one, -1: none, and this node only connects",
     )
     operators_group: str = Field(default="", description="group whose members see and control everything")
     request_rate: float = Field(
@@ -180,6 +199,11 @@ class Settings(Configuration):
     @property
     def device_names(self) -> list[str]:
         return self.devices.split(",")
+
+    @property
+    def state_dir(self) -> Path:
+        """What is this node's for good: the database, its identity and its peers."""
+        return self.database.parent
 
     @property
     def client_socket(self) -> Path:

@@ -26,6 +26,8 @@ build)
   }
   # Debian keeps ensurepip, without which a venv has no pip, in a package of its own.
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv python3-pip
+  # Tests of several nodes give each a network of its own.
+  command -v ip >/dev/null && command -v tc >/dev/null || need iproute2 iproute
   ;;
 packages)
   command -v rpmbuild >/dev/null || need rpm rpm-build

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import pytest
@@ -29,7 +29,14 @@ __all__ = ["make_node", "node", "peer_native"]
 Answer = tuple[int, Any]  # status, body
 
 
-def ctl(node: Node | Scripted, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+class HasEnvironment(Protocol):
+    """A daemon, as its callers find it."""
+
+    @property
+    def environment(self) -> dict[str, str]: ...
+
+
+def ctl(node: HasEnvironment, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """xmigctl with these arguments, in this process, which saves its start. `more`: variables of its environment."""
     with (
         patch.dict(os.environ, node.environment | more, clear=True),

@@ -92,6 +92,7 @@ def default(name: str, field: FieldInfo) -> str:
     """As it is for root."""
     places = {"runtime_dir": "`/run/xmig`; for others `$XDG_RUNTIME_DIR/xmig`",
               "api": "`unix:` and `api.sock` in xmigd's runtime directory",
+              "node": "the host's name",
               "database": "`/var/lib/xmig/xmig.db`; for others `~/.local/state/xmig/xmig.db`"}  # fmt: skip
     if name in places:
         return places[name]

@@ -23,8 +23,8 @@ MODULES = {
     "jobs": ("run", "ps", "stop", "job"), "ranks": ("ranks",), "logs": ("logs",),
     "moves": ("migrate", "migrations", "suspend", "resume", "drain"),
     "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
-    "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "doctor": ("doctor",),
-    "demo": ("demo",), "completion": ("completion",),
+    "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "peers": ("peer",),
+    "doctor": ("doctor",), "demo": ("demo",), "completion": ("completion",),
 }  # fmt: skip
 TAKE_A_VALUE = ("--url", "--token", "--ca-file", "--client-cert")
 

@@ -1,0 +1,235 @@
+"""All links of this node, and the door at which peers knock.
+
+Whoever connects has to show, in TLS, the certificate of a known peer and have its key, before a byte of theirs is read.
+Strangers get no answer, and a line in the log that says which name they claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+import time
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from xmigd import log
+from xmigd.errors import Conflict, Unavailable
+from xmigd.peers.certificates import Identity, fingerprint_of, server_context
+from xmigd.peers.connection import CLOSING, STEP, Connection, describe
+from xmigd.peers.contract import Body, Users
+from xmigd.peers.frames import write_object
+from xmigd.peers.known import KnownPeer, KnownPeers
+from xmigd.peers.link import Link, check_length
+from xmigd.text import harmless
+
+# Connections that have not yet shown who they are. Beyond that newcomers are closed at once: peers come again.
+GUESTS = 32
+GUESTS_OF_ADDRESS = 8
+QUIET = 10.0  # seconds between two lines about one address
+ADDRESSES = 256  # that are remembered for that
+
+logger = log.get("peers")
+
+
+class PeerLinks:
+    """Lives in the event loop's thread. See `xmigd.peers.contract.Links`."""
+
+    def __init__(
+        self, *, node: str, identity: Identity, known: KnownPeers, listening: socket.socket | None = None
+    ) -> None:
+        """`listening`: where peers connect; None: this node only connects to others."""
+        self.node = node
+        self.identity = identity
+        self._known = known
+        self._listening = listening
+        self._links: dict[str, Link] = {}
+        self._users: dict[str, Users] = {}
+        self._started = self._closed = False
+        self._guests: dict[asyncio.Task[None], str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+        self._noted: dict[str, float] = {}
+
+    def register(self, topic: str, users: Users) -> None:
+        """Who gets messages with this topic, and hears of sessions and connections. Before `start`. Raises Conflict."""
+        if self._started or topic in self._users:
+            raise Conflict(f"the topic {topic} has its users, or the links have begun")
+        self._users[topic] = users
+
+    async def start(self) -> None:
+        """Connect, and let others connect."""
+        self._started = True
+        for peer in self._known:
+            self._links[peer.name] = Link(self, peer)
+        if self._listening is not None:
+            self._listening.setblocking(False)
+            self._spawn(self._accept(self._listening))
+
+    async def close(self) -> None:
+        """Leave all peers, who hear why. Nothing is called any more."""
+        self._closed = True
+        tasks = [*self._tasks, *self._guests]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(link.leave("the daemon stops") for link in self._links.values()))
+
+    def known(self) -> Collection[str]:
+        return tuple(self._links)
+
+    def send(self, peer: str, body: Body) -> bool:
+        if not isinstance(body.get("topic"), str):
+            raise ValueError("a message needs a topic")
+        content = write_object(body)
+        check_length(content)
+        link = self._links.get(peer)
+        return link is not None and link.send(content)
+
+    def connected(self, peer: str) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.is_up
+
+    def links(self) -> list[Link]:
+        """In the order of their names."""
+        return [self._links[name] for name in sorted(self._links)]
+
+    async def add(self, peer: KnownPeer) -> Link:
+        """It is on the disk when this returns. Raises Invalid, Conflict, or Unavailable."""
+        async with self._writing:
+            self._known.check(peer)
+            await self._write(self._known.content(also=peer))
+            self._known.put(peer)
+            # A link outlives the request, and its lines in the log are not about that.
+            link = self._links[peer.name] = contextvars.Context().run(Link, self, peer)
+        logger.info("a peer is known", peer=peer.name, address=peer.address, fingerprint=peer.fingerprint)
+        return link
+
+    async def remove(self, name: str) -> None:
+        """Nobody with its certificate gets in any more. Raises NotFound, or Unavailable."""
+        async with self._writing:
+            self._known.find(name)
+            await self._write(self._known.content(without=name))
+            self._known.drop(name)
+            link = self._links.pop(name)
+        why = "this node does not know that peer any more"
+        await link.leave(why)
+        if link.is_up:
+            link.is_up = False
+            self.down(name, why)
+        logger.info("a peer is removed", peer=name)
+
+    def learned(self, name: str, certificate: str) -> None:
+        self._spawn(self._keep(name, certificate))
+
+    def session(self, peer: str) -> None:
+        for users in self._users.values():
+            _call(users.session, peer)
+
+    def received(self, peer: str, body: dict[str, Any]) -> None:
+        users = self._users.get(body["topic"])
+        if users is not None:
+            _call(users.received, peer, body)
+        elif self._may_note(f"{peer}'s topics"):
+            logger.warning("a peer sends what nobody here reads", peer=peer, topic=body["topic"][:64])
+
+    def down(self, peer: str, why: str) -> None:
+        for users in self._users.values():
+            _call(users.down, peer, why)
+
+    def up(self, peer: str) -> None:
+        for users in self._users.values():
+            _call(users.up, peer)
+
+    async def _keep(self, name: str, certificate: str) -> None:
+        async with self._writing:
+            link = self._links.get(name)
+            if link is None or fingerprint_of(certificate) != link.peer.fingerprint:
+                return  # it was removed meanwhile
+            link.peer = self._known.learn(name, certificate)
+            try:
+                await self._write(self._known.content())
+            except Unavailable as error:  # it is learned again by the next daemon
+                logger.warning("a peer's certificate is not kept", peer=name, why=error.message)
+
+    async def _write(self, content: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._known.write, content)
+        except OSError as error:
+            raise Unavailable(
+                f"the known peers cannot be written: {error.strerror}", hint="nothing was changed"
+            ) from None
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError as error:  # no descriptors: there may be some soon
+                if self._may_note("accept"):
+                    logger.error("peers cannot connect", why=error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            host = str(address[0])
+            if len(self._guests) >= GUESTS or Counter(self._guests.values())[host] >= GUESTS_OF_ADDRESS:
+                sock.close()
+                self._refuse(host, "", "there are too many that have not shown who they are")
+                continue
+            task = loop.create_task(self._welcome(sock, host))
+            self._guests[task] = host
+            task.add_done_callback(lambda done: self._guests.pop(done, None))
+
+    async def _welcome(self, sock: socket.socket, host: str) -> None:
+        claimed = ""
+
+        def naming(name: str) -> None:
+            nonlocal claimed
+            claimed = name
+
+        connection = Connection(outgoing=False)
+        try:
+            certificates = [peer.certificate for peer in self._known if peer.certificate is not None]
+            context = server_context(self.identity, certificates, naming)
+            async with asyncio.timeout(STEP):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, sock, ssl=context, ssl_handshake_timeout=STEP, ssl_shutdown_timeout=CLOSING
+                )
+        except (OSError, ValueError) as error:
+            sock.close()
+            self._refuse(host, claimed, describe(error)[0])
+            return
+        fingerprint = fingerprint_of(connection.certificate())
+        peer = self._known.named(fingerprint)
+        link = None if peer is None else self._links.get(peer.name)
+        if link is None:
+            connection.end("nobody knows it")
+            self._refuse(host, claimed, f"nobody here has the fingerprint {fingerprint}")
+            return
+        link.welcome(connection)
+
+    def _refuse(self, host: str, claimed: str, why: str) -> None:
+        if self._may_note(host):
+            name = harmless(claimed, 64) or None
+            logger.warning("a connection to this node is refused", address=host, claims_to_be=name, why=why)
+
+    def _may_note(self, about: str) -> bool:
+        now = time.monotonic()
+        if now - self._noted.get(about, -QUIET) < QUIET:
+            return False
+        if len(self._noted) >= ADDRESSES:
+            self._noted.clear()
+        self._noted[about] = now
+        return True
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _call(callback: Any, *arguments: Any) -> None:
+    try:
+        callback(*arguments)
+    except Exception:
+        logger.exception("a user of the links failed", callback=callback.__qualname__)
