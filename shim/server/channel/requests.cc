@@ -117,9 +117,14 @@ void read_injection(Fields& fields, device::Injection& injection) {
                  {"replay", InjectPoint::kReplay},
                  {"import", InjectPoint::kImport}});
   fields.choice("kind", injection.kind,
-                {{"kill", InjectKind::kKill}, {"fault", InjectKind::kFault}, {"hang", InjectKind::kHang}});
+                {{"kill", InjectKind::kKill},
+                 {"fault", InjectKind::kFault},
+                 {"hang", InjectKind::kHang},
+                 {"flip", InjectKind::kFlip}});
   fields.unsigned_number("sequence", injection.sequence);
   fields.integer("error", injection.error);
+  if (fields.has("address")) fields.unsigned_number("address", injection.address);
+  if (injection.kind == InjectKind::kFlip && injection.point != InjectPoint::kRecord) fields.fail("a bit is flipped at a record only");
 }
 
 // Injections arrive as a message of their own, or in a list inside `assign`, where they may carry the same "type".
