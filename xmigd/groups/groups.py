@@ -790,6 +790,10 @@ class Groups:
                 self._out.append(Settled(process))
         return self._out
 
+    def rank_of(self, process: str) -> int:
+        """In the largest of its communicators; 0: it has none."""
+        return self._rank_of(process) if process in self._members else 0
+
     def others(self, process: str) -> list[str]:
         """Living members of its group."""
         group = self._groups.get(process)

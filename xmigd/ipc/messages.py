@@ -259,12 +259,14 @@ class GroupWanted(Message):
 
 class GroupStopped(Message):
     """It executes nothing. What it has counted since the last group snapshot: collectives by communicator, and what one
-    rank sent to another. `behind`: launches and copies since its last collective, if that is known."""
+    rank sent to another. `behind`: launches and copies since its last collective, if that is known. `work`: records
+    that change device memory, or what is allocated of it, since this server has the process."""
 
     type: Literal["group_stopped"]
     round: RoundNumber
     counts: dict[Count, Number]
     behind: Number | None
+    work: Number | None = None  # a server of an earlier version does not say
 
 
 class GroupHeld(Message):
@@ -434,7 +436,7 @@ def pack_injection(injection: Injection) -> dict[str, Any]:
     return {
         "id": injection.id, "point": injection.point, "kind": injection.kind, "sequence": injection.sequence,
         "error": injection.error,
-    }  # fmt: skip
+    } | ({"address": injection.address} if injection.kind == "flip" else {})  # fmt: skip
 
 
 def pack_memory(message: MemoryAdd) -> bytes:
