@@ -13,7 +13,9 @@ from xmigd.process.migration_events import MigrationRecord
 
 LogSource = Literal["program", "server", "xmigd"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-ReplicaPolicy = Literal["report", "stop"]  # what is done about a rank whose memory differs from that of its replicas
+ReplicaPolicy = Literal[
+    "report", "restore", "stop"
+]  # what is done about a rank whose memory differs from that of its replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class Settings(Configuration):
         le=1e6,
         description="seconds between two comparisons of what a job's ranks hold; 0: none",
     )
-    replica_policy: Literal["report", "stop"] = Field(
+    replica_policy: Literal["report", "restore", "stop"] = Field(
         default="report",
         description="when the memory of a rank differs from that of its replicas, unless the job says what then",
     )

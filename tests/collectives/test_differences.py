@@ -32,7 +32,7 @@ EQUAL = "0 words wrong"
 def node(native_dir: Path) -> Iterator[Node]:
     """Compares at every round."""
     devices = ",".join(f"cpu:{number}" for number in range(RANKS + 1))
-    with harness.own_node(native_dir, devices=devices, port=-1, replica_check=0.01) as node:
+    with harness.own_node(native_dir, devices=devices, port=-1, replica_check=0.01, snapshot_cost=0.5) as node:
         yield node
 
 
@@ -230,6 +230,50 @@ def test_the_job_is_stopped(node: Node, tmp_path: Path) -> None:
     lines = "\n".join(map(str, program.lines()))
     assert "the job is ended, as its replica policy says: silent corruption in rank 1" in lines
     assert "the last group snapshot is round" in lines
+
+
+@pytest.mark.parametrize("which", [PARAMETERS, CONSTANTS])
+def test_it_is_restored_from_the_majority(node: Node, tmp_path: Path, which: int) -> None:
+    """Whatever the flipped bit was in has what the others hold, again and again, and all go on."""
+    program = begin(node, tmp_path, replica_policy="restore")
+    for count in range(1, 3):
+        are_watched(node, program)
+        victim = of_rank(node, program, tmp_path, count)
+        flip(node, program, victim["id"], memory_of(tmp_path, count, which) + CHUNK - 8)
+        harness.wait_until(lambda: restored(program) == count, "it is restored", timeout=60)  # noqa: B023
+        are_running_again(node, program, tmp_path, count)
+    compare_again(node, program, 2)
+    assert [one["suspects"][0]["rank"] for one in of_ranks(node, program)["differences"]] == [2, 1]
+    ends_equal(program, tmp_path)
+
+
+def restored(program: Program) -> int:
+    return sum("1 of 1 chunks that differed from other ranks were replaced" in line for line in program.lines("server"))
+
+
+def are_running_again(node: Node, program: Program, folder: Path, recoveries: int) -> None:
+    def all_are() -> bool:
+        ranks = [of_rank(node, program, folder, rank) for rank in range(RANKS)]
+        return all(one["state"] == "running" and one["recoveries"] >= recoveries for one in ranks)
+
+    harness.wait_until(all_are, "all run again")
+
+
+def test_servers_are_killed_while_it_is_restored(node: Node, tmp_path: Path) -> None:
+    """Each next one does it again."""
+    program = begin(node, tmp_path, replica_policy="restore")
+    are_watched(node, program)
+    victim = of_rank(node, program, tmp_path, 1)
+    fault = {"kind": "kill", "point": "replay", "process": victim["id"]}
+    flip(node, program, victim["id"], memory_of(tmp_path, 1, PARAMETERS) + CHUNK - 8)
+    harness.wait_until(lambda: of_ranks(node, program)["differences"], "it is found", timeout=60)
+    with contextlib.suppress(XmigError):  # it may be over
+        node.client.post(f"/v1/jobs/{program.job}/faults:inject", fault)
+    are_running_again(node, program, tmp_path, 1)
+    are_watched(node, program)
+    found = of_ranks(node, program)["differences"]
+    assert all(one["suspects"][0]["rank"] == 1 for one in found)
+    ends_equal(program, tmp_path)
 
 
 def test_ranks_are_not_compared(native_dir: Path, tmp_path: Path) -> None:

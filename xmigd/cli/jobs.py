@@ -39,6 +39,7 @@ class Policy(enum.StrEnum):
     """xmigd.records.ReplicaPolicy"""
 
     report = "report"
+    restore = "restore"
     stop = "stop"
 
 

@@ -7,7 +7,8 @@ of them fit the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -450,9 +451,17 @@ def pack_replica(message: bytes) -> bytes:
     return pack(**(fields | {"type": "replica_memory"}))
 
 
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """Chunks of a snapshot that are not what most replicas hold: by address, the hash of that."""
+
+    snapshot: int
+    chunks: Mapping[int, int]
+
+
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
-    first_id: int = 1, copies_on_host: bool = False, ahead: bool = False,
+    first_id: int = 1, copies_on_host: bool = False, ahead: bool = False, differing: Differing | None = None,
 ) -> bytes:  # fmt: skip
     """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
@@ -471,6 +480,8 @@ def pack_assign(
         fields |= {
             "decided": assign.decided, "gone": list(assign.gone), "communicators": list(assign.communicators),
         }  # fmt: skip
+    if assign.mode == "recover" and differing is not None:
+        fields["differing"] = {"snapshot": differing.snapshot, "chunks": [*map(list, differing.chunks.items())]}
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":

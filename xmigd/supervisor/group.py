@@ -62,6 +62,7 @@ class Ranks:
         self._comparisons = Comparisons(replica_check, self._compared)
         self._stop_job = stop_job
         self._replica_policy = replica_policy
+        self._restoring: dict[str, Finding] = {}  # by process, what is to become as others have it
         self._events: deque[Callable[[int], list[g.Instruction]]] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +146,7 @@ class Ranks:
         self._meetings.gone(process.row.id)
         self._counted.pop(process.row.id, None)
         self._comparisons.gone(process.row.id)
+        self._restoring.pop(process.row.id, None)
         self._carry_out_ahead(self._prepared.gone(process.row.id))
 
     def orphaned(self, process: Process) -> None:
@@ -351,6 +353,9 @@ class Ranks:
         if self._copies_bound:
             self._copy_unique(members)
         self._comparisons.settled(members)
+        for one in members:
+            if (finding := self._restoring.pop(one.row.id, None)) is not None:
+                self._restore(one, finding)
 
     def _communicator_prepared(self, process: Process, server: Server, message: m.CommunicatorPrepared) -> None:
         name, number = process.row.id, server.number
@@ -506,9 +511,26 @@ class Ranks:
             logger.error("a rank differs from its replicas", process=process.row.id[:12], why=text)
             self._job_log.line(process.job, text, source="xmigd", level="error", process=process.row.id)
             process.tell(e.ReplicaDiffers(t=now(), reason=text))
+        if policy == "restore" and finding.equal:
+            self._restoring[finding.suspects[0]] = finding
         if policy == "stop":
             for job in {one.job.id: one.job for one in suspects}.values():
                 self._stop_job(job, f"{text}; the last group snapshot is round {compared.round}")
+
+    def _restore(self, process: Process, finding: Finding) -> None:
+        """From the majority. All have the snapshots of one round, and none is under way: it is looked at once more what
+        they hold, and all go back there."""
+        equal = [self._processes[one] for one in finding.equal if one in self._processes]
+        chunks = self._comparisons.right(process, equal, finding.addresses)
+        rank = self._groups.rank_of(process.row.id)
+        if not chunks or process.last_snapshot is None:
+            text = f"memory of rank {rank} that differed from its replicas is not restored: they hold the same no more"
+            self._job_log.line(process.job, text, source="xmigd", level="warning", process=process.row.id)
+            return
+        process.differing = m.Differing(process.last_snapshot.number, chunks)
+        why = f"memory of rank {rank} differs from its replicas, and is restored from these"
+        logger.warning("memory is restored from replicas", process=process.row.id[:12], chunks=len(chunks))
+        self._tell(lambda t: self._groups.differs(t, process.row.id, why))
 
     # --- a rank's device was lost ------------------------------------------------------------------------------------
 

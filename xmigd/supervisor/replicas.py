@@ -23,6 +23,7 @@ logger = log.get("replicas")
 
 SHARE = 0.02  # of a core, that comparisons may take
 MOST = 1 << 20  # addresses, of all groups; a group that would exceed that is not watched
+MOST_RESTORED = 256  # chunks, in one recovery: one message names them
 MOST_ROUNDS = 8  # of a process, whose figures are remembered
 
 
@@ -120,6 +121,32 @@ class Comparisons:
             self._groups = {others: group for others, group in self._groups.items() if not names & others}
             self._groups[names] = _Group(Replicas(sorted(names)))
         return self._groups[names]
+
+    def right(self, process: Process, equal: Sequence[Process], addresses: Sequence[int]) -> dict[int, int]:
+        """By address, the hash of what `equal` hold, all of them the same, and this process does not: at the round of
+        which all have the snapshot."""
+        members = [process, *equal]
+        rounds = {0 if one.last_snapshot is None else one.last_snapshot.round for one in members}
+        if not equal or len(rounds) != 1 or not self._same.get(rounds.pop()) or (files := _files(members)) is None:
+            return {}
+        try:
+            tables = []
+            for (first, second), one in zip(files, members, strict=True):
+                number = 0 if one.last_snapshot is None else one.last_snapshot.number
+                found = read_chunks((first.fileno(), second.fileno()), number, MOST_CHUNKS)
+                tables.append(dict(zip(found.addresses, found.hashes, strict=True)))
+        except (Unreadable, OSError) as error:
+            logger.warning("what replicas hold cannot be read", why=str(error))
+            return {}
+        finally:
+            close_all([fd for pair in files for fd in pair])
+        mine, *others = tables
+        found_right = {}
+        for address in addresses[:MOST_RESTORED]:
+            held = {table.get(address) for table in others}
+            if len(held) == 1 and (right := held.pop()) is not None and mine.get(address, right) != right:
+                found_right[address] = right
+        return found_right
 
     # --- what is done ------------------------------------------------------------------------------------------------
 
