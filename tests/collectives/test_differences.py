@@ -18,6 +18,7 @@ import pytest
 from tests import harness
 from tests.collectives.conftest import PROGRAMS, enough, lines_of
 from tests.collectives.test_lost_ranks import of_rank
+from tests.collectives.test_replicas import overwrite
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
 
@@ -244,6 +245,22 @@ def test_it_is_restored_from_the_majority(node: Node, tmp_path: Path, which: int
         are_running_again(node, program, tmp_path, count)
     compare_again(node, program, 2)
     assert [one["suspects"][0]["rank"] for one in of_ranks(node, program)["differences"]] == [2, 1]
+    ends_equal(program, tmp_path)
+
+
+def test_what_others_have_is_wrong(node: Node, tmp_path: Path) -> None:
+    """Their shadows, and nobody knows before it is hashed: the rank goes on with what it had, and so do all."""
+    program = begin(node, tmp_path, replica_policy="restore")
+    are_watched(node, program)
+    for rank in (0, 2):
+        overwrite(of_rank(node, program, tmp_path, rank)["server_pid"])
+    compare_again(node, program, 3)  # what has changed since is in the shadows again: all but the constants
+    victim = of_rank(node, program, tmp_path, 1)
+    flip(node, program, victim["id"], memory_of(tmp_path, 1, CONSTANTS) + CHUNK - 8)
+    none = "0 of 1 chunks that differed from other ranks were replaced"
+    harness.wait_until(lambda: none in "\n".join(program.lines("server")), "nobody has it")
+    are_running_again(node, program, tmp_path, 1)
+    compare_again(node, program, 2)
     ends_equal(program, tmp_path)
 
 

@@ -120,6 +120,14 @@ def test_a_rank_that_has_zeros_has_cleared_it_or_has_got_other_memory() -> None:
         assert ranks.look({0: (number, number, ZEROS)}).findings == ()
 
 
+def test_a_rank_that_has_something_where_others_have_zeros() -> None:
+    """They have cleared what it uses. What they write there later says nothing of it."""
+    ranks = Ranks(3).learn()
+    ranks.look({0: (7, ZEROS, ZEROS)}, busy=[0])
+    for number in range(CONFIRMED + 1):
+        assert ranks.look({0: (10 + number, 50 + number, 50 + number)}).findings == ()
+
+
 def test_a_rank_that_has_done_more() -> None:
     ranks = Ranks(3, 2).learn()
     assert ranks.look({1: (7, 8, 7)}, busy=[1]).suspected == 0
@@ -221,7 +229,7 @@ def test_what_is_done_on_purpose_is_never_found(ranks: int, rounds: list[tuple[s
     """Two chunks of three and more ranks, in any order: equal and new, equal and the same, each rank its own, zeros,
     one rank other than the others because it has done more, memory that one has not. Whoever has become odd stays so
     for as long as nobody writes all."""
-    world = Ranks(ranks, 2)
+    world = Ranks(ranks, 2).learn()
     odd: dict[int, set[int]] = {0: set(), 1: set()}
     last = [1, 2]
     for number, (first, second, who) in enumerate(rounds):

@@ -234,8 +234,6 @@ class Replicas:
             return self._two_differ(look, address, now, one)
         if 2 * len(equal) <= len(one.ranks) or any(len(ranks) > 1 for ranks in others):
             return False
-        if look.is_plain(equal[0], now[equal[0]]):
-            return True  # which says nothing of who has something else
         differing = [ranks[0] for ranks in others]
         one.leave([rank for rank in differing if not self._may_be_wrong(look, address, now, rank, equal)])
         one.content = now[equal[0]] or 0
@@ -248,7 +246,7 @@ class Replicas:
 
     def _two_differ(self, look: _Look, address: int, now: Sequence[int | None], one: _Class) -> bool:
         first, second = one.ranks
-        if not self._may_be_wrong(look, address, now, first, [second]) or look.is_plain(second, now[second]):
+        if not self._may_be_wrong(look, address, now, first, [second]):
             return False
         self._suspect(look, address, one, one.ranks)
         return True
@@ -257,7 +255,9 @@ class Replicas:
     def _may_be_wrong(
         look: _Look, address: int, now: Sequence[int | None], rank: int, others: Sequence[int]
     ) -> bool:  # fmt: skip
-        return look.does_the_same(rank, others, address) and not look.is_plain(rank, now[rank])
+        """Than others, all of which hold the same."""
+        plain = look.is_plain(rank, now[rank]) or look.is_plain(others[0], now[others[0]])
+        return not plain and look.does_the_same(rank, others, address)
 
     @staticmethod
     def _suspect(look: _Look, address: int, one: _Class, ranks: tuple[int, ...]) -> None:
