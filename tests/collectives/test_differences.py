@@ -21,6 +21,7 @@ from tests.collectives.test_lost_ranks import of_rank
 from tests.collectives.test_replicas import overwrite
 from xmigd.demo.node import Node, Program
 from xmigd.errors import XmigError
+from xmigd.groups.replicas import CHANGES, CONSTANT
 
 RANKS = 3
 CHUNK = 2 << 20
@@ -243,7 +244,7 @@ def test_it_is_restored_from_the_majority(node: Node, tmp_path: Path, which: int
         flip(node, program, victim["id"], memory_of(tmp_path, count, which) + CHUNK - 8)
         harness.wait_until(lambda: restored(program) == count, "it is restored", timeout=60)  # noqa: B023
         are_running_again(node, program, tmp_path, count)
-    compare_again(node, program, 2)
+        compare_again(node, program, CHANGES + 2 if which == PARAMETERS else CONSTANT + 2)  # the rank is watched again
     assert [one["suspects"][0]["rank"] for one in of_ranks(node, program)["differences"]] == [2, 1]
     ends_equal(program, tmp_path)
 
