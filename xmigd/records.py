@@ -13,6 +13,9 @@ from xmigd.process.migration_events import MigrationRecord
 
 LogSource = Literal["program", "server", "xmigd"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+ReplicaPolicy = Literal[
+    "report", "restore", "stop"
+]  # what is done about a rank whose memory differs from that of its replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,7 @@ class JobRow:
     registered: bool  # by `xmigctl run`; otherwise made for a process that came by itself
     token_hash: str | None
     hang_timeout: float | None = None  # seconds; None: the daemon's setting
+    replica_policy: ReplicaPolicy | None = None  # None: the daemon's setting
     strict: bool = False  # it ends when one of its processes is not protected
     runner_pid: int | None = None  # the program with which it ends: `xmigctl run`, or what that became
     runner_start: int | None = None  # clock ticks since boot: with the pid, which process

@@ -90,6 +90,16 @@ class Settings(Configuration):
         le=1 << 24,
         description="host memory for copies of what only one device of a job's ranks has, shared equally; 0: none",
     )
+    replica_check: float = Field(
+        default=10.0,
+        ge=0,
+        le=1e6,
+        description="seconds between two comparisons of what a job's ranks hold; 0: none",
+    )
+    replica_policy: Literal["report", "restore", "stop"] = Field(
+        default="report",
+        description="when the memory of a rank differs from that of its replicas, unless the job says what then",
+    )
     host: str = Field(default="127.0.0.1", description="address of the API on TCP, for callers with a token")
     port: int = Field(default=7450, ge=-1, le=65535, description="its port; 0: any free one, -1: no TCP API")
     tls_cert: Path | None = Field(default=None, description="PEM file: the certificate of the TCP API, with its chain")

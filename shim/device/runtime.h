@@ -54,13 +54,15 @@ using MemoryHandle = uint64_t;  // physical, and not mapped yet
 
 // Where a fault is injected (tests, `xmigctl fault inject`).
 enum class InjectPoint { kRecord, kKernel, kCopy, kSnapshot, kReplay, kImport };
-enum class InjectKind { kKill, kFault, kHang };  // SIGKILL of the server; a sticky device fault; a kernel without end
+// SIGKILL of the server; a sticky device fault; a kernel without end; one bit of device memory that is another, without any error.
+enum class InjectKind { kKill, kFault, kHang, kFlip };
 struct Injection {
   uint64_t id;        // the daemon's
   InjectPoint point;
   InjectKind kind;
   uint64_t sequence;  // first record it applies to; for kSnapshot, kReplay and kImport: how many chunks, records, imports in
   int error;          // of a kFault, the vendor's number
+  uint64_t address = 0;  // of a kFlip, whose point is kRecord: the lowest bit of this byte
 };
 
 // The sticky fault of a device: error, and the journal sequence of the record whose work faulted (0: not known).

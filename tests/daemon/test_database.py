@@ -158,7 +158,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
         assert found[0]["story"] == ["x", "y"]
         assert jobs.page(session)[0] | {"created_at": 0} == {
             "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
-                "hang_timeout": None, "created_at": 0,
+                "hang_timeout": None, "replica_policy": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
             "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "unprotected": 0,
         }  # fmt: skip

@@ -114,6 +114,17 @@ def test_assign_is_what_the_server_reads() -> None:
         "deliver": {"sequence": 5, "error": 700}, "careful": {"after": 3, "until": 9},
         "injections": [{"id": 1, "point": "copy", "kind": "hang", "sequence": 7, "error": 0}],
     }  # fmt: skip
+    flip = Assign(1, "recover", injections=(Injection(1, "record", "flip", 7, 0, 0x2000),))
+    differing = m.Differing(4, {0x1000: 77, 0x2000: 1 << 63})
+    packed = json.loads(
+        m.pack_assign(flip, job="j", client_pid=9, stall_bound=0.3, snapshot_cost=0.01, differing=differing)
+    )
+    assert packed["injections"][0]["address"] == 0x2000
+    assert packed["differing"] == {"snapshot": 4, "chunks": [[0x1000, 77], [0x2000, 1 << 63]]}
+    fresh = m.pack_assign(
+        Assign(1, "fresh"), job="j", client_pid=9, stall_bound=1, snapshot_cost=1, differing=differing
+    )
+    assert "differing" not in json.loads(fresh), "of a recovery only"
     lost = json.loads(
         m.pack_assign(
             Assign(1, "lost", error=46, text="x" * 5000), job="j", client_pid=9, stall_bound=0.2, snapshot_cost=1

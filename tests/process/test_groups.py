@@ -269,6 +269,30 @@ class TestRecovery:
         assert groups.awaits(0, "b") == [g.Recover("a", {"a": (), "b": ()}), g.Tie("a", False)]
 
 
+class TestDifferingMemory:
+    def test_all_recover_together(self) -> None:
+        groups = made((N, "abc"))
+        out = groups.differs(1, "b", "it differs")
+        assert out == [
+            g.Note("b", "it differs: all 3 ranks recover together"),
+            *(g.Break(process, "it differs") for process in "abc"),
+        ]
+        assert groups.differs(2, "b", "again") == [], "they do already"
+        assert groups.awaits(3, "a") == groups.awaits(3, "b") == []
+        assert groups.awaits(4, "c") == [g.Recover("a", {"a": (), "b": (), "c": ()})]
+
+    def test_a_round_is_given_up_unless_it_is_decided(self) -> None:
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        assert g.Continue("a", 100) in groups.differs(1, "b", "it differs")
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        all_stop(groups, 100, "ab", {N: 1})
+        for process in "ab":
+            groups.held(2 * MS, process, 100)
+        assert groups.differs(3 * MS, "b", "it differs") == [], "what they go back to is not known yet"
+
+
 class TestHangs:
     LATER = 1 + g.STUCK_PATIENCE
 

@@ -95,6 +95,11 @@ class AtAnyMoment(RuleBasedStateMachine):
         for _ in range(count):
             self.server(data, self.executing()).outbox.append(("stuck", {"seconds": seconds}))
 
+    @rule(rank=st.integers(0, 3))
+    def differs(self, rank: int) -> None:
+        """Its memory is restored: whatever the others do then, all recover, or nobody does."""
+        self.world.group("differs", str(rank), "its memory differs")
+
     @rule(data=st.data(), all_of_them=st.booleans())
     def suspend(self, data: Any, all_of_them: bool) -> None:
         """Mostly of all; whoever asks for less hears that it is not done."""

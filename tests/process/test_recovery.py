@@ -360,6 +360,26 @@ def test_an_injection_that_has_not_injected_goes_to_the_next_server() -> None:
     assert world.recoveries[1].attempts == 2
 
 
+def test_a_flipped_bit_that_was_injected_ends_no_server() -> None:
+    """So what ends it later is no injection."""
+    world = World()
+    world.run()
+    world.tell(e.InjectRequested, injection=e.Injection(9, "record", "flip", 3, 0, 0x1000))
+    world.tell(e.InjectionFires, server=0, id=9)
+    world.exit(0)
+    assert [fault.kind for fault in world.faults] == ["server"]
+    assert world.assigns[-1].injections == ()
+
+
+def test_memory_that_is_not_as_its_replicas() -> None:
+    """Its server does not know, and goes on."""
+    world = World()
+    world.run()
+    world.tell(e.ReplicaDiffers, reason="it differs")
+    assert [(fault.kind, fault.text, fault.number) for fault in world.faults] == [("corruption", "it differs", 1)]
+    assert world.machine.state == "running"
+
+
 def test_no_progress_ends_in_lost() -> None:
     world = World(Limits(max_attempts=5))
     world.run()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.harness import wait_until
+from tests.harness import own_node, wait_until
 from tests.web.front import Front
 from tests.web.look import check_both
 from xmigd.demo.node import Node, Program
@@ -55,6 +55,31 @@ def test_a_lane_for_each_rank(page: Page, training: Program) -> None:
     expect(row.get_by_role("cell").nth(1)).to_have_text("1")
     section.get_by_text("Snapshots of all ranks, and communicators").click()
     expect(section.get_by_role("group", name="Communicators").get_by_role("row").nth(1)).to_contain_text("whole")
+
+
+def test_a_rank_that_differs_from_its_replicas(chromium: Browser, native_dir: Path, tmp_path: Path) -> None:
+    with (
+        own_node(native_dir, devices="cpu:0,cpu:1,cpu:2", replica_check=0.01, snapshot_cost=0.5) as node,
+        Front(node) as front,
+        chromium.new_context(base_url=front.address) as context,
+    ):
+        command: list[str | Path] = [sys.executable, PROGRAMS / "launch.py", "3", tmp_path, PROGRAMS / "equal.py", "0"]
+        program = node.program(command, name="three-ranks")
+        path = f"/v1/jobs/{program.job}/ranks"
+        wait_until(lambda: (node.client.get(path)["comparison"] or {"watched": 0})["watched"] >= 8, "they are compared")
+        victim = next(one for one in node.client.get(path)["ranks"] if one["rank"] == 1)
+        address = int((tmp_path / "memory.1").read_text().split()[0])
+        fault = {"kind": "flip", "process": victim["process_id"], "address": address + (2 << 20) - 8}
+        node.client.post(f"/v1/jobs/{program.job}/faults:inject", fault)
+        wait_until(lambda: node.client.get(path)["differences"], "it is found")
+        page = context.new_page()
+        page.goto(f"/jobs/{program.job}")
+        row = page.get_by_role("group", name="Silent corruption").get_by_role("row").nth(1)
+        expect(row.get_by_role("cell").nth(1)).to_have_text("1")
+        expect(row.get_by_role("cell").nth(2)).to_have_text(f"{address:#x}")
+        expect(row.get_by_role("cell").nth(4)).to_have_text("0, 2")
+        node.client.delete(f"/v1/jobs/{program.job}")
+        program.process.wait(60)
 
 
 def test_how_it_looks(page: Page, training: Program) -> None:

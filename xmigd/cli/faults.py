@@ -17,6 +17,7 @@ class Kind(StrEnum):
     kill = "kill"
     fault = "fault"
     hang = "hang"
+    flip = "flip"
 
 
 class Point(StrEnum):
@@ -80,11 +81,17 @@ def inject(
     sequence: Annotated[int, typer.Option(min=0, help="the first record it applies to")] = 0,
     error: Annotated[int, typer.Option(min=1, max=999, help="the CUresult of a fault")] = 700,
     process: Annotated[str | None, typer.Option(help="only this process of the job")] = None,
+    address: Annotated[
+        int | None,
+        typer.Option(min=0, help="of a flip: device memory; default: where the process is compared with its replicas"),
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Arm a fault that is injected once, to see the recovery."""
     client = connect()
     body = {"kind": kind, "point": point, "sequence": sequence, "error": error, "process": process}
+    if address is not None:
+        body["address"] = address
     armed = client.post(f"/v1/jobs/{find_job(client, job)}/faults:inject", body)
     if output is Output.json:
         show_json(armed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import shlex
 from typing import Annotated, Any
@@ -32,6 +33,16 @@ LESS_REQUESTED = (
     "recoveries",
     "live_bytes",
 )
+
+
+class Policy(enum.StrEnum):
+    """xmigd.records.ReplicaPolicy"""
+
+    report = "report"
+    restore = "restore"
+    stop = "stop"
+
+
 group = typer.Typer(no_args_is_help=True, help="Jobs: what runs, what has ended, and with what.")
 
 
@@ -56,6 +67,13 @@ def run(
             help="without progress for so long, its kernel counts as hung; 0: never; default: the daemon's setting",
         ),
     ] = None,
+    replica_policy: Annotated[
+        Policy | None,
+        typer.Option(
+            "--replica-policy", envvar="XMIG_REPLICA_POLICY",
+            help="when the memory of a rank differs from that of its replicas; default: the daemon's setting",
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="end the job, with exit code 10, when it gets at the genuine driver")
     ] = False,
@@ -69,6 +87,8 @@ def run(
         "device": None if device is None else _readable(device),
         "hang_timeout": hang_timeout, "watch": True, "strict": strict,
     }  # fmt: skip
+    if replica_policy is not None:  # daemons of earlier versions do not know it
+        body["replica_policy"] = replica_policy.value
     inherited = dict(os.environ)
     inherited.pop("XMIG_STDERR", None)
     if device is not None:

@@ -50,6 +50,8 @@ def ranks(
         rows = [one | {"lost": lost_ranks(one), "cause": causes(one)} for one in found["recoveries"]]
         show(rows, output, titles, "", optional=("cause", "last_to_resume", "together_ms"))
     console.print()
+    for difference in found.get("differences", []):  # which daemons of earlier versions do not find
+        console.print(f"[red]{escape(difference['text'])}[/red]")
     console.print(snapshots_line(found["snapshots"]))
     if found["next_rank"] is not None:
         notes.print(f"[dim]{found['total']} ranks in all: --from-rank {found['next_rank']} has the next[/dim]")

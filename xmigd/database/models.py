@@ -51,6 +51,7 @@ class Job(Base):
     registered: Mapped[bool]
     token_hash: Mapped[str | None] = mapped_column(String(64))
     hang_timeout: Mapped[float | None]  # seconds; null: the daemon's setting
+    replica_policy: Mapped[str | None] = mapped_column(String(16))  # null: the daemon's setting
     strict: Mapped[bool] = mapped_column(default=False, server_default=false())  # it ends when it is not protected
     stopped: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]

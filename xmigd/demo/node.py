@@ -131,6 +131,7 @@ class Node:
         name: str = "",
         device: str | None = None,
         hang_timeout: float | None = None,
+        replica_policy: str | None = None,
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Program:
@@ -138,7 +139,13 @@ class Node:
         words = [str(word) for word in command]
         job = self.client.post(
             "/v1/jobs",
-            {"name": name, "command": " ".join(words)[:4096], "device": device, "hang_timeout": hang_timeout},
+            {
+                "name": name,
+                "command": " ".join(words)[:4096],
+                "device": device,
+                "hang_timeout": hang_timeout,
+                "replica_policy": replica_policy,
+            },
         )
         theirs = self.environment.get("LD_LIBRARY_PATH")
         path = job["library_path"] + (f":{theirs}" if theirs else "")

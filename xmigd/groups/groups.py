@@ -790,6 +790,10 @@ class Groups:
                 self._out.append(Settled(process))
         return self._out
 
+    def rank_of(self, process: str) -> int:
+        """In the largest of its communicators; 0: it has none."""
+        return self._rank_of(process) if process in self._members else 0
+
     def others(self, process: str) -> list[str]:
         """Living members of its group."""
         group = self._groups.get(process)
@@ -859,6 +863,21 @@ class Groups:
         group.recovering = True
         self._moves_on(group)
         self._break_all(group, f"the server of rank {self._rank_of(process)} was lost: {reason}")
+        return self._out
+
+    def differs(self, t: int, process: str, reason: str) -> list[Instruction]:
+        """What it holds is wrong, and its next server gets it from the others: all recover, as after a loss."""
+        self._begin(t)
+        group = self._current(process)
+        if group is None or not self._is_living(process) or group.recovering or group.committing or group.standing:
+            return self._out
+        self._give_up(group)
+        self._stays(group, "memory of a rank is restored")
+        self._not_suspended(group, "memory of a rank is restored")
+        self._out.append(Note(process, f"{reason}: all {len(self._living(group))} ranks recover together"))
+        group.recovering = True
+        self._moves_on(group)
+        self._break_all(group, reason)
         return self._out
 
     def _break_all(self, group: _Group, reason: str) -> None:

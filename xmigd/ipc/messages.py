@@ -7,7 +7,8 @@ of them fit the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -259,12 +260,14 @@ class GroupWanted(Message):
 
 class GroupStopped(Message):
     """It executes nothing. What it has counted since the last group snapshot: collectives by communicator, and what one
-    rank sent to another. `behind`: launches and copies since its last collective, if that is known."""
+    rank sent to another. `behind`: launches and copies since its last collective, if that is known. `work`: records
+    that change device memory, or what is allocated of it, since this server has the process."""
 
     type: Literal["group_stopped"]
     round: RoundNumber
     counts: dict[Count, Number]
     behind: Number | None
+    work: Number | None = None  # a server of an earlier version does not say
 
 
 class GroupHeld(Message):
@@ -434,7 +437,7 @@ def pack_injection(injection: Injection) -> dict[str, Any]:
     return {
         "id": injection.id, "point": injection.point, "kind": injection.kind, "sequence": injection.sequence,
         "error": injection.error,
-    }  # fmt: skip
+    } | ({"address": injection.address} if injection.kind == "flip" else {})  # fmt: skip
 
 
 def pack_memory(message: MemoryAdd) -> bytes:
@@ -448,9 +451,17 @@ def pack_replica(message: bytes) -> bytes:
     return pack(**(fields | {"type": "replica_memory"}))
 
 
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """Chunks of a snapshot that are not what most replicas hold: by address, the hash of that."""
+
+    snapshot: int
+    chunks: Mapping[int, int]
+
+
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
-    first_id: int = 1, copies_on_host: bool = False, ahead: bool = False,
+    first_id: int = 1, copies_on_host: bool = False, ahead: bool = False, differing: Differing | None = None,
 ) -> bytes:  # fmt: skip
     """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
@@ -469,6 +480,8 @@ def pack_assign(
         fields |= {
             "decided": assign.decided, "gone": list(assign.gone), "communicators": list(assign.communicators),
         }  # fmt: skip
+    if assign.mode == "recover" and differing is not None:
+        fields["differing"] = {"snapshot": differing.snapshot, "chunks": [*map(list, differing.chunks.items())]}
     if assign.mode == "move":
         fields["first_id"] = first_id
     if assign.mode == "lost":

@@ -61,7 +61,8 @@ async def make_job(
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
-        hang_timeout=job.hang_timeout, created_at=made.created_at, state="created", processes=0, strict=job.strict,
+        hang_timeout=job.hang_timeout, replica_policy=job.replica_policy, created_at=made.created_at,
+        state="created", processes=0, strict=job.strict,
         unprotected=0, faults=0, recoveries=0, watched=made.watched, preload=made.preload,
         library_path=made.library_path, environment=made.environment,
         # JAX keeps what it has got otherwise, and no snapshot can tell what of it is in use (docs/decisions/0030).

@@ -8,7 +8,7 @@ import secrets
 
 from xmigd.errors import Forbidden, XmigError
 from xmigd.ids import new_id
-from xmigd.records import JobRow
+from xmigd.records import JobRow, ReplicaPolicy
 
 
 def hash_token(token: str) -> str:
@@ -23,6 +23,7 @@ def new_job(
     device: str | None,
     registered: bool,
     hang_timeout: float | None = None,
+    replica_policy: ReplicaPolicy | None = None,
     strict: bool = False,
     runner: tuple[int, int] | None = None,
 ) -> tuple[JobRow, str]:
@@ -30,7 +31,8 @@ def new_job(
     token = secrets.token_hex(12)
     job = JobRow(
         id=new_id(), name=name, command=command, uid=uid, device=device, registered=registered,
-        token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout, strict=strict,
+        token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout,
+        replica_policy=replica_policy, strict=strict,
         runner_pid=None if runner is None else runner[0], runner_start=None if runner is None else runner[1],
     )  # fmt: skip
     return job, token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import and_, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
@@ -13,7 +13,7 @@ from xmigd.database import models
 from xmigd.database.models import Fault, Job, Process, Recovery
 from xmigd.ipc.exits import End
 from xmigd.processes.states import LIVE
-from xmigd.records import JobRow
+from xmigd.records import JobRow, ReplicaPolicy
 from xmigd.users import user_name
 
 ADDING = insert(models.Base.metadata.tables["jobs"])  # made once: to make it takes longer than to execute it
@@ -86,7 +86,8 @@ def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]
     return {
         "id": row.id, "name": row.name, "command": row.command, "uid": row.uid,
         "user": user_name(row.uid), "device": row.device,
-        "registered": row.registered, "hang_timeout": row.hang_timeout, "created_at": row.created_at, "state": state,
+        "registered": row.registered, "hang_timeout": row.hang_timeout,
+        "replica_policy": row.replica_policy, "created_at": row.created_at, "state": state,
         "processes": live, "suspended": states.get("suspended", 0), "ended_at": ended_at,
         "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
         "exit_code": row.exit_code, "exit_signal": row.exit_signal, "strict": row.strict,
@@ -104,7 +105,8 @@ def job_model(job: JobRow) -> models.Job:
 def job_row(job: models.Job) -> JobRow:
     return JobRow(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=job.registered,
-        token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout, strict=job.strict,
+        token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout,
+        replica_policy=cast(ReplicaPolicy | None, job.replica_policy), strict=job.strict,
         runner_pid=job.runner_pid, runner_start=job.runner_start,
     )  # fmt: skip
 

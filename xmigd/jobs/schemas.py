@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from xmigd.process.events import InjectKind, InjectPoint
-from xmigd.records import LogLevel, LogSource
+from xmigd.records import LogLevel, LogSource, ReplicaPolicy
 from xmigd.schemas import EXACT, Answer
 from xmigd.text import VISIBLE
 
@@ -24,6 +24,9 @@ class JobRequest(BaseModel):
     hang_timeout: Annotated[
         float, Field(ge=0, le=1e9, description="seconds without progress after which its kernel hangs; 0: never")
     ] | None = None  # fmt: skip
+    replica_policy: ReplicaPolicy | None = Field(
+        default=None, description="when a rank's memory differs from its replicas'; null: the daemon's setting"
+    )
     watch: bool = Field(
         default=False, description="the caller becomes or starts the job's program: with it the job ends (local only)"
     )
@@ -51,6 +54,9 @@ class JobInfo(Answer):
     device: str | None
     registered: bool
     hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
+    replica_policy: ReplicaPolicy | None = Field(
+        default=None, description="when a rank's memory differs from its replicas'; null: the daemon's setting"
+    )
     created_at: float
     ended_at: float | None = Field(default=None, description="null: it has not ended, or nobody saw when")
     duration_s: float | None = Field(default=None, description="seconds from its beginning to its end")
@@ -111,6 +117,9 @@ class InjectRequest(BaseModel):
     sequence: Annotated[int, Field(ge=0, le=EXACT, description="first record it applies to")] = 0
     error: Annotated[int, Field(ge=1, le=999, description="CUresult of a fault")] = 700
     process: Annotated[str, Field(max_length=32)] | None = None
+    address: Annotated[
+        int, Field(ge=0, le=EXACT, description="of a flip: device memory; null: where replicas are compared")
+    ] | None = None  # fmt: skip
 
 
 class Armed(Answer):

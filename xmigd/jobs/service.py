@@ -58,7 +58,7 @@ class Jobs:
         name = wanted.name or harmless(wanted.command.split(" ", 1)[0].rpartition("/")[2], 255) or "job"
         job, token = self._supervisor.make_job(
             name=name, command=wanted.command, uid=uid, device=wanted.device, visible=wanted.visible_devices,
-            hang_timeout=wanted.hang_timeout, strict=wanted.strict, runner=runner,
+            hang_timeout=wanted.hang_timeout, replica_policy=wanted.replica_policy, strict=wanted.strict, runner=runner,
         )  # fmt: skip
         created_at = time.time()
         await asyncio.wrap_future(
@@ -132,7 +132,7 @@ class Jobs:
         await self._check_owner(caller, job)
         return self._supervisor.inject(
             job, point=wanted.point, kind=wanted.kind, sequence=wanted.sequence, error=wanted.error,
-            process=wanted.process,
+            process=wanted.process, address=wanted.address,
         )  # fmt: skip
 
     async def _check_owner(self, caller: Caller, job: str) -> None:

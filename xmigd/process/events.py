@@ -66,6 +66,13 @@ class DeviceLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaDiffers(Event):
+    """Its device memory is not what other ranks have there, which had the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired(Event):
     name: str
 
@@ -230,7 +237,7 @@ class GroupHopeless(Event):
 # --- what is injected, recorded ----------------------------------------------------------------------------------
 
 InjectPoint = Literal["record", "kernel", "copy", "snapshot", "replay", "import"]
-InjectKind = Literal["kill", "fault", "hang"]
+InjectKind = Literal["kill", "fault", "hang", "flip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,7 @@ class Injection:
     kind: InjectKind
     sequence: int
     error: int
+    address: int = 0  # of a flip: the byte whose lowest bit changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +255,7 @@ class InjectRequested(Event):
     injection: Injection
 
 
-FaultKind = Literal["device", "server", "injected", "protocol", "garbage", "timeout", "spawn", "program"]
+FaultKind = Literal["device", "server", "injected", "protocol", "garbage", "timeout", "spawn", "program", "corruption"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

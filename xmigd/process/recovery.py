@@ -93,6 +93,8 @@ class Recovery(GroupMember):
                 self.unrecoverable = event.reason
             case e.DeviceLost():
                 self._device_lost(event)
+            case e.ReplicaDiffers():
+                self._fault("corruption", event.reason)  # which no server has noticed, and none ends of
             case e.InjectRequested():
                 self._inject(event)
             case e.TimerFired():
@@ -419,7 +421,8 @@ class Recovery(GroupMember):
         )
 
     def _injection_fires(self, event: e.InjectionFires) -> None:
-        if self.armed.pop(event.id, None) is not None:
+        injection = self.armed.pop(event.id, None)
+        if injection is not None and injection.kind != "flip":  # which no server ends of
             self._injecting[event.server] = event.id
 
     def _garbage(self, event: e.GarbageFound) -> None:

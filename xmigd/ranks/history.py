@@ -20,11 +20,13 @@ from xmigd.groups.meetings import Answer
 from xmigd.ipc import messages as m
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
+from xmigd.records import ReplicaPolicy
 
 MOST_CHANGES = 4096  # of a job, divided among its ranks
 LEAST_CHANGES = 16  # of a rank, however many there are
 MOST_ROUNDS = 100  # of a job
 MOST_COMMUNICATORS = 32  # of a job, that have ended
+MOST_DIFFERENCES = 32  # of a job, that were found between replicas
 MOST_ENDED = 1024  # ranks of a job whose programs have exited
 MOST_OVER = 16  # jobs none of whose ranks lives
 UNHEARD = 3_000_000_000  # ns after which a rank has given up looking for the others; servers repeat that each second
@@ -111,10 +113,51 @@ class Round:
     given_up: str = ""  # why
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Memory of a rank is not what others have there, which had the same."""
+
+    t: int
+    round: int
+    policy: ReplicaPolicy
+    suspects: tuple[tuple[int, str, int], ...]  # rank, process, number of its snapshot; two: it is one of them
+    equal: tuple[int, ...]  # ranks
+    addresses: tuple[int, ...]  # of chunks
+
+    @property
+    def text(self) -> str:
+        chunks = f"the chunk of 2 MiB at {self.addresses[0]:#x}"
+        if (more := len(self.addresses) - 1) > 0:
+            chunks += f" and {more} more"
+        if len(self.suspects) > 1:
+            which = " or ".join(f"rank {rank} (snapshot {snapshot})" for rank, _, snapshot in self.suspects)
+            return (
+                f"silent corruption in {which}: {chunks} differ{'' if more > 0 else 's'}, and did not before; with two "
+                "replicas it is not known which of them is right"
+            )
+        rank, _, snapshot = self.suspects[0]
+        return (
+            f"silent corruption in rank {rank}: {chunks} of its snapshot {snapshot} differ{'' if more > 0 else 's'} "
+            f"from {_named(self.equal)}, which {'are' if len(self.equal) > 1 else 'is'} as the majority was before"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of the ranks of a group, the last one."""
+
+    t: int
+    round: int
+    chunks: int  # addresses
+    watched: int  # of these, where ranks are known to hold the same
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     ranks: dict[str, Rank] = field(default_factory=dict)
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=MOST_ROUNDS))
+    differences: deque[Difference] = field(default_factory=lambda: deque(maxlen=MOST_DIFFERENCES))
+    comparison: Comparison | None = None
     ended: deque[Communicator] = field(default_factory=lambda: deque(maxlen=MOST_COMMUNICATORS))
 
 
@@ -167,6 +210,15 @@ class History:
         """Newest first."""
         found = self._jobs.get(job)
         return [] if found is None else list(reversed(found.rounds))
+
+    def differences_of(self, job: str) -> list[Difference]:
+        """Newest first."""
+        found = self._jobs.get(job)
+        return [] if found is None else list(reversed(found.differences))
+
+    def comparison_of(self, job: str) -> Comparison | None:
+        found = self._jobs.get(job)
+        return None if found is None else found.comparison
 
     def waits_for(self, ranks: Iterable[Rank]) -> dict[str, str]:
         """By process, what those who wait now wait for."""
@@ -258,6 +310,21 @@ class History:
             if not round.missing:
                 round.committed = t
                 del self._rounds[number]
+
+    # --- replicas --------------------------------------------------------------------------------------------------
+
+    def compared(self, t: int, members: Iterable[str], round: int, chunks: int, watched: int) -> None:
+        """What the ranks of a group hold."""
+        for job in self._jobs_of(members):
+            job.comparison = Comparison(t, round, chunks, watched)
+
+    def differs(self, difference: Difference) -> None:
+        for job in self._jobs_of(process for _, process, _ in difference.suspects):
+            job.differences.append(difference)
+
+    def _jobs_of(self, processes: Iterable[str]) -> list[_Job]:
+        names = {self._ranks[one].who.job for one in processes if one in self._ranks}
+        return [self._jobs[one] for one in names if one in self._jobs]
 
     # --- what is done about it -------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from xmigd.ranks.history import Activity
+from xmigd.records import ReplicaPolicy
 from xmigd.schemas import Answer
 
 Outcome = Literal["running", "taken", "given_up"]
@@ -97,6 +98,34 @@ class GroupRecoveryInfo(Answer):
     of_ranks: list[RankRecovery] = Field(description="of the ranks that this answer has")
 
 
+class Suspect(Answer):
+    rank: int
+    process_id: str
+    snapshot: int = Field(description="of the process, its number: the first that is known to have it")
+
+
+class ReplicaComparison(Answer):
+    """Of what the ranks of a job held at a group snapshot at which all stood at the same place."""
+
+    at: float
+    round: int
+    chunks: int = Field(description="of 2 MiB of device memory, by address")
+    watched: int = Field(description="of these: where ranks are known to hold the same, and a difference is reported")
+
+
+class ReplicaDifference(Answer):
+    """Device memory of a rank is not what other ranks hold there, though it was: silent corruption."""
+
+    at: float
+    round: int
+    suspects: list[Suspect] = Field(description="one; two if there are only two replicas: then it is one of them")
+    equal: list[int] = Field(description="ranks that hold the same still")
+    addresses: list[int] = Field(description="of chunks of 2 MiB, at most 16")
+    chunks: int = Field(description="that differ")
+    policy: ReplicaPolicy = Field(description="what was done about it")
+    text: str
+
+
 class JobRanksInfo(Answer):
     job_id: str
     total: int = Field(description="ranks")
@@ -105,3 +134,5 @@ class JobRanksInfo(Answer):
     communicators: list[CommunicatorInfo] = Field(description="the largest first, then those that have ended")
     snapshots: list[GroupSnapshotInfo] = Field(description="newest first")
     recoveries: list[GroupRecoveryInfo] = Field(description="newest first")
+    comparison: ReplicaComparison | None = Field(description="the last one; null: none yet")
+    differences: list[ReplicaDifference] = Field(description="between replicas, newest first")

@@ -14,7 +14,7 @@ from xmigd.database.rows import wall
 from xmigd.errors import NotFound
 from xmigd.jobs import repository as jobs
 from xmigd.ranks import repository
-from xmigd.ranks.history import Change, Communicator, Rank, Round
+from xmigd.ranks.history import Change, Communicator, Comparison, Difference, Rank, Round
 from xmigd.ranks.repository import Place
 from xmigd.ranks.schemas import (
     CommunicatorInfo,
@@ -24,7 +24,10 @@ from xmigd.ranks.schemas import (
     RankInfo,
     RankOf,
     RankRecovery,
+    ReplicaComparison,
+    ReplicaDifference,
     Span,
+    Suspect,
 )
 from xmigd.ranks.together import outcome, together
 from xmigd.security.callers import Caller
@@ -69,6 +72,8 @@ class JobRanks:
             communicators=[_communicator(one) for one in history.communicators_of(job)[: wanted.together]],
             snapshots=[_snapshot(one) for one in history.rounds_of(job)[: wanted.together]],
             recoveries=self._recoveries(rows, ranks, shown)[: wanted.together],
+            comparison=_comparison(history.comparison_of(job)),
+            differences=[_difference(one) for one in history.differences_of(job)[: wanted.together]],
         )
 
     def _is_seen(self, rank: Rank, job: str, caller: Caller) -> bool:
@@ -168,6 +173,20 @@ def _snapshot(one: Round) -> GroupSnapshotInfo:
         last_to_prepare=one.members.get(one.last_held),
         why=one.given_up,
     )
+
+
+def _comparison(one: Comparison | None) -> ReplicaComparison | None:
+    if one is None:
+        return None
+    return ReplicaComparison(at=wall(one.t), round=one.round, chunks=one.chunks, watched=one.watched)
+
+
+def _difference(one: Difference) -> ReplicaDifference:
+    return ReplicaDifference(
+        at=wall(one.t), round=one.round, policy=one.policy, text=one.text, equal=list(one.equal),
+        suspects=[Suspect(rank=rank, process_id=name, snapshot=number) for rank, name, number in one.suspects],
+        addresses=list(one.addresses[:MOST_OF_EACH]), chunks=len(one.addresses),
+    )  # fmt: skip
 
 
 def _recovery(rows: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], page: set[str]) -> GroupRecoveryInfo:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,6 +86,30 @@ def parse_snapshot(content: bytes) -> SnapshotFile:
         raise Unreadable("its parts are longer than the whole")
     found = tuple(struct.unpack_from("<2Q", content, start + i * IMAGE) for i in range(images))
     return SnapshotFile(number, position, sequence, found, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Device memory as a snapshot describes it, without content."""
+
+    addresses: array[int]
+    hashes: array[int]
+    zeros: int | None  # the hash of a chunk of zeros, if there is one
+    live: array[int]  # allocations: address, bytes and context of each
+
+
+def read_chunks(files: tuple[int, int], number: int, most: int) -> Chunks:
+    """Of the snapshot `number`, the first `most` chunks. Raises Unreadable: it is overwritten."""
+    content = read_snapshot(files, number).content
+    memory, live, chunks = SNAPSHOT_HEADER.unpack_from(content)[6:9]
+    start = SNAPSHOT_HEADER.size + FAILURES + memory * EXTENT
+    allocations, words = array("Q"), array("Q")
+    allocations.frombytes(memoryview(content)[start : start + live * LIVE_RANGE])
+    start += live * LIVE_RANGE
+    words.frombytes(memoryview(content)[start : start + min(chunks, most) * CHUNK])
+    slots = words[2::3]
+    zeros = words[3 * slots.index(0) + 1] if 0 in slots else None
+    return Chunks(words[0::3], words[1::3], zeros, allocations)
 
 
 class Journal:

@@ -14,15 +14,18 @@ from xmigd.groups import groups as g
 from xmigd.groups import prepared as p
 from xmigd.groups.groups import Groups, Who
 from xmigd.groups.meetings import Meetings, Offer
+from xmigd.groups.replicas import Finding
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
 from xmigd.native import Layout
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
-from xmigd.ranks.history import History
+from xmigd.ranks.history import Difference, History
+from xmigd.records import JobRow, ReplicaPolicy
 from xmigd.servers.server import Server
 from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.replicas import Compared, Comparisons
 
 logger = log.get("groups")
 
@@ -37,8 +40,10 @@ class Ranks:
 
     def __init__(
         self, processes: Mapping[str, Process], job_log: JobLog, layout: Layout, communicators_bound: int,
-        copies_bound: int, suspend_patience: float,
+        copies_bound: int, suspend_patience: float, replica_check: float,
+        stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
     ) -> None:  # fmt: skip
+        """`stop_job`: a job's policy says so."""
         self._processes = processes
         self._job_log = job_log
         self._group_at = layout.group_at
@@ -54,6 +59,10 @@ class Ranks:
         # they are there.
         self._handovers: dict[str, asyncio.TimerHandle] = {}
         self.history = History()
+        self._comparisons = Comparisons(replica_check, self._compared)
+        self._stop_job = stop_job
+        self._replica_policy = replica_policy
+        self._restoring: dict[str, Finding] = {}  # by process, what is to become as others have it
         self._events: deque[Callable[[int], list[g.Instruction]]] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -84,6 +93,7 @@ class Ranks:
             case m.GroupWanted():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):
+                self._comparisons.stopped(who.process, server.number, number, message.work)
                 self._tell(lambda t: self._groups.stopped(t, who.process, number, counts, behind))
             case m.GroupHeld(round=number):
                 self._tell(lambda t: self._groups.held(t, who.process, number))
@@ -135,6 +145,8 @@ class Ranks:
         self.history.finished(now(), process.row.id)
         self._meetings.gone(process.row.id)
         self._counted.pop(process.row.id, None)
+        self._comparisons.gone(process.row.id)
+        self._restoring.pop(process.row.id, None)
         self._carry_out_ahead(self._prepared.gone(process.row.id))
 
     def orphaned(self, process: Process) -> None:
@@ -217,6 +229,7 @@ class Ranks:
         for timer in (self._timer, self._opening, self._looking):
             if timer is not None:
                 timer.cancel()
+        self._comparisons.close()
 
     # --- what is done ------------------------------------------------------------------------------------------------
 
@@ -240,6 +253,13 @@ class Ranks:
 
     def _do(self, process: Process, instruction: g.Instruction) -> None:
         self.history.instructed(now(), instruction)
+        match instruction:
+            case g.Hold(round=number, same_place=same):
+                self._comparisons.holds(number, same)
+            case g.Take(round=number):
+                self._comparisons.takes(process.row.id, number)
+            case _:
+                pass
         match instruction:
             case p.Prepare(server=server, attempt=attempt, name=name):
                 process.prepare_communicator(server, attempt, name)
@@ -328,9 +348,14 @@ class Ranks:
         standbys = {one: self._processes[one].warm_standby for one in ranks if one in self._processes}
         self._carry_out_ahead(self._prepared.settled(now(), whole, standbys))
         self._look_at_handovers()
+        names = [process.row.id, *self._groups.others(process.row.id)]
+        members = [self._processes[one] for one in names if one in self._processes]
         if self._copies_bound:
-            members = [process.row.id, *self._groups.others(process.row.id)]
-            self._copy_unique([self._processes[one] for one in members if one in self._processes])
+            self._copy_unique(members)
+        self._comparisons.settled(members)
+        for one in members:
+            if (finding := self._restoring.pop(one.row.id, None)) is not None:
+                self._restore(one, finding)
 
     def _communicator_prepared(self, process: Process, server: Server, message: m.CommunicatorPrepared) -> None:
         name, number = process.row.id, server.number
@@ -452,6 +477,60 @@ class Ranks:
             mine = set(devices_of(process.row.device))
             others = [one for one in members if one is not process and mine.isdisjoint(devices_of(one.row.device))]
             process.copy_unique(others, share)
+
+    # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def watched(self, process: str) -> list[int]:
+        """Addresses at which its memory is compared with that of other ranks."""
+        return self._comparisons.watched(process)
+
+    def _compared(self, compared: Compared, members: Sequence[str]) -> None:
+        """What of it is to be known, and what is to be done."""
+        seen = compared.seen
+        ranks = {one: self._groups.rank_of(one) for one in members}
+        self.history.compared(compared.at, members, compared.round, seen.chunks, seen.watched)
+        for name in seen.unlike:
+            about = {"process": name[:12], "rank": ranks[name], "round": compared.round}
+            logger.info("a rank does not do the same as its replicas any more", **about)
+        for finding in seen.findings:
+            self._found(compared, finding, ranks)
+
+    def _found(self, compared: Compared, finding: Finding, ranks: Mapping[str, int]) -> None:
+        suspects = [self._processes[one] for one in finding.suspects if one in self._processes]
+        if not suspects:
+            return
+        policy = suspects[0].job.replica_policy or self._replica_policy
+        difference = Difference(
+            t=compared.at, round=compared.round, policy=policy, addresses=finding.addresses,
+            suspects=tuple(sorted((ranks[one], one, compared.snapshots[one]) for one in finding.suspects)),
+            equal=tuple(sorted(ranks[one] for one in finding.equal)),
+        )  # fmt: skip
+        text = difference.text
+        self.history.differs(difference)
+        for process in suspects:
+            logger.error("a rank differs from its replicas", process=process.row.id[:12], why=text)
+            self._job_log.line(process.job, text, source="xmigd", level="error", process=process.row.id)
+            process.tell(e.ReplicaDiffers(t=now(), reason=text))
+        if policy == "restore" and finding.equal:
+            self._restoring[finding.suspects[0]] = finding
+        if policy == "stop":
+            for job in {one.job.id: one.job for one in suspects}.values():
+                self._stop_job(job, f"{text}; the last group snapshot is round {compared.round}")
+
+    def _restore(self, process: Process, finding: Finding) -> None:
+        """From the majority. All have the snapshots of one round, and none is under way: it is looked at once more what
+        they hold, and all go back there."""
+        equal = [self._processes[one] for one in finding.equal if one in self._processes]
+        chunks = self._comparisons.right(process, equal, finding.addresses)
+        rank = self._groups.rank_of(process.row.id)
+        if not chunks or process.last_snapshot is None:
+            text = f"memory of rank {rank} that differed from its replicas is not restored: they hold the same no more"
+            self._job_log.line(process.job, text, source="xmigd", level="warning", process=process.row.id)
+            return
+        process.differing = m.Differing(process.last_snapshot.number, chunks)
+        why = f"memory of rank {rank} differs from its replicas, and is restored from these"
+        logger.warning("memory is restored from replicas", process=process.row.id[:12], chunks=len(chunks))
+        self._tell(lambda t: self._groups.differs(t, process.row.id, why))
 
     # --- a rank's device was lost ------------------------------------------------------------------------------------
 

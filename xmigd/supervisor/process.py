@@ -78,6 +78,7 @@ class Process(ProcessState):
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self._requested: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
+        self.differing: m.Differing | None = None  # what its next servers replace, as long as that is the last snapshot
         self._stopping = False  # its program was signalled to end
         self._lost_ordinals: set[int] = set()  # of its devices, until the server that had them has ended
         self._stall_at = stall_at  # where the journal has the expected stall
@@ -496,7 +497,7 @@ class Process(ProcessState):
                 )  # fmt: skip
             case m.Snapshot():
                 if has_process:
-                    self.last_snapshot = message
+                    self.last_snapshot, self.differing = message, None
                     self.snapshot_ms += message.ms
                     self.records.snapshot(self.row.id, message)
                     self._snapshot_committed(self, message)
@@ -671,7 +672,7 @@ class Process(ProcessState):
         packed = m.pack_assign(
             instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
             snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
-            copies_on_host=self.copies is not None, ahead=ahead,
+            copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing,
         )  # fmt: skip
         server.send(packed, memory.all)
         if instruction.mode == "recover":

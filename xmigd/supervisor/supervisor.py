@@ -17,7 +17,7 @@ from xmigd.connections.listener import Listener
 from xmigd.devices.choice import choose_device, least_used, resolve_device
 from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
-from xmigd.errors import Forbidden, Invalid, NotFound, ProtocolError, XmigError
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, XmigError
 from xmigd.ids import new_id
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -39,7 +39,7 @@ from xmigd.process.recovery import (
     CUDA_ERROR_SYSTEM_NOT_READY,
 )
 from xmigd.ranks.history import History
-from xmigd.records import JobRow, LiveProcess, ProcessRow, Records
+from xmigd.records import JobRow, LiveProcess, ProcessRow, Records, ReplicaPolicy
 from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
@@ -100,7 +100,8 @@ class Supervisor:
         self.processes: dict[str, Process] = {}
         self._ranks = Ranks(
             self.processes, self.job_log, layout, settings.standby_communicators_mib * MIB,
-            settings.replica_copies_mib * MIB, settings.recovery_timeout,
+            settings.replica_copies_mib * MIB, settings.recovery_timeout, settings.replica_check,
+            self._end_for_corruption, settings.replica_policy,
         )  # fmt: skip
         self._expected_of = Counter(each.job.id for each in live)
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
@@ -152,7 +153,8 @@ class Supervisor:
 
     def make_job(
         self, *, name: str, command: str, uid: int, device: str | None, visible: str | None = None,
-        hang_timeout: float | None = None, strict: bool = False, runner: tuple[int, int] | None = None,
+        hang_timeout: float | None = None, replica_policy: ReplicaPolicy | None = None, strict: bool = False,
+        runner: tuple[int, int] | None = None,
     ) -> tuple[JobRow, str]:  # fmt: skip
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
         `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
@@ -164,7 +166,7 @@ class Supervisor:
             device = self._visible(visible, None)
         return new_job(
             name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout,
-            strict=strict, runner=runner,
+            replica_policy=replica_policy, strict=strict, runner=runner,
         )  # fmt: skip
 
     def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
@@ -190,10 +192,19 @@ class Supervisor:
             process.stop(why)
         return len(processes)
 
+    def _end_for_corruption(self, job: JobRow, why: str) -> None:
+        """Its ranks hold different memory, and that is its policy."""
+        self.job_log.line(job, f"the job is ended, as its replica policy says: {why}", source="xmigd", level="error")
+        self._records.job_stopped(job.id)
+        self.stop_job(job.id, "its ranks hold different memory")
+
     def inject(
-        self, job: str, *, point: e.InjectPoint, kind: e.InjectKind, sequence: int, error: int, process: str | None
-    ) -> list[tuple[Process, int]]:
+        self, job: str, *, point: e.InjectPoint, kind: e.InjectKind, sequence: int, error: int, process: str | None,
+        address: int | None = None,
+    ) -> list[tuple[Process, int]]:  # fmt: skip
         """Arm a fault in the job's processes, or in one of them. Returns each with the injection's number."""
+        if kind == "flip" and point != "record":
+            raise Invalid("a bit is flipped at a record", hint="leave `point` out")
         targets = [p for p in self.processes_of(job) if process is None or p.row.id == process]
         targets = [p for p in targets if p.state in ("running", "recovering")]
         if not targets:
@@ -201,10 +212,21 @@ class Supervisor:
         armed = []
         for target in targets:
             injection = e.Injection(next(self._injections), point, kind, sequence, error)
+            if kind == "flip":
+                injection = replace(injection, address=self._to_flip(target) if address is None else address)
             logger.warning("fault armed", job=job[:12], process=target.row.id[:12], point=point, kind=kind)
             target.tell(e.InjectRequested(t=now(), injection=injection))
             armed.append((target, injection.id))
         return armed
+
+    def _to_flip(self, process: Process) -> int:
+        """Memory that is compared with that of other ranks."""
+        watched = self._ranks.watched(process.row.id)
+        if not watched:
+            raise Conflict(
+                "no memory of the process is compared with that of other ranks", hint="name an `address`, or wait"
+            )
+        return watched[0]
 
     def lose_device(self, device: str, why: str) -> int:
         """It is gone with its memory. Processes that were on it go on elsewhere, as far as their content is there.

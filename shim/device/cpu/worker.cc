@@ -258,6 +258,7 @@ void Worker::inject(const ArmedInjection& armed, const std::string& where) {
       context_.raise(injection.error ? injection.error : CUDA_ERROR_ILLEGAL_ADDRESS, t_sequence,
                      "injected fault: " + where);
       break;
+    case InjectKind::kFlip: break;  // never here: the server does it, between two records
     case InjectKind::kHang:
       XMIG_CPU_LOG("injected hang: %s", where.c_str());
       Progress::instance().wait([this] { return context_.abandoned(); }, false);

@@ -174,8 +174,8 @@ void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::st
 
 void Daemon::group_wanted(std::string_view reason) { send(dump({{"type", "group_wanted"}, {"reason", reason}})); }
 
-void Daemon::group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts, std::optional<uint64_t> behind) {
-  Json message{{"type", "group_stopped"}, {"round", round}, {"counts", counts}, {"behind", nullptr}};
+void Daemon::group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts, std::optional<uint64_t> behind, uint64_t work) {
+  Json message{{"type", "group_stopped"}, {"round", round}, {"counts", counts}, {"behind", nullptr}, {"work", work}};
   if (behind) message["behind"] = *behind;
   send(dump(message));
 }

@@ -111,8 +111,9 @@ class Daemon {
   void communicator_failed(const std::string& name, uint32_t rank, std::string_view why);
   // Snapshots of a group (snapshot/group_snapshot.h).
   void group_wanted(std::string_view reason);
-  // `behind`: launches and copies since the last collective; none: not known.
-  void group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts, std::optional<uint64_t> behind);
+  // `behind`: launches and copies since the last collective; none: not known. `work`: records that change device memory, or what is
+  // allocated of it, since this server has the process.
+  void group_stopped(uint64_t round, const std::map<std::string, uint64_t>& counts, std::optional<uint64_t> behind, uint64_t work);
   void group_held(uint64_t round);
   void group_busy(uint64_t round, std::string_view why);
   // The device waits for other ranks, and the program for the device, without progress for so many seconds; 0: no longer.

@@ -117,9 +117,14 @@ void read_injection(Fields& fields, device::Injection& injection) {
                  {"replay", InjectPoint::kReplay},
                  {"import", InjectPoint::kImport}});
   fields.choice("kind", injection.kind,
-                {{"kill", InjectKind::kKill}, {"fault", InjectKind::kFault}, {"hang", InjectKind::kHang}});
+                {{"kill", InjectKind::kKill},
+                 {"fault", InjectKind::kFault},
+                 {"hang", InjectKind::kHang},
+                 {"flip", InjectKind::kFlip}});
   fields.unsigned_number("sequence", injection.sequence);
   fields.integer("error", injection.error);
+  if (fields.has("address")) fields.unsigned_number("address", injection.address);
+  if (injection.kind == InjectKind::kFlip && injection.point != InjectPoint::kRecord) fields.fail("a bit is flipped at a record only");
 }
 
 // Injections arrive as a message of their own, or in a list inside `assign`, where they may carry the same "type".
@@ -150,6 +155,19 @@ void read_numbers(Fields& fields, const char* name, std::vector<uint64_t>& numbe
   for (const Json& one : *list) {
     if (!one.is_number_unsigned()) return fields.fail(std::string(name) + " has what is no unsigned number");
     numbers.push_back(one.get<uint64_t>());
+  }
+}
+
+void read_differing(const Json& object, Fields& fields, Assign& assign) {
+  Fields inner(object);
+  inner.unsigned_number("snapshot", assign.differing_snapshot);
+  const Json* chunks = inner.find("chunks");
+  if (!inner.finished()) return fields.fail(inner.why());
+  if (!chunks->is_array() || chunks->size() > 256) return fields.fail("differing has no list of chunks, or a long one");
+  for (const Json& one : *chunks) {
+    const bool numbers = one.is_array() && one.size() == 2 && one[0].is_number_unsigned() && one[1].is_number_unsigned();
+    if (!numbers) return fields.fail("a differing chunk is no address and hash");
+    assign.differing.emplace_back(one[0].get<uint64_t>(), one[1].get<uint64_t>());
   }
 }
 
@@ -216,6 +234,7 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (fields.has("decided")) fields.unsigned_number("decided", assign.decided);
   if (fields.has("gone")) read_names(fields, "gone", assign.gone);
   if (fields.has("communicators")) read_numbers(fields, "communicators", assign.communicators);
+  if (fields.has("differing")) read_differing(*fields.find("differing"), fields, assign);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
   if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
   if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");

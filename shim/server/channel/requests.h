@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -61,6 +62,9 @@ struct Assign {
   uint64_t decided = 0;
   std::vector<std::string> gone;
   std::vector<uint64_t> communicators;  // attempts that all ranks have prepared
+  // kRecover: chunks of this snapshot that are not what most replicas hold there; by address, the hash of what they hold.
+  uint64_t differing_snapshot = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> differing;
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };

@@ -395,7 +395,7 @@ void Executor::execute_injected() {
   const auto [last, last_ordinal] = handlers_.streams.last();
   contexts_.use(last_ordinal);
   working_.add(last, last_ordinal);
-  injector_.at_record(sequence, {last, last_ordinal});
+  injector_.at_record(sequence, {last, last_ordinal}, [this](uint64_t address) { return memory_.live.contains(address, 1); });
   contexts_.use(current_.record.header().ordinal);
   std::optional<Injector::Beside> beside;
   if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
@@ -552,7 +552,7 @@ void Executor::dispatch() {
   }
   current_.position += size;
   current_.sequence = header.sequence;
-  count_behind(op_of(current_.record));
+  count_work(op_of(current_.record));
   if (current_.record.synchronous()) {
     if (current_.record.deferred()) return;
     Answer answer = Answer::to(current_.record);

@@ -156,7 +156,7 @@ class Executor final : public Witness, private Execution {
   uint64_t group_goes_on_until(uint64_t now) const;
   bool stop_in_front_of(Op next, uint64_t now);
   void stopped_with_the_group(uint64_t now);
-  void count_behind(Op op);
+  void count_work(Op op);
   void hold(uint64_t now);
   void take_with_the_group(const GroupTake& take);
   void go_on_alone();
@@ -227,6 +227,7 @@ class Executor final : public Witness, private Execution {
   uint64_t full_since_ = 0;          // the journal, while the group cannot stand still; 0: it is not
   bool forsakes_the_group_ = false;  // the next snapshot is taken without it
   std::optional<uint64_t> behind_collective_;  // launches and copies since the last one; none: not known
+  uint64_t work_ = 0;               // records that change device memory or what is allocated, since this server has the process
   uint64_t collective_at_ = 0;      // when the last one was begun
   uint64_t group_executed_at_ = 0;  // the last record, while it stops with the group
   uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot

@@ -18,6 +18,24 @@ constexpr uint64_t kGraceOfWaiting = 5'000'000;  // ns without a record, while i
 
 bool makes_a_communicator(Op op) { return op == Op::xmCommInit || op == Op::xmCommSplit; }
 
+// Ranks that have executed equally many of these since they were equal have done the same, as far as can be seen from outside.
+// Copies to the host are none of them: often one rank alone writes the log.
+bool changes_memory(Op op) {
+  switch (op) {
+    case Op::xmCopyToHost:
+    case Op::xmCopyToPinned: return false;
+    case Op::xmFirstLaunch:
+    case Op::xmCommGroup:
+    case Op::xmAlloc:
+    case Op::xmFree:
+    case Op::xmDiscard:
+    case Op::xmReuse: return true;
+    default: break;
+  }
+  const WorkClass work = kRecordInfos[static_cast<size_t>(op)].work;
+  return work == WorkClass::kLaunch || work == WorkClass::kCopy;
+}
+
 }  // namespace
 
 // Between two batches. False: whether to take a snapshot is its own affair.
@@ -111,7 +129,7 @@ bool Executor::stop_with_the_group(uint64_t now, bool executed) {
 void Executor::stopped_with_the_group(uint64_t now) {
   group_.enter(Stage::kStopped, now);
   publish_executed();
-  daemon_.group_stopped(group_.round(), handlers_.collectives.counts(), behind_collective_);
+  daemon_.group_stopped(group_.round(), handlers_.collectives.counts(), behind_collective_, work_);
 }
 
 // It is far enough, and may stop anywhere: for how long is it to look for the place where the others are? 0: it is there, has passed it,
@@ -135,7 +153,8 @@ bool Executor::stop_in_front_of(Op next, uint64_t now) {
   return true;
 }
 
-void Executor::count_behind(Op op) {
+void Executor::count_work(Op op) {
+  work_ += changes_memory(op);
   if (op == Op::xmCommGroup) {
     behind_collective_ = 0;
     collective_at_ = now_ns();

@@ -117,6 +117,7 @@ void Executor::begin_replay(uint64_t executed, std::optional<Delivery> deliver, 
     header.context_error.store(failure.error, std::memory_order_release);
   }
   progress_.idle(current_.sequence);
+  work_ = 0;
   const uint64_t now = now_ns(), until = std::max(executed, current_.position);
   replay_.begin(now, until, deliver, careful);
   schedule_.start_replay(header.stall, now, until > current_.position);

@@ -15,7 +15,8 @@ constexpr uint64_t kStartPatience = 1'000'000'000;  // for the work in which a k
 }  // namespace
 
 void Injector::arm(const device::Injection& injection) {
-  if (injection.kind != device::InjectKind::kKill) device_.prepare_to_inject();
+  using device::InjectKind;
+  if (injection.kind == InjectKind::kFault || injection.kind == InjectKind::kHang) device_.prepare_to_inject();
   Place place = kWork;
   switch (injection.point) {
     case device::InjectPoint::kRecord: break;
@@ -49,8 +50,21 @@ std::optional<device::Injection> Injector::take(Place place, device::InjectPoint
   return taken;
 }
 
-void Injector::at_record(uint64_t sequence, Stream stream) {
-  if (const auto injection = take(kWork, device::InjectPoint::kRecord, sequence)) hit(*injection, sequence, stream);
+void Injector::at_record(uint64_t sequence, Stream stream, const std::function<bool(uint64_t)>& allocated) {
+  const auto injection = take(kWork, device::InjectPoint::kRecord, sequence);
+  if (!injection) return;
+  if (injection->kind != device::InjectKind::kFlip) return hit(*injection, sequence, stream);
+  if (allocated(injection->address)) flip(injection->address, stream);
+}
+
+// Behind what the stream has so far. Nobody gets an error.
+void Injector::flip(uint64_t address, Stream stream) {
+  uint8_t byte = 0;
+  faults_.check(device_.copy_to_host(&byte, address, 1, stream.real));
+  faults_.check(device_.synchronize(stream.real));
+  byte ^= 1;
+  faults_.check(device_.copy_from_host(address, &byte, 1, stream.real));
+  faults_.check(device_.synchronize(stream.real));
 }
 
 void Injector::inject_at(Place place, uint64_t count, uint64_t sequence) {
@@ -97,6 +111,7 @@ void Injector::inject(const Beside& beside) {
     case device::InjectKind::kFault: hit(beside.injection, beside.sequence, beside.own); break;
     // What hangs holds up what comes after it, as a kernel of the program would.
     case device::InjectKind::kHang: hit(beside.injection, beside.sequence, beside.stream); break;
+    case device::InjectKind::kFlip: break;  // has no work to be beside
   }
 }
 

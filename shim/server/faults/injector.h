@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -28,8 +29,8 @@ class Injector {
     device::StreamHandle real = nullptr;
     uint32_t ordinal = 0;
   };
-  // Before the record. `stream`: where the program's work goes; its context is current.
-  void at_record(uint64_t sequence, Stream stream);
+  // Before the record. `stream`: where the program's work goes; its context is current. `allocated`: is there a byte of the program's?
+  void at_record(uint64_t sequence, Stream stream, const std::function<bool(uint64_t)>& allocated);
   // In the work of the record, a kernel or a copy in `stream`: before it is enqueued, and when it was.
   struct Beside {
     device::Injection injection;
@@ -55,6 +56,7 @@ class Injector {
   void inject_at(Place place, uint64_t count, uint64_t sequence);
   std::optional<device::Injection> take(Place place, device::InjectPoint point, uint64_t count);
   void hit(const device::Injection& injection, uint64_t sequence, Stream stream);
+  void flip(uint64_t address, Stream stream);
   [[noreturn]] void die();
 
   device::Runtime& device_;

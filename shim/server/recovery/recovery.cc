@@ -47,6 +47,7 @@ Result<> Recovery::follow(std::vector<Hosted> given, const Assign& assignment, E
   Result<Found> found = look();
   if (!found) return found.error();
   find_unfinished(*found, assignment.decided);
+  find_differing(*found, assignment);
   if (Result<> reached = check_reach(*found); !reached) return reached;
   Entry* const awaited = ahead ? &entry : nullptr;
   // Of one that has just been taken the shadow has everything, too.
@@ -158,6 +159,15 @@ void Recovery::find_unfinished(Found& found, uint64_t decided) const {
   if (found.round > decided) found.committing = found.round = 0;
 }
 
+// As the daemon has found, which has compared this snapshot with those of the other ranks (docs/decisions/0053).
+void Recovery::find_differing(Found& found, const Assign& assignment) const {
+  if (assignment.differing.empty() || assignment.differing_snapshot != found.content.number || found.memory_is_state()) return;
+  for (const auto& [address, hash] : assignment.differing) {
+    const auto chunk = std::ranges::find(found.content.chunks, address, &ChunkState::address);
+    if (chunk != found.content.chunks.end() && chunk->slot != 0) found.differing.push_back({address, hash, chunk->slot});
+  }
+}
+
 Result<> Recovery::check_reach(const Found& found) const {
   const uint64_t position = found.content.position;
   if (position > found.tail || found.tail - position > services_.job.journal().ring_bytes() ||
@@ -198,6 +208,10 @@ void Recovery::find_lost(Found& found) {
   std::vector<uint64_t> places;
   for (ChunkState& chunk : found.content.chunks) {
     if (chunk.slot == 0 || memory_.shadow.maps(chunk.slot)) continue;
+    if (const auto right = std::ranges::find(found.differing, chunk.address, &ChunkState::address); right != found.differing.end()) {
+      chunk.hash = right->hash;
+      found.differing.erase(right);
+    }
     found.lost.push_back(chunk);
     places.push_back(chunk.slot);
     chunk.slot = 0;
@@ -320,6 +334,33 @@ Result<> Recovery::restore_memory(const std::vector<Extent>& fresh, const Found&
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy from the shadow");
   if (Result<> filled = replicas_.fill(elsewhere, sequence); !filled) return filled;
   snapshots_.place_again(found.lost, sequence);
+  if (!elsewhere.empty() && !found.differing.empty()) {
+    services_.log(Level::kWarning, "memory that differs from that of other ranks is not replaced: some was lost with a device as well");
+    return {};
+  }
+  return replace_differing(found);
+}
+
+// Memory is as the own snapshot says. What others do not have any more stays so.
+Result<> Recovery::replace_differing(const Found& found) {
+  if (found.differing.empty()) return {};
+  const uint64_t sequence = found.content.sequence;
+  const Result<Replicas::Brought> brought = replicas_.bring(found.differing, sequence, "that differed from other ranks");
+  if (!brought) return brought.error();
+  std::vector<Granules::Move> moves;
+  std::vector<ChunkState> replaced;
+  for (const ChunkState& chunk : found.differing) {
+    if (std::ranges::find(brought->missing, chunk.address, &ChunkState::address) != brought->missing.end()) {
+      moves.emplace_back(chunk.address, chunk.slot);
+    } else {
+      moves.emplace_back(chunk.slot, chunk.address);
+      replaced.push_back(chunk);
+    }
+  }
+  if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy to the shadow");
+  snapshots_.replace(replaced);
+  services_.log(Level::kWarning, std::to_string(replaced.size()) + " of " + std::to_string(found.differing.size()) +
+                                     " chunks that differed from other ranks were replaced with what these hold");
   return {};
 }
 

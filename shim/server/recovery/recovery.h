@@ -61,7 +61,8 @@ class Recovery {
     uint64_t tail = 0, executed = 0;
     uint64_t committing = 0;  // JournalHeader::committing
     uint64_t round = 0;       // that it is of, with the other ranks of a group
-    std::vector<ChunkState> lost;  // whose place in the shadow went with a device
+    std::vector<ChunkState> lost;       // whose place in the shadow went with a device
+    std::vector<ChunkState> differing;  // from what most replicas hold, with the hash of that
     // Was a snapshot being taken, or had just been, so that memory is its state? And is it to be taken again?
     bool memory_is_state() const { return committing != 0 && committing - 1 >= content.position; }
     bool snapshot_again() const { return committing != 0 && committing - 1 > content.position; }
@@ -74,6 +75,7 @@ class Recovery {
   Result<> check_journal() const;
   Result<Found> look() const;
   void find_unfinished(Found& found, uint64_t decided) const;
+  void find_differing(Found& found, const Assign& assignment) const;
   Result<> check_reach(const Found& found) const;
   // `entry`: to be waited for before this server writes what is not its own; null if it has been entered.
   Result<> from_shadow(Found& found, std::vector<Hosted> given, Entry* entry, Times& times);
@@ -92,6 +94,7 @@ class Recovery {
   void discard_what_was_not_kept();
   Result<> keep_copies(const Found& found);
   Result<> restore_memory(const std::vector<Extent>& fresh, const Found& found);
+  Result<> replace_differing(const Found& found);
   Result<> restored(const Found& found, const Times& times);
   Result<> take_snapshot_again(const Found& found);
   void hand_to_execution(const Found& found, std::optional<Delivery> deliver, std::optional<Careful> careful);

@@ -35,20 +35,26 @@ Result<> Replicas::fill(const std::vector<ChunkState>& lost, uint64_t sequence) 
   if (lost.empty()) return {};
   const std::vector<ChunkState> without_copy = take_copies(lost, sequence);
   if (without_copy.empty()) return {};
+  const Result<Brought> brought = bring(without_copy, sequence, "that were lost with a device");
+  if (!brought) return brought.error();
+  if (brought->missing.empty()) return {};
+  return nobody_has(brought->missing, lost.size(), brought->ranks);
+}
+
+Result<Replicas::Brought> Replicas::bring(const std::vector<ChunkState>& chunks, uint64_t sequence, const char* what) {
   const uint64_t start = now_ns();
-  services_.daemon.replicas_wanted(without_copy.size() * kGranule);
+  services_.daemon.replicas_wanted(chunks.size() * kGranule);
   std::optional<std::vector<ReplicaSource>> sources = services_.replica_sources.wait();
-  if (!sources) return Error{"the daemon has gone, and nobody else knows where lost memory has replicas", kInterrupted};
+  if (!sources) return Error{"the daemon has gone, and nobody else knows where memory has replicas", kInterrupted};
   const uint64_t begun = now_ns();
-  std::vector<ChunkState> wanted = without_copy;
+  std::vector<ChunkState> wanted = chunks;
   for (ReplicaSource& source : *sources) {
     if (!wanted.empty()) wanted = take(source, wanted, sequence);
   }
-  services_.log(Level::kInfo, in_mib(without_copy.size() - wanted.size()) + " of " + in_mib(without_copy.size()) +
-                                  " that were lost with a device were copied from other ranks in " + in_ms(now_ns() - begun) +
+  services_.log(Level::kInfo, in_mib(chunks.size() - wanted.size()) + " of " + in_mib(chunks.size()) + " " + what +
+                                  " were copied from other ranks in " + in_ms(now_ns() - begun) +
                                   ", after " + in_ms(begun - start) + " until they were there");
-  if (wanted.empty()) return {};
-  return nobody_has(wanted, lost.size(), sources->size());
+  return Brought{std::move(wanted), sources->size()};
 }
 
 // Which content they have is not written anywhere: it is hashed.

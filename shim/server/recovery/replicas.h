@@ -1,4 +1,4 @@
-// Content that was lost with a device, from where equal content is: in copies in host memory (snapshot/host_copies.h), and in the shadows of
+// Content that was lost with a device, or is not what most replicas hold, from where it is: in copies in host memory (snapshot/host_copies.h), and in the shadows of
 // other ranks, which are at the same round (docs/decisions/0048).
 //
 // A shadow outlives the server that made it, and is mapped here for as long as it is copied from; who has it does nothing. What is
@@ -31,6 +31,12 @@ class Replicas {
   // There is memory for these chunks, which are in the order of their addresses. The error says what nobody has. `sequence`: of the
   // snapshot's last record.
   Result<> fill(const std::vector<ChunkState>& lost, uint64_t sequence);
+  // From other ranks only. `what`: of these chunks, for the log.
+  struct Brought {
+    std::vector<ChunkState> missing;  // what nobody has
+    size_t ranks = 0;                 // that could have it
+  };
+  Result<Brought> bring(const std::vector<ChunkState>& chunks, uint64_t sequence, const char* what);
 
  private:
   // A chunk that is wanted, and the slot that has the same content.

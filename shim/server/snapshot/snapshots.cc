@@ -438,4 +438,8 @@ void Snapshots::place_again(const std::vector<ChunkState>& lost, uint64_t sequen
   }
 }
 
+void Snapshots::replace(const std::vector<ChunkState>& chunks) {
+  for (const ChunkState& chunk : chunks) std::ranges::lower_bound(chunks_, chunk.address, {}, &ChunkState::address)->hash = chunk.hash;
+}
+
 }  // namespace xmig::server

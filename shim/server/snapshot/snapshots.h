@@ -83,6 +83,9 @@ class Snapshots {
   // lose their devices before the next snapshot. Where there is no room that is put off until then.
   void place_again(const std::vector<ChunkState>& lost, uint64_t sequence);
 
+  // These have other content now, memory and place.
+  void replace(const std::vector<ChunkState>& chunks);
+
   uint64_t number() const { return number_; }
   uint64_t position() const { return position_; }
   uint64_t trimmed() const { return trimmed_; }
