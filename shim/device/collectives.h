@@ -34,6 +34,7 @@ struct Place {
   uint32_t ordinal = 0;             // of its device
   std::string library;   // the program's
   std::vector<std::string> settings;  // NAME=VALUE, what its user has set for that
+  std::string address;                // of this node, for ranks of others; empty: there are none
   std::chrono::milliseconds patience{};  // in an operation, with a rank that does nothing
 };
 

@@ -62,10 +62,12 @@ Result<Options> parse_options(int argc, char** argv) {
       good = good && parse_number(value, options.control_fd) && options.control_fd >= 0;
     } else if (name == "--runtime-dir") {
       options.runtime_dir = value;
+    } else if (name == "--address") {
+      options.address = value;
     } else {
       return Error{
           "unknown option " + std::string(name) +
-          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] [--open first|late] --control-fd N [--runtime-dir DIR]"};
+          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] [--open first|late] --control-fd N [--runtime-dir DIR] [--address ADDRESS]"};
     }
     if (!good) return Error{"option " + std::string(name) + " cannot be '" + std::string(value) + "'"};
   }

@@ -17,6 +17,7 @@ struct Options {
   bool open_late = false;     // contexts: not before a job needs them
   int control_fd = -1;
   std::string runtime_dir;  // where a daemon that comes back listens
+  std::string address;      // of this node, where servers of others reach it; empty: its process has no ranks there
 
   std::string device() const;  // as on the command line: "cpu:0,1"
 };

@@ -1,5 +1,5 @@
 # Tests of the devices, without a server. Included by the tests' CMakeLists.txt.
-set(device_sources device_main.cc device_faults.cc device_images.cc device_memory.cc device_modules.cc device_null.cc device_streams.cc)
+set(device_sources device_main.cc device_cuda_hash.cc device_faults.cc device_images.cc device_memory.cc device_mesh.cc device_modules.cc device_null.cc device_streams.cc)
 list(TRANSFORM device_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_executable(device_units ${device_sources})
 target_link_libraries(device_units PRIVATE xmig_server_core xmig_tests)
@@ -7,6 +7,10 @@ xmig_precompiled(device_units)
 # The images that a compiler has made of variables.cu. A definition of its own, so that what is precompiled does not fit it.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/device_images.cc PROPERTIES
     COMPILE_DEFINITIONS XMIG_IMAGES="${CMAKE_CURRENT_LIST_DIR}/images" SKIP_PRECOMPILE_HEADERS ON)
+
+# It includes a GPU's kernel, which asks for what only its compiler knows.
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/device_cuda_hash.cc PROPERTIES
+    COMPILE_OPTIONS -Wno-unknown-pragmas SKIP_PRECOMPILE_HEADERS ON)
 
 foreach(module device_kernels device_crash)
   add_library(${module} MODULE ${CMAKE_CURRENT_LIST_DIR}/${module}.c)
@@ -24,6 +28,7 @@ set(device_tests
     modules module_without_length globals limits launch_attributes foreign_images hostile_images crashing_initialiser
     fault_address fault_kinds fault_stack fault_copy fault_drops_work crash_elsewhere
     inject_fault_in_kernel inject_fault_in_copy inject_kill inject_hang
+    cuda_hash_by_the_processor mesh_of_one_node mesh_of_several_nodes mesh_addresses_that_are_none mesh_strangers
     descriptions refusals context_limits every_function null_device null_launches_that_do_not_fit null_memory_runs_out null_tensor_maps null_exports ptx fat_binaries
     cubin_parameters cubin_kernels_and_variables ptx_parameters image_variables ptx_variables damaged_images_with_variables)
 # ThreadSanitizer does not survive these: a stack that overflows, its own look at memory that is not there, and a thread

@@ -123,7 +123,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto job = Job::map("fuzz", ::getpid(), std::move(fds));
   if (!job) std::abort();
   Physical physical(*device, daemon, log);
-  Meetings meetings(daemon);
+  Meetings meetings(daemon, "");
   Membership membership(daemon);
   ReplicaSources replica_sources;
   StandbyMemory standby_memory(daemon);

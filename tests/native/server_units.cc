@@ -787,7 +787,7 @@ void meetings() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kForEver{600};
   Daemon nobody;
-  Meetings meetings(nobody);
+  Meetings meetings(nobody, "");
   std::atomic<bool> unwanted{true};
   const auto waits = [&] { return meetings.attend("meeting", 0, 2, "offer", kForEver, [&] { return unwanted.load(); }); };
   const auto began = Clock::now();
@@ -879,7 +879,7 @@ class Maker {
   Daemon daemon_;
   Log log_{daemon_};
   Contexts contexts_{*device_, 1};
-  Meetings meetings_{daemon_};
+  Meetings meetings_{daemon_, ""};
   SnapshotContent content_;
   std::string name_;
   nlohmann::json waiting_ = nlohmann::json::object();

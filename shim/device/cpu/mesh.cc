@@ -1,6 +1,9 @@
 #include "device/cpu/mesh.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -9,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <deque>
 #include <iterator>
@@ -34,6 +38,8 @@ constexpr int kLook = 100;                      // ms: whether it was aborted
 constexpr uint32_t kHelloMagic = 0x48434d58;    // "XMCH"
 constexpr uint32_t kMessageMagic = 0x4d434d58;  // "XMCM"
 constexpr size_t kNameBytes = 16;
+constexpr size_t kNameLength = 5 + 2 * kNameBytes;  // "xmig-", and hexadecimal digits
+constexpr int kSilence = 20;  // s until a node that does not answer is taken for gone, as a rank whose server has ended is
 
 struct Hello {
   uint32_t magic;
@@ -56,8 +62,66 @@ sockaddr_un address_of(const std::string& name, socklen_t& length) {
 }
 
 bool is_name(const std::string& text) {
-  return text.size() == 5 + 2 * kNameBytes && text.starts_with("xmig-") &&
-         text.find_first_not_of(kHexDigits, 5) == std::string::npos;
+  return text.size() == kNameLength && text.starts_with("xmig-") && text.find_first_not_of(kHexDigits, 5) == std::string::npos;
+}
+
+// An address of IPv4 or IPv6, and a port.
+struct Internet {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  bool is_v4() const { return storage.ss_family == AF_INET; }
+  in_port_t& port() {
+    return is_v4() ? reinterpret_cast<sockaddr_in&>(storage).sin_port : reinterpret_cast<sockaddr_in6&>(storage).sin6_port;
+  }
+  std::span<std::byte> address() {
+    void* const at = is_v4() ? static_cast<void*>(&reinterpret_cast<sockaddr_in&>(storage).sin_addr)
+                             : static_cast<void*>(&reinterpret_cast<sockaddr_in6&>(storage).sin6_addr);
+    return {static_cast<std::byte*>(at), is_v4() ? sizeof(in_addr) : sizeof(in6_addr)};
+  }
+};
+
+Internet of_family(sa_family_t family) {
+  Internet made;
+  made.storage.ss_family = family;
+  made.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  return made;
+}
+
+std::optional<Internet> internet_of(const std::string& address) {
+  for (const sa_family_t family : {static_cast<sa_family_t>(AF_INET), static_cast<sa_family_t>(AF_INET6)}) {
+    Internet made = of_family(family);
+    if (::inet_pton(family, address.c_str(), made.address().data()) == 1) return made;
+  }
+  return std::nullopt;
+}
+
+// What a rank offers the others: the name of a socket of its node; and, for ranks of other nodes, an address and a port of that one.
+struct Whereabouts {
+  std::string name;
+  std::optional<Internet> internet;
+
+  std::string text() {
+    return internet ? name + " " + to_hex(internet->address()) + " " + std::to_string(ntohs(internet->port())) : name;
+  }
+};
+
+std::optional<Whereabouts> whereabouts_of(const std::string& text) {
+  Whereabouts found{text.substr(0, kNameLength), {}};
+  if (!is_name(found.name)) return std::nullopt;
+  if (text.size() == kNameLength) return found;
+  const size_t space = text.find(' ', kNameLength + 1);
+  if (text[kNameLength] != ' ' || space == std::string::npos) return std::nullopt;
+  const std::string hex = text.substr(kNameLength + 1, space - kNameLength - 1);
+  Internet internet = of_family(hex.size() == 2 * sizeof(in_addr) ? AF_INET : AF_INET6);
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data() + space + 1, text.data() + text.size(), port);
+  if (!from_hex(hex, internet.address())) return std::nullopt;
+  if (error != std::errc{} || end != text.data() + text.size() || port == 0) return std::nullopt;
+  internet.port() = htons(port);
+  found.internet = internet;
+  return found;
 }
 
 Result<std::string> new_name() {
@@ -118,17 +182,49 @@ Error not_connected(uint32_t rank, const std::string& why) {
   return Error{"rank " + std::to_string(rank) + " cannot be reached: " + why};
 }
 
-// Ranks below this one: they listen already.
-Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& name, const Place& place, Clock::time_point deadline) {
-  if (!is_name(name)) return not_connected(rank, "what it says is no address");
+Result<ipc::UniqueFd> connect_here(const std::string& name) {
   ipc::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t length = 0;
   const sockaddr_un address = address_of(name, length);
   // A listener has room for all ranks: this does not wait.
-  if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    return not_connected(rank, errno_text());
-  }
-  if (!of_this_user(socket.get())) return not_connected(rank, "it is another user's");
+  if (!socket || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return Error{errno_text()};
+  if (!of_this_user(socket.get())) return Error{"it is another user's"};
+  return socket;
+}
+
+// Small messages are not kept back, and whoever does not answer is gone.
+void set_up(int socket) {
+  const auto set = [socket](int level, int name, int value) { ::setsockopt(socket, level, name, &value, sizeof(value)); };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kSilence / 4);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kSilence / 4);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, kSilence * 1000);
+}
+
+Result<ipc::UniqueFd> connect_elsewhere(Internet there, Clock::time_point deadline) {
+  ipc::UniqueFd socket(::socket(there.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return Error{errno_text()};
+  set_up(socket.get());
+  if (::connect(socket.get(), there.get(), there.length) != 0 && errno != EINPROGRESS) return Error{errno_text()};
+  if (!wait_for(socket.get(), POLLOUT, deadline)) return Error{errno_text()};
+  int failed = 0;
+  socklen_t length = sizeof(failed);
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failed, &length);
+  if (failed != 0) return Error{std::strerror(failed)};
+  return socket;
+}
+
+// Ranks below this one: they listen already.
+Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& offer, const Place& place, Clock::time_point deadline) {
+  const std::optional<Whereabouts> there = whereabouts_of(offer);
+  if (!there) return not_connected(rank, "what it says is no address");
+  const std::optional<Internet> mine = internet_of(place.address);
+  if (!there->internet != !mine) return not_connected(rank, "one of the two is not of a job of several nodes");
+  const bool here = !mine || std::ranges::equal(Internet(*mine).address(), Internet(*there->internet).address());
+  Result<ipc::UniqueFd> connected = here ? connect_here(there->name) : connect_elsewhere(*there->internet, deadline);
+  if (!connected) return not_connected(rank, connected.why());
+  ipc::UniqueFd socket = std::move(*connected);
   const Hello hello{kHelloMagic, place.rank, place.group};
   Hello answer{};
   if (!send_whole(socket.get(), &hello, sizeof(hello), deadline) ||
@@ -141,15 +237,61 @@ Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& name, const P
   return socket;
 }
 
+// What a rank listens at: its node's servers, and those of other nodes if its job has several.
+struct Listeners {
+  ipc::UniqueFd here;
+  ipc::UniqueFd elsewhere;
+  Whereabouts whereabouts;
+};
+
+Result<Listeners> listen_at(const std::string& node_address) {
+  const Result<std::string> name = new_name();
+  if (!name) return Error{name.why()};
+  Listeners made{ipc::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), {}, {*name, {}}};
+  socklen_t length = 0;
+  const sockaddr_un address = address_of(*name, length);
+  if (!made.here || ::bind(made.here.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      ::listen(made.here.get(), static_cast<int>(journal::kMaxRanks)) != 0) {
+    return Error{"no socket for the other ranks: " + errno_text()};
+  }
+  if (node_address.empty()) return made;
+  std::optional<Internet> internet = internet_of(node_address);
+  if (!internet) return Error{"the node's address " + node_address + " is none"};
+  made.elsewhere = ipc::UniqueFd(::socket(internet->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!made.elsewhere || ::bind(made.elsewhere.get(), internet->get(), internet->length) != 0 ||
+      ::listen(made.elsewhere.get(), static_cast<int>(journal::kMaxRanks)) != 0 ||
+      ::getsockname(made.elsewhere.get(), internet->get(), &internet->length) != 0) {
+    return Error{"no socket at " + node_address + " for the ranks of other nodes: " + errno_text()};
+  }
+  made.whereabouts.internet = internet;
+  return made;
+}
+
+// The one of the two that somebody connects to.
+Result<int> wait_for_any(const Listeners& listeners, Clock::time_point deadline) {
+  for (;;) {
+    pollfd both[] = {{listeners.here.get(), POLLIN, 0}, {listeners.elsewhere ? listeners.elsewhere.get() : -1, POLLIN, 0}};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return Error{std::strerror(ETIMEDOUT)};
+    const int ready = ::poll(both, std::size(both), static_cast<int>(std::min<int64_t>(left, 60'000)));
+    if (ready < 0 && errno != EINTR) return Error{errno_text()};
+    if (ready > 0) return both[0].revents ? both[0].fd : both[1].fd;
+  }
+}
+
 // One that says it is a rank above this one; nothing: it is none, and is left.
-Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(int listener, const Place& place, Clock::time_point deadline) {
-  if (!wait_for(listener, POLLIN, deadline)) return Error{errno_text()};
-  ipc::UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(const Listeners& listeners, const Place& place,
+                                                                     Clock::time_point deadline) {
+  const Result<int> listener = wait_for_any(listeners, deadline);
+  if (!listener) return Error{listener.why()};
+  const bool here = *listener == listeners.here.get();
+  ipc::UniqueFd socket(::accept4(*listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (socket && !here) set_up(socket.get());
   Hello hello{};
   std::optional<std::pair<uint32_t, ipc::UniqueFd>> none;
   // A stranger does not keep the ranks waiting for long.
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-  if (!socket || !of_this_user(socket.get()) || !receive_whole(socket.get(), &hello, sizeof(hello), soon)) return none;
+  if (!socket || (here && !of_this_user(socket.get())) || !receive_whole(socket.get(), &hello, sizeof(hello), soon)) return none;
   if (hello.magic != kHelloMagic || hello.group != place.group || hello.rank <= place.rank || hello.rank >= place.ranks) return none;
   const Hello answer{kHelloMagic, place.rank, place.group};
   if (!send_whole(socket.get(), &answer, sizeof(answer), deadline)) return none;
@@ -169,16 +311,9 @@ std::string text_of(const Label& label) {
 }
 
 Result<std::unique_ptr<Mesh>> Mesh::connect(const Place& place, const Meeting& meet) {
-  ipc::UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const Result<std::string> name = new_name();
-  if (!name) return Error{name.why()};
-  socklen_t length = 0;
-  const sockaddr_un address = address_of(*name, length);
-  if (!listener || ::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
-      ::listen(listener.get(), static_cast<int>(journal::kMaxRanks)) != 0) {
-    return Error{"no socket for the other ranks: " + errno_text()};
-  }
-  const Result<std::vector<std::string>> names = meet(*name);
+  Result<Listeners> listeners = listen_at(place.address);
+  if (!listeners) return listeners.error();
+  const Result<std::vector<std::string>> names = meet(listeners->whereabouts.text());
   if (!names) return names.error();
   if (names->size() != place.ranks) return Error{"the daemon names another number of ranks"};
 
@@ -190,7 +325,7 @@ Result<std::unique_ptr<Mesh>> Mesh::connect(const Place& place, const Meeting& m
     peers[rank] = std::move(*socket);
   }
   for (uint32_t missing = place.ranks - place.rank - 1; missing != 0;) {
-    auto accepted = accept_one(listener.get(), place, deadline);
+    auto accepted = accept_one(*listeners, place, deadline);
     if (!accepted) return Error{std::to_string(missing) + " ranks have not connected: " + accepted.why()};
     if (!*accepted) continue;
     auto& [rank, socket] = **accepted;

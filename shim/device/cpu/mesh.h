@@ -1,7 +1,7 @@
 // The ranks of a communicator, each connected with each other one, and messages between them.
 //
-// Unix sockets: the servers of one node. A peer is hostile until it has proved that it is a rank of the group (its user, the group's
-// secret), and a message is compared with what is expected before a byte of it is stored. Every wait ends: after `patience` without
+// Unix sockets between the servers of one node, TCP between those of different ones. A peer is hostile until it has proved that it is a
+// rank of the group (its user on the same node, and the group's secret, which between nodes is as safe as their network), and a message is compared with what is expected before a byte of it is stored. Every wait ends: after `patience` without
 // progress, when a peer is gone, or by abort().
 //
 // One thread at a time exchanges; abort() is called from any.

@@ -22,8 +22,11 @@ namespace xmig::server {
 
 class Meetings {
  public:
-  explicit Meetings(Daemon& daemon) : daemon_(daemon) {}
+  // `address`: of this node, for ranks of others; empty: there are none.
+  Meetings(Daemon& daemon, const std::string& address) : daemon_(daemon), address_(address) {}
   Meetings(const Meetings&) = delete;
+
+  const std::string& address() const { return address_; }
 
   // `meeting`: what all ranks call it, in hexadecimal digits. Waits, at most for `patience`, and only until `unwanted`, which is
   // called at first, and after each look_again().
@@ -43,6 +46,7 @@ class Meetings {
     bool answered = false;
   };
   Daemon& daemon_;
+  const std::string address_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<std::string, uint32_t>, Waiting> waiting_;  // guarded by mutex_

@@ -117,7 +117,7 @@ class Server {
   Contexts contexts_;
   Faults faults_;
   Injector injector_;
-  Meetings meetings_{daemon_};
+  Meetings meetings_{daemon_, options_.address};
   Membership membership_{daemon_};
   ReplicaSources replica_sources_;
   StandbyMemory standby_memory_{daemon_};

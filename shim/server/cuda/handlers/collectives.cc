@@ -303,6 +303,7 @@ Result<std::unique_ptr<device::Communicator>> Collectives::join(Making& making) 
     if (const Result<> chosen = choose_members(making); !chosen) return chosen.error();
     if (making.place.ranks == 0) return std::unique_ptr<device::Communicator>();
   }
+  making.place.address = meetings_.address();
   const device::Place& place = making.place;
   making.one.name = meeting_of(place.group, kJoin);
   if (making.one.incomplete || gone_.contains(making.one.name)) {

@@ -45,6 +45,7 @@ void PreparedCommunicators::prepare(uint64_t attempt, const std::string& name, c
     if (meeting_of(place.group, kJoin) != name) continue;
     place.context = contexts_.real(record.header().ordinal);
     place.ordinal = record.header().ordinal;
+    place.address = meetings_.address();
     wanted.meeting = meeting_of(place.group, "attempt " + std::to_string(attempt));
     const auto patience = std::min(std::chrono::milliseconds(args.join_time), std::chrono::milliseconds(kMostToJoin));
     wanted.ranks.push_back({std::move(place), record.header().ordinal, patience});
