@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PLACES = Path("/run/netns")  # where `ip netns` has them
 NETWORK = "10.77.0"
 INTERFACE = "eth0"  # each node's own
@@ -110,3 +112,18 @@ def _end_all(name: str) -> None:
     for pid in found.split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), 9)
+
+
+def _why_not() -> str:
+    """Empty: networks can be made here."""
+    if os.geteuid() != 0:
+        return "only root can make networks"
+    try:
+        with nodes(1):
+            return ""
+    except (AssertionError, OSError) as error:
+        return f"no networks can be made here: {error}"
+
+
+_reason = _why_not()
+needs_networks = pytest.mark.skipif(bool(_reason), reason=_reason or "networks can be made")

@@ -75,6 +75,7 @@ from xmigd.servers.server import ServerProgram
 from xmigd.settings import Settings
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
+from xmigd.supervisor.node_messages import TOPIC
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
 
@@ -165,10 +166,11 @@ async def serve(settings: Settings) -> None:
             fd_store = FdStore(store, layout)
         learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, left.live, fd_store,
+            settings, layout, program, records, find_job, left.live, fd_store, links,
             snapshot_store=snapshot_store, tells_ends=tells_ends, unprotected=left.unprotected, cordoned=left.cordoned,
             learn=learner, uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
         )  # fmt: skip
+        links.register(TOPIC, supervisor.scopes)
         for runner in left.runners:
             supervisor.runners.watch(*runner)
         for job in left.launched:

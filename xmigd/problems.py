@@ -51,6 +51,9 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "driver_too_old": ("NVIDIA's driver has no checkpoints, or none that go to another GPU.", "Driver 580 or newer."),
     "driver_unusable": ("NVIDIA's driver does not answer, or cannot be initialised.", "`xmigctl doctor`."),
+    "several_nodes": (
+        "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
+    ),
     "engine_not_possible": ("This engine cannot move this process.", "Leave `engine` out."),
     "exclusive": ("The GPU is in exclusive mode.", "`nvidia-smi -c DEFAULT`."),
     "failed": ("A server could not do its part of the move.", "Its text says why."),

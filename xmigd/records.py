@@ -31,6 +31,7 @@ class JobRow:
     replica_policy: ReplicaPolicy | None = None  # None: the daemon's setting
     strict: bool = False  # it ends when one of its processes is not protected
     runner_pid: int | None = None  # the program with which it ends: `xmigctl run`, or what that became
+    nodes: str | None = None  # names, separated by commas, if it has ranks on several: the first leads
     runner_start: int | None = None  # clock ticks since boot: with the pid, which process
 
 

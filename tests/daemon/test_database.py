@@ -160,7 +160,7 @@ def test_records(engine: Engine, reading: Engine) -> None:
             "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
                 "hang_timeout": None, "replica_policy": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
-            "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "unprotected": 0,
+            "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "nodes": [], "unprotected": 0,
         }  # fmt: skip
         assert [(d.id, d.configured) for d in listed(session)] == [("cpu:0", False), ("cpu:1", True)]
     records.process_state("p", "lost", "why it was lost")

@@ -40,6 +40,7 @@ OTHERS = {
         "the shim",
         "seconds that a collective of cpu devices waits for a rank that does nothing; default: 1800",
     ),
+    "XMIG_NODES": ("`xmigctl run`", "as `--nodes`: the nodes that the job has ranks on, the first one coordinates"),
     "XMIG_CACHED_BLOCKS": (
         "the shim, xmigctl",
         "`keep`: snapshots preserve what the program's allocator has got back, too; none is chosen for it",

@@ -38,9 +38,9 @@ class PeerNode(node.Node):
         self.port = free_port() if port is None else port
         self.address = f"{address}:{self.port}"
         self._command = list(command)
+        more = {"device_memory": 1 << 20} | settings
         super().__init__(
-            folder, node=name, peer_host=address, peer_port=self.port, native_dir=native_dir, device_memory=1 << 20,
-            **settings,
+            folder, node=name, peer_host=address, peer_port=self.port, native_dir=native_dir, **more
         )  # fmt: skip
 
     def popen(self, log: IO[bytes]) -> node.Child:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.harness import needs_root
-from tests.namespaces import PLACES, NetworkNode, nodes
+from tests.namespaces import PLACES, NetworkNode, needs_networks, nodes
 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 9000), 0.5)"
 LISTEN = """
@@ -22,7 +21,7 @@ def reaches(node: NetworkNode, address: str) -> bool:
     return node.run([sys.executable, "-c", CONNECT, address], stderr=subprocess.DEVNULL).wait() == 0
 
 
-@needs_root
+@needs_networks
 def test_nodes_reach_each_other_until_one_is_unplugged() -> None:
     with nodes(3) as each:
         listening = each[0].run([sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import needs_root, wait_until
-from tests.namespaces import NetworkNode, nodes
+from tests.harness import wait_until
+from tests.namespaces import NetworkNode, needs_networks, nodes
 from tests.peers.nodes import PeerNode, Proxy, connected, daemons
 
 COUNT, EACH, DISTURBANCES = 10_000, 100, 50
@@ -71,7 +71,7 @@ def joined(native_dir: Path, each: list[NetworkNode]) -> Iterator[list[PeerNode]
         yield made
 
 
-@needs_root
+@needs_networks
 def test_nodes_with_networks_of_their_own(native_dir: Path) -> None:
     with nodes(3) as each, joined(native_dir, each) as (a, b, c):
         each[1].unplug()  # nobody is informed: both sides notice the silence
@@ -97,7 +97,7 @@ def test_nodes_with_networks_of_their_own(native_dir: Path) -> None:
         each[2].fast()
 
 
-@needs_root
+@needs_networks
 @pytest.mark.parametrize("times", [10])
 def test_a_network_that_comes_and_goes(native_dir: Path, times: int) -> None:
     """For shorter than the silence: TCP repeats what was lost, and no connection is."""

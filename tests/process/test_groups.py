@@ -416,6 +416,29 @@ class TestNewDaemon:
         assert groups.open(0) == [g.Resolve("a", 7)]
         assert groups.held(0, "b", 7) == [g.Resolve("b", 7)]
 
+    def test_who_missed_the_decision_gets_it_again(self) -> None:
+        """Of another node, whose daemon was started again."""
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        all_stop(groups, 100, "ab", {N: 3})
+        groups.held(0, "a", 100)
+        assert groups.held(0, "b", 100) == [g.Take("a", 100), g.Take("b", 100)]
+        assert groups.held_again(1, "b", 100) == [g.Take("b", 100)]
+        groups.committed(2, "b", 100)
+        assert groups.held_again(3, "b", 100) == [g.Continue("b", 100)]
+        assert groups.held_again(3, "a", 7) == [g.Resolve("a", 7)]
+
+    def test_a_round_whose_messages_may_be_lost_is_given_up(self) -> None:
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        assert groups.unheard(1, "b") == [g.Continue("a", 100), g.Continue("b", 100)]
+        assert groups.unheard(1, "b") == []
+        assert groups.unheard(1, "stranger") == []
+        assert all_stop(groups, 100, "ab", {N: 3}) == []
+        assert groups.held_again(2, "b", 100) == [g.Continue("b", 100)]
+        assert groups.fate_of("b") == "well"
+        assert groups.fate_of("stranger") is None
+
     def test_an_orphan_is_the_rank_that_nobody_is(self) -> None:
         groups = Groups(100)
         groups.communicator(0, who("a"), N, 0, 2, "joined")

@@ -77,6 +77,13 @@ def run(
     strict: Annotated[
         bool, typer.Option("--strict", help="end the job, with exit code 10, when it gets at the genuine driver")
     ] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes", envvar="XMIG_NODES", metavar="NAME,NAME",
+            help="nodes that its ranks are on, the same on each of them; the first one coordinates",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
     from xmigd.cli.launch import become, tell, wait_for
@@ -86,6 +93,7 @@ def run(
         "name": None if name is None else _readable(name), "command": shown,
         "device": None if device is None else _readable(device),
         "hang_timeout": hang_timeout, "watch": True, "strict": strict,
+        "nodes": [] if nodes is None else nodes.split(","),
     }  # fmt: skip
     if replica_policy is not None:  # daemons of earlier versions do not know it
         body["replica_policy"] = replica_policy.value

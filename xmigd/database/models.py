@@ -55,6 +55,7 @@ class Job(Base):
     strict: Mapped[bool] = mapped_column(default=False, server_default=false())  # it ends when it is not protected
     stopped: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
+    nodes: Mapped[str | None]  # names, separated by commas; null: it has ranks on this one only
     runner_pid: Mapped[int | None]  # the program with which it ends; null: it ends with the last of its processes
     runner_start: Mapped[int | None]  # clock ticks since boot: with the pid, which process
     ended_at: Mapped[float | None]  # of the runner

@@ -133,6 +133,7 @@ class Node:
         hang_timeout: float | None = None,
         replica_policy: str | None = None,
         environment: Mapping[str, str] | None = None,
+        nodes: Sequence[str] = (),
         **options: Any,
     ) -> Program:
         """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text."""
@@ -145,6 +146,7 @@ class Node:
                 "device": device,
                 "hang_timeout": hang_timeout,
                 "replica_policy": replica_policy,
+                "nodes": list(nodes),
             },
         )
         theirs = self.environment.get("LD_LIBRARY_PATH")

@@ -743,6 +743,31 @@ class Groups:
                 self._decide(group, group.round)
         return self._out
 
+    def held_again(self, t: int, process: str, number: int) -> list[Instruction]:
+        """It is held in a round, and what it was sent of that is lost."""
+        if number < self._first_round:
+            return self.held(t, process, number)
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and process in group.committing and group.decided == number:
+            self._out.append(Take(process, number))
+        elif number not in self._rounds:
+            self._out.append(Continue(process, number))
+        return self._out
+
+    def unheard(self, t: int, process: str) -> list[Instruction]:
+        """What it was sent may not have come."""
+        self._begin(t)
+        group = self._groups.get(process)
+        if group is not None and group.round is not None and process in group.round.members:
+            self._give_up(group)
+        return self._out
+
+    def fate_of(self, process: str) -> Fate | None:
+        """None: it is in no group."""
+        member = self._members.get(process)
+        return None if member is None else member.fate
+
     def _decide(self, group: _Group, round: _Round) -> None:
         self._over(group)
         self._moves_on(group)

@@ -62,7 +62,7 @@ async def make_job(
     return JobMade(
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=True,
         hang_timeout=job.hang_timeout, replica_policy=job.replica_policy, created_at=made.created_at,
-        state="created", processes=0, strict=job.strict,
+        state="created", processes=0, strict=job.strict, nodes=job.nodes.split(",") if job.nodes else [],
         unprotected=0, faults=0, recoveries=0, watched=made.watched, preload=made.preload,
         library_path=made.library_path, environment=made.environment,
         # JAX keeps what it has got otherwise, and no snapshot can tell what of it is in use (docs/decisions/0030).

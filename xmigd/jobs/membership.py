@@ -26,6 +26,7 @@ def new_job(
     replica_policy: ReplicaPolicy | None = None,
     strict: bool = False,
     runner: tuple[int, int] | None = None,
+    nodes: str | None = None,
 ) -> tuple[JobRow, str]:
     """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
     token = secrets.token_hex(12)
@@ -34,6 +35,7 @@ def new_job(
         token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout,
         replica_policy=replica_policy, strict=strict,
         runner_pid=None if runner is None else runner[0], runner_start=None if runner is None else runner[1],
+        nodes=nodes,
     )  # fmt: skip
     return job, token
 

@@ -91,6 +91,7 @@ def _job(row: Job, states: dict[str, int], last: float | None) -> dict[str, Any]
         "processes": live, "suspended": states.get("suspended", 0), "ended_at": ended_at,
         "duration_s": None if ended_at is None else max(0.0, ended_at - row.created_at),
         "exit_code": row.exit_code, "exit_signal": row.exit_signal, "strict": row.strict,
+        "nodes": row.nodes.split(",") if row.nodes else [],
     }  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def job_row(job: models.Job) -> JobRow:
         id=job.id, name=job.name, command=job.command, uid=job.uid, device=job.device, registered=job.registered,
         token_hash=None if job.stopped else job.token_hash, hang_timeout=job.hang_timeout,
         replica_policy=cast(ReplicaPolicy | None, job.replica_policy), strict=job.strict,
-        runner_pid=job.runner_pid, runner_start=job.runner_start,
+        runner_pid=job.runner_pid, runner_start=job.runner_start, nodes=job.nodes,
     )  # fmt: skip
 
 

@@ -31,6 +31,10 @@ class JobRequest(BaseModel):
         default=False, description="the caller becomes or starts the job's program: with it the job ends (local only)"
     )
     strict: bool = Field(default=False, description="end the job when one of its processes is not protected")
+    nodes: Annotated[
+        list[Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,64}$")]],
+        Field(max_length=48, description="that its ranks are on, this one among them; the first leads. None: this one"),
+    ] = []
 
 
 JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]
@@ -68,6 +72,7 @@ class JobInfo(Answer):
     processes: int = Field(description="that live")
     suspended: int = Field(default=0, description="of these")
     strict: bool = Field(description="it ends when one of its processes is not protected")
+    nodes: list[str] = Field(default=[], description="that its ranks are on, the one that leads first; none: this one")
     unprotected: int = Field(
         description="processes that have, or had, the genuine driver beside or instead of the shim"
     )

@@ -59,6 +59,7 @@ class Jobs:
         job, token = self._supervisor.make_job(
             name=name, command=wanted.command, uid=uid, device=wanted.device, visible=wanted.visible_devices,
             hang_timeout=wanted.hang_timeout, replica_policy=wanted.replica_policy, strict=wanted.strict, runner=runner,
+            nodes=wanted.nodes,
         )  # fmt: skip
         created_at = time.time()
         await asyncio.wrap_future(

@@ -43,6 +43,7 @@ class ServerProgram:
     device_memory: int
     scopes: Scopes = field(default_factory=Scopes)
     open_late: bool = False  # its devices: not before a program needs them
+    address: str = ""  # of this node, for servers of others; empty: their process has no ranks there
 
     def command(self, device: str, control_fd: int) -> list[str]:
         command = [str(self.native_dir / SERVER), "--device", device, "--control-fd", str(control_fd)]
@@ -50,6 +51,8 @@ class ServerProgram:
             command += ["--memory", str(self.device_memory)]
         if self.open_late:
             command += ["--open", "late"]
+        if self.address:
+            command += ["--address", self.address]
         return [*command, "--runtime-dir", str(self.runtime_dir)]
 
 

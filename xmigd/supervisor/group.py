@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from xmigd import log
-from xmigd.devices import header
 from xmigd.devices.names import devices_of
 from xmigd.groups import groups as g
 from xmigd.groups import prepared as p
@@ -18,12 +17,13 @@ from xmigd.groups.replicas import Finding
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
-from xmigd.native import Layout
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.ranks.history import Difference, History
 from xmigd.records import JobRow, ReplicaPolicy
-from xmigd.servers.server import Server
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.far_process import FarServer
+from xmigd.supervisor.member import Member, Sender
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.replicas import Compared, Comparisons
 
@@ -36,29 +36,31 @@ SETTLE = 0.5  # seconds that adopted servers have to say what they are members o
 
 
 class Ranks:
-    """Of all programs."""
+    """Of all programs of this node that have none elsewhere; or of the jobs of some nodes that this one leads."""
 
     def __init__(
-        self, processes: Mapping[str, Process], job_log: JobLog, layout: Layout, communicators_bound: int,
-        copies_bound: int, suspend_patience: float, replica_check: float,
+        self, processes: Mapping[str, Member], job_log: JobLog, history: History, communicators_bound: int,
+        copies_bound: int, suspend_patience: float, first_round: int, replica_check: float,
         stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`stop_job`: a job's policy says so."""
+        """`first_round`: higher than any of an earlier daemon. `stop_job`: a job's policy says so. `may_begin`: are all
+        there whom a round needs?"""
         self._processes = processes
         self._job_log = job_log
-        self._group_at = layout.group_at
-        self._standby_bytes_at = layout.standby_bytes_at
+        self._may_begin = may_begin
         self._copies_bound = copies_bound  # of host memory, for what only one device has
         self._loop = asyncio.get_running_loop()
+        self._opened = False
         self._meetings = Meetings()
-        self._groups = Groups(now(), round(suspend_patience * 1e9))
+        self._groups = Groups(first_round, round(suspend_patience * 1e9))
         self._resumptions = Resumptions()
         self._prepared = p.Prepared(communicators_bound, first=now())
         self._counted: dict[str, list[int]] = {}  # by process: what it may count as free of each device
         # Of processes that move, until they have left or stay: how long their communicators may take; cancelled once
         # they are there.
         self._handovers: dict[str, asyncio.TimerHandle] = {}
-        self.history = History()
+        self.history = history
         self._comparisons = Comparisons(replica_check, self._compared)
         self._stop_job = stop_job
         self._replica_policy = replica_policy
@@ -72,7 +74,7 @@ class Ranks:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:
+    def reported(self, process: Member, server: Sender, message: m.RankMessage) -> None:
         """By a server of the process."""
         who = _who(process)
         if process.state == "suspended" and not self._resumptions.members(who.process):
@@ -90,7 +92,7 @@ class Ranks:
             case m.CommunicatorFailed(name=name, rank=rank, why=why):
                 logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
                 self._tell(lambda t: self._groups.failed(t, who.process, name))
-            case m.GroupWanted():
+            case m.GroupWanted() if self._may_begin():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):
                 self._comparisons.stopped(who.process, server.number, number, message.work)
@@ -100,7 +102,7 @@ class Ranks:
             case m.GroupBusy(round=number, why=why):
                 logger.debug("no group snapshot now", process=who.process[:12], round=number, why=why)
                 self._tell(lambda t: self._groups.busy(t, who.process, number, why))
-            case m.GroupStuck(seconds=seconds) if server.number == process.machine.active:
+            case m.GroupStuck(seconds=seconds) if server.number == process.active:
                 what = "a rank waits for others" if seconds else "a rank gets further again"
                 logger.info(what, process=who.process[:12], without_progress_s=seconds)
                 self._tell(lambda t: self._groups.stuck(t, who.process, seconds))
@@ -109,7 +111,58 @@ class Ranks:
                 self._wanting[who.process] = server.number
                 self._name_replicas()
 
-    def committed(self, process: Process, number: int) -> None:
+    # Processes of other nodes.
+
+    def returned(self, process: Member, present: n.Present) -> None:
+        """What it was sent may not have come, and what happened to it meanwhile is not known: its daemon was started
+        again, or this one."""
+        name, stand = process.row.id, present.stand
+        about = FarServer(stand.active or 0, process.row.device)
+        for message in present.communicators:
+            self.reported(process, about, message)
+        self._tell(lambda t: self._groups.unheard(t, name))
+        fate = self._groups.fate_of(name)
+        if fate is None and self._opened and (present.orphan or present.awaits):
+            process.tell(e.Grouped(t=now(), on=False))  # nobody shares a communicator with it
+        elif fate is None and (present.orphan or present.awaits):
+            self._groups.orphan(_who(process))
+        elif present.orphan or present.awaits:
+            self._tell(lambda t: self._groups.broken(t, name, "its server was lost while a daemon was not there"))
+        elif fate in ("broken", "waits"):
+            process.tell(e.GroupLost(t=now(), reason="another rank's server was lost while a daemon was not there"))
+        if present.awaits:
+            self._tell(lambda t: self._groups.awaits(t, name))
+        if present.held:
+            self.held_again(process, present.held)
+        prepared, decided = process.rounds()
+        if decided and not prepared:
+            self._tell(lambda t: self._groups.committed(t, name, decided))
+
+    def held_again(self, process: Member, number: int) -> None:
+        """It stands prepared in a round that its daemon knows nothing of."""
+        self.history.reported(now(), _who(process), m.GroupHeld(type="group_held", round=number))
+        self._tell(lambda t: self._groups.held_again(t, process.row.id, number))
+
+    def changed_elsewhere(self, process: Member, what: str, why: str) -> None:
+        """What its machine says of it, on its node."""
+        name, t = process.row.id, now()
+        match what:
+            case "broken":
+                self.history.changed(t, name, e.GroupBroken(why))
+                self._tell(lambda t: self._groups.broken(t, name, why))
+            case "awaits":
+                self.history.changed(t, name, e.AwaitGroup())
+                self._tell(lambda t: self._groups.awaits(t, name))
+            case "lost":
+                self.history.changed(t, name, e.SaveState("lost", None, why))
+                self._tell(lambda t: self._groups.lost(t, name, why))
+            case "gone":
+                self.history.changed(t, name, e.SaveState("ended", None, why))
+                self._tell(lambda t: self._groups.gone(t, name))
+            case "recovering" | "running":
+                self.history.changed(t, name, e.SaveState(what, None, why))
+
+    def committed(self, process: Member, number: int) -> None:
         self.history.committed(now(), process.row.id, number)
         self._tell(lambda t: self._groups.committed(t, process.row.id, number))
 
@@ -141,7 +194,7 @@ class Ranks:
                 self._tell(lambda t: self._groups.gone(t, name))
                 self._tell(lambda _: self._resumptions.gone(name))
 
-    def finished(self, process: Process) -> None:
+    def finished(self, process: Member) -> None:
         self.history.finished(now(), process.row.id)
         self._meetings.gone(process.row.id)
         self._counted.pop(process.row.id, None)
@@ -149,7 +202,7 @@ class Ranks:
         self._restoring.pop(process.row.id, None)
         self._carry_out_ahead(self._prepared.gone(process.row.id))
 
-    def orphaned(self, process: Process) -> None:
+    def orphaned(self, process: Member) -> None:
         """It was perhaps a member of a group, and waits until that is known."""
         self._groups.orphan(_who(process))
         process.tell(e.Grouped(t=now(), on=True))
@@ -158,13 +211,13 @@ class Ranks:
         """Nobody is missing any more whom an earlier daemon knew; what they are members of they say in a moment."""
         self._opening = self._loop.call_later(SETTLE if self._processes else 0, self._open)
 
-    def in_rounds(self, process: Process) -> bool:
+    def in_rounds(self, process: Member) -> bool:
         """Has it prepared group snapshots?"""
-        return any(self._rounds(process))
+        return any(process.rounds())
 
     # Suspensions and resumptions.
 
-    def together(self, process: Process) -> list[Process]:
+    def together(self, process: Member) -> list[Member]:
         """Those that are suspended or resumed as one, in the order in which their programs began: the members of its
         group, or those that were suspended with it."""
         name = process.row.id
@@ -174,18 +227,15 @@ class Ranks:
             found = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
         return sorted([process, *found], key=lambda one: (one.row.start_time, one.row.pid))
 
-    def _slept_with(self, process: Process, other: Process) -> bool:
+    def _slept_with(self, process: Member, other: Member) -> bool:
         """Or is it about to? Then it cannot be resumed yet, nor can the others."""
-        round = self._suspended_at(process)
+        round = process.suspended_at()
         alike = other.row.uid == process.row.uid and other.state in ("running", "suspended") and other is not process
-        return alike and round != 0 and self._suspended_at(other) == round
+        return alike and round != 0 and other.suspended_at() == round
 
-    def _suspended_at(self, process: Process) -> int:
-        return 0 if process.memory is None else header.suspended(process.memory.journal.fileno(), self._group_at)
-
-    def resume(self, processes: Sequence[Process]) -> bool:
+    def resume(self, processes: Sequence[Member]) -> bool:
         """These are resumed as one from now on. False: it is one that was suspended alone."""
-        if not self._suspended_at(processes[0]):
+        if not processes[0].suspended_at():
             return False
         names = [process.row.id for process in processes]
         self._meetings.forget_of(names)
@@ -210,16 +260,16 @@ class Ranks:
     def _wake_those_left_behind(self) -> None:
         """Of a group of which an earlier daemon had suspended, or resumed, only some when it was lost."""
         awake = {
-            self._rounds(one)[1]: one.row.id for one in self._processes.values()
-            if one.machine.grouped and one.state in ("running", "recovering")
+            one.rounds()[1]: one.row.id for one in self._processes.values()
+            if one.grouped and one.state in ("running", "recovering")
         }  # fmt: skip
         for process in self._processes.values():
-            if process.state == "suspended" and (other := awake.get(self._suspended_at(process) or -1)) is not None:
+            if process.state == "suspended" and (other := awake.get(process.suspended_at() or -1)) is not None:
                 self._wake_up(process, other)
 
-    def _wake_up(self, process: Process, other: str) -> None:
+    def _wake_up(self, process: Member, other: str) -> None:
         logger.warning("a rank is suspended, and others are not", process=process.row.id[:12])
-        if process.memory is not None:
+        if isinstance(process, Process) and process.memory is not None:
             process.keep_all(process.fd_store.next_change(process.memory))
         process.tell(e.Grouped(t=now(), on=True))
         self._tell(lambda t: self._groups.woken(t, _who(process), other))
@@ -251,7 +301,7 @@ class Ranks:
             if (process := self._processes.get(instruction.process)) is not None:
                 self._do(process, instruction)
 
-    def _do(self, process: Process, instruction: g.Instruction) -> None:
+    def _do(self, process: Member, instruction: g.Instruction) -> None:
         self.history.instructed(now(), instruction)
         match instruction:
             case g.Hold(round=number, same_place=same):
@@ -297,16 +347,16 @@ class Ranks:
                 process.tell(v.GroupRefuses(t=now(), text=reason))
             case g.Take(round=number, moves=moves, leaves=leaves, communicators=communicators):
                 fields = {"moves": True, "leaves": leaves, "communicators": communicators} if moves else {}
-                if leaves:
+                if leaves and isinstance(process, Process):
                     self._end_handover(process)
                     self._carry_out_ahead(self._prepared.moved(process.row.id, process.moving.communicators))
                 process.send_active(m.pack("group_take", round=number, **fields))
             case g.Continue(round=number):
                 process.send_active(m.pack("group_continue", round=number))
             case g.Resolve(round=number):
-                decided = any(self._rounds(one)[1] == number for one in self._processes.values())
+                decided = any(one.rounds()[1] == number for one in self._processes.values())
                 logger.info("a round of an earlier daemon", process=process.row.id[:12], round=number, decided=decided)
-                if decided and any(self._renewed(one) == number for one in self._processes.values()):
+                if decided and any(one.renewed() == number for one in self._processes.values()):
                     why = "a rank was moving when the daemon was lost"
                     self._tell(lambda t: self._groups.broken(t, process.row.id, why))
                     process.tell(e.GroupLost(t=now(), reason=why))
@@ -324,24 +374,26 @@ class Ranks:
                 process.send_active(m.pack("communicator_lost", name=name))
             case g.Note(text=text):
                 logger.warning("a group recovers", process=process.row.id[:12], why=text)
-                self._job_log.line(process.job, text, source="xmigd", level="warning", process=process.row.id)
+                near = process if isinstance(process, Process) else next(self._near(), None)
+                if near is not None:
+                    self._job_log.line(near.job, text, source="xmigd", level="warning", process=near.row.id)
 
     def _recover(self, members: Mapping[str, tuple[str, ...]]) -> None:
         self._meetings.forget_of(members)
         present = {name: self._processes[name] for name in members if name in self._processes}
-        if len(members) > 1 and any(self._forsaken(process) for process in present.values()):
+        if len(members) > 1 and any(process.forsaken() for process in present.values()):
             why = "a rank's journal was full, and it took a snapshot without the others, which none of all followed"
             for process in present.values():
                 process.tell(e.GroupHopeless(t=now(), reason=why))
             return
-        decided = max((self._rounds(process)[1] for process in present.values()), default=0)
+        decided = max((process.rounds()[1] for process in present.values()), default=0)
         logger.info("a group goes on", members=len(present), round=decided)
-        prepared = self._prepared.usable({name: process.machine.active for name, process in present.items()})
+        prepared = self._prepared.usable({name: process.active for name, process in present.items()})
         for name, process in present.items():
             process.tell(e.GroupGo(t=now(), decided=decided, gone=members[name], communicators=prepared[name]))
         self._count_standby_bytes()
 
-    def _settled(self, process: Process) -> None:
+    def _settled(self, process: Member) -> None:
         """What the snapshot has, standbys can make now."""
         whole = self._groups.whole(process.row.id)
         ranks = {one for processes in whole.values() for one in processes}
@@ -352,12 +404,14 @@ class Ranks:
         members = [self._processes[one] for one in names if one in self._processes]
         if self._copies_bound:
             self._copy_unique(members)
-        self._comparisons.settled(members)
-        for one in members:
+        near = [one for one in members if isinstance(one, Process)]
+        if len(near) == len(members):
+            self._comparisons.settled(near)
+        for one in near:
             if (finding := self._restoring.pop(one.row.id, None)) is not None:
                 self._restore(one, finding)
 
-    def _communicator_prepared(self, process: Process, server: Server, message: m.CommunicatorPrepared) -> None:
+    def _communicator_prepared(self, process: Member, server: Sender, message: m.CommunicatorPrepared) -> None:
         name, number = process.row.id, server.number
         if message.why:
             logger.info("a communicator cannot be made ahead", process=name[:12], server=number, why=message.why)
@@ -367,7 +421,7 @@ class Ranks:
         self._note_made(process, number)
         self._look_at_handovers()
 
-    def _memory_short(self, process: Process, server: Server, number: int, ordinal: int, missing: int) -> None:
+    def _memory_short(self, process: Member, server: Sender, number: int, ordinal: int, missing: int) -> None:
         """Its program has no room for its own data."""
         names = devices_of(server.device)
         coming = 0
@@ -384,10 +438,10 @@ class Ranks:
     def _users_of(self, device: str) -> dict[p.Server, int]:
         """Servers of programs, with the number of devices that each uses."""
         return {
-            (process.row.id, server.number): len(devices)
+            (process.row.id, number): len(devices)
             for process in self._processes.values()
-            for server in process.servers.values()
-            if device in (devices := devices_of(server.device))
+            for number, of in process.server_devices().items()
+            if device in (devices := devices_of(of))
         }
 
     def _look_at_handovers(self) -> None:
@@ -396,14 +450,15 @@ class Ranks:
 
     # --- a rank moves ------------------------------------------------------------------------------------------------
 
-    def _look_at_move(self, process: Process) -> None:
+    def _look_at_move(self, process: Member) -> None:
         """Its target and the servers of the others make its communicators beside those that they use."""
-        name, move = process.row.id, process.machine.move
-        if move is None or move.target is None:
+        move = process.machine.move if isinstance(process, Process) else None
+        if not isinstance(process, Process) or move is None or move.target is None:
             return
+        name = process.row.id
         whole = {key: ranks for key, ranks in self._groups.whole(name).items() if name in ranks}
         ranks = {one for processes in whole.values() for one in processes if one in self._processes}
-        servers = {one: self._processes[one].machine.active for one in ranks} | {name: move.target}
+        servers = {one: self._processes[one].active for one in ranks} | {name: move.target}
         self._carry_out_ahead(self._prepared.want_move(now(), name, whole, servers))
         if name not in self._handovers:
             return
@@ -417,28 +472,28 @@ class Ranks:
         process.moving.communicators = ready[name]
         self._tell(lambda t: self._groups.leave(t, name, whole, ready, LEAVE_PATIENCE))
 
-    def _begin_handover(self, process: Process) -> None:
+    def _begin_handover(self, process: Member) -> None:
         """It does so at a round, and everything that the others need then is prepared first."""
         self._await_communicators(process)
         self._look_at_move(process)
 
-    def _await_communicators(self, process: Process) -> None:
+    def _await_communicators(self, process: Member) -> None:
         why = "its communicators were not made in time"
         self._handovers[process.row.id] = self._loop.call_later(PREPARE_PATIENCE, self._stays, process, why)
 
-    def _end_handover(self, process: Process) -> bool:
+    def _end_handover(self, process: Member) -> bool:
         """Was one under way?"""
         wait = self._handovers.pop(process.row.id, None)
         if wait is not None:
             wait.cancel()
         return wait is not None
 
-    def _stays(self, process: Process, why: str) -> None:
-        active = process.machine.active
+    def _stays(self, process: Member, why: str) -> None:
+        active = process.active
         if self._end_handover(process) and active is not None:
             process.tell(v.HandoverFailed(t=now(), server=active, text=why))
 
-    def _move_over(self, process: Process, why: str) -> None:
+    def _move_over(self, process: Member, why: str) -> None:
         name = process.row.id
         self._tell(lambda t: self._groups.stay(t, name, why))
         self._stays(process, why)
@@ -455,24 +510,23 @@ class Ranks:
         """Each program may count as free what is given up for it."""
         by_device: dict[str, int] = {}
         for process in self._processes.values():
-            if (server := process.server(process.machine.active)) is None:
+            if (device := process.server_devices().get(process.active or 0)) is None:
                 continue
-            for name in devices_of(server.device):
+            for name in devices_of(device):
                 if name not in by_device:
                     by_device[name] = self._prepared.bytes_on(self._users_of(name))
-            counted = [by_device[name] for name in devices_of(server.device)]
-            if counted != self._counted.get(process.row.id, []) and process.memory is not None:
+            counted = [by_device[name] for name in devices_of(device)]
+            if counted != self._counted.get(process.row.id, []):
                 self._counted[process.row.id] = counted
-                header.count_standby_bytes(process.memory.journal.fileno(), self._standby_bytes_at, counted)
+                process.count_standby_bytes(counted)
 
-    def _note_made(self, process: Process, number: int) -> None:
-        if (server := process.server(number)) is not None:
-            server.communicators = self._prepared.made_by(process.row.id, number)
-            server.communicator_bytes = self._prepared.bytes_of(process.row.id, number)
+    def _note_made(self, process: Member, number: int) -> None:
+        name = process.row.id
+        process.note_made(number, self._prepared.made_by(name, number), self._prepared.bytes_of(name, number))
 
-    def _copy_unique(self, members: list[Process]) -> None:
+    def _copy_unique(self, members: list[Member]) -> None:
         """What one device alone has of a snapshot goes to host memory, too."""
-        share = self._copies_bound // max(1, sum(one.machine.grouped for one in self._processes.values()))
+        share = self._copies_bound // max(1, sum(one.grouped for one in self._processes.values()))
         for process in members:
             mine = set(devices_of(process.row.device))
             others = [one for one in members if one is not process and mine.isdisjoint(devices_of(one.row.device))]
@@ -520,7 +574,8 @@ class Ranks:
     def _restore(self, process: Process, finding: Finding) -> None:
         """From the majority. All have the snapshots of one round, and none is under way: it is looked at once more what
         they hold, and all go back there."""
-        equal = [self._processes[one] for one in finding.equal if one in self._processes]
+        found = (self._processes.get(one) for one in finding.equal)
+        equal = [one for one in found if isinstance(one, Process)]
         chunks = self._comparisons.right(process, equal, finding.addresses)
         rank = self._groups.rank_of(process.row.id)
         if not chunks or process.last_snapshot is None:
@@ -543,7 +598,7 @@ class Ranks:
         wanting = {one: number for one, number in self._wanting.items() if self._is_active(one, number)}
         for name, number in list(wanting.items()):
             others = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
-            if all(other.row.id in wanting or self._stands_at_round(other) for other in others):
+            if all(other.row.id in wanting or (other.standing and other.rounds()[0] == 0) for other in others):
                 del self._wanting[name]
                 sources = [other for other in others if other.row.id not in wanting]
                 self._processes[name].name_replicas(number, sources)
@@ -552,41 +607,22 @@ class Ranks:
             self._looking = self._loop.call_later(LOOK_AT_ROUNDS, self._name_replicas)
 
     def _is_active(self, name: str, number: int) -> bool:
-        return name in self._processes and self._processes[name].machine.active == number
-
-    def _stands_at_round(self, process: Process) -> bool:
-        """Has it the memory and the shadow of the round that was decided last?"""
-        machine = process.machine
-        if machine.active is None or machine.servers[machine.active] != "assigned":
-            return False
-        recovery = machine.recovery
-        restored = recovery is None or recovery.restored is not None
-        return restored and self._rounds(process)[0] == 0
-
-    def _rounds(self, process: Process) -> tuple[int, int]:
-        """The last that its journal has prepared, and the last decided."""
-        if process.memory is None:
-            return 0, 0
-        try:
-            return header.rounds(process.memory.journal.fileno(), self._group_at)
-        except OSError:
-            return 0, 0
-
-    def _renewed(self, process: Process) -> int:
-        return 0 if process.memory is None else header.renewed(process.memory.journal.fileno(), self._group_at)
-
-    def _forsaken(self, process: Process) -> bool:
-        return process.memory is not None and header.forsaken(process.memory.journal.fileno(), self._group_at)
+        return name in self._processes and self._processes[name].active == number
 
     def _open(self) -> None:
+        self._opened = True
         self._wake_those_left_behind()
         self._count_standby_bytes()  # what an earlier daemon has counted there is not known here
         marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]
         self._tell(lambda t: self._groups.open(t, marked))
 
-    def _meet(self, process: Process, server: Server, message: m.Meet) -> None:
+    def _near(self) -> Iterator[Process]:
+        """Processes of this node."""
+        return (one for one in self._processes.values() if isinstance(one, Process))
+
+    def _meet(self, process: Member, server: Sender, message: m.Meet) -> None:
         """A rank of a communicator looks for the others."""
-        if server.number == process.machine.active:
+        if server.number == process.active:
             self.history.meets(now(), _who(process), message)
         offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
         answers = self._meetings.attend(now(), process.row.id, server.number, process.row.uid, offer)
@@ -606,5 +642,5 @@ class Ranks:
         self._tell(self._groups.wake)
 
 
-def _who(process: Process) -> Who:
+def _who(process: Member) -> Who:
     return Who(process.row.id, process.row.uid, process.job.id)

@@ -6,12 +6,13 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from xmigd import log
+from xmigd.devices import header
 from xmigd.devices.header import Stall, stall
 from xmigd.devices.names import as_one, devices_of
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
@@ -26,6 +27,7 @@ from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.memory.host_pool import HostPool
 from xmigd.memory.restored import restored_memory
+from xmigd.native import Layout
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits
@@ -33,6 +35,7 @@ from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
+from xmigd.supervisor.member import Member
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
 from xmigd.supervisor.state import ProcessState
@@ -54,7 +57,7 @@ class Process(ProcessState):
         limits: Limits,
         stall_bound: float,
         snapshot_cost: float,
-        stall_at: int,
+        layout: Layout,
         records: Records,
         job_log: JobLog,
         admit: Callable[[Process], None],
@@ -81,7 +84,7 @@ class Process(ProcessState):
         self.differing: m.Differing | None = None  # what its next servers replace, as long as that is the last snapshot
         self._stopping = False  # its program was signalled to end
         self._lost_ordinals: set[int] = set()  # of its devices, until the server that had them has ended
-        self._stall_at = stall_at  # where the journal has the expected stall
+        self._layout = layout
         self.job_log = job_log
         self._admit = admit
         self._refuse = refuse
@@ -124,7 +127,7 @@ class Process(ProcessState):
         if self.memory is None:
             return None
         try:
-            return stall(self.memory.journal.fileno(), self._stall_at)
+            return stall(self.memory.journal.fileno(), self._layout.stall_at)
         except (OSError, ValueError):
             return None
 
@@ -309,6 +312,51 @@ class Process(ProcessState):
         number = self.machine.standby
         return number if number is not None and self.machine.servers[number] == "warm" else None
 
+    # --- as a member of a group (member.py) --------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int | None:
+        return self.machine.active
+
+    @property
+    def grouped(self) -> bool:
+        return self.machine.grouped
+
+    @property
+    def standing(self) -> bool:
+        machine = self.machine
+        if machine.active is None or machine.servers[machine.active] != "assigned":
+            return False
+        return machine.recovery is None or machine.recovery.restored is not None
+
+    def rounds(self) -> tuple[int, int]:
+        if self.memory is None:
+            return 0, 0
+        try:
+            return header.rounds(self.memory.journal.fileno(), self._layout.group_at)
+        except OSError:
+            return 0, 0
+
+    def forsaken(self) -> bool:
+        return self.memory is not None and header.forsaken(self.memory.journal.fileno(), self._layout.group_at)
+
+    def renewed(self) -> int:
+        return 0 if self.memory is None else header.renewed(self.memory.journal.fileno(), self._layout.group_at)
+
+    def suspended_at(self) -> int:
+        return 0 if self.memory is None else header.suspended(self.memory.journal.fileno(), self._layout.group_at)
+
+    def count_standby_bytes(self, counted: Sequence[int]) -> None:
+        if self.memory is not None:
+            header.count_standby_bytes(self.memory.journal.fileno(), self._layout.standby_bytes_at, counted)
+
+    def server_devices(self) -> dict[int, str]:
+        return {number: server.device for number, server in self.servers.items()}
+
+    def note_made(self, number: int, communicators: int, device_bytes: int) -> None:
+        if (server := self.server(number)) is not None:
+            server.communicators, server.communicator_bytes = communicators, device_bytes
+
     def prepare_communicator(self, number: int, attempt: int, name: str) -> None:
         """One of its servers makes it, beside all others."""
         server, memory = self.server(number), self.memory
@@ -346,25 +394,26 @@ class Process(ProcessState):
         for number in lost:
             self.drop_handle(number)
 
-    def name_replicas(self, number: int, others: Iterable[Process]) -> None:
+    def name_replicas(self, number: int, others: Iterable[Member]) -> None:
         """To a server of this process that has lost memory: the ranks that are at the same round."""
         server = self.server(number)
         if server is None:
             return
         for other in others:
-            if self._name_rank(server, other):
+            if isinstance(other, Process) and self._name_rank(server, other):
                 for handle in other.handles.values():
                     if handle.kind == "shadow":
                         server.send(m.pack_replica(handle.message), (handle.fd,))
         server.send(m.pack("replicas_named"))
 
-    def copy_unique(self, others: Iterable[Process], most: int) -> None:
+    def copy_unique(self, others: Iterable[Member], most: int) -> None:
         """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
         server = self.server(self.machine.active)
         if server is None:
             return
         for other in others:
-            self._name_rank(server, other)
+            if isinstance(other, Process):
+                self._name_rank(server, other)
         server.send(m.pack("copy_unique", bytes=most))
 
     def _name_rank(self, server: Server, other: Process) -> bool:

@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import os
 import socket
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -30,6 +31,7 @@ from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import JobMemory
 from xmigd.memory.host_pool import HostPool, in_host_memory
 from xmigd.native import SERVER, Layout
+from xmigd.peers.contract import Links
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.process.limits import Limits, MoveLimits
@@ -47,8 +49,10 @@ from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.guard import Guard
+from xmigd.supervisor.member import Member
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
+from xmigd.supervisor.scopes import Scopes
 from xmigd.supervisor.unprotected import Watch
 
 logger = log.get("supervisor")
@@ -69,6 +73,7 @@ class Supervisor:
         find_job: FindJob,
         live: list[LiveProcess],
         fd_store: FdStore,
+        links: Links,
         *,
         snapshot_store: SnapshotStore | None,
         tells_ends: bool,
@@ -98,14 +103,19 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
-        self._ranks = Ranks(
-            self.processes, self.job_log, layout, settings.standby_communicators_mib * MIB,
-            settings.replica_copies_mib * MIB, settings.recovery_timeout, settings.replica_check,
+        self.history = History()  # what ranks do, and have done
+        self._local_ranks = Ranks(
+            self.processes, self.job_log, self.history, settings.standby_communicators_mib * MIB,
+            settings.replica_copies_mib * MIB, settings.recovery_timeout, now(), settings.replica_check,
             self._end_for_corruption, settings.replica_policy,
         )  # fmt: skip
         self._expected_of = Counter(each.job.id for each in live)
         self.cordoned = dict(cordoned)  # devices that get no new process, and why
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
+        self.scopes = Scopes(
+            local=self._local_ranks, links=links, address=settings.peer_host, processes=self.processes, jobs=self._jobs,
+            make_ranks=self._make_ranks,
+        )  # fmt: skip
         self._learn = learn
         self._uuid_of = uuid_of
         self._starting: dict[str, socket.socket] = {}  # programs that wait in their handshake
@@ -154,7 +164,7 @@ class Supervisor:
     def make_job(
         self, *, name: str, command: str, uid: int, device: str | None, visible: str | None = None,
         hang_timeout: float | None = None, replica_policy: ReplicaPolicy | None = None, strict: bool = False,
-        runner: tuple[int, int] | None = None,
+        runner: tuple[int, int] | None = None, nodes: Sequence[str] = (),
     ) -> tuple[JobRow, str]:  # fmt: skip
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
         `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
@@ -164,9 +174,12 @@ class Supervisor:
             resolve_device(device, self._settings.device_names)
         elif visible is not None:
             device = self._visible(visible, None)
+        joined = ",".join(nodes) or None
+        if joined is not None:
+            self.scopes.check(joined)
         return new_job(
             name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout,
-            replica_policy=replica_policy, strict=strict, runner=runner,
+            replica_policy=replica_policy, strict=strict, runner=runner, nodes=joined,
         )  # fmt: skip
 
     def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
@@ -221,7 +234,7 @@ class Supervisor:
 
     def _to_flip(self, process: Process) -> int:
         """Memory that is compared with that of other ranks."""
-        watched = self._ranks.watched(process.row.id)
+        watched = self._local_ranks.watched(process.row.id)
         if not watched:
             raise Conflict(
                 "no memory of the process is compared with that of other ranks", hint="name an `address`, or wait"
@@ -249,18 +262,21 @@ class Supervisor:
         in_use = [name for one in self.processes.values() for name in devices_of(one.row.device)]
         return least_used(free, in_use) if free else device
 
+    def _make_ranks(self, members: dict[str, Member], may_begin: Callable[[], bool]) -> Ranks:
+        """Of jobs of several nodes. Rounds are numbered by the time of day: the nodes have no other in common. Nothing
+        is made ahead, copied or compared: what other nodes' devices hold is not in reach."""
+        return Ranks(
+            members, self.job_log, self.history, 0, 0, self._settings.recovery_timeout, time.time_ns(), 0,
+            self._end_for_corruption, self._settings.replica_policy, may_begin,
+        )  # fmt: skip
+
     def together(self, process: Process) -> list[Process]:
         """Those that are suspended or resumed as one, itself among them: its group."""
-        return self._ranks.together(process)
+        return self.scopes.together(process)
 
     def resume_together(self, processes: Iterable[Process]) -> bool:
         """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
-        return self._ranks.resume(list(processes))
-
-    @property
-    def history(self) -> History:
-        """What ranks do, and have done."""
-        return self._ranks.history
+        return self._local_ranks.resume(list(processes))
 
     @property
     def expected(self) -> list[str]:
@@ -293,7 +309,7 @@ class Supervisor:
         self._control.close()
         self._adopter.close()
         self._expectations.close()
-        self._ranks.close()
+        self.scopes.close()
         for process in list(self.processes.values()):
             await process.spawned()
             process.leave()
@@ -416,13 +432,17 @@ class Supervisor:
             ),
         )  # fmt: skip
         return Process(
-            row=row, job=job, pidfd=client, memory=memory, program=self._program, limits=limits,
-            stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, stall_at=self._layout.stall_at,
+            row=row, job=job, pidfd=client, memory=memory, program=self._program_of(job), limits=limits,
+            stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, layout=self._layout,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
             finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, snapshot_committed=self._committed, rank_reported=self._ranks.reported,
-            group_concerns=self._ranks.changed, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
+            host_pool=self.host_pool, snapshot_committed=self._committed, rank_reported=self.scopes.reported,
+            group_concerns=self.scopes.changed, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
         )  # fmt: skip
+
+    def _program_of(self, job: JobRow) -> ServerProgram:
+        """Servers of a job of several nodes are to be reached from the others."""
+        return self._program if job.nodes is None else replace(self._program, address=self._settings.peer_host)
 
     def _suspended_bytes(self) -> int | None:
         """Host memory that suspended processes have; None while that changes, or is not known: what their holders hold
@@ -447,7 +467,7 @@ class Supervisor:
 
     def _committed(self, process: Process, snapshot: m.Snapshot) -> None:
         if snapshot.round:
-            self._ranks.committed(process, snapshot.round)
+            self.scopes.committed(process, snapshot.round)
         if self._snapshot_store is not None and process.memory is not None:
             memory = process.memory
             fds = (memory.journal, memory.snapshot0, memory.snapshot1)
@@ -455,7 +475,7 @@ class Supervisor:
 
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
-        self._ranks.finished(process)
+        self.scopes.finished(process)
         if self._snapshot_store is not None:
             self._snapshot_store.ended(process.row.id)
         sock = self._starting.pop(process.row.id, None)
@@ -559,14 +579,14 @@ class Supervisor:
             return f"its program cannot be watched: {error.strerror}"
         process = self._make(row, live.job, client, left.memory, live.faults, live.recoveries)
         self.processes[row.id] = process
-        if self._expected_of[row.job] > 1 or self._ranks.in_rounds(process):
-            self._ranks.orphaned(process)
+        if self._expected_of[row.job] > 1 or any(process.rounds()) or live.job.nodes is not None:
+            self.scopes.orphaned(process)
         process.orphaned(left.handles, why)
         return ""
 
     def _settled(self) -> None:
         self._fd_store.settled()
-        self._ranks.settled()
+        self.scopes.settled()
 
     def _lost_meanwhile(self, live: LiveProcess, why: str) -> None:
         row = live.row

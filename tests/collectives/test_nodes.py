@@ -1,0 +1,132 @@
+"""Ranks on several nodes take snapshots and recover together, whatever becomes of a daemon or the network between."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from tests.collectives.conftest import enough
+from tests.collectives.nodes import RankNode, Ranks, cluster, kill
+from tests.namespaces import needs_networks
+from xmigd.errors import XmigError
+
+pytestmark = needs_networks
+
+
+@pytest.fixture(scope="module")
+def two(native_dir: Path) -> Iterator[list[RankNode]]:
+    with cluster(native_dir, 2) as made:
+        yield made
+
+
+def begun(ranks: Ranks, folder: Path) -> None:
+    harness.wait_until(
+        lambda: all((folder / f"began.{rank}").exists() for rank in range(ranks.count)), "all have begun", 60
+    )
+
+
+def done(ranks: Ranks) -> list[str]:
+    return [f"{rank}: done" for rank in range(ranks.count)]
+
+
+def take_snapshots(ranks: Ranks, more: int = 3) -> None:
+    wanted = ranks.snapshots() + more
+    harness.wait_until(lambda: ranks.snapshots() >= wanted, "snapshots of all ranks", 60)
+
+
+def test_undisturbed(two: list[RankNode], tmp_path: Path) -> None:
+    """Snapshots are taken in the same rounds, and the node that leads shows all ranks."""
+    ranks = Ranks(two, 2, tmp_path, "steps", 0)
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    shown = two[0].client.get(f"/v1/jobs/{ranks.programs[0].job}/ranks")
+    assert [one["rank"] for one in shown["ranks"]] == [0, 1, 2, 3]
+    assert any(one["outcome"] == "taken" and one["ranks"] == 4 for one in shown["snapshots"])
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+    assert ranks.recoveries() == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_servers_are_killed(two: list[RankNode], tmp_path: Path, seed: int) -> None:
+    """One or several, on either node, also while the ranks are being recovered."""
+    chance = random.Random(seed)
+    ranks = Ranks(two, 2, tmp_path, "steps", 0)
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    for _ in range(6):
+        time.sleep(chance.uniform(0.05, 0.5))
+        if chance.random() < 0.7:
+            ranks.until_all_run()
+        servers = [row["server_pid"] for _, row in ranks.processes()]
+        kill(*chance.sample(servers, min(len(servers), chance.choice([1, 1, 2, 4]))))
+    ranks.until_all_run()
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
+@pytest.mark.parametrize("also", ["nobody", "its servers", "others' servers"])
+def test_a_daemon_is_killed(two: list[RankNode], tmp_path: Path, which: int, also: str) -> None:
+    ranks = Ranks(two, 2, tmp_path, "steps", 0)
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    servers = {one.name: [row["server_pid"] for where, row in ranks.processes() if where is one] for one in two}
+    two[which].kill()
+    if also != "nobody":
+        kill(*servers[two[which if also == "its servers" else 1 - which].name][:1])
+    two[which].start()
+    ranks.until_all_run()
+    take_snapshots(ranks)
+    kill(ranks.processes()[-1][1]["server_pid"])
+    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
+    ranks.until_all_run()
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+
+
+def test_a_node_is_not_in_reach(two: list[RankNode], tmp_path: Path) -> None:
+    """A server is lost meanwhile: the recovery waits for the other node."""
+    ranks = Ranks(two, 2, tmp_path, "steps", 0)
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    for which in (0, 1):
+        two[1].network.unplug()
+        two[0].until("b", "unreachable")
+        kill(next(row["server_pid"] for where, row in ranks.processes() if where is two[which]))
+        two[1].network.plug()
+        harness.wait_until(lambda n=which: ranks.recoveries() > n, "all are recovered", 60)  # type: ignore[misc]
+        ranks.until_all_run()
+        take_snapshots(ranks)
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+
+
+def test_eight_ranks_over_four_nodes(native_dir: Path, tmp_path: Path) -> None:
+    chance = random.Random(8)
+    with cluster(native_dir, 4) as four:
+        ranks = Ranks(four, 2, tmp_path, "steps", 0)
+        begun(ranks, tmp_path)
+        take_snapshots(ranks)
+        for _ in range(4):
+            ranks.until_all_run()
+            servers = [row["server_pid"] for _, row in ranks.processes()]
+            kill(*chance.sample(servers, chance.choice([1, 2, 8])))
+            time.sleep(chance.uniform(0.05, 0.5))
+        ranks.until_all_run()
+        enough(tmp_path)
+        assert ranks.lines() == done(ranks)
+
+
+def test_bad_lists_of_nodes(two: list[RankNode]) -> None:
+    a = two[0]
+    for names, why in (
+        (["b"], "this node, a, is none of b"), (["a", "x"], "no peer 'x' is known"), (["a", "b", "a"], "named twice"),
+    ):  # fmt: skip
+        with pytest.raises(XmigError, match=why):
+            a.client.post("/v1/jobs", {"command": "true", "nodes": names})

@@ -1,0 +1,166 @@
+"""What another node's daemon says of ranks: what does not fit is left out, and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.peers.fake import FakeNetwork
+from xmigd.errors import Invalid, ProtocolError
+from xmigd.groups.meetings import Answer
+from xmigd.jobs.membership import new_job
+from xmigd.process import events as e
+from xmigd.ranks.history import History
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.member import Member
+from xmigd.supervisor.scopes import Scopes
+
+NODES = "a,b"
+ONE, OTHER = "1" * 32, "2" * 32
+NAME = "c" * 64
+
+
+class Log:
+    def line(self, *_: object, **__: object) -> None: ...
+
+
+def make_ranks(members: dict[str, Member], may_begin: Callable[[], bool] = lambda: True) -> Ranks:
+    log: Any = Log()
+    return Ranks(members, log, History(), 0, 0, 1, 1000, 0, lambda *_: None, "report", may_begin)
+
+
+class Node:
+    """Without processes of its own."""
+
+    def __init__(self, network: FakeNetwork, name: str, address: str = "10.0.0.1") -> None:
+        self.links = network[name]
+        self.scopes = Scopes(
+            local=make_ranks({}), links=self.links, address=address, processes={}, jobs={}, make_ranks=make_ranks
+        )
+        self.links.register("ranks", self.scopes)
+
+
+def in_a_loop(test: Callable[[], None]) -> Callable[[], None]:
+    """As in a daemon."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        async def main() -> None:
+            test()
+
+        asyncio.run(main())
+
+    return run
+
+
+def stand(process: str = ONE, **changed: object) -> dict[str, Any]:
+    return {
+        "process": process, "uid": 0, "job": "job", "pid": 7, "start_time": 1, "device": "cpu:0", "state": "running",
+        "active": 0, "standing": True, "rounds": [0, 0], "forsaken": False,
+    } | changed  # fmt: skip
+
+
+def body(kind: str, **fields: object) -> dict[str, Any]:
+    return {"topic": "ranks", "nodes": NODES, "kind": kind} | fields
+
+
+def joined(process: str, rank: int) -> dict[str, Any]:
+    message = {"type": "communicator", "name": NAME, "rank": rank, "ranks": 2, "state": "joined"}
+    return body("reported", stand=stand(process), server=0, message=message)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, body("no such kind"), body("here"), body("here", processes=[{}]), body("here", processes=[], more=1),
+        body("reported", stand=stand("x"), server=0, message={}), body("committed", stand=stand(), round=0),
+        body("reported", stand=stand(rounds=[0, 1 << 63]), server=0, message={}),
+        body("tell", process=ONE, event="ClientExited", fields={}), body("finished", process="../x"),
+        body("send", process=ONE, server=0, text=1),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        n.parse(wrong)
+
+
+def test_messages_come_through_as_they_were() -> None:
+    event = e.GroupGo(t=5, decided=7, gone=(NAME,), communicators=(1, 2))
+    told = n.parse(n.tell(NODES, ONE, event).model_dump(mode="json"))
+    assert isinstance(told, n.Tell)
+    assert told.at(9) == e.GroupGo(t=9, decided=7, gone=(NAME,), communicators=(1, 2))
+    with pytest.raises(ProtocolError, match="decided"):
+        n.Tell(nodes=NODES, process=ONE, event="GroupGo", fields={"decided": "many"}).at(1)
+    met = n.Met(nodes=NODES, process=ONE, server=1, meeting=NAME, rank=1, offers=("x", "y"))
+    again = n.parse(met.model_dump(mode="json"))
+    assert isinstance(again, n.Met)
+    assert again.answer == Answer(ONE, 1, NAME, 1, ("x", "y"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"type": "assign"}', '{"type": "group_take", "round": -1}'])
+def test_only_messages_of_rounds_reach_a_server(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        n.round_of(text)
+    assert n.round_of('{"type": "replicas_named"}') is None
+
+
+@in_a_loop
+def test_a_peer_reports_its_own_processes_only() -> None:
+    network = FakeNetwork("a", "b", "c")
+    a, b, c = (Node(network, name) for name in "abc")
+    for one in (a, b, c):
+        one.scopes.settled()
+    network.connect()
+    for sender, nodes in ((b, "a,b"), (c, "a,c"), (c, "a,b,c")):
+        here = body("here", processes=[]) | {"nodes": nodes}
+        sender.links.send("a", here)
+    b.links.send("a", joined(ONE, 0))
+    with capture_logs() as logs:
+        network.deliver()
+        assert not [one for one in logs if one["log_level"] == "warning"]
+        c.links.send("a", joined(ONE, 0))  # it is none of these nodes
+        c.links.send("a", body("finished", process=ONE) | {"nodes": "a,c"})  # not known among these
+        b.links.send("a", body("tell", process=ONE, event="GroupLost", fields={"reason": "x"}))  # it does not lead
+        b.links.send("a", joined(ONE, 0) | {"nodes": "b,a"})  # of which it does lead
+        network.deliver()
+    reasons = [one["why"] for one in logs if one["event"] == "a message of a peer is left out"]
+    assert len(reasons) == 3, logs
+
+
+@in_a_loop
+def test_two_ranks_of_another_node_are_a_group() -> None:
+    """Who leads has none itself: b's daemon is sent what becomes of them."""
+    network = FakeNetwork("a", "b", "c")
+    a, b = Node(network, "a"), Node(network, "b")
+    heard: list[dict[str, Any]] = []
+    b.scopes.received = lambda peer, body: heard.append(body)  # type: ignore[method-assign]
+    a.scopes.settled()
+    network.connect("a", "b")
+    b.links.send("a", body("here", processes=[]))
+    for rank, process in enumerate((ONE, OTHER)):
+        b.links.send("a", joined(process, rank))
+    network.deliver()
+    tied = [one["process"] for one in heard if one["kind"] == "tell" and one["event"] == "Grouped"]
+    assert tied == [ONE, OTHER]
+    b.links.send("a", body("changed", stand=stand(ONE, state="recovering"), what="broken", why="killed"))
+    network.deliver()
+    assert (heard[-1]["process"], heard[-1]["event"]) == (OTHER, "GroupLost")
+
+
+@in_a_loop
+def test_lists_of_nodes() -> None:
+    network = FakeNetwork("a", "b", "c")
+    a = Node(network, "a")
+    a.scopes.check("b,a,c")
+    for nodes, why in (("b,c", "is none of"), ("a,b,a", "named twice"), ("a,d", "no peer 'd'")):
+        with pytest.raises(Invalid, match=why):
+            a.scopes.check(nodes)
+    with pytest.raises(Invalid, match="no address"):
+        Node(network, "b", "0.0.0.0").scopes.check("a,b")
+    assert new_job(name="", command="", uid=0, device=None, registered=True, nodes="a,b")[0].nodes == "a,b"

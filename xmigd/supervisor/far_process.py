@@ -1,0 +1,112 @@
+"""A process of another node, as the daemon that leads the job's nodes sees it.
+
+What it would read of a process of its own node, the other daemon sends with everything that it reports (`Stand`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from xmigd.groups.meetings import Answer
+from xmigd.process import events as e
+from xmigd.records import JobRow, ProcessRow
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.member import Member
+
+Deliver = Callable[[n.Message], None]
+
+
+class FarServer:
+    """One that has reported something."""
+
+    def __init__(self, number: int, device: str) -> None:
+        self.number = number
+        self.device = device
+
+    def send(self, message: bytes) -> None:
+        """Nothing that is reported across nodes is answered to the server that was not its process's."""
+
+
+class FarProcess:
+    """`node` has it; `deliver` brings that daemon a message."""
+
+    def __init__(self, node: str, nodes: str, stand: n.Stand, job: JobRow, deliver: Deliver) -> None:
+        self.node = node
+        self.job = job
+        self._nodes = nodes
+        self._deliver = deliver
+        self.update(stand)
+
+    def update(self, stand: n.Stand) -> None:
+        self._stand = stand
+        self.row = ProcessRow(
+            id=stand.process, job=self.job.id, pid=stand.pid, start_time=stand.start_time, uid=stand.uid, gid=0,
+            command="", device=f"{self.node}/{stand.device}",
+        )  # fmt: skip
+
+    def server(self, number: int) -> FarServer:
+        return FarServer(number, self.row.device)
+
+    @property
+    def state(self) -> str:
+        return self._stand.state
+
+    @property
+    def active(self) -> int | None:
+        return self._stand.active
+
+    @property
+    def grouped(self) -> bool:
+        return True
+
+    @property
+    def warm_standby(self) -> int | None:
+        return None  # no communicators are made ahead across nodes
+
+    @property
+    def standing(self) -> bool:
+        return self._stand.standing
+
+    def rounds(self) -> tuple[int, int]:
+        return self._stand.rounds
+
+    def forsaken(self) -> bool:
+        return self._stand.forsaken
+
+    def renewed(self) -> int:
+        return 0  # ranks of jobs of several nodes do not move
+
+    def suspended_at(self) -> int:
+        return 0  # nor are they suspended
+
+    def tell(self, event: e.Event) -> None:
+        self._deliver(n.tell(self._nodes, self.row.id, event))
+
+    def send_active(self, message: bytes) -> None:
+        if self.active is not None:
+            text = message.decode()
+            self._deliver(n.Send(nodes=self._nodes, process=self.row.id, server=self.active, text=text))
+
+    def met(self, answer: Answer) -> None:
+        self._deliver(
+            n.Met(
+                nodes=self._nodes, process=answer.process, server=answer.server, meeting=answer.meeting,
+                rank=answer.rank, offers=answer.offers, missing=answer.missing, refused=answer.refused,
+            )
+        )  # fmt: skip
+
+    def name_replicas(self, number: int, others: Iterable[Member]) -> None:
+        """Memory of other nodes is not in reach: what it has lost it has lost."""
+        text = json.dumps({"type": "replicas_named"})
+        self._deliver(n.Send(nodes=self._nodes, process=self.row.id, server=number, text=text))
+
+    # What is prepared ahead, and copied to host memory, is each node's own.
+
+    def prepare_communicator(self, number: int, attempt: int, name: str) -> None: ...
+    def forget_communicator(self, number: int, attempt: int) -> None: ...
+    def note_made(self, number: int, communicators: int, device_bytes: int) -> None: ...
+    def count_standby_bytes(self, counted: Sequence[int]) -> None: ...
+    def copy_unique(self, others: Iterable[Member], most: int) -> None: ...
+    def server_devices(self) -> Mapping[int, str]:
+        return {} if self.active is None else {self.active: self.row.device}

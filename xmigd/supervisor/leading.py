@@ -1,0 +1,149 @@
+"""Ranks of a job of several nodes, on the one that leads it: a group like those of one node, some of whose processes
+other daemons have.
+
+Nothing is begun before all nodes are there, so that nobody can be missing whom an earlier daemon knew, and no snapshot
+is taken while one is not in reach. A recovery that lacks a node waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xmigd import log
+from xmigd.errors import ProtocolError
+from xmigd.ipc import messages as m
+from xmigd.peers.contract import Links
+from xmigd.process import events as e
+from xmigd.records import JobRow
+from xmigd.servers.server import Server
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.far_process import FarProcess
+from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.member import Member
+from xmigd.supervisor.process import Process
+
+logger = log.get("nodes")
+
+
+class Leading:
+    """Of the jobs of some nodes, the first of which this one is."""
+
+    def __init__(
+        self, nodes: str, links: Links, make_ranks: Callable[[dict[str, Member], Callable[[], bool]], Ranks],
+        job_of: Callable[[int, str, str], JobRow],
+    ) -> None:  # fmt: skip
+        """`job_of`: by user, name and nodes."""
+        self._nodes = nodes
+        self._links = links
+        self._members: dict[str, Member] = {}
+        self._absent = set(nodes.split(",")[1:])  # nodes that have not reported who is there
+        self._settled = self._opened = False
+        self._job_of = job_of
+        self.ranks = make_ranks(self._members, self._all_are_in_reach)
+        for peer in self._absent:
+            self._ask(peer)
+
+    # --- this node's processes ---------------------------------------------------------------------------------------
+
+    def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:
+        self._members[process.row.id] = process
+        self.ranks.reported(process, server, message)
+
+    def committed(self, process: Process, number: int) -> None:
+        self.ranks.committed(process, number)
+
+    def changed(self, process: Process, instruction: e.Instruction) -> None:
+        self.ranks.changed(process, instruction)
+
+    def orphaned(self, process: Process) -> None:
+        self._members[process.row.id] = process
+        self.ranks.orphaned(process)
+
+    def finished(self, process: Process) -> None:
+        self.ranks.finished(process)
+        self._members.pop(process.row.id, None)
+
+    def settled(self) -> None:
+        self._settled = True
+        self._open()
+
+    # --- the others --------------------------------------------------------------------------------------------------
+
+    def session(self, peer: str) -> None:
+        """Its daemon was started, or this one."""
+        self._absent.add(peer)
+        self._ask(peer)
+
+    def received(self, peer: str, message: n.NodeMessage) -> None:
+        """Raises ProtocolError."""
+        match message:
+            case n.Here(processes=processes):
+                self._here(peer, processes)
+            case _ if peer in self._absent:
+                pass  # of before: `here` has what comes of it
+            case n.Reported(stand=stand, server=number, message=fields):
+                process = self._far(peer, stand)
+                self.ranks.reported(process, process.server(number), n.parse_rank_message(fields))
+            case n.HeldAgain(stand=stand, round=number):
+                self.ranks.held_again(self._far(peer, stand), number)
+            case n.Committed(stand=stand, round=number):
+                self.ranks.committed(self._far(peer, stand), number)
+            case n.Changed(stand=stand, what=what, why=why):
+                self.ranks.changed_elsewhere(self._far(peer, stand), what, why)
+            case n.Finished(process=name):
+                if (gone := self._members.get(name)) is not None:
+                    self._check(peer, gone)
+                    self._gone(gone)
+            case _:
+                raise ProtocolError(f"{message.kind}, from a node that does not lead")
+
+    def _here(self, peer: str, processes: tuple[n.Present, ...]) -> None:
+        logger.info("a node of a job is there", peer=peer, processes=len(processes))
+        self._absent.discard(peer)
+        there = {one.stand.process for one in processes}
+        for gone in [one for one in self._of(peer) if one.row.id not in there]:
+            self._gone(gone)
+        for one in processes:
+            self.ranks.returned(self._far(peer, one.stand), one)
+        self._open()
+
+    def _gone(self, process: Member) -> None:
+        self.ranks.changed_elsewhere(process, "gone", "")
+        self.ranks.finished(process)
+        self._members.pop(process.row.id, None)
+
+    def _of(self, peer: str) -> list[FarProcess]:
+        return [one for one in self._members.values() if isinstance(one, FarProcess) and one.node == peer]
+
+    def _far(self, peer: str, stand: n.Stand) -> FarProcess:
+        found = self._members.get(stand.process)
+        if found is None:
+            job = self._job_of(stand.uid, stand.job, self._nodes)
+            made = self._members[stand.process] = FarProcess(
+                peer, self._nodes, stand, job, lambda message: self._send(peer, message)
+            )
+            return made
+        process = self._check(peer, found)
+        process.update(stand)
+        return process
+
+    def _check(self, peer: str, process: Member) -> FarProcess:
+        if not isinstance(process, FarProcess) or process.node != peer:
+            raise ProtocolError(f"process {process.row.id[:12]} is another node's")
+        return process
+
+    def _ask(self, peer: str) -> None:
+        self._send(peer, n.WhoIsHere(nodes=self._nodes))
+
+    def _send(self, peer: str, message: n.Message) -> None:
+        if not self._links.send(peer, message.model_dump(mode="json")):
+            logger.debug("a node of a job is not there", peer=peer)  # once it comes it gets the question again
+
+    def _all_are_in_reach(self) -> bool:
+        others = self._nodes.split(",")[1:]
+        return not self._absent and all(self._links.connected(peer) for peer in others)
+
+    def _open(self) -> None:
+        if self._settled and not self._absent and not self._opened:
+            self._opened = True
+            self.ranks.settled()

@@ -1,0 +1,226 @@
+"""What the daemons of a job's nodes send each other about its ranks (docs/protocol.md), checked.
+
+A peer is authenticated, and still not trusted to be well-formed: what does not fit these models is left out and named
+in the log. Times are each node's own, so none is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from xmigd.errors import ProtocolError
+from xmigd.groups.meetings import Answer
+from xmigd.ipc import messages as m
+from xmigd.process import events as e
+
+TOPIC = "ranks"
+MOST_PROCESSES = 1024  # of a node, in one message
+
+Nodes = Annotated[str, Field(max_length=4096)]  # names, separated by commas; the first leads
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topic: Literal["ranks"] = "ranks"
+    nodes: Nodes
+
+
+class Stand(BaseModel):
+    """How a process stands when a message about it is sent: what the one who leads would otherwise read itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    process: m.JobId
+    uid: m.Small
+    job: Annotated[str, Field(max_length=255)]  # its name: the id is each node's own
+    pid: m.Small
+    start_time: m.Number
+    device: Annotated[str, Field(max_length=64)]
+    state: Annotated[str, Field(max_length=16)]
+    active: m.Number | None
+    standing: bool
+    rounds: tuple[m.Number, m.Number]
+    forsaken: bool
+
+
+# --- to the one who leads --------------------------------------------------------------------------------------------
+
+
+class Present(BaseModel):
+    """A process, for one who may know nothing of it, or may have missed something."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stand: Stand
+    orphan: bool  # its server is gone with an earlier daemon, and nobody here knows what it was a member of
+    awaits: bool  # to be let go on after its server was lost
+    held: m.Number  # the round that it has prepared, and waits for the decision of; 0: none
+    communicators: Annotated[tuple[m.Communicator, ...], Field(max_length=4096)]
+
+
+class Here(Message):
+    """All processes of a node that have to do with the job's nodes. First of what is sent in a session."""
+
+    kind: Literal["here"] = "here"
+    processes: Annotated[tuple[Present, ...], Field(max_length=MOST_PROCESSES)]
+
+
+class Reported(Message):
+    """By a server."""
+
+    kind: Literal["reported"] = "reported"
+    stand: Stand
+    server: m.Number
+    message: dict[str, Any]  # a RankMessage
+
+
+class HeldAgain(Message):
+    """A server stands prepared in a round that this daemon has not sent it into."""
+
+    kind: Literal["held_again"] = "held_again"
+    stand: Stand
+    round: m.RoundNumber
+
+
+class Committed(Message):
+    kind: Literal["committed"] = "committed"
+    stand: Stand
+    round: m.RoundNumber
+
+
+class Changed(Message):
+    """By a process's machine."""
+
+    kind: Literal["changed"] = "changed"
+    stand: Stand
+    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone", "resumed"]
+    why: Annotated[str, Field(max_length=4096)] = ""
+
+
+class Finished(Message):
+    kind: Literal["finished"] = "finished"
+    process: m.JobId
+
+
+# --- from the one who leads ------------------------------------------------------------------------------------------
+
+
+class WhoIsHere(Message):
+    """Answered with `here`, once the daemon knows it."""
+
+    kind: Literal["who_is_here"] = "who_is_here"
+
+
+EVENTS: dict[str, type[e.Event]] = {
+    one.__name__: one for one in (e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo)
+}
+_ADAPTERS = {name: TypeAdapter(one) for name, one in EVENTS.items()}
+
+
+class Tell(Message):
+    """An event for a process's machine. Its time is when it comes."""
+
+    kind: Literal["tell"] = "tell"
+    process: m.JobId
+    event: Literal["Grouped", "GroupLost", "GroupHung", "GroupHopeless", "GroupGo"]
+    fields: dict[str, Any]
+
+    def at(self, t: int) -> e.Event:
+        """Raises ProtocolError."""
+        try:
+            return _ADAPTERS[self.event].validate_python({**self.fields, "t": t})
+        except ValidationError as error:
+            raise ProtocolError(f"an event {self.event} that is none: {_first(error)}") from None
+
+
+def tell(nodes: str, process: str, event: e.Event) -> Tell:
+    fields = asdict(event)
+    del fields["t"]
+    return Tell.model_validate({"nodes": nodes, "process": process, "event": type(event).__name__, "fields": fields})
+
+
+class Send(Message):
+    """A message for the server that has the process, if that is still this one."""
+
+    kind: Literal["send"] = "send"
+    process: m.JobId
+    server: m.Number
+    text: Annotated[str, Field(max_length=m.MAX_MESSAGE)]
+
+
+class Round(BaseModel):
+    """Of a `send`, the part that the daemon on the way looks at."""
+
+    type: Literal["group_stop", "group_hold", "group_take", "group_continue"]
+    round: m.RoundNumber
+
+
+def round_of(text: str) -> Round | None:
+    """None: a message of something else. Raises ProtocolError."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        raise ProtocolError("a message for a server that is no JSON") from None
+    if not isinstance(fields, dict) or fields.get("type") not in TO_SERVERS:
+        raise ProtocolError("a message for a server that no node may send it")
+    if not str(fields["type"]).startswith("group_"):
+        return None
+    try:
+        return Round.model_validate(fields)
+    except ValidationError as error:
+        raise ProtocolError(_first(error)) from None
+
+
+TO_SERVERS = frozenset(
+    {"group_stop", "group_hold", "group_take", "group_continue", "communicator_lost", "replicas_named"}
+)
+
+
+class Met(Message):
+    """The answer to a `meet`."""
+
+    kind: Literal["met"] = "met"
+    process: m.JobId
+    server: m.Number
+    meeting: m.Name
+    rank: m.Rank
+    offers: Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=m.MAX_RANKS)] = ()
+    missing: Annotated[str, Field(max_length=4096)] = ""
+    refused: Annotated[str, Field(max_length=4096)] = ""
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.process, self.server, self.meeting, self.rank, self.offers, self.missing, self.refused)
+
+
+NodeMessage = Annotated[
+    Here | Reported | HeldAgain | Committed | Changed | Finished | WhoIsHere | Tell | Send | Met,
+    Field(discriminator="kind"),
+]
+_adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)
+
+
+def parse(body: dict[str, Any]) -> NodeMessage:
+    """Raises ProtocolError."""
+    try:
+        return _adapter.validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise ProtocolError(_first(error)) from None
+
+
+def parse_rank_message(fields: dict[str, Any]) -> m.RankMessage:
+    """What a server of another node has reported. Raises ProtocolError."""
+    message = m.parse(json.dumps(fields).encode())
+    if not isinstance(message, m.RankMessage):
+        raise ProtocolError(f"a message {message.type} is not of a rank")
+    return message
+
+
+def _first(error: ValidationError) -> str:
+    one = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"

@@ -1,0 +1,157 @@
+"""Who coordinates the ranks of a process: this node alone, or the first of the nodes that its job has ranks on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xmigd import log
+from xmigd.errors import Invalid, ProtocolError
+from xmigd.ipc import messages as m
+from xmigd.jobs.membership import new_job
+from xmigd.peers.contract import Links
+from xmigd.process import events as e
+from xmigd.records import JobRow
+from xmigd.servers.server import Server
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.following import Following, name_of
+from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.leading import Leading
+from xmigd.supervisor.member import Member
+from xmigd.supervisor.process import Process
+
+logger = log.get("nodes")
+
+MOST = 64  # lists of nodes at a time
+
+
+class Scopes:
+    """A scope: processes whose ranks may share communicators. Jobs with the same nodes are one."""
+
+    def __init__(
+        self, *, local: Ranks, links: Links, address: str, processes: Mapping[str, Process], jobs: Mapping[str, JobRow],
+        make_ranks: Callable[[dict[str, Member], Callable[[], bool]], Ranks],
+    ) -> None:  # fmt: skip
+        self._local = local
+        self._links = links
+        self._address = address  # of this node, for servers of others
+        self._processes = processes
+        self._jobs = jobs
+        self._make_ranks = make_ranks
+        self._scopes: dict[str, Leading | Following] = {}
+        self._settled = False
+
+    def check(self, nodes: str) -> None:
+        """Can a job have ranks on these? Raises Invalid."""
+        names = nodes.split(",")
+        known = {self._links.node, *self._links.known()}
+        if self._links.node not in names:
+            raise Invalid(
+                f"this node, {self._links.node}, is none of {nodes}", hint="name all nodes, in the same order on each"
+            )
+        if len(set(names)) < len(names):
+            raise Invalid(f"a node is named twice: {nodes}")
+        if self._address in ("0.0.0.0", "::"):
+            raise Invalid(
+                "the other nodes' servers have no address of this one",
+                hint="set peer_host to the address by which they reach it, and start xmigd again",
+            )
+        if unknown := [one for one in names if one not in known]:
+            raise Invalid(f"no peer {unknown[0]!r} is known here", hint="xmigctl peer list; xmigctl peer add")
+
+    # --- what happens to this node's processes -----------------------------------------------------------------------
+
+    def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:
+        self._of(process).reported(process, server, message)
+
+    def committed(self, process: Process, number: int) -> None:
+        self._of(process).committed(process, number)
+
+    def changed(self, process: Process, instruction: e.Instruction) -> None:
+        self._of(process).changed(process, instruction)
+
+    def finished(self, process: Process) -> None:
+        self._of(process).finished(process)
+
+    def orphaned(self, process: Process) -> None:
+        self._of(process).orphaned(process)
+
+    def settled(self) -> None:
+        """Nobody is missing any more whom an earlier daemon knew."""
+        self._settled = True
+        self._local.settled()
+        for one in self._scopes.values():
+            one.settled()
+
+    def together(self, process: Process) -> list[Process]:
+        """Those that are suspended or resumed as one."""
+        if process.job.nodes is not None:
+            return [process]
+        return [one for one in self._local.together(process) if isinstance(one, Process)]
+
+    def close(self) -> None:
+        self._local.close()
+        for one in self._scopes.values():
+            if isinstance(one, Leading):
+                one.ranks.close()
+
+    # --- other nodes -------------------------------------------------------------------------------------------------
+
+    def session(self, peer: str) -> None:
+        for nodes, one in list(self._scopes.items()):
+            if isinstance(one, Following) and nodes.split(",")[0] == peer:
+                one.session()
+            elif isinstance(one, Leading) and peer in nodes.split(","):
+                one.session(peer)
+
+    def received(self, peer: str, body: dict[str, Any]) -> None:
+        try:
+            message = n.parse(body)
+            names = message.nodes.split(",")
+            if peer not in names or self._links.node not in names:
+                raise ProtocolError(f"about the nodes {message.nodes[:200]}")
+            scope = self._scope(message.nodes)
+            if isinstance(scope, Leading):
+                scope.received(peer, message)
+            elif names[0] == peer:
+                scope.received(message)
+            else:
+                raise ProtocolError("from a node that does not lead")
+        except ProtocolError as error:
+            logger.warning("a message of a peer is left out", peer=peer, why=error.message)
+
+    def up(self, peer: str) -> None:
+        pass
+
+    def down(self, peer: str, why: str) -> None:
+        shared = sum(peer in nodes.split(",") for nodes in self._scopes)
+        if shared:
+            logger.warning("ranks of another node are not in reach: no snapshots meanwhile", peer=peer, why=why)
+
+    # --- who it is ---------------------------------------------------------------------------------------------------
+
+    def _of(self, process: Process) -> Ranks | Leading | Following:
+        return self._local if process.job.nodes is None else self._scope(process.job.nodes)
+
+    def _scope(self, nodes: str) -> Leading | Following:
+        """Raises ProtocolError."""
+        if (found := self._scopes.get(nodes)) is not None:
+            return found
+        if len(self._scopes) >= MOST:
+            raise ProtocolError(f"jobs of more than {MOST} lists of nodes")
+        made: Leading | Following
+        if nodes.split(",")[0] == self._links.node:
+            made = Leading(nodes, self._links, self._make_ranks, self._job_of)
+        else:
+            made = Following(nodes, self._links, self._processes)
+        self._scopes[nodes] = made
+        if self._settled:
+            made.settled()
+        return made
+
+    def _job_of(self, uid: int, name: str, nodes: str) -> JobRow:
+        """This node's part of another node's job, or what stands for it if there is none."""
+        for job in reversed(list(self._jobs.values())):
+            if (job.uid, name_of(job), job.nodes) == (uid, name, nodes):
+                return job
+        return new_job(name=name, command="", uid=uid, device=None, registered=False, nodes=nodes)[0]
