@@ -1,4 +1,4 @@
-"""What another node's daemon says of ranks: what does not fit is left out, and nothing else is disturbed."""
+"""What another node's daemon reports of ranks: what does not fit is left out, and nothing else is disturbed."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_bodies_that_are_none(wrong: dict[str, Any]) -> None:
 
 def test_messages_come_through_as_they_were() -> None:
     event = e.GroupGo(t=5, decided=7, gone=(NAME,), communicators=(1, 2))
-    told = n.parse(n.tell(NODES, ONE, event).model_dump(mode="json"))
-    assert isinstance(told, n.Tell)
-    assert told.at(9) == e.GroupGo(t=9, decided=7, gone=(NAME,), communicators=(1, 2))
+    read = n.parse(n.tell(NODES, ONE, event).model_dump(mode="json"))
+    assert isinstance(read, n.Tell)
+    assert read.at(9) == e.GroupGo(t=9, decided=7, gone=(NAME,), communicators=(1, 2))
     with pytest.raises(ProtocolError, match="decided"):
         n.Tell(nodes=NODES, process=ONE, event="GroupGo", fields={"decided": "many"}).at(1)
     met = n.Met(nodes=NODES, process=ONE, server=1, meeting=NAME, rank=1, offers=("x", "y"))
