@@ -75,6 +75,11 @@ def joined(process: str, rank: int) -> dict[str, Any]:
     return body("reported", stand=stand(process), server=0, message=message)
 
 
+def here(*processes: str) -> dict[str, Any]:
+    rest = {"orphan": False, "awaits": False, "held": 0, "communicators": []}
+    return body("here", processes=[{"stand": stand(one)} | rest for one in processes])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -117,9 +122,9 @@ def test_a_peer_reports_its_own_processes_only() -> None:
     for one in (a, b, c):
         one.scopes.settled()
     network.connect()
-    for sender, nodes in ((b, "a,b"), (c, "a,c"), (c, "a,b,c")):
-        here = body("here", processes=[]) | {"nodes": nodes}
-        sender.links.send("a", here)
+    b.scopes.received = lambda peer, body: None  # type: ignore[method-assign]
+    for sender, nodes, process in ((b, "a,b", ONE), (c, "a,c", OTHER)):
+        sender.links.send("a", here(process) | {"nodes": nodes})
     b.links.send("a", joined(ONE, 0))
     with capture_logs() as logs:
         network.deliver()
@@ -142,7 +147,7 @@ def test_two_ranks_of_another_node_are_a_group() -> None:
     b.scopes.received = lambda peer, body: heard.append(body)  # type: ignore[method-assign]
     a.scopes.settled()
     network.connect("a", "b")
-    b.links.send("a", body("here", processes=[]))
+    b.links.send("a", here(ONE, OTHER))
     for rank, process in enumerate((ONE, OTHER)):
         b.links.send("a", joined(process, rank))
     network.deliver()
@@ -151,6 +156,29 @@ def test_two_ranks_of_another_node_are_a_group() -> None:
     b.links.send("a", body("changed", stand=stand(ONE, state="recovering"), what="broken", why="killed"))
     network.deliver()
     assert (heard[-1]["process"], heard[-1]["event"]) == (OTHER, "GroupLost")
+
+
+@in_a_loop
+def test_lists_of_nodes_without_processes_are_forgotten() -> None:
+    network = FakeNetwork("a", "b", "c")
+    a, b = Node(network, "a"), Node(network, "b")
+    network.connect("a", "b")
+    b.scopes.settled()
+    b.links.send("a", here())
+    network.deliver()
+    assert a.scopes.count == 0
+    b.links.send("a", joined(ONE, 0))  # before a knows who is here: it will ask, and b answers that nobody is
+    network.deliver()
+    assert (a.scopes.count, b.scopes.count) == (1, 0)
+    a.scopes.settled()
+    assert a.scopes.count == 0
+    b.scopes.received = lambda peer, body: None  # type: ignore[method-assign]
+    b.links.send("a", here(ONE))
+    network.deliver()
+    assert a.scopes.count == 1
+    b.links.send("a", body("finished", process=ONE))
+    network.deliver()
+    assert a.scopes.count == 0
 
 
 @in_a_loop

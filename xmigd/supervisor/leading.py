@@ -43,6 +43,10 @@ class Leading:
         for peer in self._absent:
             self._ask(peer)
 
+    @property
+    def has_members(self) -> bool:
+        return bool(self._members)
+
     # --- this node's processes ---------------------------------------------------------------------------------------
 
     def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:

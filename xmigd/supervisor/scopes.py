@@ -22,7 +22,7 @@ from xmigd.supervisor.process import Process
 
 logger = log.get("nodes")
 
-MOST = 64  # lists of nodes at a time
+MOST = 64  # lists of nodes at a time, with processes
 
 
 class Scopes:
@@ -41,6 +41,11 @@ class Scopes:
         self._scopes: dict[str, Leading | Following] = {}
         self._settled = False
 
+    @property
+    def count(self) -> int:
+        """Lists of nodes that have processes, or may have."""
+        return len(self._scopes)
+
     def check(self, nodes: str) -> None:
         """Can a job have ranks on these? Raises Invalid."""
         names = nodes.split(",")
@@ -55,6 +60,10 @@ class Scopes:
             raise Invalid(
                 "the other nodes' servers have no address of this one",
                 hint="set peer_host to the address by which they reach it, and start xmigd again",
+            )
+        if nodes not in self._scopes and len(self._scopes) >= MOST:
+            raise Invalid(
+                f"jobs of {MOST} other lists of nodes run here", hint="use one of these, or wait for their end"
             )
         if unknown := [one for one in names if one not in known]:
             raise Invalid(f"no peer {unknown[0]!r} is known here", hint="xmigctl peer list; xmigctl peer add")
@@ -72,6 +81,8 @@ class Scopes:
 
     def finished(self, process: Process) -> None:
         self._of(process).finished(process)
+        if process.job.nodes is not None:
+            self._drop_if_idle(process.job.nodes)
 
     def orphaned(self, process: Process) -> None:
         self._of(process).orphaned(process)
@@ -80,8 +91,9 @@ class Scopes:
         """Nobody is missing any more whom an earlier daemon knew."""
         self._settled = True
         self._local.settled()
-        for one in self._scopes.values():
+        for nodes, one in list(self._scopes.items()):
             one.settled()
+            self._drop_if_idle(nodes)
 
     def together(self, process: Process) -> list[Process]:
         """Those that are suspended or resumed as one."""
@@ -110,13 +122,18 @@ class Scopes:
             names = message.nodes.split(",")
             if peer not in names or self._links.node not in names:
                 raise ProtocolError(f"about the nodes {message.nodes[:200]}")
+            if isinstance(message, n.Here) and not message.processes and message.nodes not in self._scopes:
+                return  # or the question that a new scope begins with would be answered with this for ever
             scope = self._scope(message.nodes)
-            if isinstance(scope, Leading):
-                scope.received(peer, message)
-            elif names[0] == peer:
-                scope.received(message)
-            else:
-                raise ProtocolError("from a node that does not lead")
+            try:
+                if isinstance(scope, Leading):
+                    scope.received(peer, message)
+                elif names[0] == peer:
+                    scope.received(message)
+                else:
+                    raise ProtocolError("from a node that does not lead")
+            finally:
+                self._drop_if_idle(message.nodes)
         except ProtocolError as error:
             logger.warning("a message of a peer is left out", peer=peer, why=error.message)
 
@@ -148,6 +165,17 @@ class Scopes:
         if self._settled:
             made.settled()
         return made
+
+    def _drop_if_idle(self, nodes: str) -> None:
+        """It has no process, here or elsewhere. The next one makes it again. Not before it is known who is here."""
+        if not self._settled or any(one.job.nodes == nodes for one in self._processes.values()):
+            return
+        scope = self._scopes.get(nodes)
+        if isinstance(scope, Leading):
+            if scope.has_members:
+                return
+            scope.ranks.close()
+        self._scopes.pop(nodes, None)
 
     def _job_of(self, uid: int, name: str, nodes: str) -> JobRow:
         """This node's part of another node's job, or what stands for it if there is none."""
