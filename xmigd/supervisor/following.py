@@ -86,8 +86,6 @@ class Following:
                 self._change(process, "broken", reason)
             case e.AwaitGroup():
                 self._change(process, "awaits")
-            case e.SaveRecovery(record) if record.outcome == "resumed":
-                self._change(process, "resumed")
             case e.SaveState(state="recovering"):
                 self._change(process, "recovering")
             case e.SaveState(state="running"):

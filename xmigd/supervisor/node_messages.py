@@ -98,7 +98,7 @@ class Changed(Message):
 
     kind: Literal["changed"] = "changed"
     stand: Stand
-    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone", "resumed"]
+    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone"]
     why: Annotated[str, Field(max_length=4096)] = ""
 
 
@@ -116,10 +116,7 @@ class WhoIsHere(Message):
     kind: Literal["who_is_here"] = "who_is_here"
 
 
-EVENTS: dict[str, type[e.Event]] = {
-    one.__name__: one for one in (e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo)
-}
-_ADAPTERS = {name: TypeAdapter(one) for name, one in EVENTS.items()}
+_EVENTS = {one.__name__: TypeAdapter(one) for one in (e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo)}
 
 
 class Tell(Message):
@@ -133,7 +130,7 @@ class Tell(Message):
     def at(self, t: int) -> e.Event:
         """Raises ProtocolError."""
         try:
-            return _ADAPTERS[self.event].validate_python({**self.fields, "t": t})
+            return _EVENTS[self.event].validate_python({**self.fields, "t": t})
         except ValidationError as error:
             raise ProtocolError(f"an event {self.event} that is none: {_first(error)}") from None
 
@@ -151,6 +148,11 @@ class Send(Message):
     process: m.JobId
     server: m.Number
     text: Annotated[str, Field(max_length=m.MAX_MESSAGE)]
+
+
+TO_SERVERS = frozenset(
+    {"group_stop", "group_hold", "group_take", "group_continue", "communicator_lost", "replicas_named"}
+)
 
 
 class Round(BaseModel):
@@ -174,11 +176,6 @@ def round_of(text: str) -> Round | None:
         return Round.model_validate(fields)
     except ValidationError as error:
         raise ProtocolError(_first(error)) from None
-
-
-TO_SERVERS = frozenset(
-    {"group_stop", "group_hold", "group_take", "group_continue", "communicator_lost", "replicas_named"}
-)
 
 
 class Met(Message):
