@@ -19,7 +19,7 @@ from xmigd.peers.files import write_privately
 
 FILE = "peer-identity.pem"  # key and certificate in one: there is never one without the other
 BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-LONGEST = 16_384  # characters of a certificate; ours have 700
+LONGEST = 4096  # bytes of a certificate as text: one of RSA with 4,096 bits has half as many
 LABEL = 60  # characters of a part of a server name; at most 63
 SUFFIX = "peer.xmig"
 
