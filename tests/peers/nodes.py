@@ -169,11 +169,15 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             other_reader, other_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # also at the proxy's end: nothing may stay open
             writer.transport.abort()
             return
         self._writers |= {writer, other_writer}
-        await asyncio.gather(self._forward(reader, other_writer), self._forward(other_reader, writer))
+        try:
+            await asyncio.gather(self._forward(reader, other_writer), self._forward(other_reader, writer))
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            other_writer.transport.abort()
         self._writers -= {writer, other_writer}
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from xmigd import log
@@ -178,7 +179,12 @@ class PeerLinks:
                 continue
             task = loop.create_task(self._welcome(sock, host))
             self._guests[task] = host
-            task.add_done_callback(lambda done: self._guests.pop(done, None))
+            task.add_done_callback(partial(self._is_welcomed, sock))
+
+    def _is_welcomed(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._guests.pop(task, None)
+        if task.cancelled():  # perhaps before it began: nobody else closes it
+            sock.close()
 
     async def _welcome(self, sock: socket.socket, host: str) -> None:
         claimed = ""
