@@ -51,7 +51,20 @@ def use_again(node: Node, device: str) -> None:
     node.client.patch(f"/v1/devices/{device}", {"cordoned": False}, tag)
 
 
+NO_SNAPSHOTS = 0.5  # seconds without one: they stand still
+
+
 def lose(node: Node, device: str) -> None:
+    """Right behind a snapshot of its processes, if they take any: from the decision for one until it is whole, its state
+    is on that device alone, and is lost with it (decision 0048)."""
+
+    def snapshots() -> dict[str, int]:
+        listed = node.client.get("/v1/processes")
+        return {one["id"]: one["snapshots"] or 0 for one in listed if device in one["device"].split(",")}
+
+    before, end = snapshots(), time.monotonic() + NO_SNAPSHOTS
+    while before and snapshots() == before and time.monotonic() < end:
+        time.sleep(0.001)
     node.client.post(f"/v1/devices/{device}:lose", {"reason": "it is a test"})
 
 
