@@ -55,8 +55,8 @@ NO_SNAPSHOTS = 0.5  # seconds without one: they stand still
 
 
 def lose(node: Node, device: str) -> None:
-    """Right behind a snapshot of its processes, if they take any: from the decision for one until it is whole, its state
-    is on that device alone, and is lost with it (decision 0048)."""
+    """Right behind a snapshot of its processes, if they take any: from the decision for one until it is whole, its
+    state is on that device alone, and is lost with it (decision 0048)."""
 
     def snapshots() -> dict[str, int]:
         listed = node.client.get("/v1/processes")
