@@ -15,7 +15,7 @@ from typing import IO, Any
 from tests import harness
 from tests.collectives.conftest import PROGRAMS
 from tests.namespaces import NetworkNode, nodes
-from tests.peers.nodes import PeerNode, connected
+from tests.peers.nodes import PeerNode, acquainted
 from xmigd.demo import node
 from xmigd.demo.node import Program
 
@@ -46,11 +46,7 @@ def cluster(native_dir: Path, count: int, **settings: object) -> Iterator[list[R
         for network, name in zip(networks, "abcdefgh", strict=False):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
             made.append(stack.enter_context(RankNode(folder, name, native_dir, network, **settings)))
-        for here in made:
-            for there in made:
-                if here is not there:
-                    here.knows(there)
-        connected(*made)
+        acquainted(*made)
         yield made
 
 

@@ -95,6 +95,15 @@ class PeerNode(node.Node):
                 return dict(json.loads(file.readline()))
 
 
+def acquainted(*nodes: PeerNode) -> None:
+    """All enter all others, and wait until they are connected."""
+    for here in nodes:
+        for there in nodes:
+            if here is not there:
+                here.knows(there)
+    connected(*nodes)
+
+
 def connected(*nodes: PeerNode) -> None:
     """All with all."""
     for here in nodes:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness import wait_until
 from tests.namespaces import NetworkNode, needs_networks, nodes
-from tests.peers.nodes import PeerNode, Proxy, connected, daemons
+from tests.peers.nodes import PeerNode, Proxy, acquainted, connected, daemons
 
 COUNT, EACH, DISTURBANCES = 10_000, 100, 50
 PORT = 7460
@@ -63,11 +63,7 @@ def joined(native_dir: Path, each: list[NetworkNode]) -> Iterator[list[PeerNode]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
             node = PeerNode(folder, name, native_dir, address=network.address, port=PORT, command=network.command)
             made.append(stack.enter_context(node))
-        for here in made:
-            for there in made:
-                if here is not there:
-                    here.knows(there)
-        connected(*made)
+        acquainted(*made)
         yield made
 
 

@@ -19,7 +19,6 @@ from xmigd.ipc import messages as m
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
-from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.process import Process, now
@@ -177,11 +176,7 @@ class Following:
 
 def _stand(process: Process) -> n.Stand:
     return n.Stand(
-        process=process.row.id, uid=process.row.uid, job=name_of(process.job), pid=process.row.pid,
+        process=process.row.id, uid=process.row.uid, job=process.job.name, pid=process.row.pid,
         start_time=process.row.start_time, device=process.row.device, state=process.state, active=process.active,
         standing=process.standing, rounds=process.rounds(), forsaken=process.forsaken(),
     )  # fmt: skip
-
-
-def name_of(job: JobRow) -> str:
-    return job.name[:255]

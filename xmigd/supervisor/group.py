@@ -143,30 +143,11 @@ class Ranks:
         self.history.reported(now(), _who(process), m.GroupHeld(type="group_held", round=number))
         self._tell(lambda t: self._groups.held_again(t, process.row.id, number))
 
-    def changed_elsewhere(self, process: Member, what: str, why: str) -> None:
-        """What its machine says of it, on its node."""
-        name, t = process.row.id, now()
-        match what:
-            case "broken":
-                self.history.changed(t, name, e.GroupBroken(why))
-                self._tell(lambda t: self._groups.broken(t, name, why))
-            case "awaits":
-                self.history.changed(t, name, e.AwaitGroup())
-                self._tell(lambda t: self._groups.awaits(t, name))
-            case "lost":
-                self.history.changed(t, name, e.SaveState("lost", None, why))
-                self._tell(lambda t: self._groups.lost(t, name, why))
-            case "gone":
-                self.history.changed(t, name, e.SaveState("ended", None, why))
-                self._tell(lambda t: self._groups.gone(t, name))
-            case "recovering" | "running":
-                self.history.changed(t, name, e.SaveState(what, None, why))
-
     def committed(self, process: Member, number: int) -> None:
         self.history.committed(now(), process.row.id, number)
         self._tell(lambda t: self._groups.committed(t, process.row.id, number))
 
-    def changed(self, process: Process, instruction: e.Instruction) -> None:
+    def changed(self, process: Member, instruction: e.Instruction) -> None:
         """What its machine says of it."""
         name = process.row.id
         self.history.changed(now(), name, instruction)
@@ -175,7 +156,7 @@ class Ranks:
                 self._tell(lambda t: self._groups.broken(t, name, reason))
             case e.AwaitGroup():
                 self._tell(lambda t: self._groups.awaits(t, name))
-            case v.GiveTarget(mode="move") if process.machine.grouped:
+            case v.GiveTarget(mode="move") if process.grouped:
                 self._look_at_move(process)
             case v.AskHandover():
                 self._begin_handover(process)
@@ -210,10 +191,6 @@ class Ranks:
     def settled(self) -> None:
         """Nobody is missing any more whom an earlier daemon knew; what they are members of they say in a moment."""
         self._opening = self._loop.call_later(SETTLE if self._processes else 0, self._open)
-
-    def in_rounds(self, process: Member) -> bool:
-        """Has it prepared group snapshots?"""
-        return any(process.rounds())
 
     # Suspensions and resumptions.
 
@@ -510,7 +487,8 @@ class Ranks:
         """Each program may count as free what is given up for it."""
         by_device: dict[str, int] = {}
         for process in self._processes.values():
-            if (device := process.server_devices().get(process.active or 0)) is None:
+            active = process.active
+            if active is None or (device := process.server_devices().get(active)) is None:
                 continue
             for name in devices_of(device):
                 if name not in by_device:
@@ -613,7 +591,7 @@ class Ranks:
         self._opened = True
         self._wake_those_left_behind()
         self._count_standby_bytes()  # what an earlier daemon has counted there is not known here
-        marked = [process.row.id for process in self._processes.values() if self.in_rounds(process)]
+        marked = [process.row.id for process in self._processes.values() if any(process.rounds())]
         self._tell(lambda t: self._groups.open(t, marked))
 
     def _near(self) -> Iterator[Process]:

@@ -93,7 +93,7 @@ class Leading:
             case n.Committed(stand=stand, round=number):
                 self.ranks.committed(self._far(peer, stand), number)
             case n.Changed(stand=stand, what=what, why=why):
-                self.ranks.changed_elsewhere(self._far(peer, stand), what, why)
+                self.ranks.changed(self._far(peer, stand), _instruction(what, why))
             case n.Finished(process=name):
                 if (gone := self._members.get(name)) is not None:
                     self._check(peer, gone)
@@ -112,7 +112,7 @@ class Leading:
         self._open()
 
     def _gone(self, process: Member) -> None:
-        self.ranks.changed_elsewhere(process, "gone", "")
+        self.ranks.changed(process, _instruction("gone", ""))
         self.ranks.finished(process)
         self._members.pop(process.row.id, None)
 
@@ -151,3 +151,14 @@ class Leading:
         if self._settled and not self._absent and not self._opened:
             self._opened = True
             self.ranks.settled()
+
+
+def _instruction(what: str, why: str) -> e.Instruction:
+    """Of a process's machine, as a process of this node would have it."""
+    match what:
+        case "broken":
+            return e.GroupBroken(why)
+        case "awaits":
+            return e.AwaitGroup()
+        case _:
+            return e.SaveState("ended" if what == "gone" else what, None, why)

@@ -14,7 +14,7 @@ from xmigd.process import events as e
 from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
-from xmigd.supervisor.following import Following, name_of
+from xmigd.supervisor.following import Following
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.leading import Leading
 from xmigd.supervisor.member import Member
@@ -180,6 +180,6 @@ class Scopes:
     def _job_of(self, uid: int, name: str, nodes: str) -> JobRow:
         """This node's part of another node's job, or what stands for it if there is none."""
         for job in reversed(list(self._jobs.values())):
-            if (job.uid, name_of(job), job.nodes) == (uid, name, nodes):
+            if (job.uid, job.name, job.nodes) == (uid, name, nodes):
                 return job
         return new_job(name=name, command="", uid=uid, device=None, registered=False, nodes=nodes)[0]
