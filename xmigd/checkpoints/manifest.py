@@ -1,0 +1,86 @@
+"""What a checkpoint consists of: one JSON document, which names content by its hash.
+
+The content itself lies elsewhere: in the node's store of objects, or in the same file as the document (an exported
+checkpoint). Nothing in here is to be believed before it was checked: a manifest may come from another node.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Chunk(Strict):
+    """A piece of some content that is not all zeros."""
+
+    at: Count  # bytes from its beginning
+    bytes: Annotated[int, Field(gt=0, le=1 << 30)]
+    hash: Hash  # SHA-256 of these bytes
+
+
+class Content(Strict):
+    """Bytes by their pieces, in ascending order and without overlap. What lies between is zero."""
+
+    bytes: Count
+    chunks: tuple[Chunk, ...]
+
+
+class Memory(Strict):
+    """A descriptor that a server handed to the daemon, with the message that hands it to the next server."""
+
+    id: Count
+    kind: Literal["shadow", "image"]
+    ordinal: Annotated[int, Field(ge=0, lt=8)]
+    message: Text  # JSON
+    content: Content
+
+
+class Image(Strict):
+    """A file that CRIU has written."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    content: Content
+
+
+class Device(Strict):
+    """As the program sees it."""
+
+    kind: Literal["cpu", "null", "cuda"]
+    name: Text
+    total_bytes: Count
+
+
+class Program(Strict):
+    """The process that was dumped."""
+
+    id: Id
+    pid: Annotated[int, Field(gt=0, lt=1 << 31)]
+    uid: Count
+    gid: Count
+    command: Text
+    devices: tuple[Device, ...]
+    journal_version: Count
+    memory: tuple[Memory, ...]
+    snapshots: tuple[Content, Content]  # the two files, of which the journal's header says which is the last
+    images: tuple[Image, ...]
+
+
+class Manifest(Strict):
+    format: Literal[1] = 1
+    id: Id
+    job: Id
+    job_name: Text
+    node: Text
+    xmig_version: Text
+    created_at: float  # seconds since 1970
+    programs: tuple[Program, ...]
