@@ -1,0 +1,105 @@
+"""CRIU, which writes down what the kernel has of a program, and makes the program again from that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from xmigd.errors import Unavailable, XmigError
+
+PATIENCE = 600.0  # seconds for a dump or a restoration
+OLDEST = 4  # earlier ones fail on kernels since 6.x
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+: )?Error \([^)]*\): (.*)$")
+
+
+class CriuFailed(XmigError):
+    """CRIU could not do it. The program is as it was."""
+
+    status = 409
+    code = "criu_failed"
+
+
+class Criu:
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._usable = False
+
+    async def check(self) -> None:
+        """Raises Unavailable: it is not there, too old, or may not be used."""
+        if self._usable:
+            return
+        if os.geteuid() != 0:
+            raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
+        if shutil.which(self._program) is None:
+            raise Unavailable(f"{self._program} is not there", hint="dnf install criu", code="criu_missing")
+        code, output = await _run([str(self._program), "--version"], None)
+        version = re.search(r"^Version: (\d+)", output, re.MULTILINE)
+        if code != 0 or version is None or int(version[1]) < OLDEST:
+            found = version[1] if version is not None else output.strip() or "nothing"
+            raise Unavailable(
+                f"CRIU {OLDEST} or later is needed, {self._program} is {found}", hint="dnf install criu",
+                code="criu_missing",
+            )  # fmt: skip
+        self._usable = True
+
+    async def dump(self, pid: int, images: Path, *, leader: bool) -> None:
+        """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a
+        program in the session of another one is restored into a session of its own. Raises CriuFailed."""
+        await self._do("dump", images, "--tree", str(pid), "--leave-stopped", *_session(leader))
+
+    async def restore(self, images: Path, *, leader: bool) -> int:
+        """Make it again, with the pid that it had. Returns that; it is left stopped. Raises CriuFailed."""
+        pidfile = images / "restored.pid"
+        pidfile.unlink(missing_ok=True)
+        await self._do(
+            "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(pidfile), *_session(leader)
+        )
+        return int(pidfile.read_text())
+
+    async def _do(self, action: str, images: Path, *options: str) -> None:
+        log = images / f"{action}.log"
+        command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
+        code, output = await _run(command, images)
+        if code != 0:
+            raise CriuFailed(
+                f"CRIU could not {action} the program: {_why(log) or output.strip() or f'it ended with {code}'}"
+            )
+
+
+def _session(leader: bool) -> list[str]:
+    return [] if leader else ["--shell-job"]
+
+
+async def _run(command: list[str], folder: Path | None) -> tuple[int, str]:
+    """In a session of its own, which what it restores may get. Raises Unavailable: it cannot be started, or hangs."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=folder, env=ENVIRONMENT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise Unavailable(f"{command[0]} cannot be started: {error.strerror}", code="criu_missing") from None
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    except TimeoutError:
+        raise Unavailable(f"CRIU did not end within {PATIENCE:g} s", code="criu_failed") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def _why(log: Path) -> str:
+    """The first errors in its log: what follows them is what came of them."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        found = [match[1] for line in lines if (match := ERROR.match(line)) is not None]
+        return "; ".join(found[:2])
+    return ""
