@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,201 @@ def test_a_job_is_restored_where_it_was(node: Node, native_dir: Path, tmp_path: 
     assert program.process.wait(timeout=30) == -signal.SIGKILL
     before = len(output.read_text().splitlines())
     assert before < STEPS
-    again = restored(node, made, "cpu:1")
+    restored(node, made, "cpu:1")
     let_end(output)
     wait_for_lines(output, STEPS)
     assert output.read_text() == undisturbed
+
+
+def test_a_job_goes_on_beside_its_checkpoint(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Its end does not concern the checkpoint, which goes on from where the job was then."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program)
+    assert made["standstill_ms"] > 0
+    size = next(file["bytes"] for file in manifest(node, made)["programs"][0]["files"] if file["path"] == str(output))
+    refused(node, made, "pid_in_use")
+    let_end(output)
+    assert program.finish()[0] == 0
+    assert output.read_text() == undisturbed
+
+    refused(node, made, "file_changed")
+    output.with_suffix(".go").unlink()
+    os.truncate(output, size)
+    assert size < len(undisturbed)
+    restored(node, made)
+    let_end(output)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed
+
+
+def test_what_is_restored_is_a_job_like_others(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Its server is lost, it is moved and suspended, the daemon is another one, and a checkpoint is made of it."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    first = restored(node, made)
+    again = node.client.get(f"/v1/processes/{first['process']}")
+    node.client.post(f"/v1/jobs/{first['job']}/faults:inject", {"kind": "kill", "point": "record", "sequence": 0})
+    harness.wait_until(lambda: process(node, first)["recoveries"] == 1, "it is recovered")
+    path = f"/v1/processes/{first['process']}"
+    succeeded(node, node.client.post(f"{path}:suspend", {"to": "host"}))
+    node.kill()
+    node.start()
+    harness.found_again(node)
+    assert process(node, first)["state"] == "suspended"
+    succeeded(node, node.client.post(f"{path}:resume", {"device": "cpu:1"}))
+    operation = node.client.post("/v1/checkpoints", {"job": first["job"], "stop": True})
+    second = restored(node, succeeded(node, operation)["result"])
+    assert process(node, second)["job_name"] == again["job_name"]
+    let_end(output)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed
+
+
+def process(node: Node, result: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = node.client.get(f"/v1/processes/{result['process']}")
+    return found
+
+
+def test_content_is_kept_once(node: Node, native_dir: Path, tmp_path: Path) -> None:
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    first, second = checkpoint(program), checkpoint(program)
+    assert second["stored_bytes"] < first["stored_bytes"]
+    node.client.delete(f"/v1/checkpoints/{first['checkpoint']}")
+    assert [one["id"] for one in node.client.get("/v1/checkpoints", job=program.job)] == [second["checkpoint"]]
+    verified = node.client.post(f"/v1/checkpoints/{second['checkpoint']}:verify", {})
+    assert succeeded(node, verified)["result"]["pieces"] > 0
+    let_end(output)
+    assert program.finish()[0] == 0
+    for left in node.client.get("/v1/checkpoints"):
+        node.client.delete(f"/v1/checkpoints/{left['id']}")
+    assert [path for path in folder(node).rglob("*") if path.is_file()] == []
+
+
+def test_what_is_damaged_is_not_restored(node: Node, native_dir: Path, tmp_path: Path) -> None:
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    path = largest(folder(node) / "objects")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for action, body in (("verify", {}), ("restore", {"devices": []})):
+        operation = ended(node, node.client.post(f"/v1/checkpoints/{made['checkpoint']}:{action}", body))
+        assert (operation["state"], operation["error"]["code"]) == ("failed", "damaged")
+    document = folder(node) / f"{made['checkpoint']}.json"
+    document.write_bytes(document.read_bytes().replace(b'"format":1', b'"format":2'))
+    refused(node, made, "damaged")
+
+
+def test_what_cannot_be_dumped_goes_on(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """The other end of its socket is ours."""
+    output = tmp_path / "steps"
+    ours, its = socket.socketpair()
+    program = start(node, native_dir, output, 0.02, stdin=its.fileno())
+    wait_for_lines(output, STEPS // 4)
+    operation = ended(node, node.client.post("/v1/checkpoints", {"process": info(program)["id"]}))
+    assert operation["state"] == "failed"
+    assert operation["error"]["code"] == "criu_failed"
+    assert "socket" in operation["error"]["detail"]
+    ours.close()
+    its.close()
+    let_end(output)
+    assert program.finish()[0] == 0
+    assert output.read_text() == undisturbed
+    assert node.client.get("/v1/checkpoints", job=program.job) == []
+
+
+def test_bad_requests(node: Node, native_dir: Path, tmp_path: Path) -> None:
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    for body, code in (
+        ({"devices": ["cpu:7"]}, "no_such_device"), ({"devices": ["cpu:0", "cpu:1"]}, "invalid"),
+    ):  # fmt: skip
+        with pytest.raises(Refused) as caught:
+            node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", body)
+        assert caught.value.code == code
+    output.unlink()
+    refused(node, made, "file_missing")
+    for method, path in (("get", "/v1/checkpoints/nothing"), ("delete", "/v1/checkpoints/nothing")):
+        with pytest.raises(Refused) as caught:
+            getattr(node.client, method)(path)
+        assert caught.value.code == "not_found"
+
+
+@pytest.mark.parametrize("phase", ["suspending", "dumping", "storing", "resuming"])
+def test_the_daemon_dies_while_one_is_made(
+    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str, phase: str
+) -> None:
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    operation = node.client.post("/v1/checkpoints", {"process": info(program)["id"]})
+    passes(node, operation, phase)
+    node.kill()
+    node.start()
+    harness.found_again(node)
+    assert ended(node, operation)["state"] in ("failed", "succeeded")
+    let_end(output)
+    assert program.finish()[0] == 0
+    assert output.read_text() == undisturbed
+
+
+@pytest.mark.parametrize("phase", ["reading", "restoring", "resuming"])
+def test_the_daemon_dies_while_one_is_restored(
+    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str, phase: str
+) -> None:
+    """What is restored by half is ended, and restored again."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    before = output.read_text()
+    operation = node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", {"devices": []})
+    passes(node, operation, phase)
+    node.kill()
+    node.start()
+    harness.found_again(node)
+    if ended(node, operation)["state"] == "failed":
+        assert output.read_text() == before
+        restored(node, made)
+    let_end(output)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def passes(node: Node, operation: dict[str, Any], phase: str) -> None:
+    """It is in this phase, or was."""
+
+    def does() -> bool:
+        now = node.client.get(f"/v1/operations/{operation['id']}")
+        return now["phase"] == phase or now["state"] not in ("pending", "running")
+
+    harness.wait_until(does, phase)
+
+
+def folder(node: Node) -> Path:
+    return node.folder / "checkpoints"
+
+
+def manifest(node: Node, made: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder(node) / f"{made['checkpoint']}.json").read_text())
+    return found
+
+
+def largest(path: Path) -> Path:
+    return max((one for one in path.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
+
+
+def refused(node: Node, made: dict[str, Any], code: str) -> None:
+    with pytest.raises(Refused) as caught:
+        node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", {"devices": []})
+    assert caught.value.code == code

@@ -44,13 +44,13 @@ def criu() -> Callable[..., None]:
     return run
 
 
-def start(node: Node, native_dir: Path, output: Path, pause: float) -> Program:
+def start(node: Node, native_dir: Path, output: Path, pause: float, **options: Any) -> Program:
     """The program in a session of its own and with nothing open but a file, as CRIU wants it."""
     command: list[str | Path] = [sys.executable, ROOT / "tests" / "criu" / "client.py", output, str(STEPS), str(pause)]
     with output.with_suffix(".err").open("wb") as errors:
         return node.program(
             command, environment={"KERNELS": str(native_dir / "xmig_kernels.so")}, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=errors,
+            stdout=subprocess.DEVNULL, stderr=errors, **options,
         )  # fmt: skip
 
 

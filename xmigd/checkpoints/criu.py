@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from xmigd.errors import Unavailable, XmigError
 
 PATIENCE = 600.0  # seconds for a dump or a restoration
 OLDEST = 4  # earlier ones fail on kernels since 6.x
+LOCK, PIDFILE = "lock", "restored.pid"  # beside its images
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+: )?Error \([^)]*\): (.*)$")
 
@@ -37,7 +39,7 @@ class Criu:
             raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
         if shutil.which(self._program) is None:
             raise Unavailable(f"{self._program} is not there", hint="dnf install criu", code="criu_missing")
-        code, output = await _run([str(self._program), "--version"], None)
+        code, output = await _run([str(self._program), "--version"])
         version = re.search(r"^Version: (\d+)", output, re.MULTILINE)
         if code != 0 or version is None or int(version[1]) < OLDEST:
             found = version[1] if version is not None else output.strip() or "nothing"
@@ -54,17 +56,19 @@ class Criu:
 
     async def restore(self, images: Path, *, leader: bool) -> int:
         """Make it again, with the pid that it had. Returns that; it is left stopped. Raises CriuFailed."""
-        pidfile = images / "restored.pid"
-        pidfile.unlink(missing_ok=True)
         await self._do(
-            "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(pidfile), *_session(leader)
-        )
-        return int(pidfile.read_text())
+            "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE),
+            *_session(leader),
+        )  # fmt: skip
+        return int((images / PIDFILE).read_text())
 
     async def _do(self, action: str, images: Path, *options: str) -> None:
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
-        code, output = await _run(command, images)
+        # It holds the lock for as long as it runs, whatever becomes of us.
+        with open(images / LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code, output = await _run(command, images, lock.fileno())
         if code != 0:
             raise CriuFailed(
                 f"CRIU could not {action} the program: {_why(log) or output.strip() or f'it ended with {code}'}"
@@ -75,12 +79,22 @@ def _session(leader: bool) -> list[str]:
     return [] if leader else ["--shell-job"]
 
 
-async def _run(command: list[str], folder: Path | None) -> tuple[int, str]:
+def ended(images: Path) -> int | None:
+    """Wait until the CRIU of an earlier daemon that works in this folder has ended. Returns the pid of what it has
+    restored. Blocks."""
+    with contextlib.suppress(OSError), open(images / LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError, ValueError):
+        return int((images / PIDFILE).read_text())
+    return None
+
+
+async def _run(command: list[str], folder: Path | None = None, *kept: int) -> tuple[int, str]:
     """In a session of its own, which what it restores may get. Raises Unavailable: it cannot be started, or hangs."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, cwd=folder, env=ENVIRONMENT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True, pass_fds=kept,
         )  # fmt: skip
     except OSError as error:
         raise Unavailable(f"{command[0]} cannot be started: {error.strerror}", code="criu_missing") from None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmigd.checkpoints.content import Chunks, restore_file, store_file
+from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.manifest import Content, Image, Memory, OpenFile, Program
 from xmigd.checkpoints.manifest import Device as DeviceSeen
 from xmigd.devices import header
@@ -62,12 +62,12 @@ def hold(process: Process) -> Held:
     return Held((taken[0], taken[1]), tuple(handles))
 
 
-def store_memory(chunks: Chunks, held: Held, progress: Progress) -> tuple[list[Memory], tuple[Content, Content]]:
+def store_memory(writing: Writing, held: Held, progress: Progress) -> tuple[list[Memory], tuple[Content, Content]]:
     """Blocks. Raises OSError: no room."""
     done = 0
     memory: list[Memory] = []
     for handle, fd in held.handles:
-        content = store_file(chunks, fd.fileno(), os.fstat(fd.fileno()).st_size)
+        content = writing.store(fd.fileno())
         memory.append(
             Memory(
                 id=handle.id, kind="image" if handle.kind == "image" else "shadow", ordinal=handle.ordinal,
@@ -76,16 +76,16 @@ def store_memory(chunks: Chunks, held: Held, progress: Progress) -> tuple[list[M
         )  # fmt: skip
         done += handle.size
         progress(done)
-    first, second = (store_file(chunks, fd.fileno(), os.fstat(fd.fileno()).st_size) for fd in held.snapshots)
+    first, second = (writing.store(fd.fileno()) for fd in held.snapshots)
     return memory, (first, second)
 
 
-def store_images(chunks: Chunks, folder: Path) -> list[Image]:
+def store_images(writing: Writing, folder: Path) -> list[Image]:
     """What CRIU has written. Blocks. Raises OSError: no room."""
     images = []
     for path in sorted(folder.glob("*.img")):
         with path.open("rb") as file:
-            images.append(Image(name=path.name, content=store_file(chunks, file.fileno(), path.stat().st_size)))
+            images.append(Image(name=path.name, content=writing.store(file.fileno())))
     return images
 
 
@@ -161,14 +161,14 @@ def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tupl
     try:
         for memory in program.memory:
             fd = _new_memory(f"xmig-{memory.kind}", made)
-            restore_file(chunks, memory.content, fd.fileno())
+            chunks.restore(memory.content, fd.fileno())
             handles[memory.id] = make_handle(_message(memory), fd)
             done += memory.content.bytes
             progress(done)
         files = []
         for number, content in enumerate(program.snapshots):
             files.append(_new_memory(f"xmig-snapshot{number}", made))
-            restore_file(chunks, content, files[-1].fileno())
+            chunks.restore(content, files[-1].fileno())
     except BaseException:
         close_all(made)
         raise
@@ -180,7 +180,7 @@ def restore_images(chunks: Chunks, program: Program, folder: Path) -> None:
     for image in program.images:
         number = os.open(folder / image.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(number, "wb") as file:
-            restore_file(chunks, image.content, file.fileno())
+            chunks.restore(image.content, file.fileno())
 
 
 def _new_memory(name: str, made: list[Fd]) -> Fd:

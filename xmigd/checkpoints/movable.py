@@ -1,5 +1,8 @@
 from __future__ import annotations
+
 from pathlib import Path
+
+
 def processes_of(pid: int) -> list[int]:
     found = [pid]
     for one in found:

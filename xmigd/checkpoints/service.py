@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,15 +22,15 @@ from sqlalchemy.orm import Session
 
 from xmigd import __version__, log
 from xmigd.checkpoints import live, repository
-from xmigd.checkpoints.content import Chunks
-from xmigd.checkpoints.criu import Criu
+from xmigd.checkpoints.content import Chunks, Writing
+from xmigd.checkpoints.criu import Criu, ended
 from xmigd.checkpoints.manifest import Content, Manifest, Program
 from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, XmigError
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -53,6 +53,7 @@ from xmigd.users import user_name
 logger = log.get("checkpoints")
 
 CREATE, RESTORE, VERIFY = "checkpoint", "restoration", "verification"  # operations
+GONE_WITHIN = 5.0  # seconds in which a parent takes note of the end of a program
 FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daemon is found again
 
 
@@ -126,7 +127,7 @@ class Checkpoints:
 
         return await self._operations.start(
             RESTORE, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work,
-            request={"checkpoint": info.id, "pid": program.pid, "shared_bytes": program.shared_bytes},
+            request={"checkpoint": info.id},
         )  # fmt: skip
 
     async def verify(self, caller: Caller, checkpoint: str, *, requestor: str) -> OperationRow:
@@ -165,66 +166,81 @@ class Checkpoints:
         if not asleep:
             operation.progress("suspending")
             await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
+        pids: list[int] = []
         ended = False
-        try:
-            operation.check_cancelled("host" if asleep else "source")
-            manifest, stored, ended = await self._write_down(operation, id, process, stop=stop)
-        finally:
-            if not asleep and not ended:
-                operation.progress("resuming")
-                await self._carried_out(self._moves.resume([process], [], requestor=requestor))
-        standstill = None if asleep or stop else (time.monotonic() - began) * 1e3
-        size = sum(chunk.bytes for content in contents(manifest) for chunk in content.chunks)
-        document = manifest.model_dump_json().encode()
-        values = {
-            "id": id, "job_id": manifest.job, "job_name": manifest.job_name, "uid": process.job.uid,
-            "command": process.row.command, "device": process.row.device, "programs": 1, "content_bytes": size,
-            "stored_bytes": stored, "manifest": hashlib.sha256(document).hexdigest(), "standstill_ms": standstill,
-            "created_at": manifest.created_at,
-        }  # fmt: skip
-        operation.progress("writing")
-        await asyncio.to_thread(write_durably, self._path(id), document)
-        await self._write("checkpoints.add", lambda session: repository.add(session, values))
-        logger.info("a checkpoint is made", checkpoint=id[:12], job=manifest.job_name, bytes=size, stored_bytes=stored)
-        return {"checkpoint": id, "content_bytes": size, "stored_bytes": stored, "standstill_ms": standstill}
+        with self._chunks.writing() as writing:
+            try:
+                operation.check_cancelled("host" if asleep else "source")
+                program, pids = await self._write_down(operation, writing, process, stop=stop)
+                manifest = Manifest(
+                    id=id, job=process.job.id, job_name=process.job.name, node=self._node, xmig_version=__version__,
+                    created_at=time.time(), programs=(program,),
+                )  # fmt: skip
+                result = await self._keep(manifest, writing)
+                if stop:
+                    await self._list(manifest, process, result)
+                    await end(pids)
+                    ended = True
+            finally:
+                if not ended:
+                    live.let_go_on(pids)
+                    if not asleep:
+                        operation.progress("resuming")
+                        await self._carried_out(self._moves.resume([process], [], requestor=requestor))
+            if not stop:
+                if not asleep:
+                    result["standstill_ms"] = (time.monotonic() - began) * 1e3
+                await self._list(manifest, process, result)
+        logger.info("a checkpoint is made", job=manifest.job_name, **result)
+        return result
 
     async def _write_down(
-        self, operation: Operation, id: str, process: Process, *, stop: bool
-    ) -> tuple[Manifest, int, bool]:
-        """Program and memory. Returns also the bytes that it took on disk, and whether the program was ended."""
+        self, operation: Operation, writing: Writing, process: Process, *, stop: bool
+    ) -> tuple[Program, list[int]]:
+        """Program and memory. Returns also what the program consists of, which stands still if it is to `stop`."""
         pid = process.row.pid
-        private_folder(self._folder)
-        with tempfile.TemporaryDirectory(prefix="dump-", dir=self._folder) as name:
-            images = Path(name)
+        with self._works_in(operation) as images:
             operation.progress("dumping")
             leader = os.getsid(pid) == pid
-            pids = processes_of(pid)
-            goes_on = True
             held = live.hold(process)
+            pids = processes_of(pid)
             try:
                 await self._criu.dump(pid, images, leader=leader)
                 pids = processes_of(pid)
                 files = live.open_files(pids)
+                if not stop:
+                    live.let_go_on(pids)
                 operation.progress("storing", total_bytes=held.bytes)
-                before = self._chunks.bytes()
                 report = self._reporter(operation)
-                memory, snapshots = await asyncio.to_thread(live.store_memory, self._chunks, held, report)
-                stored_images = await asyncio.to_thread(live.store_images, self._chunks, images)
-                await asyncio.to_thread(self._chunks.sync)
-                stored = max(0, self._chunks.bytes() - before)
-                program = live.describe(process, memory, snapshots, stored_images, files, self._layout, leader)
-                goes_on = not stop
+                memory, snapshots = await asyncio.to_thread(live.store_memory, writing, held, report)
+                stored = await asyncio.to_thread(live.store_images, writing, images)
+                await asyncio.to_thread(writing.sync)
+            except BaseException:
+                live.let_go_on(pids)
+                raise
             finally:
                 held.close()
-                if goes_on:
-                    live.let_go_on(pids)
-            if stop:
-                kill(pids)
-        manifest = Manifest(
-            id=id, job=process.job.id, job_name=process.job.name, node=self._node, xmig_version=__version__,
-            created_at=time.time(), programs=(program,),
-        )  # fmt: skip
-        return manifest, stored, stop
+        return live.describe(process, memory, snapshots, stored, files, self._layout, leader), pids
+
+    async def _keep(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
+        """Raises OSError: no room."""
+        document = manifest.model_dump_json().encode()
+        await asyncio.to_thread(write_durably, self._path(manifest.id), document)
+        return {
+            "checkpoint": manifest.id,
+            "content_bytes": sum(chunk.bytes for content in contents(manifest) for chunk in content.chunks),
+            "stored_bytes": writing.stored_bytes, "standstill_ms": None,
+        }  # fmt: skip
+
+    async def _list(self, manifest: Manifest, process: Process, result: dict[str, Any]) -> None:
+        """From now on it is one. Raises Unavailable."""
+        document = manifest.model_dump_json().encode()
+        values = {name: value for name, value in result.items() if name != "checkpoint"} | {
+            "id": manifest.id, "job_id": manifest.job, "job_name": manifest.job_name, "uid": process.job.uid,
+            "command": process.row.command, "device": process.row.device, "programs": len(manifest.programs),
+            "manifest": hashlib.sha256(document).hexdigest(), "created_at": manifest.created_at,
+        }  # fmt: skip
+        await self._write("checkpoints.add", lambda session: repository.add(session, values))
 
     # --- to restore one -----------------------------------------------------------------------------------------------
 
@@ -258,28 +274,25 @@ class Checkpoints:
         handles, snapshots = await asyncio.to_thread(live.restore_memory, self._chunks, program, report)
         given = False
         try:
-            with tempfile.TemporaryDirectory(prefix="restore-", dir=self._folder) as name:
-                await asyncio.to_thread(live.restore_images, self._chunks, program, Path(name))
+            with self._works_in(operation) as images:
+                await asyncio.to_thread(live.restore_images, self._chunks, program, images)
                 operation.point_of_no_return("the program is being restored")
                 operation.progress("restoring")
-                pid = await self._criu.restore(Path(name), leader=program.leader)
-            try:
-                process = self._take(manifest, program, device, pid, handles, snapshots)
-                given = True
-                operation.progress("resuming")
-                await self._carried_out(self._moves.resume([process], [], requestor=requestor))
-            except BaseException:
-                kill(processes_of(pid))
-                raise
+                pid = await self._criu.restore(images, leader=program.leader)
+                try:
+                    process = self._take(manifest, program, device, pid, handles, snapshots)
+                    given = True
+                    operation.progress("resuming")
+                    await self._carried_out(self._moves.resume([process], [], requestor=requestor))
+                except BaseException:
+                    kill(processes_of(pid))
+                    raise
+                live.let_go_on(processes_of(pid))
         finally:
             if not given:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
-        live.let_go_on(processes_of(pid))
         logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], process=process.row.id[:12], pid=pid)
-        return {
-            "checkpoint": manifest.id, "job": process.job.id, "process": process.row.id, "pid": pid,
-            "device": process.row.device, "ms": (time.monotonic() - began) * 1e3,
-        }  # fmt: skip
+        return _as_restored(manifest.id, process) | {"ms": (time.monotonic() - began) * 1e3}
 
     def _take(
         self, manifest: Manifest, program: Program, device: str, pid: int, handles: dict[int, Handle],
@@ -306,10 +319,14 @@ class Checkpoints:
     # --- after a restart ----------------------------------------------------------------------------------------------
 
     async def _resolve_create(self, operation: Operation) -> Outcome:
-        """The process goes on if it was suspended for it."""
+        """The process goes on if it was suspended for it. What was stored is removed if it did not become one."""
+        await self._criu_has_ended(operation)
+        checkpoint = operation.request.get("checkpoint", "")
+        if not await asyncio.to_thread(self.page, checkpoint=checkpoint):
+            await asyncio.to_thread(self._forget, checkpoint)
         if not operation.request.get("resume"):
             return interrupted(operation.row)
-        process = await self._found_again(operation.request.get("process", ""))
+        process = await self._found_again(operation, operation.request.get("process", ""))
         if process is None:
             return interrupted(operation.row)
         live.let_go_on(processes_of(process.row.pid))
@@ -319,24 +336,55 @@ class Checkpoints:
 
     async def _resolve_restore(self, operation: Operation) -> Outcome:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint."""
-        pid = operation.request.get("pid", 0)
-        with contextlib.suppress(XmigError, OSError):
-            if stopped(pid):
-                close_all(mapped_memory(pid, operation.request.get("shared_bytes", [])))
-                kill(processes_of(pid))
+        pid = await self._criu_has_ended(operation)
+        if pid is None:
+            return interrupted(operation.row)
+        for process in self._supervisor.processes.values():
+            if process.row.pid == pid and process.row.origin is not None:
+                result = _as_restored(operation.request.get("checkpoint", ""), process)
+                return Outcome(state="succeeded", result=result | {"ms": None})
         return interrupted(operation.row)
 
-    async def _found_again(self, name: str) -> Process | None:
-        """A process of the last daemon, once its servers have announced themselves."""
+    async def _criu_has_ended(self, operation: Operation) -> int | None:
+        """The one that an earlier daemon started. Returns the pid of what it has restored, if that goes on already;
+        otherwise it is ended."""
+        folder = self._working(operation)
+        pid = await asyncio.to_thread(ended, folder)
+        if pid is not None:
+            try:
+                if stopped(pid):
+                    await end(processes_of(pid))
+                    pid = None
+            except OSError:
+                pid = None
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return pid
+
+    async def _found_again(self, operation: Operation, name: str) -> Process | None:
+        """A process of the last daemon, once its servers have announced themselves, and what else was under way with it
+        is resolved."""
         deadline = time.monotonic() + FOUND_WITHIN
-        while name in self._supervisor.expected and time.monotonic() < deadline:
+        while time.monotonic() < deadline and (
+            name in self._supervisor.expected
+            or any(row.subject_id == name for row in self._operations.active() if row.id != operation.id)
+        ):
             await asyncio.sleep(0.05)
-        found = self._supervisor.processes.get(name)
-        while found is not None and found.machine.move is not None and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        return found
+        return self._supervisor.processes.get(name)
 
     # --- small parts --------------------------------------------------------------------------------------------------
+
+    def _working(self, operation: Operation) -> Path:
+        """Where CRIU works for it, and where the next daemon looks for what came of that."""
+        return self._folder / f"criu-{operation.id}"
+
+    @contextlib.contextmanager
+    def _works_in(self, operation: Operation) -> Iterator[Path]:
+        folder = self._working(operation)
+        private_folder(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, checkpoint: str) -> Path:
         return self._folder / f"{checkpoint}.json"
@@ -360,18 +408,19 @@ class Checkpoints:
 
     def _forget(self, checkpoint: str) -> None:
         """Its manifest, and what no other checkpoint has. What another one needs and cannot say, because its manifest
-        is damaged, is kept: nothing is removed then."""
+        is damaged, is kept: nothing is removed then. While one is made, nothing is, either: the next time, then."""
         self._path(checkpoint).unlink(missing_ok=True)
-        with self._reader.session() as session:
-            left = repository.every(session)
         try:
-            manifests = [self._read(id, expected) for id, expected in left]
+            self._chunks.remove_unneeded(self._needed)
         except Damaged as error:
             logger.error("nothing is removed from the checkpoints' content", why=str(error))
-            return
-        self._chunks.remove_unneeded(
-            {chunk.hash for one in manifests for content in contents(one) for chunk in content.chunks}
-        )
+
+    def _needed(self) -> set[str]:
+        """All pieces that checkpoints have. Raises Damaged."""
+        with self._reader.session() as session:
+            left = repository.every(session)
+        manifests = (self._read(id, expected) for id, expected in left)
+        return {chunk.hash for one in manifests for content in contents(one) for chunk in content.chunks}
 
     async def _carried_out(self, starting: Awaitable[OperationRow]) -> None:
         """Raises Conflict: it was not."""
@@ -400,6 +449,11 @@ class Checkpoints:
         return report
 
 
+def _as_restored(checkpoint: str, process: Process) -> dict[str, Any]:
+    row = process.row
+    return {"checkpoint": checkpoint, "job": process.job.id, "process": row.id, "pid": row.pid, "device": row.device}
+
+
 def contents(manifest: Manifest) -> Iterator[Content]:
     for program in manifest.programs:
         yield from (memory.content for memory in program.memory)
@@ -411,6 +465,15 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+async def end(pids: Iterable[int]) -> None:
+    """Kill them, and wait until whoever started them knows that: until then nobody else can have their pids."""
+    pids = list(pids)
+    kill(pids)
+    deadline = time.monotonic() + GONE_WITHIN
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        await asyncio.sleep(0.005)
 
 
 def stopped(pid: int) -> bool:
