@@ -8,20 +8,18 @@ a moment ago.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import os
 import resource
 import shutil
+import socket
 import stat
-import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from xmigd.checkpoints import sockets
+from xmigd.checkpoints import proc, sockets
 from xmigd.errors import Forbidden, NotFound
 
 Stops = Literal["here", "elsewhere", "depends"]
@@ -31,8 +29,6 @@ Code = Literal[
     "sysv_memory", "tcp_connection", "terminal", "tracer", "unix_socket", "userfaultfd", "watch",
 ]  # fmt: skip
 Option = Literal["ext-unix-sk", "file-locks", "link-remap", "shell-job", "tcp-established"]
-
-_GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +58,8 @@ def processes_of(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with contextlib.suppress(*_GONE):
-                children.setdefault(_Stat(int(name)).parent, []).append(int(name))
+            with contextlib.suppress(*proc.GONE):
+                children.setdefault(proc.Stat(int(name)).parent, []).append(int(name))
     if not os.path.exists(f"/proc/{pid}"):
         raise NotFound(f"there is no process {pid}", hint="its program has ended")
     found = [pid]
@@ -73,82 +69,22 @@ def processes_of(pid: int) -> list[int]:
 
 
 def obstacles(pid: int, criu: Criu | None = None) -> list[Obstacle]:
-    """What stands in the way of the process and its descendants, that which stops most first. Raises NotFound, Forbidden:
-    the daemon may not read one of them."""
+    """What stands in the way of the process and its descendants, that which stops most first. Raises NotFound: it has
+    ended. Raises Forbidden: this process may not read one of them."""
     tree = _Tree(pid, criu or Criu())
     order = ("here", "elsewhere", "depends")
     return sorted(tree.obstacles(), key=lambda each: order.index(each.stops))
 
 
-class _Stat:
-    """Of /proc/PID/stat. Raises FileNotFoundError, ProcessLookupError."""
-
-    def __init__(self, pid: int) -> None:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-        self.state = words[0].decode()
-        self.parent, self.group, self.session = (int(word) for word in words[1:4])
-
-
-@dataclass(frozen=True, slots=True)
-class _Descriptor:
-    number: int
-    link: str
-    stat: os.stat_result
-    info: str  # of fdinfo
-
-    @property
-    def name(self) -> str:
-        return f"descriptor {self.number}: {self.link}"
-
-    def field(self, name: str) -> str:
-        return next((line.partition(":")[2].strip() for line in self.info.splitlines() if line.startswith(name)), "")
-
-    @property
-    def flags(self) -> int:
-        return int(self.field("flags:") or "0", 8)
-
-    @property
-    def inode(self) -> int:
-        return int(self.link.partition("[")[2].rstrip("]"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapping:
-    pid: int
-    start: int
-    end: int
-    shared: bool
-    path: str
-
-    @property
-    def name(self) -> str:
-        return f"mapping {self.start:x}: {self.path}"
-
-    def stat(self) -> os.stat_result:
-        return os.stat(f"/proc/{self.pid}/map_files/{self.start:x}-{self.end:x}")
-
-
-@dataclass(slots=True)
-class _Process:
-    pid: int
-    descriptors: list[_Descriptor] = field(default_factory=list)
-    mappings: list[_Mapping] = field(default_factory=list)
-    namespaces: dict[str, str] = field(default_factory=dict)
-
-
-NAMESPACES = ("user", "pid", "uts", "ipc", "time", "mnt", "net")
-READ, WRITE = 1, 2
 PIPE_OF_PACKETS = os.O_DIRECT
 PIDFD_OF_THREAD = os.O_EXCL
-DELETED = " (deleted)"
 MEM, TTY, TTY_AUX, PTS = 1, 4, 5, range(136, 144)  # major numbers, Documentation/admin-guide/devices.txt
 INET = ("TCP", "UDP", "UDP-Lite", "UDPLITE", "RAW", "PING")
 
 # anon_inode: what CRIU dumps, and a code with a hint for what it does not.
 DUMPED = ("eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd")
 REFUSED: dict[str, tuple[Code, str]] = {
-    "io_uring": ("io_uring", "let the program do without io_uring: UV_USE_IO_URING=0, or sysctl kernel.io_uring_disabled"),
+    "io_uring": ("io_uring", "run it without io_uring (UV_USE_IO_URING=0, or sysctl kernel.io_uring_disabled=2)"),
     "perf_event": ("perf_event", "end the profiler"),
     "userfaultfd": ("userfaultfd", "close it before the dump"),
     "bpf": ("bpf", "close it before the dump"),
@@ -163,13 +99,16 @@ class _Tree:
     def __init__(self, root: int, criu: Criu) -> None:
         self.root = root
         self.criu = criu
-        self.processes: list[_Process] = []
+        self._inet_read: dict[tuple[str, str], dict[int, sockets.InetSocket]] = {}
+        self.processes: list[proc.Process] = []
         for pid in processes_of(root):
             try:
-                with contextlib.suppress(*_GONE):
-                    self.processes.append(_read(pid))
+                with contextlib.suppress(*proc.GONE):
+                    self.processes.append(proc.read(pid))
             except PermissionError as error:
                 raise _not_readable(pid, error) from None
+        if not self.processes or self.processes[0].pid != root or not self.processes[0].namespaces:
+            raise NotFound(f"process {root} has ended")
         self.pids = {each.pid for each in self.processes}
         self.namespaces = {link for each in self.processes for link in each.namespaces.values()}
         self.sockets: set[int] = set()
@@ -180,19 +119,19 @@ class _Tree:
                 self.sockets.add(each.inode)
             elif stat.S_ISFIFO(each.stat.st_mode):
                 key = (each.stat.st_dev, each.stat.st_ino)
-                self.ends[key] = self.ends.get(key, 0) | _ends(each.flags)
+                self.ends[key] = self.ends.get(key, 0) | proc.ends(each.flags)
             elif each.stat.st_rdev == os.makedev(TTY_AUX, 2):
                 self.masters.add(each.field("tty-index:"))
 
     def obstacles(self) -> Iterator[Obstacle]:
         for process in self.processes:
             try:
-                with contextlib.suppress(*_GONE):
+                with contextlib.suppress(*proc.GONE):
                     yield from self._of_process(process)
             except PermissionError as error:
                 raise _not_readable(process.pid, error) from None
         yield from self._files()
-        if (present := _wide_instructions()) is not None:
+        if (present := proc.wide_instructions()) is not None:
             yield Obstacle(
                 code="cpu", pid=self.root, what=f"this CPU has {present}", stops="depends",
                 why="libraries chose their code for the CPU on which they were started",
@@ -201,54 +140,59 @@ class _Tree:
 
     # --- of a process ------------------------------------------------------------------------------------------------
 
-    def _of_process(self, process: _Process) -> Iterator[Obstacle]:
+    def _of_process(self, process: proc.Process) -> Iterator[Obstacle]:
         pid = process.pid
+        if not process.namespaces:  # it has ended, and nobody has waited for it
+            return
         yield from self._session(pid)
         yield from self._namespaces_of(process)
         yield from self._tracer(pid)
         yield from self._limits(pid)
         for each in process.descriptors:
-            yield from self._descriptor(pid, each)
+            with contextlib.suppress(*proc.GONE):  # closed meanwhile
+                yield from self._descriptor(pid, each)
         for mapping in {each.path: each for each in process.mappings}.values():
-            yield from self._mapping(mapping)
-        if self.criu.version < (4, 2) and _has_guard_pages(pid):
+            with contextlib.suppress(*proc.GONE):
+                yield from self._mapping(mapping)
+        if self.criu.version < (4, 2) and proc.has_guard_pages(pid):
             yield _here(
-                "guard_pages", pid, "memory with guard pages (MADV_GUARD_INSTALL)", "CRIU before 4.2 does not know them",
-                "use CRIU 4.2 or later",
+                "guard_pages", pid, "memory with guard pages (MADV_GUARD_INSTALL)",
+                "CRIU before 4.2 does not know them", "use CRIU 4.2 or later",
             )  # fmt: skip
 
     def _session(self, pid: int) -> Iterator[Obstacle]:
-        if pid == self.root and (session := _Stat(pid).session) != pid:
+        if pid == self.root and (session := proc.Stat(pid).session) != pid:
             yield self._unless(
                 "shell-job", "session", pid, f"session {session}", "its session leader is not in the process tree",
                 "start it in a session of its own (setsid)", otherwise="depends",
             )  # fmt: skip
 
-    def _namespaces_of(self, process: _Process) -> Iterator[Obstacle]:
+    def _namespaces_of(self, process: proc.Process) -> Iterator[Obstacle]:
         """CRIU sees a namespace that is not its own, and one that is not that of the first process."""
         first = process.pid == self.root
-        usual = _namespaces("self") if first else self.processes[0].namespaces
+        usual = proc.namespaces("self") if first else self.processes[0].namespaces
         for kind, link in process.namespaces.items():
             if link == usual[kind]:
                 continue
             why, hint = "", f"start the whole program in one {kind} namespace"
-            if kind == "mnt":
+            if not first:
+                if kind not in ("mnt", "net"):
+                    why = f"CRIU dumps no {kind} namespace within another"
+            elif kind == "mnt":
                 why = "mounts of another mount namespace are dumped only if CRIU is given each of them"
                 hint = "start it in the daemon's mount namespace"
-            elif not first and kind != "net":
-                why = f"CRIU dumps no {kind} namespace within another"
-            elif kind == "net" and first and shutil.which("iptables-restore") is None:
-                why, hint = "CRIU locks a network namespace with iptables-restore, which is not here", "install iptables"
-            elif kind == "pid" and not _is_init(process.pid):
+            elif kind == "net" and shutil.which("iptables-restore") is None:
+                why, hint = "CRIU locks it with iptables-restore, which is not installed", "install iptables"
+            elif kind == "pid" and not proc.is_init(process.pid):
                 why = "CRIU dumps a pid namespace only with its first process"
-            elif kind == "user" and not _is_mapped(process.pid):
+            elif kind == "user" and not proc.is_mapped(process.pid):
                 why, hint = "its user namespace has no mapping for its user", "write its uid_map and gid_map"
             if why:
                 yield _here("namespace", process.pid, link, why, hint)
 
     def _tracer(self, pid: int) -> Iterator[Obstacle]:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(*_GONE), open(f"/proc/{pid}/task/{thread}/status") as file:
+            with contextlib.suppress(*proc.GONE), open(f"/proc/{pid}/task/{thread}/status") as file:
                 tracer = next((line.split()[1] for line in file if line.startswith("TracerPid:")), "0")
                 if tracer != "0":
                     yield _here(
@@ -269,7 +213,7 @@ class _Tree:
 
     # --- descriptors -------------------------------------------------------------------------------------------------
 
-    def _descriptor(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _descriptor(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         mode = each.stat.st_mode
         if each.field("lock:"):
             yield self._unless(
@@ -291,12 +235,12 @@ class _Tree:
         elif not each.link.startswith("/memfd:"):
             yield from self._file(pid, each)
 
-    def _character_device(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _character_device(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         major, minor = os.major(each.stat.st_rdev), os.minor(each.stat.st_rdev)
         if major == MEM or (major == TTY_AUX and minor in (0, 2)):
             return
         if major in PTS:
-            if str(minor) not in self.masters and not each.link.endswith(DELETED):
+            if str(minor) not in self.masters and not each.link.endswith(proc.DELETED):
                 yield self._unless(
                     "shell-job", "terminal", pid, each.name, "the terminal's other end is not in the process tree",
                     "start it with its input and output in files",
@@ -309,23 +253,24 @@ class _Tree:
         else:
             yield _here("device", pid, each.name, "CRIU dumps no device files", _device_hint(each.link))
 
-    def _anonymous(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _anonymous(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         kind = each.link.partition(":")[2].strip("[]")
         if each.link.startswith("pidfd:") or kind == "pidfd":
             target = int(each.field("Pid:") or "-1")
             if each.flags & PIDFD_OF_THREAD:
                 yield _here("pidfd", pid, each.name, "CRIU dumps no pidfd of a thread", "close it")
             elif target > 0 and target not in self.pids:
-                yield _here("pidfd", pid, f"{each.name} of process {target}", "that process is not in the tree", "close it")
+                what = f"{each.name} of process {target}"
+                yield _here("pidfd", pid, what, "that process is not in the tree", "close it")
         elif kind in ("inotify", "fanotify"):
             yield from self._watches(pid, each)
         elif kind not in DUMPED:
             yield _here(*_refused(pid, each.name, kind))
 
-    def _watches(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _watches(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         for line in each.info.splitlines():
             words = dict(word.partition(":")[::2] for word in line.split() if ":" in word)
-            if "f_handle" in words and not _opens_by_handle(words):
+            if "f_handle" in words and not proc.opens_by_handle(words):
                 yield _here(
                     "watch", pid, f"{each.name} watches inode {int(words['ino'], 16)}",
                     "the filesystem of what is watched opens no files by handle", "watch files of another filesystem",
@@ -336,15 +281,16 @@ class _Tree:
             hint="have the same paths on the other node",
         )  # fmt: skip
 
-    def _pipe(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _pipe(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         if each.link.startswith("pipe:") and each.flags & PIPE_OF_PACKETS:
             yield _here("pipe", pid, each.name, "CRIU dumps no pipes of packets (O_DIRECT)", "open it without O_DIRECT")
         key = (each.stat.st_dev, each.stat.st_ino)
-        if (missing := (READ | WRITE) & ~self.ends[key]) and (others := self._open_outside.get(key, 0)) & missing:
-            end = "read" if others & READ else "write"
+        missing = (proc.READ | proc.WRITE) & ~self.ends[key]
+        if missing and missing & self._open_outside.get(key, 0):
+            end = "read" if missing & proc.READ else "write"
             yield Obstacle(
                 code="pipe", pid=pid, what=each.name, stops="elsewhere",
-                why=f"its {end} end is open in a process outside of the tree only; the restored program finds it closed",
+                why=f"its {end} end is open in processes outside of the tree only, and will be closed",
                 hint="start the program with its input and output in files",
             )  # fmt: skip
 
@@ -354,19 +300,20 @@ class _Tree:
         found: dict[tuple[int, int], int] = {}
         for name in os.listdir("/proc"):
             if name.isdecimal() and int(name) not in self.pids:
-                with contextlib.suppress(*_GONE, PermissionError):
+                with contextlib.suppress(*proc.GONE, PermissionError):
                     for number in os.listdir(f"/proc/{name}/fd"):
-                        with contextlib.suppress(*_GONE):
+                        with contextlib.suppress(*proc.GONE):
                             at = os.stat(f"/proc/{name}/fd/{number}")
                             if (key := (at.st_dev, at.st_ino)) in self.ends and stat.S_ISFIFO(at.st_mode):
-                                flags = _read_descriptor(int(name), number).flags
-                                found[key] = found.get(key, 0) | _ends(flags)
+                                flags = proc.read_descriptor(int(name), number).flags
+                                found[key] = found.get(key, 0) | proc.ends(flags)
         return found
 
-    def _file(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
+    def _file(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         if each.link.startswith("/proc/"):
             return
-        if int(each.field("mnt_id:") or "0") not in self._mounts and _namespaces("self")["mnt"] in self.namespaces:
+        # Its own list lacks what lies outside of its root; ours lacks what is mounted in its namespace only.
+        if int(each.field("mnt_id:")) not in proc.mounts("self") | proc.mounts(pid):
             yield _here("file", pid, each.name, "it lies in no mount of the mount namespace", "close it")
             return
         yield from self._path(pid, each.name, each.link, each.stat)
@@ -379,18 +326,18 @@ class _Tree:
                     "file", pid, name, f"CRIU dumps deleted files of at most {self.criu.ghost_limit} bytes",
                     "keep the file, or raise CRIU's --ghost-limit",
                 )  # fmt: skip
-        elif path.endswith(DELETED) and not _is_there(path, at):
-            semaphore = os.path.basename(path).startswith("sem.")
+        elif path.endswith(proc.DELETED) and not proc.is_there(path, at):
+            semaphore = os.path.basename(path).startswith("sem.")  # sem_open makes it so, and renames it
             yield self._unless(
                 "link-remap", "semaphore" if semaphore else "file", pid, name,
-                "it was made under another name than it has now" if semaphore else "it has another name than it was opened by",
+                "it is a file that has another name now than when it was opened",
                 "use no named semaphores" if semaphore else "keep the file under its name",
             )  # fmt: skip
 
     # --- sockets -----------------------------------------------------------------------------------------------------
 
-    def _socket(self, pid: int, each: _Descriptor) -> Iterator[Obstacle]:
-        protocol = _protocol(pid, each.number)
+    def _socket(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
+        protocol = proc.protocol(pid, each.number)
         inode = each.inode
         name = f"descriptor {each.number}: {protocol} socket"
         if protocol in ("UNIX", "UNIX-STREAM"):
@@ -411,8 +358,8 @@ class _Tree:
                 "use CRIU 4.2 or later",
             )  # fmt: skip
         if protocol.startswith("TCP"):
-            yield from self._tcp(pid, name, sockets.inet_sockets(pid, "tcp").get(inode))
-        elif protocol in ("UDP", "UDPv6") and (udp := sockets.inet_sockets(pid, "udp").get(inode)) and udp.port:
+            yield from self._tcp(pid, name, self._inet(pid, "tcp").get(inode))
+        elif protocol in ("UDP", "UDPv6") and (udp := self._inet(pid, "udp").get(inode)) and udp.port:
             yield _address(pid, f"{name} at {udp.local}")
 
     def _unix_socket(self, pid: int, name: str, inode: int, unix: sockets.UnixSocket) -> Iterator[Obstacle]:
@@ -425,7 +372,7 @@ class _Tree:
             outside = unix.peer not in self.sockets
             peer = self._unix[unix.peer].name if unix.peer in self._unix else ""
         else:  # to be accepted by a socket of the tree, closed at the other end, or of nobody in the tree
-            connected = unix.state == sockets.ESTABLISHED and unix.type != sockets.socket.SOCK_DGRAM
+            connected = unix.state == sockets.ESTABLISHED and unix.type != socket.SOCK_DGRAM
             outside = connected and not unix.shut_down and inode not in self._waiting
             peer = ""
         if outside:
@@ -451,6 +398,13 @@ class _Tree:
             )  # fmt: skip
         yield _address(pid, f"{name} listens at {tcp.local}")
 
+    def _inet(self, pid: int, protocol: str) -> dict[int, sockets.InetSocket]:
+        """Read once for each network namespace."""
+        key = (protocol, os.readlink(f"/proc/{pid}/ns/net"))
+        if key not in self._inet_read:
+            self._inet_read[key] = sockets.inet_sockets(pid, protocol)
+        return self._inet_read[key]
+
     @cached_property
     def _unix(self) -> dict[int, sockets.UnixSocket]:
         return sockets.unix_sockets()
@@ -464,34 +418,29 @@ class _Tree:
     def _inet_is_read(self) -> bool:
         return sockets.kernel_has_credentials_of_inet()
 
-    @cached_property
-    def _mounts(self) -> set[int]:
-        with open("/proc/self/mountinfo") as file:
-            return {int(line.split()[0]) for line in file}
-
     # --- memory and files --------------------------------------------------------------------------------------------
 
-    def _mapping(self, each: _Mapping) -> Iterator[Obstacle]:
+    def _mapping(self, each: proc.Mapping) -> Iterator[Obstacle]:
         pid, path = each.pid, each.path
         if path.startswith("anon_inode:"):
             yield _here(*_refused(pid, each.name, path.partition(":")[2].strip("[]")))
         elif path.startswith("/secretmem"):
             yield _here("memory", pid, each.name, "CRIU cannot read secret memory", "use no memfd_secret")
         elif path.startswith("/SYSV"):
-            if self.processes[0].namespaces.get("ipc") == _namespaces("self")["ipc"]:
+            if self.processes[0].namespaces.get("ipc") == proc.namespaces("self")["ipc"]:
                 yield _here(
                     "sysv_memory", pid, each.name, "CRIU dumps it only with an IPC namespace of its own",
                     "start the program in an IPC namespace of its own (unshare --ipc)",
                 )  # fmt: skip
-        elif path.startswith("/dev/shm/") and not path.endswith(DELETED):
+        elif path.startswith("/dev/shm/") and not path.endswith(proc.DELETED):
             semaphore = os.path.basename(path).startswith("sem.")
             if each.shared:
                 yield Obstacle(
                     code="semaphore" if semaphore else "shared_memory", pid=pid, what=each.name, stops="elsewhere",
                     why="its content is in /dev/shm and is not dumped",
-                    hint="give the program a /dev/shm of its own that is moved with it, or memory without a name (memfd)",
+                    hint="use memory without a name (memfd), or move its /dev/shm with it",
                 )  # fmt: skip
-        elif path.endswith(DELETED) and not path.startswith(ANONYMOUS):
+        elif path.endswith(proc.DELETED) and not path.startswith(ANONYMOUS):
             yield from self._path(pid, each.name, path, each.stat())
         elif path.startswith("/dev/") and not path.startswith(ANONYMOUS) and not stat.S_ISREG(each.stat().st_mode):
             yield _here("device", pid, each.name, "CRIU dumps no mapped devices", _device_hint(path))
@@ -502,11 +451,11 @@ class _Tree:
             path
             for process in self.processes
             for path in (
-                *(each.link for each in process.descriptors if stat.S_IFMT(each.stat.st_mode) in (stat.S_IFREG, stat.S_IFDIR)),
+                *(each.link for each in process.descriptors if each.is_file),
                 *(each.path for each in process.mappings),
-                *_own_paths(process.pid),
+                *proc.own_paths(process.pid),
             )
-            if path.startswith("/") and path != "/" and not path.endswith(DELETED)
+            if path.startswith("/") and path != "/" and not path.endswith(proc.DELETED)
             and not path.startswith(("/memfd:", "/proc/", "/dev/"))
         }  # fmt: skip
         if not paths:
@@ -527,127 +476,6 @@ class _Tree:
         if option in self.criu.options:
             return Obstacle(code=code, pid=pid, what=what, why=why, hint=hint, stops=otherwise)
         return _here(code, pid, what, why, hint)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def _read(pid: int) -> _Process:
-    """Raises PermissionError, FileNotFoundError, ProcessLookupError."""
-    found = _Process(pid)
-    if _Stat(pid).state in "ZX":  # it has nothing any more, and CRIU dumps it as that
-        return found
-    found.namespaces = _namespaces(pid)
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(*_GONE):
-            found.descriptors.append(_read_descriptor(pid, number))
-    found.descriptors.sort(key=lambda each: each.number)
-    with open(f"/proc/{pid}/maps", errors="surrogateescape") as file:
-        for line in file:
-            area, permissions, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-            if path and not path[0].startswith("["):
-                start, end = (int(word, 16) for word in area.split("-"))
-                found.mappings.append(_Mapping(pid, start, end, permissions[3] == "s", path[0]))
-    return found
-
-
-def _read_descriptor(pid: int, number: str) -> _Descriptor:
-    link = os.readlink(f"/proc/{pid}/fd/{number}")
-    with open(f"/proc/{pid}/fdinfo/{number}") as file:
-        return _Descriptor(int(number), link, os.stat(f"/proc/{pid}/fd/{number}"), file.read())
-
-
-def _namespaces(pid: int | Literal["self"]) -> dict[str, str]:
-    found = {}
-    for kind in NAMESPACES:
-        with contextlib.suppress(FileNotFoundError):  # the kernel has none of this kind
-            found[kind] = os.readlink(f"/proc/{pid}/ns/{kind}")
-    if len(found) < 2:
-        raise ProcessLookupError(f"process {pid} has ended")
-    return found
-
-
-def _own_paths(pid: int) -> Iterable[str]:
-    for name in ("cwd", "root", "exe"):
-        with contextlib.suppress(*_GONE):
-            yield os.readlink(f"/proc/{pid}/{name}")
-
-
-def _ends(flags: int) -> int:
-    return {os.O_RDONLY: READ, os.O_WRONLY: WRITE}.get(flags & os.O_ACCMODE, READ | WRITE)
-
-
-def _protocol(pid: int, number: int) -> str:
-    """As the kernel calls it: UNIX, TCP, TCPv6, NETLINK ..."""
-    name = os.getxattr(f"/proc/{pid}/fd/{number}", "system.sockprotoname")
-    return name.rstrip(b"\0").decode(errors="replace")
-
-
-def _is_there(path: str, at: os.stat_result) -> bool:
-    """Is it the file of this name? Names may really end like those of deleted files."""
-    with contextlib.suppress(OSError):
-        there = os.lstat(path)
-        return (there.st_dev, there.st_ino) == (at.st_dev, at.st_ino)
-    return False
-
-
-def _is_init(pid: int) -> bool:
-    with open(f"/proc/{pid}/status") as file:
-        return next(line for line in file if line.startswith("NSpid:")).split()[-1] == "1"
-
-
-def _is_mapped(pid: int) -> bool:
-    with open(f"/proc/{pid}/uid_map") as users, open(f"/proc/{pid}/gid_map") as groups:
-        return bool(users.read() and groups.read())
-
-
-def _opens_by_handle(watch: dict[str, str]) -> bool:
-    """As CRIU looks for what is watched: through a mount of its filesystem."""
-    device = int(watch["sdev"], 16)
-    handle = bytes.fromhex(watch["f_handle"])
-    packed = struct.pack("Ii", int(watch["fhandle-bytes"], 16), int(watch["fhandle-type"], 16)) + handle
-    library = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/self/mountinfo") as file:
-        mounts = [line.split() for line in file]
-    for words in mounts:
-        major, minor = words[2].split(":")
-        if (int(major) << 20) | int(minor) == device:
-            with contextlib.suppress(OSError):
-                folder = os.open(words[4].encode().decode("unicode_escape"), os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-                try:
-                    opened = library.open_by_handle_at(folder, packed, os.O_PATH | os.O_CLOEXEC)
-                finally:
-                    os.close(folder)
-                if opened >= 0:
-                    os.close(opened)
-                    return True
-    return False
-
-
-_PAGEMAP_SCAN = 0xC0606610
-_PAGE_IS_GUARD = 1 << 8
-_END_OF_MEMORY = 0x7FFFFFFFF000
-
-
-def _has_guard_pages(pid: int) -> bool:
-    """Asked of the kernel with PAGEMAP_SCAN; one that does not know guard pages has none."""
-    region = ctypes.create_string_buffer(24)
-    request = struct.pack(
-        "12Q", 96, 0, 0, _END_OF_MEMORY, 0, ctypes.addressof(region), 1, 1, 0, _PAGE_IS_GUARD, 0, _PAGE_IS_GUARD
-    )
-    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file, contextlib.suppress(OSError):
-        return fcntl.ioctl(file, _PAGEMAP_SCAN, bytearray(request)) > 0
-    return False
-
-
-def _wide_instructions() -> str | None:
-    """Which of the instructions that not every CPU has this one has; None: it is no x86."""
-    with open("/proc/cpuinfo") as file:
-        flags = next((line.split(":")[1].split() for line in file if line.startswith("flags")), None)
-    if flags is None:
-        return None
-    has = [name for name, begins in (("AVX-512", "avx512"), ("AMX", "amx")) if any(f.startswith(begins) for f in flags)]
-    return " and ".join(has) or "neither AVX-512 nor AMX"
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def _unix_socket(body: bytes) -> tuple[int, UnixSocket]:
         at += _aligned(max(length, 4))
     waiting = attributes.get(_WAITING, b"")
     name = attributes.get(_NAME, b"")
-    text = ("@" + name[1:].decode(errors="replace")) if name[:1] == b"\0" else name.rstrip(b"\0").decode(errors="replace")
+    text = (b"@" + name[1:] if name[:1] == b"\0" else name.rstrip(b"\0")).decode(errors="replace")
     return inode, UnixSocket(
         type=type_, state=state, name=text, peer=struct.unpack("I", attributes.get(_PEER, bytes(4)))[0],
         waiting=struct.unpack(f"{len(waiting) // 4}I", waiting), shut_down=attributes.get(_SHUTDOWN, b"\0")[0] == 3,
@@ -93,8 +93,8 @@ def netlink_unread(pid: int) -> dict[int, int]:
 
 
 def kernel_has_credentials_of_inet() -> bool:
-    """Can SO_PASSCRED be read of a socket that is no Unix socket? Since Linux 6.16 it cannot. CRIU before 4.2 reads it of
-    every socket, and gives up where it cannot."""
+    """Can SO_PASSCRED be read of a socket that is no Unix socket? Since Linux 6.16 it cannot. CRIU before 4.2 reads it
+    of every socket, and gives up where it cannot."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
             sock.getsockopt(socket.SOL_SOCKET, SO_PASSCRED)

@@ -21,6 +21,7 @@ from xmigd.errors import XmigError
 # The modules in the order of the help, each with the commands that it registers.
 MODULES = {
     "jobs": ("run", "ps", "stop", "job"), "ranks": ("ranks",), "logs": ("logs",),
+    "movable": ("check-movable",),
     "moves": ("migrate", "migrations", "suspend", "resume", "drain"),
     "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
     "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "peers": ("peer",),
