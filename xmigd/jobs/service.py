@@ -16,7 +16,7 @@ from xmigd.checkpoints import movable
 from xmigd.database import models
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.errors import NotFound
+from xmigd.errors import Forbidden, NotFound
 from xmigd.events.bus import Bus
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.exits import End
@@ -120,14 +120,18 @@ class Jobs:
         return await asyncio.to_thread(read)
 
     async def movable(self, job: str, caller: Caller) -> JobMovable:
-        """What would stop its programs from being dumped, and restored elsewhere. Raises NotFound: there is no such job,
-        or none of its programs runs. Raises Forbidden: it is another user's, or the daemon may not read a program."""
+        """What would stop its programs from being dumped, and restored elsewhere. Raises NotFound: there is no such
+        job, or none of its programs runs. Raises Forbidden: something of it is another user's, or not readable."""
         await self._check_owner(caller, job)
         rows = [process.row for process in self._supervisor.processes_of(job)]
         live = {row.pid: row.id for row in rows if pidfds.same_process(row.pid, row.start_time)}
         programs = await asyncio.to_thread(_movable, live)
         if not programs:
             raise NotFound(f"job {job[:64]!r} has no running process", hint="xmigctl ps lists them")
+        for pid in (pid for program in programs for pid in program.pids):
+            # What a program with another user's rights has open is not for its caller, as in /proc.
+            if (owner := pidfds.owner(pid)) is not None and not caller.sees(owner):
+                raise Forbidden(f"process {pid} of the job runs as another user", hint="ask an operator of this node")
         return JobMovable(
             job=job, programs=programs, dumpable=all(each.dumpable for each in programs),
             movable=all(each.movable for each in programs),
@@ -181,19 +185,12 @@ def _movable(live: dict[int, str]) -> list[ProgramMovable]:
             trees[pid] = movable.processes_of(pid)
     inner = {pid for root, pids in trees.items() for pid in pids if pid != root}
     programs = []
-    for pid, pids in trees.items():
+    for pid in trees.keys() - inner:
         with contextlib.suppress(NotFound):
-            if pid not in inner:
-                found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid)]
-                stops = {each.stops for each in found}
-                programs.append(
-                    ProgramMovable(
-                        process_id=live[pid],
-                        pid=pid,
-                        pids=pids,
-                        dumpable="here" not in stops,
-                        movable=stops <= {"depends"},
-                        obstacles=found,
-                    )  # fmt: skip
-                )
-    return programs
+            found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid)]
+            stops = {each.stops for each in found}
+            programs.append(ProgramMovable(
+                process_id=live[pid], pid=pid, pids=trees[pid], obstacles=found, dumpable="here" not in stops,
+                movable=stops <= {"depends"},
+            ))  # fmt: skip
+    return sorted(programs, key=lambda each: each.pid)
