@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,15 @@ def syscall(*arguments):
 def unshare(flags):
     checked(C.unshare(flags))
 
+def mapped(fd, bytes=4096, flags=mmap.MAP_SHARED):
+    # Not Python's, which keeps a descriptor.
+    address = C.mmap(None, ctypes.c_size_t(bytes), 3, flags, fd, ctypes.c_long(0))
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address
+
 def anonymous(bytes):
-    return C.mmap(None, ctypes.c_size_t(bytes), 3, 0x22, -1, ctypes.c_long(0))
+    return mapped(-1, bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 def filled(bytes):
     file = open("gone", "w+b")
@@ -87,11 +95,11 @@ class Case:
     elsewhere: frozenset[Code] = frozenset()
     depends: frozenset[Code] = frozenset()
     own_session: bool = True
-    dumped: bool | None = None  # None: whether CRIU dumps it is what is tested; False: it is not tried
+    certain: bool = True  # CRIU does the same with it on every machine
 
 
-def here(program: str, *codes: Code, **more: bool) -> Case:
-    return Case(program, here=frozenset(codes), **more)
+def here(program: str, *codes: Code, own_session: bool = True) -> Case:
+    return Case(program, here=frozenset(codes), own_session=own_session)
 
 
 def elsewhere(program: str, *codes: Code) -> Case:
@@ -125,7 +133,7 @@ program = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addresso
 """
 UNIX = "s = socket.socket(socket.AF_UNIX); s.bind('sock'); s.listen()\n"
 SYSV = "i = checked(C.shmget(0, 4096, 0o1600)); C.shmat(i, None, 0); C.shmctl(i, 0, None)"
-SHM = "fd = os.open(f'/dev/shm/{NAME}', os.O_RDWR | os.O_CREAT); os.truncate(fd, 4096); m = mmap.mmap(fd, 4096)"
+SHM = "fd = os.open(f'/dev/shm/{NAME}', os.O_RDWR | os.O_CREAT); os.truncate(fd, 4096); mapped(fd); os.close(fd)"
 SEMAPHORE = "C.sem_open(f'/{NAME}'.encode(), os.O_CREAT, 0o600, 1)"
 
 CASES = {
@@ -140,7 +148,7 @@ CASES = {
     "traced": here("p = child(); checked(C.ptrace(16, p, 0, 0)); os.waitpid(p, 0x40000000)", "tracer"),
     # Devices
     "memory devices": Case("f = [open(f'/dev/{n}', 'rb') for n in ('null', 'zero', 'full', 'random', 'urandom')]"),
-    "mapped /dev/zero": Case("m = mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)"),
+    "mapped /dev/zero": Case("fd = os.open('/dev/zero', os.O_RDWR); mapped(fd); os.close(fd)"),
     "device": here(DEVICE, "device"),
     "block device": here("f = os.open('/dev/loop0', os.O_RDONLY)", "device"),
     "own terminal": Case("m, s = os.openpty(); fcntl.ioctl(s, 0x540E, 0); t = os.open('/dev/tty', os.O_RDWR)"),
@@ -154,9 +162,9 @@ CASES = {
     "signalfd": Case("fd = checked(C.signalfd(-1, ctypes.create_string_buffer(128), 0))"),
     "aio": Case("syscall(206, 16, ctypes.byref(ctypes.c_ulong(0)))"),
     "io_uring": here(IO_URING, "io_uring"),
-    "mapped io_uring": here(IO_URING + "; m = mmap.mmap(fd, 4096); os.close(fd)", "io_uring"),
+    "mapped io_uring": here(IO_URING + "; mapped(fd); os.close(fd)", "io_uring"),
     "perf event": here(PERF, "perf_event"),
-    "mapped perf event": here(PERF + "m = mmap.mmap(fd, 8192); os.close(fd)", "perf_event"),
+    "mapped perf event": here(PERF + "mapped(fd, 8192); os.close(fd)", "perf_event"),
     "userfaultfd": here("fd = syscall(323, 0)", "userfaultfd"),
     "BPF map": here(BPF, "bpf"),
     "seccomp listener": here(SECCOMP + "fd = syscall(317, 1, 8, program)", "descriptor"),
@@ -181,15 +189,19 @@ CASES = {
     "Unix connection to be accepted": Case(UNIX + "c = socket.socket(socket.AF_UNIX); c.connect('sock')"),
     "Unix connection closed early": here(UNIX + "socket.socket(socket.AF_UNIX).connect('sock')", "unix_socket"),
     "abstract Unix socket": Case("s = socket.socket(socket.AF_UNIX); s.bind(f'\\0{NAME}'); s.listen()"),
-    "Unix connection": here("c = socket.socket(socket.AF_UNIX); c.connect(OUT['unix'])", "unix_socket"),
+    "Unix connection": here("c = socket.socket(socket.AF_UNIX); c.connect(OUT['unix']); c.recv(1)", "unix_socket"),
+    "Unix connection not accepted": elsewhere(
+        "c = socket.socket(socket.AF_UNIX); c.connect(OUT['accepts nothing'])", "unix_socket"
+    ),
     "Unix datagrams": here("c = socket.socket(socket.AF_UNIX, 2); c.connect(OUT['datagram'])", "unix_socket"),
     "unconnected TCP": Case("c = socket.socket()"),
     "listening TCP": depends("s = socket.create_server(('127.0.0.1', 0))", "address"),
     "listening TCPv6": depends("s = socket.create_server(('::', 0), family=socket.AF_INET6)", "address"),
     "TCP connection": here("c = socket.create_connection(('127.0.0.1', OUT['port']))", "tcp_connection"),
     "own TCP connection": Case("c = connected()", frozenset({"tcp_connection"}), depends=frozenset({"address"})),
-    "TCP connection to be accepted": here(
-        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())", "tcp_connection"
+    "TCP connection to be accepted": Case(
+        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())",
+        here=frozenset({"tcp_connection"}), depends=frozenset({"address"}),
     ),
     "MPTCP": here("s = socket.socket(proto=262)", "socket"),
     "UDP": depends("s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0))", "address"),
@@ -203,13 +215,17 @@ CASES = {
     "deleted folder": Case("os.mkdir('d'); d = os.open('d', os.O_RDONLY); os.chdir('d'); os.rmdir('../d')"),
     "large deleted file": here("f = filled(2 << 20); os.unlink('gone')", "file"),
     "large deleted mapped file": here(
-        "f = filled(2 << 20); m = mmap.mmap(f.fileno(), 4096); f.close(); os.unlink('gone')", "file"
+        "f = filled(2 << 20); mapped(f.fileno()); f.close(); os.unlink('gone')", "file"
     ),
-    "deleted mapped file": Case("f = filled(4096); m = mmap.mmap(f.fileno(), 4096); f.close(); os.unlink('gone')"),
+    "deleted mapped file": Case("f = filled(4096); mapped(f.fileno()); f.close(); os.unlink('gone')"),
     "deleted file with another name": here("f = filled(9); os.link('gone', 'other'); os.unlink('gone')", "file"),
     "replaced file": here("f = filled(9); os.link('gone', 'other'); os.unlink('gone'); open('gone', 'w')", "file"),
     "renamed file": Case("f = filled(9); os.rename('gone', 'other')"),
     "file that is called deleted": Case("f = open('x (deleted)', 'w')"),
+    "mapped file that was renamed": Case("f = filled(4096); mapped(f.fileno()); f.close(); os.rename('gone', 'other')"),
+    "mapped file with another name": here(
+        "f = filled(4096); mapped(f.fileno()); f.close(); os.link('gone', 'other'); os.unlink('gone')", "file"
+    ),
     "file of a detached mount": here("fd = syscall(428, -100, b'.', 1)", "file"),
     "file without a name": Case("fd = os.open('.', os.O_TMPFILE | os.O_RDWR)"),
     "file in /proc": Case("f = open('/proc/self/status'), open('/proc/1/status')"),
@@ -217,10 +233,10 @@ CASES = {
     "POSIX lock": here("f = open('f', 'w'); fcntl.lockf(f, fcntl.LOCK_EX)", "lock"),
     "lease": here("f = open('f', 'w'); fcntl.fcntl(f, 1024, 1)", "lock"),
     # Memory
-    "shared with a child": Case("m = mmap.mmap(-1, 4096); child()"),
-    "memfd": Case("fd = os.memfd_create('xmig-test'); os.truncate(fd, 4096); m = mmap.mmap(fd, 4096); os.close(fd)"),
+    "shared with a child": Case("mapped(-1, 4096, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS); child()"),
+    "memfd": Case("fd = os.memfd_create('xmig-test'); os.truncate(fd, 4096); mapped(fd); os.close(fd)"),
     "secret memory": here("fd = syscall(447, 0)", "file"),
-    "mapped secret memory": here("fd = syscall(447, 0); os.truncate(fd, 4096); m = mmap.mmap(fd, 4096); os.close(fd)", "memory"),
+    "mapped secret memory": here("fd = syscall(447, 0); os.truncate(fd, 4096); mapped(fd); os.close(fd)", "memory"),
     "shared memory": elsewhere(SHM, "shared_memory"),
     "deleted shared memory": Case(SHM + "; os.unlink(f'/dev/shm/{NAME}')"),
     "semaphore": here(SEMAPHORE, "semaphore"),
@@ -250,7 +266,7 @@ CASES = {
     "network namespace": Case(
         "unshare(NEWNET)", None if shutil.which("iptables-restore") else frozenset({"namespace"})
     ),
-    "mount namespace": Case("unshare(NEWNS)", frozenset({"namespace"}), dumped=False),
+    "mount namespace": Case("unshare(NEWNS)", frozenset({"namespace"}), certain=False),
 }  # fmt: skip
 
 
@@ -268,10 +284,10 @@ def running(program: str, folder: Path, *, own_session: bool = True, outside: st
         try:
             assert process.stdout is not None
             process.stdout.read()
-            said = errors.read_text().strip()
-            if said:
-                last = said.splitlines()[-1]
-                assert "Error:" in last and last.split(":")[0] in OS_ERRORS, said
+            reported = errors.read_text().strip()
+            if reported:
+                last = reported.splitlines()[-1]
+                assert last.split(":")[0] in OS_ERRORS, reported
                 pytest.skip(f"not on this machine: {last}")
             yield process.pid
         finally:
@@ -291,18 +307,29 @@ def things_outside(folder: Path) -> Iterator[dict[str, object]]:
     """What programs may be connected with, none of it theirs."""
     with contextlib.ExitStack() as stack:
         folder.mkdir()
-        unix, datagram, fifo = (str(folder / name) for name in ("unix", "datagram", "fifo"))
-        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listening.bind(unix)
-        listening.listen()
+        unix, unaccepting, datagram, fifo = (str(folder / name) for name in ("unix", "unaccepting", "datagram", "fifo"))
+        accepting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        for each, path in ((accepting, unix), (stack.enter_context(socket.socket(socket.AF_UNIX)), unaccepting)):
+            each.bind(path)
+            each.listen()
         stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(datagram)
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         os.mkfifo(fifo)
         master, slave = os.openpty()
         descriptors = (*os.pipe(), os.open(fifo, os.O_RDWR), master, slave)
-        for each in descriptors:
-            stack.callback(os.close, each)
+        for number in descriptors:
+            stack.callback(os.close, number)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # nobody has come
+                stack.enter_context(accepting.accept()[0]).send(b"x")
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(accepting.shutdown, socket.SHUT_RDWR)
         yield {
-            "unix": unix, "datagram": datagram, "fifo": fifo, "port": server.getsockname()[1],
-            "terminal": os.ttyname(slave), "pipe": f"/proc/{os.getpid()}/fd/{descriptors[0]}",
+            "unix": unix, "accepts nothing": unaccepting, "datagram": datagram, "fifo": fifo,
+            "port": server.getsockname()[1], "terminal": os.ttyname(slave),
+            "pipe": f"/proc/{os.getpid()}/fd/{descriptors[0]}",
         }  # fmt: skip

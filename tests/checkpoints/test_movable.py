@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.small import CASES, SEMAPHORE, running, things_outside
-from tests.harness import needs_root
+from tests.harness import needs_root, wait_until
 from xmigd.checkpoints import proc, sockets
 from xmigd.checkpoints.movable import Criu, Obstacle, obstacles, processes_of
 from xmigd.errors import Forbidden, NotFound
@@ -85,7 +85,7 @@ class TestProcesses:
                 found = read(each)
                 if each == child:
                     os.kill(child, 9)
-                    os.waitid(os.P_PID, pid, os.WNOHANG | os.WEXITED | os.WNOWAIT)
+                    wait_until(lambda: proc.Stat(child).state == "Z", "it has ended")
                 return found
 
             monkeypatch.setattr(proc, "read", reads)

@@ -368,18 +368,19 @@ class _Tree:
                 "unix_socket", pid, f"{name} at {unix.name}", "a connection that it has not accepted was closed",
                 "accept connections before the dump",
             )  # fmt: skip
+        why = "its other end is not in the process tree"
+        hint = "close the connection before the dump"
         if unix.peer:
-            outside = unix.peer not in self.sockets
-            peer = self._unix[unix.peer].name if unix.peer in self._unix else ""
-        else:  # to be accepted by a socket of the tree, closed at the other end, or of nobody in the tree
-            connected = unix.state == sockets.ESTABLISHED and unix.type != socket.SOCK_DGRAM
-            outside = connected and not unix.shut_down and inode not in self._waiting
-            peer = ""
-        if outside:
-            yield self._unless(
-                "ext-unix-sk", "unix_socket", pid, name + (f" connected with {peer}" if peer else ""),
-                "its other end is not in the process tree", "close the connection before the dump",
-            )  # fmt: skip
+            if unix.peer not in self.sockets:
+                peer = self._unix[unix.peer].name if unix.peer in self._unix else ""
+                name += f" connected with {peer}" if peer else ""
+                yield self._unless("ext-unix-sk", "unix_socket", pid, name, why, hint)
+        elif unix.state == sockets.ESTABLISHED and unix.type != socket.SOCK_DGRAM and not unix.shut_down:
+            listening = self._accepting.get(inode)
+            if listening is None:
+                yield _here("unix_socket", pid, name, why, hint)
+            elif listening not in self.sockets:  # which CRIU does not look at
+                yield Obstacle(code="unix_socket", pid=pid, what=name, why=why, hint=hint, stops="elsewhere")
 
     def _tcp(self, pid: int, name: str, tcp: sockets.InetSocket | None) -> Iterator[Obstacle]:
         if tcp is None or tcp.state == sockets.CLOSED:
@@ -410,9 +411,9 @@ class _Tree:
         return sockets.unix_sockets()
 
     @cached_property
-    def _waiting(self) -> set[int]:
-        """Unix sockets whose connections sockets of the tree are to accept."""
-        return {one for inode in self.sockets if inode in self._unix for one in self._unix[inode].waiting}
+    def _accepting(self) -> dict[int, int]:
+        """Of Unix connections that were not accepted yet: by which socket they will be."""
+        return {one: inode for inode, each in self._unix.items() for one in each.waiting}
 
     @cached_property
     def _inet_is_read(self) -> bool:

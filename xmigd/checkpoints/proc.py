@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import stat
@@ -119,8 +120,14 @@ def namespaces(pid: int | Literal["self"]) -> dict[str, str]:
 
 
 def mounts(pid: int | Literal["self"]) -> set[int]:
-    with open(f"/proc/{pid}/mountinfo") as file:
-        return {int(line.split()[0]) for line in file}
+    """Their numbers, as a process sees them from its root."""
+    try:
+        with open(f"/proc/{pid}/mountinfo") as file:
+            return {int(line.split()[0]) for line in file}
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # it has ended, and nobody has waited for it
+            raise ProcessLookupError(f"process {pid} has ended") from None
+        raise
 
 
 def own_paths(pid: int) -> Iterable[str]:
