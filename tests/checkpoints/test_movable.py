@@ -171,3 +171,9 @@ class TestWords:
             found = [each.stops for each in obstacles(pid, NEW)]
         assert found == sorted(found, key=["here", "elsewhere", "depends"].index)
         assert {"here", "elsewhere", "depends"} == set(found)
+
+    def test_names_of_files_may_have_any_bytes(self, tmp_path: Path) -> None:
+        with running("f = open(b'\\xff\\x1b[31m', 'w'); fcntl.flock(f, fcntl.LOCK_EX)", tmp_path) as pid:
+            (lock,) = (each for each in obstacles(pid, NEW) if each.code == "lock")
+        assert lock.what.isprintable()
+        assert lock.what.encode()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.small import CASES, running, things_outside
-from tests.criu.test_client_dump import criu_or_skip
+from tests.criu.test_client_dump import criu_or_skip, let_end, start, wait_for_lines
 from xmigd.checkpoints.movable import Criu, obstacles
+from xmigd.demo.node import Node
 
 pytestmark = pytest.mark.criu
 
@@ -47,3 +48,21 @@ def test_criu_refuses_what_stands_in_the_way(name: str, tmp_path: Path, binary: 
         if not case.certain and done.returncode == 0:
             pytest.skip("on this machine CRIU dumps it")
         assert (done.returncode != 0) == bool(found), (found, reported)
+
+
+def test_a_program_under_xmig(daemon: Node, native_dir: Path, tmp_path: Path, binary: str) -> None:
+    """Nothing stands in its way, and CRIU dumps it."""
+    output = tmp_path / "steps"
+    program = start(daemon, native_dir, output, 0.01)
+    wait_for_lines(output, 3)
+    program.until("running")
+    found = daemon.client.get(f"/v1/jobs/{program.job}/movable")
+    (one,) = found["programs"]
+    assert {each["code"] for each in one["obstacles"] if each["stops"] != "depends"} == set(), one["obstacles"]
+    assert (found["movable"], found["dumpable"], one["pids"]) == (True, True, [program.process.pid])
+    (tmp_path / "images").mkdir()
+    command = [binary, "dump", "-t", str(program.process.pid), "-D", str(tmp_path / "images"), "--leave-running"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    let_end(output)
+    assert program.finish()[0] == 0

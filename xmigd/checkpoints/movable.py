@@ -15,12 +15,13 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from xmigd.checkpoints import proc, sockets
 from xmigd.errors import Forbidden, NotFound
+from xmigd.text import harmless
 
 Stops = Literal["here", "elsewhere", "depends"]
 Code = Literal[
@@ -71,11 +72,13 @@ def processes_of(pid: int) -> list[int]:
 def obstacles(pid: int, criu: Criu | None = None) -> list[Obstacle]:
     """What stands in the way of the process and its descendants, that which stops most first. Raises NotFound: it has
     ended. Raises Forbidden: this process may not read one of them."""
-    tree = _Tree(pid, criu or Criu())
+    # Names of files are the program's: they may have any bytes.
+    found = [replace(each, what=harmless(each.what, MOST_OF_A_NAME)) for each in _Tree(pid, criu or Criu()).obstacles()]
     order = ("here", "elsewhere", "depends")
-    return sorted(tree.obstacles(), key=lambda each: order.index(each.stops))
+    return sorted(found, key=lambda each: order.index(each.stops))
 
 
+MOST_OF_A_NAME = 1024  # characters
 PIPE_OF_PACKETS = os.O_DIRECT
 PIDFD_OF_THREAD = os.O_EXCL
 MEM, TTY, TTY_AUX, PTS = 1, 4, 5, range(136, 144)  # major numbers, Documentation/admin-guide/devices.txt

@@ -126,7 +126,7 @@ class ProgramMovable(Answer):
     pids: list[int] = Field(description="it and those that descend from it")
     dumpable: bool = Field(description="nothing stops the dump")
     movable: bool = Field(description="nothing stops the restoration on another node, either")
-    obstacles: list[ObstacleInfo] = Field(description="that which stops most first")
+    obstacles: list[ObstacleInfo] = Field(description="that which stops most first; at most 1000")
 
 
 class JobMovable(Answer):

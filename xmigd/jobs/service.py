@@ -38,6 +38,8 @@ from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.text import harmless
 
+MOST_OBSTACLES = 1000  # in an answer, of one program
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
@@ -190,7 +192,7 @@ def _movable(live: dict[int, str]) -> list[ProgramMovable]:
             found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid)]
             stops = {each.stops for each in found}
             programs.append(ProgramMovable(
-                process_id=live[pid], pid=pid, pids=trees[pid], obstacles=found, dumpable="here" not in stops,
+                process_id=live[pid], pid=pid, pids=trees[pid], obstacles=found[:MOST_OBSTACLES], dumpable="here" not in stops,
                 movable=stops <= {"depends"},
             ))  # fmt: skip
     return sorted(programs, key=lambda each: each.pid)
