@@ -173,7 +173,9 @@ class TestWords:
         assert {"here", "elsewhere", "depends"} == set(found)
 
     def test_names_of_files_may_have_any_bytes(self, tmp_path: Path) -> None:
-        with running("f = open(b'\\xff\\x1b[31m', 'w'); fcntl.flock(f, fcntl.LOCK_EX)", tmp_path) as pid:
+        with running(
+            "C.prctl(15, b'\\xfe'); f = open(b'\\xff\\x1b[31m', 'w'); fcntl.flock(f, fcntl.LOCK_EX)", tmp_path
+        ) as pid:
             (lock,) = (each for each in obstacles(pid, NEW) if each.code == "lock")
         assert lock.what.isprintable()
         assert lock.what.encode()

@@ -73,12 +73,11 @@ def obstacles(pid: int, criu: Criu | None = None) -> list[Obstacle]:
     """What stands in the way of the process and its descendants, that which stops most first. Raises NotFound: it has
     ended. Raises Forbidden: this process may not read one of them."""
     # Names of files are the program's: they may have any bytes.
-    found = [replace(each, what=harmless(each.what, MOST_OF_A_NAME)) for each in _Tree(pid, criu or Criu()).obstacles()]
+    found = [replace(each, what=harmless(each.what)) for each in _Tree(pid, criu or Criu()).obstacles()]
     order = ("here", "elsewhere", "depends")
     return sorted(found, key=lambda each: order.index(each.stops))
 
 
-MOST_OF_A_NAME = 1024  # characters
 PIPE_OF_PACKETS = os.O_DIRECT
 PIDFD_OF_THREAD = os.O_EXCL
 MEM, TTY, TTY_AUX, PTS = 1, 4, 5, range(136, 144)  # major numbers, Documentation/admin-guide/devices.txt
@@ -195,7 +194,7 @@ class _Tree:
 
     def _tracer(self, pid: int) -> Iterator[Obstacle]:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(*proc.GONE), open(f"/proc/{pid}/task/{thread}/status") as file:
+            with contextlib.suppress(*proc.GONE), open(f"/proc/{pid}/task/{thread}/status", errors="replace") as file:
                 tracer = next((line.split()[1] for line in file if line.startswith("TracerPid:")), "0")
                 if tracer != "0":
                     yield _here(

@@ -105,7 +105,7 @@ def read(pid: int) -> Process:
 
 def read_descriptor(pid: int, number: str) -> Descriptor:
     link = os.readlink(f"/proc/{pid}/fd/{number}")
-    with open(f"/proc/{pid}/fdinfo/{number}") as file:
+    with open(f"/proc/{pid}/fdinfo/{number}", errors="replace") as file:
         return Descriptor(int(number), link, os.stat(f"/proc/{pid}/fd/{number}"), file.read())
 
 
@@ -122,7 +122,7 @@ def namespaces(pid: int | Literal["self"]) -> dict[str, str]:
 def mounts(pid: int | Literal["self"]) -> set[int]:
     """Their numbers, as a process sees them from its root."""
     try:
-        with open(f"/proc/{pid}/mountinfo") as file:
+        with open(f"/proc/{pid}/mountinfo", "rb") as file:
             return {int(line.split()[0]) for line in file}
     except OSError as error:
         if error.errno == errno.EINVAL:  # it has ended, and nobody has waited for it
@@ -155,7 +155,7 @@ def is_there(path: str, at: os.stat_result) -> bool:
 
 
 def is_init(pid: int) -> bool:
-    with open(f"/proc/{pid}/status") as file:
+    with open(f"/proc/{pid}/status", errors="replace") as file:
         return next(line for line in file if line.startswith("NSpid:")).split()[-1] == "1"
 
 
@@ -170,13 +170,13 @@ def opens_by_handle(watch: dict[str, str]) -> bool:
     handle = bytes.fromhex(watch["f_handle"])
     packed = struct.pack("Ii", int(watch["fhandle-bytes"], 16), int(watch["fhandle-type"], 16)) + handle
     library = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", "rb") as file:
         mounts = [line.split() for line in file]
     for words in mounts:
-        major, minor = words[2].split(":")
+        major, minor = words[2].split(b":")
         if (int(major) << 20) | int(minor) == device:
             with contextlib.suppress(OSError):
-                path = words[4].encode().decode("unicode_escape")
+                path = words[4].decode("unicode_escape").encode("latin-1")  # \040 is a space
                 folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
                 try:
                     opened = library.open_by_handle_at(folder, packed, os.O_PATH | os.O_CLOEXEC)

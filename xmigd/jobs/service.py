@@ -192,7 +192,7 @@ def _movable(live: dict[int, str]) -> list[ProgramMovable]:
             found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid)]
             stops = {each.stops for each in found}
             programs.append(ProgramMovable(
-                process_id=live[pid], pid=pid, pids=trees[pid], obstacles=found[:MOST_OBSTACLES], dumpable="here" not in stops,
-                movable=stops <= {"depends"},
+                process_id=live[pid], pid=pid, pids=trees[pid], dumpable="here" not in stops,
+                movable=stops <= {"depends"}, obstacles=found[:MOST_OBSTACLES],
             ))  # fmt: skip
     return sorted(programs, key=lambda each: each.pid)
