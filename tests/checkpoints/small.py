@@ -25,7 +25,8 @@ import ctypes, fcntl, mmap, os, select, signal, socket, struct, sys, threading
 C = ctypes.CDLL(None, use_errno=True)
 C.mmap.restype = C.shmat.restype = ctypes.c_void_p
 NAME = f"xmig-test-{os.getpid()}"
-NEWTIME, NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x80, 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+NEWTIME, NEWNS, NEWCGROUP, NEWUTS = 0x80, 1 << 17, 1 << 25, 1 << 26
+NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 27, 1 << 28, 1 << 29, 1 << 30
 
 def checked(result):
     if result < 0:
@@ -253,14 +254,20 @@ CASES = {
     "guard pages": machine("checked(C.madvise(ctypes.c_void_p(anonymous(1 << 20)), ctypes.c_size_t(4096), 102))"),
     # Namespaces
     "user namespace": here("unshare(NEWUSER)", "namespace"),
-    "mapped user namespace": Case(
+    "mapped user namespace": elsewhere(
         "unshare(NEWUSER); open('/proc/self/setgroups', 'w').write('deny'); "
-        "[open(f'/proc/self/{n}_map', 'w').write('0 0 1') for n in ('uid', 'gid')]"
+        "[open(f'/proc/self/{n}_map', 'w').write('0 0 1') for n in ('uid', 'gid')]",
+        "namespace",
     ),
     "UTS namespace": Case("unshare(NEWUTS)"),
     "UTS namespace of a child": here("child(lambda: unshare(NEWUTS))", "namespace"),
     "user namespace of a child": here("child(lambda: unshare(NEWUSER))", "namespace"),
-    "network namespace of a child": Case("child(lambda: unshare(NEWNET))"),
+    "network namespace of a child": elsewhere("child(lambda: unshare(NEWNET))", "namespace"),
+    "mount namespace of a child": Case(
+        "child(lambda: unshare(NEWNS))", elsewhere=frozenset({"namespace"}), certain=False
+    ),
+    "cgroup namespace": Case("unshare(NEWCGROUP)"),
+    "cgroup namespace of a child": here("child(lambda: unshare(NEWCGROUP))", "namespace"),
     "PID namespace": here("unshare(NEWPID); child()", "namespace"),
     "time namespace": here("unshare(NEWTIME); child()", "namespace"),
     "network namespace": Case(

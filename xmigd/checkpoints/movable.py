@@ -83,6 +83,8 @@ PIDFD_OF_THREAD = os.O_EXCL
 MEM, TTY, TTY_AUX, PTS = 1, 4, 5, range(136, 144)  # major numbers, Documentation/admin-guide/devices.txt
 INET = ("TCP", "UDP", "UDP-Lite", "UDPLITE", "RAW", "PING")
 
+NESTED = ("net", "mnt")  # namespaces of which CRIU dumps several
+
 # anon_inode: what CRIU dumps, and a code with a hint for what it does not.
 DUMPED = ("eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd")
 REFUSED: dict[str, tuple[Code, str]] = {
@@ -170,27 +172,38 @@ class _Tree:
             )  # fmt: skip
 
     def _namespaces_of(self, process: proc.Process) -> Iterator[Obstacle]:
-        """CRIU sees a namespace that is not its own, and one that is not that of the first process."""
-        first = process.pid == self.root
-        usual = proc.namespaces("self") if first else self.processes[0].namespaces
+        """CRIU sees namespaces of the first process that are not its own, and those of the others that are not the
+        first one's."""
+        pid, own = process.pid, self.processes[0].namespaces
+        daemons = proc.namespaces("self")
         for kind, link in process.namespaces.items():
-            if link == usual[kind]:
-                continue
-            why, hint = "", f"start the whole program in one {kind} namespace"
-            if not first:
-                if kind not in ("mnt", "net"):
-                    why = f"CRIU dumps no {kind} namespace within another"
-            elif kind == "mnt":
-                why = "mounts of another mount namespace are dumped only if CRIU is given each of them"
-                hint = "start it in the daemon's mount namespace"
-            elif kind == "net" and shutil.which("iptables-restore") is None:
-                why, hint = "CRIU locks it with iptables-restore, which is not installed", "install iptables"
-            elif kind == "pid" and not proc.is_init(process.pid):
-                why = "CRIU dumps a pid namespace only with its first process"
-            elif kind == "user" and not proc.is_mapped(process.pid):
-                why, hint = "its user namespace has no mapping for its user", "write its uid_map and gid_map"
-            if why:
-                yield _here("namespace", process.pid, link, why, hint)
+            hint = f"start the whole program in the daemon's {kind} namespace"
+            if pid != self.root:
+                if link != own[kind] and kind not in NESTED:
+                    yield _here("namespace", pid, link, f"CRIU dumps no {kind} namespace within another", hint)
+                elif link != own[kind] and own[kind] == daemons[kind]:
+                    yield Obstacle(
+                        code="namespace", pid=pid, what=link, hint=hint, stops="elsewhere",
+                        why=f"CRIU restores it only if the program's first process has a {kind} namespace, too",
+                    )  # fmt: skip
+            elif link != daemons[kind]:
+                yield from self._namespace_of_root(kind, link, hint)
+
+    def _namespace_of_root(self, kind: str, link: str, hint: str) -> Iterator[Obstacle]:
+        pid = self.root
+        if kind == "mnt":
+            yield _here("namespace", pid, link, "CRIU has to be given each of its mounts", hint)
+        elif kind == "net" and shutil.which("iptables-restore") is None:
+            yield _here("namespace", pid, link, "CRIU locks it with iptables-restore, which is not installed", hint)
+        elif kind == "pid" and not proc.is_init(pid):
+            yield _here("namespace", pid, link, "CRIU dumps a pid namespace only with its first process", hint)
+        elif kind == "user" and not proc.is_mapped(pid):
+            yield _here("namespace", pid, link, "it has no uid_map or gid_map", hint)
+        elif kind == "user" and self.processes[0].namespaces["pid"] == proc.namespaces("self")["pid"]:
+            yield Obstacle(
+                code="namespace", pid=pid, what=link, hint=hint, stops="elsewhere",
+                why="CRIU restores a user namespace only with a pid namespace, to mount its /proc",
+            )  # fmt: skip
 
     def _tracer(self, pid: int) -> Iterator[Obstacle]:
         for thread in os.listdir(f"/proc/{pid}/task"):

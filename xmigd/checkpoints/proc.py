@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 GONE = (FileNotFoundError, ProcessLookupError)
-NAMESPACES = ("user", "pid", "uts", "ipc", "time", "mnt", "net")
+NAMESPACES = ("user", "pid", "uts", "ipc", "time", "cgroup", "mnt", "net")
 READ, WRITE = 1, 2
 DELETED = " (deleted)"
 
