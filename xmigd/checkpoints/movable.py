@@ -136,10 +136,10 @@ class _Tree:
                 raise _not_readable(process.pid, error) from None
         yield from self._files()
         if (present := proc.wide_instructions()) is not None:
-            yield Obstacle(
-                code="cpu", pid=self.root, what=f"this CPU has {present}", stops="depends",
-                why="libraries chose their code for the CPU on which they were started",
-                hint="restore it where the CPU has the same",
+            yield _depends(
+                "cpu", self.root, f"this CPU has {present}",
+                "libraries chose their code for the CPU on which they were started",
+                "restore it where the CPU has the same",
             )  # fmt: skip
 
     # --- of a process ------------------------------------------------------------------------------------------------
@@ -182,10 +182,8 @@ class _Tree:
                 if link != own[kind] and kind not in NESTED:
                     yield _here("namespace", pid, link, f"CRIU dumps no {kind} namespace within another", hint)
                 elif link != own[kind] and own[kind] == daemons[kind]:
-                    yield Obstacle(
-                        code="namespace", pid=pid, what=link, hint=hint, stops="elsewhere",
-                        why=f"CRIU restores it only if the program's first process has a {kind} namespace, too",
-                    )  # fmt: skip
+                    why = f"CRIU restores it only if the program's first process has a {kind} namespace, too"
+                    yield _elsewhere("namespace", pid, link, why, hint)
             elif link != daemons[kind]:
                 yield from self._namespace_of_root(kind, link, hint)
 
@@ -200,10 +198,8 @@ class _Tree:
         elif kind == "user" and not proc.is_mapped(pid):
             yield _here("namespace", pid, link, "it has no uid_map or gid_map", hint)
         elif kind == "user" and self.processes[0].namespaces["pid"] == proc.namespaces("self")["pid"]:
-            yield Obstacle(
-                code="namespace", pid=pid, what=link, hint=hint, stops="elsewhere",
-                why="CRIU restores a user namespace only with a pid namespace, to mount its /proc",
-            )  # fmt: skip
+            why = "CRIU restores a user namespace only with a pid namespace, to mount its /proc"
+            yield _elsewhere("namespace", pid, link, why, hint)
 
     def _tracer(self, pid: int) -> Iterator[Obstacle]:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -261,9 +257,9 @@ class _Tree:
                     "start it with its input and output in files",
                 )  # fmt: skip
         elif (major == TTY and minor > 0) or (major == TTY_AUX and minor == 1):
-            yield Obstacle(
-                code="terminal", pid=pid, what=each.name, why="it is a terminal of this machine", stops="depends",
-                hint="start it with its input and output in files",
+            yield _depends(
+                "terminal", pid, each.name, "it is a terminal of this machine",
+                "start it with its input and output in files",
             )  # fmt: skip
         else:
             yield _here("device", pid, each.name, "CRIU dumps no device files", _device_hint(each.link))
@@ -291,10 +287,9 @@ class _Tree:
                     "the filesystem of what is watched opens no files by handle", "watch files of another filesystem",
                 )  # fmt: skip
                 return
-        yield Obstacle(
-            code="watch", pid=pid, what=each.name, why="what it watches has to be there", stops="depends",
-            hint="have the same paths on the other node",
-        )  # fmt: skip
+        yield _depends(
+            "watch", pid, each.name, "what it watches has to be there", "have the same paths on the other node"
+        )
 
     def _pipe(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         if each.link.startswith("pipe:") and each.flags & PIPE_OF_PACKETS:
@@ -303,10 +298,9 @@ class _Tree:
         missing = (proc.READ | proc.WRITE) & ~self.ends[key]
         if missing and missing & self._open_outside.get(key, 0):
             end = "read" if missing & proc.READ else "write"
-            yield Obstacle(
-                code="pipe", pid=pid, what=each.name, stops="elsewhere",
-                why=f"its {end} end is open in processes outside of the tree only, and will be closed",
-                hint="start the program with its input and output in files",
+            yield _elsewhere(
+                "pipe", pid, each.name, f"its {end} end is open outside of the tree only, and will be closed",
+                "start the program with its input and output in files",
             )  # fmt: skip
 
     @cached_property
@@ -395,7 +389,7 @@ class _Tree:
             if listening is None:
                 yield _here("unix_socket", pid, name, why, hint)
             elif listening not in self.sockets:  # which CRIU does not look at
-                yield Obstacle(code="unix_socket", pid=pid, what=name, why=why, hint=hint, stops="elsewhere")
+                yield _elsewhere("unix_socket", pid, name, why, hint)
 
     def _tcp(self, pid: int, name: str, tcp: sockets.InetSocket | None) -> Iterator[Obstacle]:
         if tcp is None or tcp.state == sockets.CLOSED:
@@ -451,10 +445,10 @@ class _Tree:
         elif path.startswith("/dev/shm/") and not path.endswith(proc.DELETED):
             semaphore = os.path.basename(path).startswith("sem.")
             if each.shared:
-                yield Obstacle(
-                    code="semaphore" if semaphore else "shared_memory", pid=pid, what=each.name, stops="elsewhere",
-                    why="its content is in /dev/shm and is not dumped",
-                    hint="use memory without a name (memfd), or move its /dev/shm with it",
+                yield _elsewhere(
+                    "semaphore" if semaphore else "shared_memory", pid, each.name,
+                    "its content is in /dev/shm and is not dumped",
+                    "use memory without a name (memfd), or move its /dev/shm with it",
                 )  # fmt: skip
         elif path.endswith(proc.DELETED) and not path.startswith(ANONYMOUS):
             yield from self._path(pid, each.name, path, each.stat())
@@ -478,10 +472,10 @@ class _Tree:
             return
         folders = Counter("/".join(os.path.dirname(path).split("/")[:4]) or "/" for path in paths)
         listed = ", ".join(f"{folder} ({count})" for folder, count in folders.most_common(6))
-        yield Obstacle(
-            code="files", pid=self.root, what=f"{len(paths)} files: {listed}" + (", ..." if len(folders) > 6 else ""),
-            why="their content is not dumped, only their names", stops="depends",
-            hint="have the same files at the same paths on the other node",
+        yield _depends(
+            "files", self.root, f"{len(paths)} files: {listed}" + (", ..." if len(folders) > 6 else ""),
+            "their content is not dumped, only their names",
+            "have the same files at the same paths on the other node",
         )  # fmt: skip
 
     def _unless(
@@ -501,6 +495,14 @@ def _here(code: Code, pid: int, what: str, why: str, hint: str) -> Obstacle:
     return Obstacle(code=code, pid=pid, what=what, why=why, hint=hint, stops="here")
 
 
+def _elsewhere(code: Code, pid: int, what: str, why: str, hint: str) -> Obstacle:
+    return Obstacle(code=code, pid=pid, what=what, why=why, hint=hint, stops="elsewhere")
+
+
+def _depends(code: Code, pid: int, what: str, why: str, hint: str) -> Obstacle:
+    return Obstacle(code=code, pid=pid, what=what, why=why, hint=hint, stops="depends")
+
+
 def _refused(pid: int, name: str, kind: str) -> tuple[Code, int, str, str, str]:
     """Of what has no file."""
     known = next((found for begins, found in REFUSED.items() if kind.startswith(begins)), None)
@@ -509,9 +511,9 @@ def _refused(pid: int, name: str, kind: str) -> tuple[Code, int, str, str, str]:
 
 
 def _address(pid: int, what: str) -> Obstacle:
-    return Obstacle(
-        code="address", pid=pid, what=what, why="the address has to exist, and to be free", stops="depends",
-        hint="bind to all addresses, or have this one on the other node",
+    return _depends(
+        "address", pid, what, "the address has to exist, and to be free",
+        "bind to all addresses, or have this one on the other node",
     )  # fmt: skip
 
 
