@@ -59,7 +59,7 @@ def processes_of(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with contextlib.suppress(*proc.GONE):
+            with contextlib.suppress(*proc.GONE, PermissionError):  # /proc may hide other users' processes (hidepid)
                 children.setdefault(proc.Stat(int(name)).parent, []).append(int(name))
     if not os.path.exists(f"/proc/{pid}"):
         raise NotFound(f"there is no process {pid}", hint="its program has ended")
