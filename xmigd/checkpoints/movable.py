@@ -104,6 +104,7 @@ class _Tree:
         self.root = root
         self.criu = criu
         self._inet_read: dict[tuple[str, str], dict[int, sockets.InetSocket]] = {}
+        self._mounts_read: dict[int, set[int]] = {}
         self.processes: list[proc.Process] = []
         for pid in processes_of(root):
             try:
@@ -321,11 +322,16 @@ class _Tree:
     def _file(self, pid: int, each: proc.Descriptor) -> Iterator[Obstacle]:
         if each.link.startswith("/proc/"):
             return
-        # Its own list lacks what lies outside of its root; ours lacks what is mounted in its namespace only.
-        if int(each.field("mnt_id:")) not in proc.mounts("self") | proc.mounts(pid):
+        if int(each.field("mnt_id:")) not in self._mounts(pid):
             yield _here("file", pid, each.name, "it lies in no mount of the mount namespace", "close it")
             return
         yield from self._path(pid, each.name, each.link, each.stat)
+
+    def _mounts(self, pid: int) -> set[int]:
+        """Its own list lacks what lies outside of its root; ours lacks what is mounted in its namespace only."""
+        if pid not in self._mounts_read:
+            self._mounts_read[pid] = proc.mounts("self") | proc.mounts(pid)
+        return self._mounts_read[pid]
 
     def _path(self, pid: int, name: str, path: str, at: os.stat_result) -> Iterator[Obstacle]:
         """Of a file that is open or mapped: is it still there by its name?"""
