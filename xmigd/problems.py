@@ -135,6 +135,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "process_ended": ("The program has ended meanwhile.", "Nothing."),
     "process_lost": ("NVIDIA's driver cannot give the program back.", "Start it again."),
     "program_exited": ("The program has exited.", "Nothing."),
+    "process_not_readable": (
+        "The daemon may not read what a program has open and mapped.",
+        "Run xmigd as root, or with `CAP_SYS_PTRACE` and `CAP_CHECKPOINT_RESTORE`.",
+    ),
     "protocol": (
         "A program or server sent what the protocol does not allow; its connection was ended.",
         "Install shim, server and daemon from one version.",

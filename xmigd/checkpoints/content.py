@@ -1,10 +1,10 @@
 """Content by its hash, in pieces of 2 MiB: `objects/ab/ab12…`, mode 0600, never changed once it is there.
 
-Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own, in
-the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the disk
-only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So one
-that is there already is read and compared before it counts, once in the life of the daemon, and is written again if it
-is damaged.
+Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own,
+in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
+disk only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So
+one that is there already is read and compared before it counts, once in the life of the daemon, and is written again if
+it is damaged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ THREADS = 4
 
 MAGIC = b"XMPIECE1"
 HEADER = struct.Struct("<8sB7xQ")  # magic, encoding, bytes of the content
-# Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so on,
-# and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
+# Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
+# on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
 PLANES = (2, 4)
 

@@ -10,6 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
+from xmigd.checkpoints import movable
 from xmigd.errors import Unavailable, XmigError
 
 PATIENCE = 600.0  # seconds for a dump or a restoration
@@ -29,25 +30,31 @@ class CriuFailed(XmigError):
 class Criu:
     def __init__(self, program: Path) -> None:
         self._program = program
-        self._usable = False
+        self._version: tuple[int, ...] | None = None  # once it was looked at
 
     async def check(self) -> None:
         """Raises Unavailable: it is not there, too old, or may not be used."""
-        if self._usable:
+        if self._version is not None:
             return
         if os.geteuid() != 0:
             raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
         if shutil.which(self._program) is None:
             raise Unavailable(f"{self._program} is not there", hint="dnf install criu", code="criu_missing")
         code, output = await _run([str(self._program), "--version"])
-        version = re.search(r"^Version: (\d+)", output, re.MULTILINE)
-        if code != 0 or version is None or int(version[1]) < OLDEST:
+        version = re.search(r"^Version: (\d+(?:\.\d+)*)", output, re.MULTILINE)
+        numbers = () if version is None else tuple(int(number) for number in version[1].split("."))
+        if code != 0 or version is None or numbers[0] < OLDEST:
             found = version[1] if version is not None else output.strip() or "nothing"
             raise Unavailable(
                 f"CRIU {OLDEST} or later is needed, {self._program} is {found}", hint="dnf install criu",
                 code="criu_missing",
             )  # fmt: skip
-        self._usable = True
+        self._version = numbers
+
+    def as_dumped(self, pid: int) -> movable.Criu:
+        """What it refuses depends on this. It was checked. Raises NotFound."""
+        assert self._version is not None
+        return movable.as_dumped(pid, self._version)
 
     async def dump(self, pid: int, images: Path, *, leader: bool) -> None:
         """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a

@@ -25,7 +25,7 @@ from xmigd.checkpoints import live, repository
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
 from xmigd.checkpoints.manifest import Content, Manifest, Program
-from xmigd.checkpoints.movable import processes_of
+from xmigd.checkpoints.movable import obstacles, processes_of
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
@@ -101,6 +101,7 @@ class Checkpoints:
         asleep = process.state == "suspended"
         if asleep and process.machine.where != "host":
             raise Conflict("its state is in files", code="suspended", hint="resume it first")
+        await self._check_movable(process)
         id = new_id()
 
         async def work(operation: Operation) -> dict[str, Any]:
@@ -242,6 +243,19 @@ class Checkpoints:
         }  # fmt: skip
         await self._write("checkpoints.add", lambda session: repository.add(session, values))
 
+    async def _check_movable(self, process: Process) -> None:
+        """Raises Conflict: something stands in the way, also of what would only be missing afterwards."""
+        pid = process.row.pid
+        found = await asyncio.to_thread(obstacles, pid, self._criu.as_dumped(pid))
+        against = [one for one in found if one.stops != "depends"]
+        if against:
+            first = against[0]
+            more = f"; and {len(against) - 1} more" if len(against) > 1 else ""
+            raise Conflict(
+                f"process {first.pid} cannot be restored with {first.what}: {first.why}{more}", code="not_movable",
+                hint=first.hint or "xmigctl check-movable JOB lists what stands in the way",
+            )  # fmt: skip
+
     # --- to restore one -----------------------------------------------------------------------------------------------
 
     def _check_place(self, program: Program, devices: Sequence[str]) -> None:
@@ -285,9 +299,9 @@ class Checkpoints:
                     operation.progress("resuming")
                     await self._carried_out(self._moves.resume([process], [], requestor=requestor))
                 except BaseException:
-                    kill(processes_of(pid))
+                    kill(tree(pid))
                     raise
-                live.let_go_on(processes_of(pid))
+                live.let_go_on(tree(pid))
         finally:
             if not given:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
@@ -329,7 +343,7 @@ class Checkpoints:
         process = await self._found_again(operation, operation.request.get("process", ""))
         if process is None:
             return interrupted(operation.row)
-        live.let_go_on(processes_of(process.row.pid))
+        live.let_go_on(tree(process.row.pid))
         if process.state == "suspended":
             await self._carried_out(self._moves.resume([process], [], requestor=operation.row.requestor))
         return interrupted(operation.row, "source")
@@ -353,7 +367,7 @@ class Checkpoints:
         if pid is not None:
             try:
                 if stopped(pid):
-                    await end(processes_of(pid))
+                    await end(tree(pid))
                     pid = None
             except OSError:
                 pid = None
@@ -459,6 +473,13 @@ def contents(manifest: Manifest) -> Iterator[Content]:
         yield from (memory.content for memory in program.memory)
         yield from program.snapshots
         yield from (image.content for image in program.images)
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all that descend from it; none: it has ended."""
+    with contextlib.suppress(NotFound):
+        return processes_of(pid)
+    return []
 
 
 def kill(pids: Iterable[int]) -> None:
