@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,8 @@ import pytest
 from tests import harness
 from tests.criu.test_client_dump import STEPS, criu_or_skip, let_end, start, wait_for_lines
 from tests.migration.moves import ended, info, succeeded
+from xmigd.checkpoints.manifest import Manifest
+from xmigd.checkpoints.service import contents
 from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
 
@@ -74,7 +75,7 @@ def test_a_job_goes_on_beside_its_checkpoint(node: Node, native_dir: Path, tmp_p
     program = begun(node, native_dir, output)
     made = checkpoint(program)
     assert made["standstill_ms"] > 0
-    size = next(file["bytes"] for file in manifest(node, made)["programs"][0]["files"] if file["path"] == str(output))
+    size = next(file.bytes for file in manifest(node, made).programs[0].files if file.path == str(output))
     refused(node, made, "pid_in_use")
     let_end(output)
     assert program.finish()[0] == 0
@@ -124,7 +125,7 @@ def test_content_is_kept_once(node: Node, native_dir: Path, tmp_path: Path) -> N
     output = tmp_path / "steps"
     program = begun(node, native_dir, output)
     first, second = checkpoint(program), checkpoint(program)
-    assert second["stored_bytes"] < first["stored_bytes"] / 2
+    assert pieces(node, first) & pieces(node, second)  # its kernels, for one
     node.client.delete(f"/v1/checkpoints/{first['checkpoint']}")
     assert [one["id"] for one in node.client.get("/v1/checkpoints", job=program.job)] == [second["checkpoint"]]
     verified = node.client.post(f"/v1/checkpoints/{second['checkpoint']}:verify", {})
@@ -141,11 +142,12 @@ def test_what_is_damaged_is_not_restored(node: Node, native_dir: Path, tmp_path:
     program = begun(node, native_dir, output)
     made = checkpoint(program, stop=True)
     program.process.wait(timeout=30)
-    path = largest(folder(node) / "objects")
+    path = max((piece(node, name) for name in pieces(node, made)), key=lambda one: one.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for action, body in (("verify", {}), ("restore", {"devices": []})):
+    bodies: dict[str, dict[str, Any]] = {"verify": {}, "restore": {"devices": []}}
+    for action, body in bodies.items():
         operation = ended(node, node.client.post(f"/v1/checkpoints/{made['checkpoint']}:{action}", body))
         assert (operation["state"], operation["error"]["code"]) == ("failed", "damaged")
     document = folder(node) / f"{made['checkpoint']}.json"
@@ -263,13 +265,17 @@ def folder(node: Node) -> Path:
     return node.folder / "checkpoints"
 
 
-def manifest(node: Node, made: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder(node) / f"{made['checkpoint']}.json").read_text())
-    return found
+def manifest(node: Node, made: dict[str, Any]) -> Manifest:
+    return Manifest.model_validate_json((folder(node) / f"{made['checkpoint']}.json").read_bytes())
 
 
-def largest(path: Path) -> Path:
-    return max((one for one in path.rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
+def pieces(node: Node, made: dict[str, Any]) -> set[str]:
+    """The hashes of all its content."""
+    return {chunk.hash for content in contents(manifest(node, made)) for chunk in content.chunks}
+
+
+def piece(node: Node, name: str) -> Path:
+    return folder(node) / "objects" / name[:2] / name
 
 
 def refused(node: Node, made: dict[str, Any], code: str) -> None:
