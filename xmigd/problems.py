@@ -35,6 +35,14 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Try again; raise `connections` if there are descriptors for more.",
     ),
     "cordoned": ("The target takes no new process.", "Choose another target, or uncordon it."),
+    "criu_failed": (
+        "CRIU could not dump or restore the program, which is as it was.",
+        "`xmigctl check-movable` says what stands in the way.",
+    ),
+    "criu_missing": (
+        "CRIU 4 or later is not there, or this daemon may not use it.",
+        "`dnf install criu`, or set `XMIG_CRIU`; run xmigd as root.",
+    ),
     "damaged": (
         "Something that was kept is not what was put there: truncated, changed, or gone.",
         "Use an older one, and look at the disk: nothing of it was used.",
@@ -51,6 +59,26 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "driver_too_old": ("NVIDIA's driver has no checkpoints, or none that go to another GPU.", "Driver 580 or newer."),
     "driver_unusable": ("NVIDIA's driver does not answer, or cannot be initialised.", "`xmigctl doctor`."),
+    "file_changed": (
+        "A file that the program had open has another size than it had.",
+        "Bring it back; a log is truncated to the size that the message names.",
+    ),
+    "file_missing": (
+        "A file that the program had open is gone.",
+        "Put it where it was.",
+    ),
+    "not_movable": (
+        "Something that the program has open or mapped cannot be restored.",
+        "`xmigctl check-movable` lists what, and what to do.",
+    ),
+    "other_version": (
+        "The checkpoint was made by a version of xMIG with other memory.",
+        "Restore it with that version.",
+    ),
+    "pid_in_use": (
+        "Another process has the number that the program has to have again.",
+        "End it, or wait for its end.",
+    ),
     "several_nodes": (
         "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
     ),
@@ -152,6 +180,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "
                      "under xMIG."),
+    "several_processes": (
+        "The job has several processes or ranks, and checkpoints are of one.",
+        "Make one of a job with one process.",
+    ),
     "source_lost": (
         "The server that had the program died before it had handed over.",
         "Nothing: the program was recovered where it was. Ask again.",
