@@ -221,8 +221,8 @@ async def serve(settings: Settings) -> None:
             Peers(links, peer_address),
             Checkpoints(
                 supervisor=supervisor, moves=moves, operations=operations, writer=writer, reader=reader, layout=layout,
-                folder=settings.database.parent / "checkpoints", node=settings.node, criu=Criu(settings.criu),
-                devices=settings.device_names,
+                folder=settings.database.parent / "checkpoints", node=settings.node, devices=settings.device_names,
+                criu=Criu(settings.criu, confined=manager.present),
             ),
         )  # fmt: skip
         automation = Automation(

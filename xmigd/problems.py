@@ -227,6 +227,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "xmigd cannot do it now: the database takes no writes, no descriptors are left.",
         "`/readyz` and the log say why; jobs go on.",
     ),
+    "under_systemd": (
+        "A daemon that systemd runs makes and restores no checkpoints yet.",
+        "Start xmigd by hand, as root.",
+    ),
     "unknown_field": ("There is no such field or parameter.", "The reference lists them."),
     "unrecoverable": (
         "The process's memory is not completely held; it could not be recovered either.",

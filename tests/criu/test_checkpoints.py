@@ -63,10 +63,13 @@ def test_a_job_is_restored_where_it_was(node: Node, native_dir: Path, tmp_path: 
     assert program.process.wait(timeout=30) == -signal.SIGKILL
     before = len(output.read_text().splitlines())
     assert before < STEPS
-    restored(node, made, "cpu:1")
+    again = restored(node, made, "cpu:1")
     let_end(output)
     wait_for_lines(output, STEPS)
     assert output.read_text() == undisturbed
+    job = f"/v1/jobs/{again['job']}"
+    harness.wait_until(lambda: node.client.get(job)["state"] == "ended", "the job is over")
+    assert node.client.get(job)["exit_code"] == 0
 
 
 def test_a_job_goes_on_beside_its_checkpoint(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:

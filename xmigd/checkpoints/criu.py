@@ -28,14 +28,22 @@ class CriuFailed(XmigError):
 
 
 class Criu:
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, *, confined: bool = False) -> None:
+        """`confined`: what this daemon starts has a view of the machine that is not a program's, as a systemd unit
+        gives it. What it restored would keep that for ever."""
         self._program = program
+        self._confined = confined
         self._version: tuple[int, ...] | None = None  # once it was looked at
 
     async def check(self) -> None:
         """Raises Unavailable: it is not there, too old, or may not be used."""
         if self._version is not None:
             return
+        if self._confined:
+            raise Unavailable(
+                "a daemon that systemd runs cannot restore programs yet: they would inherit its unit's limits",
+                hint="start xmigd by hand, as root", code="under_systemd",
+            )  # fmt: skip
         if os.geteuid() != 0:
             raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
         if shutil.which(self._program) is None:

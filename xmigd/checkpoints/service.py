@@ -321,11 +321,13 @@ class Checkpoints:
         except BaseException:
             client.close()
             raise
+        started = pidfds.start_time(pid)
         job, _ = new_job(
-            name=manifest.job_name, command=program.command, uid=program.uid, device=device, registered=True
-        )
+            name=manifest.job_name, command=program.command, uid=program.uid, device=device, registered=True,
+            runner=(pid, started),
+        )  # fmt: skip
         row = ProcessRow(
-            id=new_id(), job=job.id, pid=pid, start_time=pidfds.start_time(pid), uid=program.uid, gid=program.gid,
+            id=new_id(), job=job.id, pid=pid, start_time=started, uid=program.uid, gid=program.gid,
             command=program.command, device=device, origin=program.id,
         )  # fmt: skip
         return self._supervisor.restore(job, row, client, JobMemory(*shared, *snapshots), handles, program.generation)

@@ -197,6 +197,7 @@ class Supervisor:
         had: `handles` are its shadow and its images, `generation` counts the servers that it has had."""
         self._records.job_made(job)
         self.register_job(job)
+        self.runners.watch(job.id, row.pid, row.start_time)  # with the program the job ends
         self._records.process_started(row)
         process = self._make(row, job, client, memory)
         self.processes[row.id] = process
