@@ -52,12 +52,12 @@ class TestMovable:
     def test_each_program(self, daemon: Node, http: httpx.Client, program: Program) -> None:
         path, process = path_of(daemon, program)
         found = http.get(path).json()
-        assert (found["dumpable"], found["movable"]) == (False, False)
+        assert (found["dumpable"], found["movable"]) == (True, False)
         (one,) = found["programs"]
         assert (one["process_id"], one["pid"], one["pids"]) == (process, program.pid, [program.pid])
-        assert (one["dumpable"], one["movable"]) == (False, False)
+        assert (one["dumpable"], one["movable"]) == (True, False)
         stops = {each["code"]: each["stops"] for each in one["obstacles"]}
-        assert stops["session"] == "here"
+        assert stops["session"] == "depends"
         assert stops["pipe"] == "elsewhere"
         assert stops["files"] == "depends"
         assert {each["pid"] for each in one["obstacles"]} == {program.pid}

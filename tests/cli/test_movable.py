@@ -73,5 +73,4 @@ class TestCheckMovable:
             (process,) = node.processes(live=True)
             done = ctl(node, "check-movable", process["job_id"])
         assert done.returncode == Exit.REFUSED
-        assert "its session leader is not in the process tree" in done.stdout
         assert "descriptor 0: pipe:" in done.stdout
