@@ -79,6 +79,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Another process has the number that the program has to have again.",
         "End it, or wait for its end.",
     ),
+    "resumed_meanwhile": ("Somebody resumed the process while its checkpoint was made.", "Ask for it again."),
     "several_nodes": (
         "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
     ),
@@ -195,6 +196,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "stays_locked": ("NVIDIA's driver does not unlock the program.", "Read the kernel's log; the program may have to "
                      "be killed."),
     "still_running": ("The first request with this `Idempotency-Key` is still being done.", "Send it again later."),
+    "store_failed": ("A checkpoint could not be written or read: no room, or no descriptors.", "Make room, ask again."),
     "suspended": ("The process is suspended.", "Resume it, on any device."),
     "target_fault": ("The target's device faulted while it took the process over.", "Look at that device."),
     "target_lost": ("The target died.", "Look at its device, then ask again."),

@@ -192,6 +192,57 @@ def test_criu_fails(node: Node, native_dir: Path, tmp_path: Path, undisturbed: s
         assert [path.name for path in folder(other).iterdir()] == ["objects"] or not any(folder(other).iterdir())
 
 
+def test_somebody_resumes_it_meanwhile(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Then what was read of it may be of two moments, and is no checkpoint."""
+    slow, go_on = tmp_path / "criu", tmp_path / "go-on"
+    slow.write_text(
+        f'#!/bin/sh\nif [ "$1" = dump ]; then while [ ! -e {go_on} ]; do sleep 0.01; done; fi\n'
+        f'exec {criu_or_skip()} "$@"\n'
+    )
+    slow.chmod(0o755)
+    with harness.own_node(native_dir, port=-1, criu=slow) as other:
+        output = tmp_path / "steps"
+        program = begun(other, native_dir, output)
+        operation = other.client.post("/v1/checkpoints", {"process": info(program)["id"]})
+        passes(other, operation, "dumping")
+        succeeded(other, other.client.post(f"/v1/processes/{info(program)['id']}:resume", {}))
+        go_on.touch()
+        assert ended(other, operation)["error"]["code"] == "resumed_meanwhile"
+        assert other.client.get("/v1/checkpoints") == []
+        let_end(output)
+        assert program.finish()[0] == 0
+        assert output.read_text() == undisturbed
+
+
+def test_there_is_no_place_for_it(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """The program goes on."""
+    with harness.own_node(native_dir, port=-1, criu=criu_or_skip()) as other:
+        folder(other).mkdir()
+        (folder(other) / "objects").touch()  # where a folder has to be
+        output = tmp_path / "steps"
+        program = begun(other, native_dir, output)
+        operation = ended(other, other.client.post("/v1/checkpoints", {"process": info(program)["id"]}))
+        assert (operation["state"], operation["error"]["code"]) == ("failed", "store_failed")
+        assert other.client.get("/v1/checkpoints") == []
+        let_end(output)
+        assert program.finish()[0] == 0
+        assert output.read_text() == undisturbed
+
+
+def test_it_was_suspended_before(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """And still is afterwards."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    path = f"/v1/processes/{info(program)['id']}"
+    succeeded(node, node.client.post(f"{path}:suspend", {"to": "host"}))
+    assert checkpoint(program)["standstill_ms"] is None
+    assert info(program)["state"] == "suspended"
+    succeeded(node, node.client.post(f"{path}:resume", {}))
+    let_end(output)
+    assert program.finish()[0] == 0
+    assert output.read_text() == undisturbed
+
+
 def test_bad_requests(node: Node, native_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "steps"
     program = begun(node, native_dir, output)

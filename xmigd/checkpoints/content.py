@@ -134,10 +134,10 @@ class Writing:
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self.stored_bytes = 0  # on disk, of what was not there before
-        private_folder(chunks.folder)
 
     def store(self, fd: int) -> Content:
         """All of a file. Raises OSError: no room, or it cannot be read."""
+        private_folder(self._chunks.folder)
         size = os.fstat(fd).st_size
 
         def one(at: int) -> Chunk | None:

@@ -30,7 +30,7 @@ from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -169,10 +169,12 @@ class Checkpoints:
             await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
         pids: list[int] = []
         ended = False
+        generation = process.generation
         with self._chunks.writing() as writing:
             try:
                 operation.check_cancelled("host" if asleep else "source")
                 program, pids = await self._write_down(operation, writing, process, stop=stop)
+                self._check_still(process, generation)
                 manifest = Manifest(
                     id=id, job=process.job.id, job_name=process.job.name, node=self._node, xmig_version=__version__,
                     created_at=time.time(), programs=(program,),
@@ -185,7 +187,7 @@ class Checkpoints:
             finally:
                 if not ended:
                     live.let_go_on(pids)
-                    if not asleep:
+                    if not asleep and process.state == "suspended":
                         operation.progress("resuming")
                         await self._carried_out(self._moves.resume([process], [], requestor=requestor))
             if not stop:
@@ -208,14 +210,16 @@ class Checkpoints:
             try:
                 await self._criu.dump(pid, images, leader=leader)
                 pids = processes_of(pid)
+                _check_owners(process, pids)  # now they stand still
                 files = live.open_files(pids)
                 if not stop:
                     live.let_go_on(pids)
                 operation.progress("storing", total_bytes=held.bytes)
                 report = self._reporter(operation)
-                memory, snapshots = await asyncio.to_thread(live.store_memory, writing, held, report)
-                stored = await asyncio.to_thread(live.store_images, writing, images)
-                await asyncio.to_thread(writing.sync)
+                with _of_the_store("it cannot be stored"):
+                    memory, snapshots = await asyncio.to_thread(live.store_memory, writing, held, report)
+                    stored = await asyncio.to_thread(live.store_images, writing, images)
+                    await asyncio.to_thread(writing.sync)
             except BaseException:
                 live.let_go_on(pids)
                 raise
@@ -223,10 +227,18 @@ class Checkpoints:
                 held.close()
         return live.describe(process, memory, snapshots, stored, files, self._layout, leader), pids
 
+    @staticmethod
+    def _check_still(process: Process, generation: int) -> None:
+        """Was it suspended all the time? Somebody else may resume it. Raises Conflict."""
+        if process.state != "suspended" or process.generation != generation or process.machine.move is not None:
+            raise Conflict("the process was resumed while it was written down", code="resumed_meanwhile",
+                           hint="ask for it again")  # fmt: skip
+
     async def _keep(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
-        """Raises OSError: no room."""
-        document = manifest.model_dump_json().encode()
-        await asyncio.to_thread(write_durably, self._path(manifest.id), document)
+        """Raises Unavailable: no room."""
+        with _of_the_store("it cannot be stored"):
+            document = manifest.model_dump_json().encode()
+            await asyncio.to_thread(write_durably, self._path(manifest.id), document)
         return {
             "checkpoint": manifest.id,
             "content_bytes": sum(chunk.bytes for content in contents(manifest) for chunk in content.chunks),
@@ -246,6 +258,7 @@ class Checkpoints:
     async def _check_movable(self, process: Process) -> None:
         """Raises Conflict: something stands in the way, also of what would only be missing afterwards."""
         pid = process.row.pid
+        _check_owners(process, await asyncio.to_thread(processes_of, pid))
         found = await asyncio.to_thread(obstacles, pid, self._criu.as_dumped(pid))
         against = [one for one in found if one.stops != "depends"]
         if against:
@@ -281,20 +294,23 @@ class Checkpoints:
     async def _restore(
         self, operation: Operation, manifest: Manifest, program: Program, device: str, requestor: str
     ) -> dict[str, Any]:
+        assert operation.row.owner is not None
         began = time.monotonic()
         total = sum(memory.content.bytes for memory in program.memory)
         operation.progress("reading", total_bytes=total)
         report = self._reporter(operation)
-        handles, snapshots = await asyncio.to_thread(live.restore_memory, self._chunks, program, report)
+        with _of_the_store("its memory cannot be made"):
+            handles, snapshots = await asyncio.to_thread(live.restore_memory, self._chunks, program, report)
         given = False
         try:
             with self._works_in(operation) as images:
-                await asyncio.to_thread(live.restore_images, self._chunks, program, images)
+                with _of_the_store("its images cannot be written"):
+                    await asyncio.to_thread(live.restore_images, self._chunks, program, images)
                 operation.point_of_no_return("the program is being restored")
                 operation.progress("restoring")
                 pid = await self._criu.restore(images, leader=program.leader)
                 try:
-                    process = self._take(manifest, program, device, pid, handles, snapshots)
+                    process = self._take(manifest, program, device, pid, handles, snapshots, operation.row.owner)
                     given = True
                     operation.progress("resuming")
                     await self._carried_out(self._moves.resume([process], [], requestor=requestor))
@@ -310,9 +326,10 @@ class Checkpoints:
 
     def _take(
         self, manifest: Manifest, program: Program, device: str, pid: int, handles: dict[int, Handle],
-        snapshots: tuple[Fd, Fd],
+        snapshots: tuple[Fd, Fd], uid: int,
     ) -> Process:  # fmt: skip
-        """The program that CRIU has made, with its memory, as a suspended process. Raises NotFound, Forbidden."""
+        """The program that CRIU has made, with its memory, as a suspended process of this user's job. Raises NotFound,
+        Forbidden."""
         client = Fd(os.pidfd_open(pid))
         try:
             if pidfds.owner(pid) != program.uid:
@@ -323,7 +340,7 @@ class Checkpoints:
             raise
         started = pidfds.start_time(pid)
         job, _ = new_job(
-            name=manifest.job_name, command=program.command, uid=program.uid, device=device, registered=True,
+            name=manifest.job_name, command=program.command, uid=uid, device=device, registered=True,
             runner=(pid, started),
         )  # fmt: skip
         row = ProcessRow(
@@ -337,18 +354,16 @@ class Checkpoints:
     async def _resolve_create(self, operation: Operation) -> Outcome:
         """The process goes on if it was suspended for it. What was stored is removed if it did not become one."""
         await self._criu_has_ended(operation)
-        checkpoint = operation.request.get("checkpoint", "")
+        name, checkpoint = operation.request.get("process", ""), operation.request.get("checkpoint", "")
         if not await asyncio.to_thread(self.page, checkpoint=checkpoint):
             await asyncio.to_thread(self._forget, checkpoint)
-        if not operation.request.get("resume"):
-            return interrupted(operation.row)
-        process = await self._found_again(operation, operation.request.get("process", ""))
+        process = await self._found_again(operation, name)
         if process is None:
             return interrupted(operation.row)
         live.let_go_on(tree(process.row.pid))
-        if process.state == "suspended":
+        if process.state == "suspended" and operation.request.get("resume"):
             await self._carried_out(self._moves.resume([process], [], requestor=operation.row.requestor))
-        return interrupted(operation.row, "source")
+        return interrupted(operation.row, process.moving.place)
 
     async def _resolve_restore(self, operation: Operation) -> Outcome:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint."""
@@ -396,7 +411,8 @@ class Checkpoints:
     @contextlib.contextmanager
     def _works_in(self, operation: Operation) -> Iterator[Path]:
         folder = self._working(operation)
-        private_folder(folder)
+        with _of_the_store("there is no folder for CRIU"):
+            private_folder(folder)
         try:
             yield folder
         finally:
@@ -475,6 +491,29 @@ def contents(manifest: Manifest) -> Iterator[Content]:
         yield from (memory.content for memory in program.memory)
         yield from program.snapshots
         yield from (image.content for image in program.images)
+
+
+@contextlib.contextmanager
+def _of_the_store(what: str) -> Iterator[None]:
+    """Raises Unavailable instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"{what}: {error.strerror}", code="store_failed", hint="make room, or free descriptors; then ask again"
+        ) from None
+
+
+def _check_owners(process: Process, pids: Iterable[int]) -> None:
+    """What runs with another user's rights would run with them again, whenever its checkpoint is restored. Raises
+    Forbidden."""
+    for pid in pids:
+        owner = pidfds.owner(pid)
+        if owner is not None and owner != process.row.uid:
+            raise Forbidden(
+                f"process {pid} of the program runs as user {owner}, the program as user {process.row.uid}",
+                hint="end it first",
+            )
 
 
 def tree(pid: int) -> list[int]:
