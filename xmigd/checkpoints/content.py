@@ -16,6 +16,7 @@ import os
 import struct
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +33,7 @@ WORTHWHILE = 0.95  # of its size: what does not become smaller than that is kept
 THREADS = 4
 
 MAGIC = b"XMPIECE1"
-HEADER = struct.Struct("<8sB7xQ")  # magic, encoding, bytes of the content
+HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, zeros, CRC-32 of the payload, bytes of the content
 # Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
 # on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
@@ -181,11 +182,12 @@ def _encoded(content: bytes) -> bytes:
     payload = content if encoding == RAW else _packed(content, encoding)
     if len(payload) >= len(content):
         encoding, payload = RAW, content
-    return HEADER.pack(MAGIC, encoding, len(content)) + payload
+    return HEADER.pack(MAGIC, encoding, bytes(3), zlib.crc32(payload), len(content)) + payload
 
 
 def _choose(sample: bytes) -> int:
-    sizes = {encoding: len(_packed(sample, encoding)) for encoding in (ZSTD, *PLANES)}
+    # Each plane by itself: in a whole piece each fills several blocks, and a block has a code of its own.
+    sizes = {n: sum(len(_packed(sample[at::n], ZSTD)) for at in range(n)) for n in (ZSTD, *PLANES)}
     best = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[best] > WORTHWHILE * len(sample):
         return RAW
@@ -202,8 +204,14 @@ def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
     """None: that is no piece of this size."""
     if len(header) != HEADER.size:
         return None
-    magic, encoding, stated = HEADER.unpack(header)
-    if magic != MAGIC or stated != size or encoding not in (RAW, ZSTD, *PLANES):
+    magic, encoding, zeros, checksum, stated = HEADER.unpack(header)
+    if (
+        magic != MAGIC
+        or any(zeros)
+        or checksum != zlib.crc32(payload)
+        or stated != size
+        or encoding not in (RAW, ZSTD, *PLANES)
+    ):
         return None
     if encoding == RAW:
         return payload if len(payload) == size else None
