@@ -22,6 +22,8 @@ from xmigd.api.dependencies import Services
 from xmigd.api.front import Front
 from xmigd.api.gate import make_gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
+from xmigd.checkpoints.criu import Criu
+from xmigd.checkpoints.service import Checkpoints
 from xmigd.connections.quotas import Quotas
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
@@ -217,6 +219,11 @@ async def serve(settings: Settings) -> None:
             Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
             Events(reader, bus, tokens),
             Peers(links, peer_address),
+            Checkpoints(
+                supervisor=supervisor, moves=moves, operations=operations, writer=writer, reader=reader, layout=layout,
+                folder=settings.database.parent / "checkpoints", node=settings.node, devices=settings.device_names,
+                criu=Criu(settings.criu, confined=manager.present),
+            ),
         )  # fmt: skip
         automation = Automation(
             breaker=breaker, audit=audit, moves=moves, places=places,

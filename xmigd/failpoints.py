@@ -15,13 +15,14 @@ from typing import Literal, get_args
 
 # Every write, by what it changes. tests/crash/test_intents.py lets the daemon die at each of them.
 Write = Literal[
-    "audit.intent", "audit.outcome", "breaker.acted", "breaker.reset", "devices.change", "devices.configure",
-    "devices.cordon", "devices.learn", "events.add", "faults.acknowledge", "faults.add", "history.tidy", "jobs.add",
-    "jobs.end", "jobs.made", "jobs.stop", "keys.answer", "keys.claim", "keys.release", "logs.add", "migrations.intent",
-    "migrations.save", "native.adopt", "native.forget", "operations.begin", "operations.end", "operations.save",
-    "policies.change", "processes.assign", "processes.end", "processes.rebind", "processes.start", "processes.state",
-    "processes.unprotected", "recoveries.save", "segments.add", "stored_snapshots.add", "stored_snapshots.remove",
-    "tokens.create", "tokens.revoke", "tokens.used",
+    "audit.intent", "audit.outcome", "breaker.acted", "breaker.reset", "checkpoints.add", "checkpoints.remove",
+    "devices.change", "devices.configure", "devices.cordon", "devices.learn", "events.add", "faults.acknowledge",
+    "faults.add", "history.tidy", "jobs.add", "jobs.end", "jobs.made", "jobs.stop", "keys.answer", "keys.claim",
+    "keys.release", "logs.add", "migrations.intent", "migrations.save", "native.adopt", "native.forget",
+    "operations.begin", "operations.end", "operations.save", "policies.change", "processes.assign", "processes.end",
+    "processes.rebind", "processes.start", "processes.state", "processes.unprotected", "recoveries.save",
+    "segments.add", "stored_snapshots.add", "stored_snapshots.remove", "tokens.create", "tokens.revoke",
+    "tokens.used",
 ]  # fmt: skip
 Moment = Literal["write.begun", "write.committed"]
 Between = Literal["store.objects", "store.manifest"]

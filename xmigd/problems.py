@@ -35,6 +35,14 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Try again; raise `connections` if there are descriptors for more.",
     ),
     "cordoned": ("The target takes no new process.", "Choose another target, or uncordon it."),
+    "criu_failed": (
+        "CRIU could not dump or restore the program, which is as it was.",
+        "`xmigctl check-movable` says what stands in the way.",
+    ),
+    "criu_missing": (
+        "CRIU 4 or later is not there, or this daemon may not use it.",
+        "`dnf install criu`, or set `XMIG_CRIU`; run xmigd as root.",
+    ),
     "damaged": (
         "Something that was kept is not what was put there: truncated, changed, or gone.",
         "Use an older one, and look at the disk: nothing of it was used.",
@@ -51,6 +59,27 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "driver_too_old": ("NVIDIA's driver has no checkpoints, or none that go to another GPU.", "Driver 580 or newer."),
     "driver_unusable": ("NVIDIA's driver does not answer, or cannot be initialised.", "`xmigctl doctor`."),
+    "file_changed": (
+        "A file that the program had open has another size than it had.",
+        "Bring it back; a log is truncated to the size that the message names.",
+    ),
+    "file_missing": (
+        "A file that the program had open is gone.",
+        "Put it where it was.",
+    ),
+    "not_movable": (
+        "Something that the program has open or mapped cannot be restored.",
+        "`xmigctl check-movable` lists what, and what to do.",
+    ),
+    "other_version": (
+        "The checkpoint was made by a version of xMIG with other memory.",
+        "Restore it with that version.",
+    ),
+    "pid_in_use": (
+        "Another process has the number that the program has to have again.",
+        "End it, or wait for its end.",
+    ),
+    "resumed_meanwhile": ("Somebody resumed the process while its checkpoint was made.", "Ask for it again."),
     "several_nodes": (
         "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
     ),
@@ -135,6 +164,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "process_ended": ("The program has ended meanwhile.", "Nothing."),
     "process_lost": ("NVIDIA's driver cannot give the program back.", "Start it again."),
     "program_exited": ("The program has exited.", "Nothing."),
+    "process_not_readable": (
+        "The daemon may not read what a program has open and mapped.",
+        "Run xmigd as root, or with `CAP_SYS_PTRACE` and `CAP_CHECKPOINT_RESTORE`.",
+    ),
     "protocol": (
         "A program or server sent what the protocol does not allow; its connection was ended.",
         "Install shim, server and daemon from one version.",
@@ -148,6 +181,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "
                      "under xMIG."),
+    "several_processes": (
+        "The job has several processes or ranks, and checkpoints are of one.",
+        "Make one of a job with one process.",
+    ),
     "source_lost": (
         "The server that had the program died before it had handed over.",
         "Nothing: the program was recovered where it was. Ask again.",
@@ -159,6 +196,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "stays_locked": ("NVIDIA's driver does not unlock the program.", "Read the kernel's log; the program may have to "
                      "be killed."),
     "still_running": ("The first request with this `Idempotency-Key` is still being done.", "Send it again later."),
+    "store_failed": ("A checkpoint could not be written or read: no room, or no descriptors.", "Make room, ask again."),
     "suspended": ("The process is suspended.", "Resume it, on any device."),
     "target_fault": ("The target's device faulted while it took the process over.", "Look at that device."),
     "target_lost": ("The target died.", "Look at its device, then ask again."),
@@ -190,6 +228,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "unavailable": (
         "xmigd cannot do it now: the database takes no writes, no descriptors are left.",
         "`/readyz` and the log say why; jobs go on.",
+    ),
+    "under_systemd": (
+        "A daemon that systemd runs makes and restores no checkpoints yet.",
+        "Start xmigd by hand, as root.",
     ),
     "unknown_field": ("There is no such field or parameter.", "The reference lists them."),
     "unrecoverable": (

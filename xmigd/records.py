@@ -45,6 +45,7 @@ class ProcessRow:
     gid: int
     command: str
     device: str
+    origin: str | None = None  # restored from a checkpoint: the process as its program knows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

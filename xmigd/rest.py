@@ -15,6 +15,7 @@ from xmigd import __version__
 from xmigd.api.dependencies import Services
 from xmigd.api.document import complete
 from xmigd.api.problems import on_error
+from xmigd.checkpoints import endpoints as checkpoints
 from xmigd.devices import endpoints as devices
 from xmigd.errors import XmigError
 from xmigd.events import endpoints as events
@@ -34,8 +35,8 @@ from xmigd.security import endpoints as security
 ROUTERS = tuple(
     domain.router
     for domain in (
-        node, devices, jobs, ranks, processes, faults, migrations, operations, events, security, peers, policies,
-        metrics,
+        node, devices, jobs, ranks, processes, faults, migrations, checkpoints, operations, events, security, peers,
+        policies, metrics,
     )
 )  # fmt: skip
 

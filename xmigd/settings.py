@@ -162,6 +162,7 @@ class Settings(Configuration):
     job_scopes: bool = Field(
         default=True, description="let `xmigctl run` make a program that begins in a login a systemd unit of its own"
     )
+    criu: Path = Field(default=Path("criu"), description="CRIU 4 or later, which writes programs into checkpoints")
     events_kept: int = Field(default=20_000, ge=100, le=1_000_000, description="events that can be replayed")
     store: bool = Field(
         default=True, description="keep snapshots, journals and module images on disk, beside the database"

@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from tests import harness
+from tests.criu.test_client_dump import criu_or_skip, criu_program
 from tests.daemon.node import alive, until
 from tests.driver.conftest import FIRST, GIB, SECOND, Driver
 from tests.driver.conftest import libraries as libraries  # a fixture
@@ -38,6 +39,7 @@ from .forked import ForkedNode, settle
 # httpx leaves a socket open when it cannot connect, and here the daemon dies at any moment.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
+CRIU_CLIENT = harness.ROOT / "tests" / "criu" / "client.py"
 NEWCOMER = "import ctypes, sys; print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True); sys.stdin.read()"
 TIDY = """
 import asyncio, time
@@ -267,6 +269,31 @@ class Scene:
         self.ask("POST", f"/v1/faults/{fault}:ack")
         self.done["an acknowledged fault"] = lambda: self.get(f"/v1/faults/{fault}")["acknowledged_at"] is not None
 
+    def checkpoint(self) -> str:
+        """Of a program that has nothing open but files; the operation."""
+        output = self.node.folder / f"steps-{len(os.listdir(self.node.folder))}"
+        kernels = Path(self.node.environment["XMIG_NATIVE_DIR"], "xmig_kernels.so")
+        child = subprocess.Popen(
+            [sys.executable, CRIU_CLIENT, output, "60", "0.02"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True, text=True,
+            env=self.environment | {"KERNELS": str(kernels)},
+        )  # fmt: skip
+        self.newcomers.append(child)
+        until(lambda: output.exists() and output.read_text().count("\n") > 5, "it is on its way")
+        process = self._process_of(child)["id"]
+        self.done["its program"] = lambda: until(
+            lambda: self._process_of(child)["state"] == "running" and output.read_text().count("\n") > 10, "it goes on"
+        )
+        return self.ask("POST", "/v1/checkpoints", {"process": process}).headers["location"]
+
+    def remove_checkpoint(self) -> None:
+        operation = self.checkpoint()
+        until(lambda: self.get(operation)["state"] == "succeeded", "it is made")
+        checkpoint = self.get(operation)["result"]["checkpoint"]
+        with contextlib.suppress(httpx.TransportError):
+            self.ask("DELETE", f"/v1/checkpoints/{checkpoint}")
+            self.done["a removed checkpoint"] = lambda: self.get("/v1/checkpoints") == []
+
     def start_daemon(self) -> None:
         self.node.kill()
         self.node.launch()
@@ -297,6 +324,8 @@ ACTS = {
     **acts("audit.intent", "audit.outcome", "events.add", "jobs.add", by=Scene.make_job),
     **acts("jobs.stop", by=Scene.stop_job),
     **acts("jobs.end", by=Scene.end_job),
+    **acts("checkpoints.add", by=Scene.checkpoint),
+    **acts("checkpoints.remove", by=Scene.remove_checkpoint),
     **acts("processes.end", by=Scene.end_a_newcomer),
     **acts("tokens.used", by=Scene.use_a_token),
     **acts("keys.claim", "keys.answer", by=Scene.with_a_key),
@@ -344,6 +373,7 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
         node = ForkedNode(
             folder, zygote, native_dir=native_dir, devices="cpu:0,cpu:1,cpu:2", device_memory=1 << 30,
             adoption_grace=1, snapshot_cost=0.3, store_budget=1, store_snapshots=1, failpoint=folder / "point",
+            criu=criu_program() or "criu",
         )  # fmt: skip
         node.daemon_environment = driver.environment
         with contextlib.closing(zygote), node:
@@ -359,6 +389,8 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
 def test_a_crash(scene: Scene, point: str) -> None:
     node = scene.node
     scene.done.clear()
+    if "checkpoints" in point:
+        criu_or_skip()
     scene.point.write_text(point)
     with contextlib.suppress(httpx.TransportError):
         ACTS[point.split()[-1]](scene)

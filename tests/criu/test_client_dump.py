@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ STEPS = 60
 
 
 def criu_or_skip() -> str:
-    found = subprocess.run([ROOT / "packaging" / "setup" / "criu.sh"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        pytest.skip(found.stderr.strip())
     if os.geteuid() != 0:
         pytest.skip("only root can use CRIU")
-    return found.stdout.strip()
+    program = criu_program()
+    if program is None:
+        pytest.skip("there is no CRIU 4: packaging/setup/criu.sh says why")
+    return program
+
+
+@cache
+def criu_program() -> str | None:
+    found = subprocess.run([ROOT / "packaging" / "setup" / "criu.sh"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 @pytest.fixture(scope="session")
@@ -44,13 +51,13 @@ def criu() -> Callable[..., None]:
     return run
 
 
-def start(node: Node, native_dir: Path, output: Path, pause: float) -> Program:
+def start(node: Node, native_dir: Path, output: Path, pause: float, **options: Any) -> Program:
     """The program in a session of its own and with nothing open but a file, as CRIU wants it."""
     command: list[str | Path] = [sys.executable, ROOT / "tests" / "criu" / "client.py", output, str(STEPS), str(pause)]
     with output.with_suffix(".err").open("wb") as errors:
         return node.program(
             command, environment={"KERNELS": str(native_dir / "xmig_kernels.so")}, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=errors,
+            stdout=subprocess.DEVNULL, stderr=errors, **options,
         )  # fmt: skip
 
 

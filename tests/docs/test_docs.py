@@ -85,11 +85,11 @@ def test_commands_in_prose_exist(path: Path) -> None:
     root = get_command(make_app())
     names = {name for name, _ in cli.commands(root)}
     groups = {name.split()[0] for name in names if " " in name}
-    for words in re.findall(r"xmigctl((?: [a-z]+)+)", text):
+    for words in re.findall(r"xmigctl((?: [a-z]+(?:-[a-z]+)*)+)", text):
         first, *rest = words.split()
         if first in groups and rest:
             assert f"{first} {rest[0]}" in names, f"xmigctl{words}"
-    for first in re.findall(r"`(?:\S*/)?xmigctl ([a-z]+)", text):
+    for first in re.findall(r"`(?:\S*/)?xmigctl ([a-z]+(?:-[a-z]+)*)", text):
         assert first in names | groups, f"xmigctl {first}"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for target in re.findall(r"`make ([a-z][a-z-]*)`", text):

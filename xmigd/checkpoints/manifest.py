@@ -52,6 +52,14 @@ class Image(Strict):
     content: Content
 
 
+class OpenFile(Strict):
+    """A regular file that the program had open. It is found again by its path, and must not be shorter."""
+
+    path: Text
+    bytes: Count  # that it had
+    writable: bool
+
+
 class Device(Strict):
     """As the program sees it."""
 
@@ -67,12 +75,16 @@ class Program(Strict):
     pid: Annotated[int, Field(gt=0, lt=1 << 31)]
     uid: Count
     gid: Count
+    leader: bool  # of its session
     command: Text
+    generation: Count  # servers that it has had
     devices: tuple[Device, ...]
-    journal_version: Count
+    layout: Count  # of the memory that it shares with its server: journal/layout.h
+    shared_bytes: tuple[Count, Count, Count]  # of the journal, the staging copy, the page-locked memory
     memory: tuple[Memory, ...]
     snapshots: tuple[Content, Content]  # the two files, of which the journal's header says which is the last
     images: tuple[Image, ...]
+    files: tuple[OpenFile, ...]
 
 
 class Manifest(Strict):

@@ -21,7 +21,8 @@ from xmigd.errors import XmigError
 # The modules in the order of the help, each with the commands that it registers.
 MODULES = {
     "jobs": ("run", "ps", "stop", "job"), "ranks": ("ranks",), "logs": ("logs",),
-    "moves": ("migrate", "migrations", "suspend", "resume", "drain"),
+    "moves": ("migrate", "migrations", "suspend", "resume", "drain"), "checkpoints": ("checkpoint", "restore"),
+    "movable": ("check-movable",),
     "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
     "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "peers": ("peer",),
     "doctor": ("doctor",), "demo": ("demo",), "completion": ("completion",),

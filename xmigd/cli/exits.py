@@ -32,7 +32,8 @@ MEANINGS = {
     Exit.USAGE: "wrong usage, a wrong setting, or a request that xmigd does not understand",
     Exit.NO_DAEMON: "no xmigd answers",
     Exit.NOT_FOUND: "there is no such job, process, device, operation, ...",
-    Exit.REFUSED: "refused as things stand: not in this state, no room, cordoned, out of date; nothing was changed",
+    Exit.REFUSED: "refused as things stand: not in this state, no room, cordoned, out of date; nothing was changed; "
+    "`check-movable`: something is in the way",
     Exit.OPERATION_FAILED: "the operation failed; what is printed says where the process is",
     Exit.CANCELLED: "the operation was cancelled",
     Exit.NOT_OVER: "the operation goes on: time was up, or Ctrl-C detached from it",

@@ -84,6 +84,7 @@ class Process(Base):
     location: Mapped[str] = mapped_column(String(16), default="device")
     generation: Mapped[int] = mapped_column(default=0)
     unprotected: Mapped[str] = mapped_column(Text, default="", server_default="")  # why; empty: it is protected
+    origin: Mapped[str | None] = mapped_column(String(32))  # restored: the process as its program knows it
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
     exit_code: Mapped[int | None]  # null: not known, or a signal ended it
@@ -161,6 +162,26 @@ class StoredPart(Base):
     hash: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int]
     stored_bytes: Mapped[int]
+
+
+class Checkpoint(Base):
+    """A job's whole state, kept apart from the job; xmigd.checkpoints. The job may be gone."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (Index(None, "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(32), index=True)
+    job_name: Mapped[str] = mapped_column(String(255))
+    uid: Mapped[int]  # whose job it was
+    command: Mapped[str] = mapped_column(Text)
+    device: Mapped[str] = mapped_column(String(64))  # that it was on
+    programs: Mapped[int]
+    content_bytes: Mapped[int]
+    stored_bytes: Mapped[int]  # that no checkpoint had before
+    manifest: Mapped[str] = mapped_column(String(64))  # SHA-256 of the document
+    standstill_ms: Mapped[float | None]  # of the programs, while it was made
+    created_at: Mapped[float]
 
 
 class Fault(Base):

@@ -19,6 +19,7 @@ from xmigd.jobs.schemas import (
     JobExit,
     JobInfo,
     JobMade,
+    JobMovable,
     JobRequest,
     LogLineInfo,
     StopAnswer,
@@ -107,6 +108,13 @@ async def list_log_lines(
     """What xMIG has to say about a job, oldest first: the newest lines, or those before or after one. A job's last 1000
     are kept."""
     return await jobs.lines(job, caller, after=after, before=before, process=process, limit=limit)
+
+
+@router.get("/{job}/movable", operation_id="get_movable")
+async def get_movable(jobs: TheJobs, caller: AnyCaller, job: JobId) -> JobMovable:
+    """What would stop its programs on this node from being dumped with CRIU, and from being restored on another node.
+    Nothing is done to them; it is so at this moment."""
+    return await jobs.movable(job, caller)
 
 
 @router.delete("/{job}", operation_id="stop_job", status_code=202)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from xmigd.checkpoints.movable import Code, Stops
 from xmigd.process.events import InjectKind, InjectPoint
 from xmigd.records import LogLevel, LogSource, ReplicaPolicy
 from xmigd.schemas import EXACT, Answer
@@ -103,6 +104,36 @@ class JobMade(JobInfo):
 class StopAnswer(Answer):
     job: str
     signalled: int = Field(description="programs that were sent SIGTERM")
+
+
+class ObstacleInfo(Answer):
+    code: Code
+    pid: int
+    what: str = Field(description="a descriptor, a mapping or a setting, and what it is of")
+    why: str
+    hint: str = Field(description="what to do")
+    stops: Stops = Field(
+        description="here: the dump; elsewhere: the restoration on another node; depends: it is restored where the "
+        "other node has the same"
+    )
+
+
+class ProgramMovable(Answer):
+    """A process of the job with those that descend from it: they are dumped together."""
+
+    process_id: str
+    pid: int
+    pids: list[int] = Field(description="it and those that descend from it")
+    dumpable: bool = Field(description="nothing stops the dump")
+    movable: bool = Field(description="nothing stops the restoration on another node, either")
+    obstacles: list[ObstacleInfo] = Field(description="that which stops most first; at most 1000")
+
+
+class JobMovable(Answer):
+    job: str
+    dumpable: bool = Field(description="all of its programs are")
+    movable: bool = Field(description="all of its programs are")
+    programs: list[ProgramMovable] = Field(description="on this node, without those that descend from another one")
 
 
 class LogLineInfo(Answer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,24 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from xmigd.checkpoints import movable
 from xmigd.database import models
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.errors import NotFound
+from xmigd.errors import Forbidden, NotFound
 from xmigd.events.bus import Bus
+from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.exits import End
 from xmigd.jobs import repository
-from xmigd.jobs.schemas import InjectRequest, JobInfo, JobRequest, LogLineInfo
+from xmigd.jobs.schemas import (
+    InjectRequest,
+    JobInfo,
+    JobMovable,
+    JobRequest,
+    LogLineInfo,
+    ObstacleInfo,
+    ProgramMovable,
+)
 from xmigd.logs import repository as logs
 from xmigd.recording.published import publish_job, publish_job_end
 from xmigd.records import JobRow
@@ -26,6 +37,8 @@ from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.text import harmless
+
+MOST_OBSTACLES = 1000  # in an answer, of one program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +121,24 @@ class Jobs:
 
         return await asyncio.to_thread(read)
 
+    async def movable(self, job: str, caller: Caller) -> JobMovable:
+        """What would stop its programs from being dumped, and restored elsewhere. Raises NotFound: there is no such
+        job, or none of its programs runs. Raises Forbidden: something of it is another user's, or not readable."""
+        await self._check_owner(caller, job)
+        rows = [process.row for process in self._supervisor.processes_of(job)]
+        live = {row.pid: row.id for row in rows if pidfds.same_process(row.pid, row.start_time)}
+        programs = await asyncio.to_thread(_movable, live)
+        if not programs:
+            raise NotFound(f"job {job[:64]!r} has no running process", hint="xmigctl ps lists them")
+        for pid in (pid for program in programs for pid in program.pids):
+            # What a program with another user's rights has open is not for its caller, as in /proc.
+            if (owner := pidfds.owner(pid)) is not None and not caller.sees(owner):
+                raise Forbidden(f"process {pid} of the job runs as another user", hint="ask an operator of this node")
+        return JobMovable(
+            job=job, programs=programs, dumpable=all(each.dumpable for each in programs),
+            movable=all(each.movable for each in programs),
+        )  # fmt: skip
+
     async def stop(self, job: str, caller: Caller) -> int:
         """Returns how many programs were signalled. Raises NotFound, Forbidden."""
         await self._check_owner(caller, job)
@@ -146,3 +177,22 @@ class Jobs:
         if uid is None:
             raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
         caller.check_sees(uid, "job", job, hint="xmigctl ps lists them")
+
+
+def _movable(live: dict[int, str]) -> list[ProgramMovable]:
+    """Of these pids, whose processes have these ids."""
+    trees = {}
+    for pid in live:
+        with contextlib.suppress(NotFound):  # it has ended
+            trees[pid] = movable.processes_of(pid)
+    inner = {pid for root, pids in trees.items() for pid in pids if pid != root}
+    programs = []
+    for pid in trees.keys() - inner:
+        with contextlib.suppress(NotFound):
+            found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid, movable.as_dumped(pid))]
+            stops = {each.stops for each in found}
+            programs.append(ProgramMovable(
+                process_id=live[pid], pid=pid, pids=trees[pid], dumpable="here" not in stops,
+                movable=stops <= {"depends"}, obstacles=found[:MOST_OBSTACLES],
+            ))  # fmt: skip
+    return sorted(programs, key=lambda each: each.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Sequence
 
 from xmigd.errors import Forbidden, NotFound
 from xmigd.ipc.fds import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, Fd
@@ -17,8 +18,17 @@ MAPPING = re.compile(r"^([0-9a-f]+-[0-9a-f]+) rw-s 0+ \S+ \d+ +/memfd:xmig-(jour
 def restored_memory(pid: int, before: JobMemory) -> JobMemory:
     """The memory that process `pid` has mapped in the place of `before`; the snapshots stay as they are.
 
-    The process is as hostile as any program: what it has mapped must have the size that it had, and its size must be
-    sealed. Raises NotFound, Forbidden.
+    Raises NotFound, Forbidden.
+    """
+    sizes = [os.fstat(old.fileno()).st_size for old in before.shared]
+    return JobMemory(*mapped_memory(pid, sizes), before.snapshot0, before.snapshot1)
+
+
+def mapped_memory(pid: int, sizes: Sequence[int]) -> tuple[Fd, Fd, Fd]:
+    """The journal, the staging copy and the page-locked memory that process `pid` has mapped.
+
+    The process is as hostile as any program: what it has mapped must have the size that it had, `sizes` in bytes, and
+    its size must be sealed. Raises NotFound, Forbidden.
     """
     found: dict[str, Fd] = {}
     try:
@@ -34,12 +44,12 @@ def restored_memory(pid: int, before: JobMemory) -> JobMemory:
     missing = {"journal", "staging", "pinned"} - found.keys()
     if missing:
         raise NotFound(f"process {pid} has not mapped the memory of a job: no {' and no '.join(sorted(missing))}")
-    memory = JobMemory(found["journal"], found["staging"], found["pinned"], before.snapshot0, before.snapshot1)
-    for new, old in zip(memory.shared, before.shared, strict=True):
-        if os.fstat(new.fileno()).st_size != os.fstat(old.fileno()).st_size:
+    shared = (found["journal"], found["staging"], found["pinned"])
+    for new, size in zip(shared, sizes, strict=True):
+        if os.fstat(new.fileno()).st_size != size:
             raise Forbidden(f"the memory of process {pid} is not this one's: it has another size")
         _seal(new, pid)
-    return memory
+    return shared
 
 
 def _seal(memory: Fd, pid: int) -> None:

@@ -233,7 +233,7 @@ class Moves:
             part |= {"state": "failed", "why": str(error)}
             return
         part |= {"target": best.device, "operation": row.id, "state": row.state}
-        ended = asyncio.ensure_future(self._ended(row))
+        ended = asyncio.ensure_future(self._operations.ended(row))
         cancel = asyncio.ensure_future(operation.cancelled.wait())
         await asyncio.wait([ended, cancel], return_when=asyncio.FIRST_COMPLETED)
         cancel.cancel()
@@ -242,12 +242,6 @@ class Moves:
                 self._operations.cancel(row.id)
         row = await ended
         part |= {"state": row.state, "why": (row.error or {}).get("detail")}
-
-    async def _ended(self, row: OperationRow) -> OperationRow:
-        while row.active:
-            seen = await self._operations.wait(row.id, 60)
-            row = seen if seen is not None else await asyncio.to_thread(self._operations.get, row.id)
-        return row
 
     # --- after a restart --------------------------------------------------------------------------------------------
 

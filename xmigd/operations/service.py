@@ -164,6 +164,13 @@ class Operations:
             await asyncio.wait_for(found.ended.wait(), seconds)
         return found.row
 
+    async def ended(self, row: OperationRow) -> OperationRow:
+        """The operation once it is over."""
+        while row.active:
+            seen = await self.wait(row.id, 60)
+            row = seen if seen is not None else await asyncio.to_thread(self.get, row.id)
+        return row
+
     def active(self) -> list[OperationRow]:
         return [operation.row for operation in self._active.values()]
 

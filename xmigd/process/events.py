@@ -34,6 +34,11 @@ class HolderAdopted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """It comes from a checkpoint: the daemon has what a suspended process consists of, and no holder has it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orphaned(Event):
     """Its server ended while no daemon was there, and everything that the server had was kept."""
 

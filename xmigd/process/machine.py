@@ -49,6 +49,8 @@ class Machine(Recovery):
         match event:
             case e.HolderAdopted():
                 self._holder_adopted(event)
+            case e.Restored():
+                self._restored()
             case v.MoveRequested():
                 self._move_requested(event)
             case v.Kept():
@@ -390,6 +392,13 @@ class Machine(Recovery):
         self.opened = True
         self.where = event.where
         self._go("suspended", "its holder outlived the daemon and has announced itself")
+
+    def _restored(self) -> None:
+        self.opened = True
+        self.where = "host"
+        self._go("suspended", "it is restored from a checkpoint")
+        self._keep = True  # by the next daemon, too, should this one end
+        self._want_holder()
 
     def _want_holder(self) -> None:
         if self.holder is None:

@@ -73,6 +73,7 @@ def live_ones(session: Session) -> list[LiveProcess]:
                 row=ProcessRow(
                     id=process.id, job=process.job_id, pid=process.pid, start_time=process.start_time,
                     uid=process.uid, gid=process.gid, command=process.command, device=process.device,
+                    origin=process.origin,
                 ),
                 job=job_row(job), state=process.state, server_pid=process.server_pid,
                 server_start_time=process.server_start_time, faults=max(faults, default=0),

@@ -206,7 +206,7 @@ def _may_be_held(live: LiveProcess) -> bool:
 
 def _find(processes: dict[str, LiveProcess], job: str, pid: int) -> str | None:
     for name, live in processes.items():
-        if live.row.pid == pid and job.partition(":")[0] in (name, live.row.job):
+        if live.row.pid == pid and job.partition(":")[0] in (name, live.row.job, live.row.origin):
             return name
     return None
 

@@ -165,6 +165,11 @@ class Process(ProcessState):
         self.tell(e.Adopted(t=now(), opened=announce.opened, detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
+    def restored(self, handles: dict[int, Handle], generation: int) -> None:
+        """It comes from a checkpoint, with these."""
+        self.handles, self.generation = handles, generation
+        self.tell(e.Restored(t=now()))
+
     def orphaned(self, handles: dict[int, Handle], why: str) -> None:
         """Its server is dead, and `handles` are all that it held: another one recovers it."""
         self.handles = handles

@@ -28,7 +28,7 @@ from xmigd.ipc.handshake import ClientHello, pack_welcome, parse_hello, parse_no
 from xmigd.jobs.membership import check_membership, new_job
 from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
-from xmigd.memory.handles import JobMemory
+from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.host_pool import HostPool, in_host_memory
 from xmigd.native import SERVER, Layout
 from xmigd.peers.contract import Links
@@ -189,6 +189,20 @@ class Supervisor:
         self._hang_timeout = hang_timeout
         for process in self.processes.values():
             process.machine.limits = replace(process.machine.limits, max_attempts=max_attempts)
+
+    def restore(
+        self, job: JobRow, row: ProcessRow, client: Fd, memory: JobMemory, handles: dict[int, Handle], generation: int
+    ) -> Process:
+        """A program that was made again from a checkpoint, in a job of its own. It is suspended, and has all that it
+        had: `handles` are its shadow and its images, `generation` counts the servers that it has had."""
+        self._records.job_made(job)
+        self.register_job(job)
+        self.runners.watch(job.id, row.pid, row.start_time)  # with the program the job ends
+        self._records.process_started(row)
+        process = self._make(row, job, client, memory)
+        self.processes[row.id] = process
+        process.restored(handles, generation)
+        return process
 
     def register_job(self, job: JobRow) -> None:
         self._jobs[job.id] = job
@@ -488,7 +502,7 @@ class Supervisor:
         """A program whose server and daemon had both gone asks whether there is anything left for it."""
         name = hello.job.partition(":")[0]
         for process in self.processes.values():
-            if process.row.pid == peer.pid and name in (process.row.id, process.job.id):
+            if process.row.pid == peer.pid and name in (process.row.id, process.job.id, process.row.origin):
                 lost = process.state in ("losing", "lost")
                 why = process.machine.doom[1] if process.machine.doom is not None else ""
                 self._answer_reattach(sock, process.row.id, not lost, why)

@@ -1,0 +1,249 @@
+"""Content by its hash, in pieces of 2 MiB: `objects/ab/ab12…`, mode 0600, never changed once it is there.
+
+Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own,
+in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
+disk only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So
+one that is there already is read and compared before it counts, once in the life of the daemon, and is written again if
+it is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import zstandard
+
+from xmigd.checkpoints.manifest import Chunk, Content
+from xmigd.store.objects import TEMPORARY, Damaged, private_folder
+
+PIECE = 2 << 20  # bytes
+LEVEL = 1
+SAMPLE = 64 << 10  # bytes of a piece by which its encoding is chosen
+WORTHWHILE = 0.95  # of its size: what does not become smaller than that is kept as it is
+THREADS = 4
+
+MAGIC = b"XMPIECE1"
+HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, zeros, CRC-32 of the payload, bytes of the content
+# Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
+# on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
+RAW, ZSTD = 0, 1
+PLANES = (2, 4)
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Chunks:
+    """The pieces of all checkpoints of a node. Its methods block; every thread may call them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._writers = 0
+        self._sound: set[str] = set()  # that were written, or read and compared, by this daemon
+
+    def path(self, name: str) -> Path:
+        return self.folder / name[:2] / name
+
+    def get(self, name: str, size: int) -> bytes:
+        """The piece of this hash. Raises Damaged: it is gone, or not what it was; then it is of no use to anybody."""
+        try:
+            with open(self.path(name), "rb") as file:
+                header = file.read(HEADER.size)
+                payload = file.read(2 * size + (1 << 16))
+        except OSError as error:
+            raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
+        content = _decoded(header, payload, size)
+        if content is None or hashlib.sha256(content).hexdigest() != name:
+            self._sound.discard(name)
+            raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
+        return content
+
+    def restore(self, content: Content, fd: int) -> None:
+        """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
+        os.ftruncate(fd, content.bytes)
+
+        def one(chunk: Chunk) -> None:
+            _write_all(fd, self.get(chunk.hash, chunk.bytes), chunk.at)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for done in [pool.submit(one, chunk) for chunk in content.chunks]:
+                done.result()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Writing]:
+        """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends."""
+        with self._lock:
+            self._writers += 1
+        try:
+            yield Writing(self)
+        finally:
+            with self._lock:
+                self._writers -= 1
+
+    def remove_unneeded(self, needed: Callable[[], set[str]]) -> bool:
+        """Remove every piece that is not needed. False: nothing was removed, for somebody writes; try again later.
+        `needed` is called when nobody can begin to write."""
+        with self._lock:
+            if self._writers:
+                return False
+            names = needed()
+            for folder, _, files in os.walk(self.folder):
+                for name in files:
+                    if name not in names:
+                        self._sound.discard(name)
+                        Path(folder, name).unlink(missing_ok=True)
+            return True
+
+    def put(self, content: bytes) -> tuple[str, int]:
+        """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. Raises OSError: no room."""
+        name = hashlib.sha256(content).hexdigest()
+        if name in self._sound:
+            return name, 0
+        path = self.path(name)
+        if path.exists():
+            with contextlib.suppress(Damaged):
+                self.get(name, len(content))
+                self._sound.add(name)
+                return name, 0
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        number, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)
+        try:
+            with open(number, "wb") as file:
+                file.write(_encoded(content))
+                size = file.tell()
+            os.rename(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        self._sound.add(name)
+        return name, size
+
+
+class Writing:
+    """What one checkpoint stores."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self.stored_bytes = 0  # on disk, of what was not there before
+
+    def store(self, fd: int) -> Content:
+        """All of a file. Raises OSError: no room, or it cannot be read."""
+        private_folder(self._chunks.folder)
+        size = os.fstat(fd).st_size
+
+        def one(at: int) -> Chunk | None:
+            content = _read_all(fd, min(PIECE, size - at), at)
+            if not content.strip(b"\0"):
+                return None
+            name, stored = self._chunks.put(content)
+            self.stored_bytes += stored
+            return Chunk(at=at, bytes=len(content), hash=name)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = list(pool.map(one, _places(fd, size)))
+        return Content(bytes=size, chunks=tuple(chunk for chunk in found if chunk is not None))
+
+    def sync(self) -> None:
+        """Everything that was stored is on the disk when this returns. Raises OSError."""
+        folder = os.open(self._chunks.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _LIBC.syncfs(folder) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            os.close(folder)
+
+
+def _places(fd: int, size: int) -> Iterator[int]:
+    """Where pieces begin that are not wholly in a hole."""
+    at = 0
+    while at < size:
+        try:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: the rest is a hole
+            return
+        at = data - data % PIECE
+        yield at
+        at += PIECE
+
+
+def _encoded(content: bytes) -> bytes:
+    encoding = _choose(content[:SAMPLE])
+    payload = content if encoding == RAW else _packed(content, encoding)
+    if len(payload) >= len(content):
+        encoding, payload = RAW, content
+    return HEADER.pack(MAGIC, encoding, bytes(3), zlib.crc32(payload), len(content)) + payload
+
+
+def _choose(sample: bytes) -> int:
+    # Each plane by itself: in a whole piece each fills several blocks, and a block has a code of its own.
+    sizes = {n: sum(len(_packed(sample[at::n], ZSTD)) for at in range(n)) for n in (ZSTD, *PLANES)}
+    best = min(sizes, key=lambda encoding: sizes[encoding])
+    if sizes[best] > WORTHWHILE * len(sample):
+        return RAW
+    return ZSTD if sizes[best] > WORTHWHILE * sizes[ZSTD] else best
+
+
+def _packed(content: bytes, encoding: int) -> bytes:
+    planes = content if encoding == ZSTD else b"".join(content[first::encoding] for first in range(encoding))
+    # A compressor of its own for each: they are not to be shared by threads.
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(planes)
+
+
+def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
+    """None: that is no piece of this size."""
+    if len(header) != HEADER.size:
+        return None
+    magic, encoding, zeros, checksum, stated = HEADER.unpack(header)
+    if (
+        magic != MAGIC
+        or any(zeros)
+        or checksum != zlib.crc32(payload)
+        or stated != size
+        or encoding not in (RAW, ZSTD, *PLANES)
+    ):
+        return None
+    if encoding == RAW:
+        return payload if len(payload) == size else None
+    try:
+        found = zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
+    if len(found) != size:
+        return None
+    if encoding == ZSTD:
+        return found
+    content, at = bytearray(size), 0
+    for first in range(encoding):
+        length = len(range(first, size, encoding))
+        content[first::encoding] = found[at : at + length]
+        at += length
+    return bytes(content)
+
+
+def _read_all(fd: int, size: int, at: int) -> bytes:
+    pieces = []
+    while size > 0:
+        piece = os.pread(fd, size, at)
+        if not piece:
+            raise OSError(5, "it became shorter while it was read")
+        pieces.append(piece)
+        size, at = size - len(piece), at + len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _write_all(fd: int, content: bytes, at: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

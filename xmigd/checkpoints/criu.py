@@ -1,0 +1,134 @@
+"""CRIU, which writes down what the kernel has of a program, and makes the program again from that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+
+from xmigd.checkpoints import movable
+from xmigd.errors import Unavailable, XmigError
+
+PATIENCE = 600.0  # seconds for a dump or a restoration
+OLDEST = 4  # earlier ones fail on kernels since 6.x
+LOCK, PIDFILE = "lock", "restored.pid"  # beside its images
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+: )?Error \([^)]*\): (.*)$")
+
+
+class CriuFailed(XmigError):
+    """CRIU could not do it. The program is as it was."""
+
+    status = 409
+    code = "criu_failed"
+
+
+class Criu:
+    def __init__(self, program: Path, *, confined: bool = False) -> None:
+        """`confined`: what this daemon starts has a view of the machine that is not a program's, as a systemd unit
+        gives it. What it restored would keep that for ever."""
+        self._program = program
+        self._confined = confined
+        self._version: tuple[int, ...] | None = None  # once it was looked at
+
+    async def check(self) -> None:
+        """Raises Unavailable: it is not there, too old, or may not be used."""
+        if self._version is not None:
+            return
+        if self._confined:
+            raise Unavailable(
+                "a daemon that systemd runs cannot restore programs yet: they would inherit its unit's limits",
+                hint="start xmigd by hand, as root", code="under_systemd",
+            )  # fmt: skip
+        if os.geteuid() != 0:
+            raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
+        if shutil.which(self._program) is None:
+            raise Unavailable(f"{self._program} is not there", hint="dnf install criu", code="criu_missing")
+        code, output = await _run([str(self._program), "--version"])
+        version = re.search(r"^Version: (\d+(?:\.\d+)*)", output, re.MULTILINE)
+        numbers = () if version is None else tuple(int(number) for number in version[1].split("."))
+        if code != 0 or version is None or numbers[0] < OLDEST:
+            found = version[1] if version is not None else output.strip() or "nothing"
+            raise Unavailable(
+                f"CRIU {OLDEST} or later is needed, {self._program} is {found}", hint="dnf install criu",
+                code="criu_missing",
+            )  # fmt: skip
+        self._version = numbers
+
+    def as_dumped(self, pid: int) -> movable.Criu:
+        """What it refuses depends on this. It was checked. Raises NotFound."""
+        assert self._version is not None
+        return movable.as_dumped(pid, self._version)
+
+    async def dump(self, pid: int, images: Path, *, leader: bool) -> None:
+        """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a
+        program in the session of another one is restored into a session of its own. Raises CriuFailed."""
+        await self._do("dump", images, "--tree", str(pid), "--leave-stopped", *_session(leader))
+
+    async def restore(self, images: Path, *, leader: bool) -> int:
+        """Make it again, with the pid that it had. Returns that; it is left stopped. Raises CriuFailed."""
+        await self._do(
+            "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE),
+            *_session(leader),
+        )  # fmt: skip
+        return int((images / PIDFILE).read_text())
+
+    async def _do(self, action: str, images: Path, *options: str) -> None:
+        log = images / f"{action}.log"
+        command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
+        # It holds the lock for as long as it runs, whatever becomes of us.
+        with open(images / LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code, output = await _run(command, images, lock.fileno())
+        if code != 0:
+            raise CriuFailed(
+                f"CRIU could not {action} the program: {_why(log) or output.strip() or f'it ended with {code}'}"
+            )
+
+
+def _session(leader: bool) -> list[str]:
+    return [] if leader else ["--shell-job"]
+
+
+def ended(images: Path) -> int | None:
+    """Wait until the CRIU of an earlier daemon that works in this folder has ended. Returns the pid of what it has
+    restored. Blocks."""
+    with contextlib.suppress(OSError), open(images / LOCK) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError, ValueError):
+        return int((images / PIDFILE).read_text())
+    return None
+
+
+async def _run(command: list[str], folder: Path | None = None, *kept: int) -> tuple[int, str]:
+    """In a session of its own, which what it restores may get. Raises Unavailable: it cannot be started, or hangs."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=folder, env=ENVIRONMENT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True, pass_fds=kept,
+        )  # fmt: skip
+    except OSError as error:
+        raise Unavailable(f"{command[0]} cannot be started: {error.strerror}", code="criu_missing") from None
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    except TimeoutError:
+        raise Unavailable(f"CRIU did not end within {PATIENCE:g} s", code="criu_failed") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def _why(log: Path) -> str:
+    """The first errors in its log: what follows them is what came of them."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        found = [match[1] for line in lines if (match := ERROR.match(line)) is not None]
+        return "; ".join(found[:2])
+    return ""

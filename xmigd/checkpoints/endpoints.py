@@ -1,0 +1,74 @@
+"""Checkpoints: jobs' whole states, from which they can be restored."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Response
+
+from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
+from xmigd.api.routing import make_router
+from xmigd.checkpoints.schemas import CheckpointInfo, CheckpointRequest, RestoreRequest
+from xmigd.checkpoints.service import Checkpoints
+from xmigd.operations.endpoints import ACCEPTED, accepted
+from xmigd.operations.schemas import OperationInfo
+from xmigd.processes.service import Processes
+
+router = make_router("/v1")
+TheCheckpoints = Annotated[Checkpoints, provided(Checkpoints)]
+TheProcesses = Annotated[Processes, provided(Processes)]
+CheckpointId = Annotated[str, Path(max_length=64)]
+
+
+@router.post("/checkpoints", operation_id="create_checkpoint", status_code=202, responses=ACCEPTED)
+async def create_checkpoint(
+    checkpoints: TheCheckpoints, processes: TheProcesses, caller: OperatingCaller, request: CheckpointRequest,
+    response: Response,
+) -> OperationInfo:  # fmt: skip
+    """Write down all that a job is: device memory, program, open files' positions. The program stands still meanwhile,
+    and goes on, unless it is to stop there."""
+    if request.process is not None:
+        process = processes.controlled(caller, request.process)
+    else:
+        process = processes.of_job(caller, request.job or "")[0]
+    return accepted(await checkpoints.create(process, stop=request.stop, requestor=caller.name), response)
+
+
+@router.get("/checkpoints", operation_id="list_checkpoints")
+def list_checkpoints(
+    checkpoints: TheCheckpoints, caller: AnyCaller, job: Id = None, before: BeforeId = None, limit: Limit = 100
+) -> list[CheckpointInfo]:
+    """The newest first."""
+    return checkpoints.page(job=job, owner=caller.owner, before=before, limit=limit)
+
+
+@router.get("/checkpoints/{checkpoint}", operation_id="get_checkpoint")
+def get_checkpoint(checkpoints: TheCheckpoints, caller: AnyCaller, checkpoint: CheckpointId) -> CheckpointInfo:
+    """One of them."""
+    return checkpoints.find(caller, checkpoint)
+
+
+@router.delete("/checkpoints/{checkpoint}", operation_id="remove_checkpoint", status_code=204)
+async def remove_checkpoint(checkpoints: TheCheckpoints, caller: OperatingCaller, checkpoint: CheckpointId) -> None:
+    """Remove it, with the content that no other one has."""
+    await checkpoints.remove(caller, checkpoint)
+
+
+@router.post("/checkpoints/{checkpoint}:verify", operation_id="verify_checkpoint", status_code=202, responses=ACCEPTED)
+async def verify_checkpoint(
+    checkpoints: TheCheckpoints, caller: OperatingCaller, checkpoint: CheckpointId, response: Response
+) -> OperationInfo:
+    """Read all of it and compare it with its hashes."""
+    return accepted(await checkpoints.verify(caller, checkpoint, requestor=caller.name), response)
+
+
+@router.post(
+    "/checkpoints/{checkpoint}:restore", operation_id="restore_checkpoint", status_code=202, responses=ACCEPTED
+)
+async def restore_checkpoint(
+    checkpoints: TheCheckpoints, caller: OperatingCaller, checkpoint: CheckpointId, request: RestoreRequest,
+    response: Response,
+) -> OperationInfo:  # fmt: skip
+    """Make the programs again where they were, in a job of their own, on these devices or on those that they had."""
+    row = await checkpoints.restore(caller, checkpoint, request.devices, requestor=caller.name)
+    return accepted(row, response)

@@ -1,0 +1,130 @@
+"""Jobs' whole states, kept apart from the jobs: checkpoint create, list, show, verify, rm; restore."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from xmigd.cli.common import (
+    JobOption,
+    LimitOption,
+    ProcessOrJobArgument,
+    YesOption,
+    confirm,
+    connect,
+    find_by_prefix,
+    find_job,
+    find_processes,
+)
+from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
+from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, show_one, size
+from xmigd.client import Client
+from xmigd.words import milliseconds
+
+group = typer.Typer(no_args_is_help=True, help="Checkpoints: jobs' whole states, from which they can be restored.")
+CheckpointArgument = Annotated[str, typer.Argument(help="the checkpoint: its id, or the beginning of it")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="checkpoint")
+    app.command()(restore)
+
+
+@group.command()
+def create(
+    process: ProcessOrJobArgument,
+    stop: Annotated[bool, typer.Option("--stop", help="end the program where it was written down")] = False,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Write down all that a job is: device memory, the program, the positions in its files. It stands still meanwhile,
+    and goes on."""
+    client = connect()
+    _, found = find_processes(client, process)
+    body = {"job": found[0]["job_id"], "stop": stop}
+    operation = carry_out(client, "/v1/checkpoints", body, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        result = operation["result"]
+        took = (
+            "" if result["standstill_ms"] is None else f"; it stood still for {milliseconds(result['standstill_ms'])}"
+        )
+        console.print(
+            f"checkpoint [bold]{result['checkpoint']}[/bold]: {size(result['content_bytes'])}, "
+            f"{size(result['stored_bytes'])} on disk{took}"
+        )
+        console.print(f"[dim]xmigctl restore {result['checkpoint'][:12]}[/dim]")
+
+
+@group.command("list")
+def list_checkpoints(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
+    """Checkpoints, newest first."""
+    client = connect()
+    rows = client.get("/v1/checkpoints", job=find_job(client, job) if job else None, limit=limit)
+    columns = {
+        "created_at": "TIME", "id": "CHECKPOINT", "job_name": "JOB", "user": "USER", "device": "DEVICE",
+        "content_bytes": "SIZE", "stored_bytes": "STORED", "standstill_ms": "STANDSTILL",
+    }  # fmt: skip
+    show(rows, output, columns, "no checkpoints", optional=("standstill_ms", "user"))
+
+
+@group.command("show")
+def show_checkpoint(checkpoint: CheckpointArgument, output: OutputOption = Output.table) -> None:
+    """One checkpoint: of what it was made, and when."""
+    show_one(_find(connect(), checkpoint), output)
+
+
+@group.command()
+def verify(
+    checkpoint: CheckpointArgument,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Read all of a checkpoint, and compare it with its hashes."""
+    client = connect()
+    found = _find(client, checkpoint)
+    path = f"/v1/checkpoints/{found['id']}:verify"
+    operation = carry_out(client, path, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        console.print(f"checkpoint {found['id'][:12]} is whole: {operation['result']['pieces']} pieces")
+
+
+@group.command("rm")
+def remove(checkpoint: CheckpointArgument, yes: YesOption = False, output: OutputOption = Output.table) -> None:
+    """Remove a checkpoint. What other checkpoints have, too, stays."""
+    client = connect()
+    found = _find(client, checkpoint)
+    confirm(f"Remove checkpoint {found['id'][:12]} of {found['job_name']}?", yes)
+    client.delete(f"/v1/checkpoints/{found['id']}")
+    if output is Output.json:
+        show_json({"id": found["id"], "removed": True})
+    else:
+        console.print(f"checkpoint {found['id'][:12]} is removed")
+
+
+def restore(
+    checkpoint: CheckpointArgument,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", help="another one than it had; as many as it had")
+    ] = None,
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.cancel,
+    output: OutputOption = Output.table,
+) -> None:
+    """Make the programs of a checkpoint again, in a job of their own. They go on where they were written down."""
+    client = connect()
+    found = _find(client, checkpoint)
+    path, body = f"/v1/checkpoints/{found['id']}:restore", {"devices": device or []}
+    operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        result = operation["result"]
+        console.print(
+            f"{escape(found['job_name'])} goes on as job [bold]{result['job'][:12]}[/bold], pid {result['pid']}, on "
+            f"{escape(result['device'])}, after {milliseconds(result['ms'])}"
+        )
+
+
+def _find(client: Client, wanted: str) -> dict[str, Any]:
+    return find_by_prefix(client.get("/v1/checkpoints", limit=1000), wanted, "checkpoint", "xmigctl checkpoint list")
