@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,15 +262,26 @@ def test_bad_requests(node: Node, native_dir: Path, tmp_path: Path) -> None:
         assert caught.value.code == "not_found"
 
 
-@pytest.mark.parametrize("phase", ["suspending", "dumping", "storing", "resuming"])
-def test_the_daemon_dies_while_one_is_made(
-    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str, phase: str
+KILLED, STOPPED = Node.kill, Node.stop
+
+
+@pytest.mark.parametrize(
+    ("phase", "leaves"),
+    [("suspending", KILLED), ("dumping", KILLED), ("dumping", STOPPED), ("storing", STOPPED), ("resuming", KILLED)],
+)
+def test_the_daemon_leaves_while_one_is_made(
+    node: Node,
+    native_dir: Path,
+    tmp_path: Path,
+    undisturbed: str,
+    phase: str,
+    leaves: Callable[[Node], None],
 ) -> None:
     output = tmp_path / "steps"
     program = begun(node, native_dir, output)
     operation = node.client.post("/v1/checkpoints", {"process": info(program)["id"]})
     passes(node, operation, phase)
-    node.kill()
+    leaves(node)
     node.start()
     harness.found_again(node)
     assert ended(node, operation)["state"] in ("failed", "succeeded")
@@ -279,9 +290,17 @@ def test_the_daemon_dies_while_one_is_made(
     assert output.read_text() == undisturbed
 
 
-@pytest.mark.parametrize("phase", ["reading", "restoring", "resuming"])
-def test_the_daemon_dies_while_one_is_restored(
-    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str, phase: str
+@pytest.mark.parametrize(
+    ("phase", "leaves"),
+    [("reading", KILLED), ("restoring", KILLED), ("restoring", STOPPED), ("resuming", STOPPED), ("resuming", KILLED)],
+)
+def test_the_daemon_leaves_while_one_is_restored(
+    node: Node,
+    native_dir: Path,
+    tmp_path: Path,
+    undisturbed: str,
+    phase: str,
+    leaves: Callable[[Node], None],
 ) -> None:
     """What is restored by half is ended, and restored again."""
     output = tmp_path / "steps"
@@ -291,7 +310,7 @@ def test_the_daemon_dies_while_one_is_restored(
     before = output.read_text()
     operation = node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", {"devices": []})
     passes(node, operation, phase)
-    node.kill()
+    leaves(node)
     node.start()
     harness.found_again(node)
     if ended(node, operation)["state"] == "failed":

@@ -8,10 +8,13 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
+from typing import IO
 
 from xmigd.checkpoints import movable
 from xmigd.errors import Unavailable, XmigError
+from xmigd.ipc.fds import Fd
 
 PATIENCE = 600.0  # seconds for a dump or a restoration
 OLDEST = 4  # earlier ones fail on kernels since 6.x
@@ -48,7 +51,7 @@ class Criu:
             raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
         if shutil.which(self._program) is None:
             raise Unavailable(f"{self._program} is not there", hint="dnf install criu", code="criu_missing")
-        code, output = await _run([str(self._program), "--version"])
+        code, output = await asyncio.to_thread(_version, self._program)
         version = re.search(r"^Version: (\d+(?:\.\d+)*)", output, re.MULTILINE)
         numbers = () if version is None else tuple(int(number) for number in version[1].split("."))
         if code != 0 or version is None or numbers[0] < OLDEST:
@@ -81,13 +84,14 @@ class Criu:
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
         # It holds the lock for as long as it runs, whatever becomes of us.
-        with open(images / LOCK, "w") as lock:
+        with open(images / LOCK, "w") as lock, open(images / f"{action}.out", "w+b") as output:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            code, output = await _run(command, images, lock.fileno())
-        if code != 0:
-            raise CriuFailed(
-                f"CRIU could not {action} the program: {_why(log) or output.strip() or f'it ended with {code}'}"
-            )
+            code = await _run(command, images, output, lock.fileno())
+            if code != 0:
+                output.seek(0)
+                printed = output.read(4096).decode(errors="replace").strip()
+                why = _why(log) or printed or f"it ended with {code}"
+                raise CriuFailed(f"CRIU could not {action} the program: {why}")
 
 
 def _session(leader: bool) -> list[str]:
@@ -104,25 +108,41 @@ def ended(images: Path) -> int | None:
     return None
 
 
-async def _run(command: list[str], folder: Path | None = None, *kept: int) -> tuple[int, str]:
-    """In a session of its own, which what it restores may get. Raises Unavailable: it cannot be started, or hangs."""
+def _version(program: Path) -> tuple[int, str]:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=folder, env=ENVIRONMENT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, start_new_session=True, pass_fds=kept,
+        done = subprocess.run(
+            [program, "--version"], env=ENVIRONMENT, capture_output=True, text=True, errors="replace", check=False,
+            timeout=60,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout
+
+
+async def _run(command: list[str], folder: Path, output: IO[bytes], *kept: int) -> int:
+    """In a session of its own, which what it restores may get. Returns its exit code. Raises Unavailable: it cannot be
+    started, or hangs.
+
+    It is never killed: in the middle of a dump its own code is in the program. If this daemon leaves, it goes on. So
+    this is no subprocess of asyncio's, which are killed with their loop.
+    """
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, pass_fds=kept,
         )  # fmt: skip
     except OSError as error:
         raise Unavailable(f"{command[0]} cannot be started: {error.strerror}", code="criu_missing") from None
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    except TimeoutError:
-        raise Unavailable(f"CRIU did not end within {PATIENCE:g} s", code="criu_failed") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return process.returncode or 0, output.decode(errors="replace")
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.closing(Fd(os.pidfd_open(process.pid))) as pidfd:
+        loop.add_reader(pidfd.fileno(), over.set)
+        try:
+            await asyncio.wait_for(over.wait(), PATIENCE)
+        except TimeoutError:
+            raise Unavailable(f"CRIU did not end within {PATIENCE:g} s, and goes on", code="criu_failed") from None
+        finally:
+            loop.remove_reader(pidfd.fileno())
+    return process.wait()
 
 
 def _why(log: Path) -> str:

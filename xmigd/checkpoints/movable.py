@@ -56,11 +56,15 @@ class Criu:
 
 def as_dumped(pid: int, version: tuple[int, ...] = (4, 1)) -> Criu:
     """CRIU as a checkpoint of this process starts it. Raises NotFound: it has ended."""
+    return Criu(version=version, options=frozenset() if leads(pid) else frozenset({"shell-job"}))
+
+
+def leads(pid: int) -> bool:
+    """Its session? Raises NotFound: it has ended."""
     try:
-        leader = os.getsid(pid) == pid
+        return os.getsid(pid) == pid
     except ProcessLookupError:
         raise NotFound(f"there is no process {pid}", hint="its program has ended") from None
-    return Criu(version=version, options=frozenset() if leader else frozenset({"shell-job"}))
 
 
 def processes_of(pid: int) -> list[int]:

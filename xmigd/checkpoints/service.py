@@ -25,7 +25,7 @@ from xmigd.checkpoints import live, repository
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
 from xmigd.checkpoints.manifest import Content, Manifest, Program
-from xmigd.checkpoints.movable import obstacles, processes_of
+from xmigd.checkpoints.movable import leads, obstacles, processes_of
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
@@ -168,8 +168,15 @@ class Checkpoints:
             operation.progress("suspending")
             await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
         pids: list[int] = []
-        ended = False
         generation = process.generation
+
+        async def go_on() -> None:
+            live.let_go_on(pids)
+            if not asleep and process.state == "suspended":
+                operation.progress("resuming")
+                await self._carried_out(self._moves.resume([process], [], requestor=requestor))
+
+        # A daemon that leaves interrupts this anywhere, and does nothing about it: the next one does.
         with self._chunks.writing() as writing:
             try:
                 operation.check_cancelled("host" if asleep else "source")
@@ -182,19 +189,17 @@ class Checkpoints:
                 result = await self._keep(manifest, writing)
                 if stop:
                     await self._list(manifest, process, result)
-                    await end(pids)
-                    ended = True
-            finally:
-                if not ended:
-                    live.let_go_on(pids)
-                    if not asleep and process.state == "suspended":
-                        operation.progress("resuming")
-                        await self._carried_out(self._moves.resume([process], [], requestor=requestor))
-            if not stop:
-                if not asleep:
-                    result["standstill_ms"] = (time.monotonic() - began) * 1e3
-                await self._list(manifest, process, result)
-        logger.info("a checkpoint is made", job=manifest.job_name, **result)
+            except Exception:
+                self._path(id).unlink(missing_ok=True)
+                await go_on()
+                raise
+            if stop:
+                await end(pids)
+                return result
+            await go_on()
+            if not asleep:
+                result["standstill_ms"] = (time.monotonic() - began) * 1e3
+            await self._list(manifest, process, result)
         return result
 
     async def _write_down(
@@ -204,9 +209,9 @@ class Checkpoints:
         pid = process.row.pid
         with self._works_in(operation) as images:
             operation.progress("dumping")
-            leader = os.getsid(pid) == pid
-            held = live.hold(process)
-            pids = processes_of(pid)
+            pids, leader = processes_of(pid), leads(pid)
+            with _of_the_store("it cannot be held"):
+                held = live.hold(process)
             try:
                 await self._criu.dump(pid, images, leader=leader)
                 pids = processes_of(pid)
@@ -220,7 +225,7 @@ class Checkpoints:
                     memory, snapshots = await asyncio.to_thread(live.store_memory, writing, held, report)
                     stored = await asyncio.to_thread(live.store_images, writing, images)
                     await asyncio.to_thread(writing.sync)
-            except BaseException:
+            except Exception:
                 live.let_go_on(pids)
                 raise
             finally:
@@ -314,7 +319,7 @@ class Checkpoints:
                     given = True
                     operation.progress("resuming")
                     await self._carried_out(self._moves.resume([process], [], requestor=requestor))
-                except BaseException:
+                except Exception:
                     kill(tree(pid))
                     raise
                 live.let_go_on(tree(pid))
@@ -415,8 +420,12 @@ class Checkpoints:
             private_folder(folder)
         try:
             yield folder
-        finally:
+        except asyncio.CancelledError:  # this daemon leaves, and CRIU goes on
+            raise
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, checkpoint: str) -> Path:
         return self._folder / f"{checkpoint}.json"
