@@ -401,6 +401,13 @@ class TestDamage:
                 file(ZSTD, len(TEXT), TEXT), file(ZSTD, len(TEXT), b""), b"",
             ],
         )  # fmt: skip
+        # A payload is shorter than what it encodes.
+        contents = [fixed(11, 100) + bytes(zeros) for zeros in range(100)]
+        frames = [(data, zstandard.compress(data)) for data in contents]
+        as_long = [(data, frame) for data, frame in frames if len(frame) in (len(data), len(data) + 1)]
+        assert as_long
+        for data, frame in as_long:
+            self.all_are_noticed(chunks, data, [file(ZSTD, len(data), frame)])
 
     def test_another_size_is_requested(self, chunks: Chunks) -> None:
         name, _ = chunks.put(TEXT)
