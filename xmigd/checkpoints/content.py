@@ -17,6 +17,7 @@ import os
 import struct
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,8 +34,8 @@ WORTHWHILE = 0.95  # of its size: what does not become smaller than that is kept
 THREADS = 4
 
 MAGIC = b"XMPIECE1"
-HEADER = struct.Struct("<8sB7sQ")  # magic, encoding, RESERVED, bytes of the content
-RESERVED = bytes(7)
+HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, RESERVED, CRC-32 of the payload, bytes of the content
+RESERVED = bytes(3)
 # Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
 # on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
@@ -207,7 +208,7 @@ def _encoded(content: bytes) -> bytes:
     payload = content if encoding == RAW else _packed(content, encoding)
     if len(payload) > WORTHWHILE * len(content):  # what follows the sample is of another kind
         encoding, payload = RAW, content
-    return HEADER.pack(MAGIC, encoding, RESERVED, len(content)) + payload
+    return HEADER.pack(MAGIC, encoding, RESERVED, zlib.crc32(payload), len(content)) + payload
 
 
 def _choose(sample: bytes) -> int:
@@ -230,8 +231,10 @@ def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
     """None: that is no piece of this size."""
     if len(header) != HEADER.size:
         return None
-    magic, encoding, reserved, stated = HEADER.unpack(header)
+    magic, encoding, reserved, checksum, stated = HEADER.unpack(header)
     if (magic, reserved, stated) != (MAGIC, RESERVED, size) or encoding not in (RAW, ZSTD, *PLANES):
+        return None
+    if checksum != zlib.crc32(payload):
         return None
     if encoding == RAW:
         return payload if len(payload) == size else None
