@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import struct
@@ -33,7 +34,8 @@ WORTHWHILE = 0.95  # of its size: what does not become smaller than that is kept
 THREADS = 4
 
 MAGIC = b"XMPIECE1"
-HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, zeros, CRC-32 of the payload, bytes of the content
+HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, RESERVED, CRC-32 of the payload, bytes of the content
+RESERVED = bytes(3)
 # Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
 # on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
@@ -57,31 +59,43 @@ class Chunks:
     def get(self, name: str, size: int) -> bytes:
         """The piece of this hash. Raises Damaged: it is gone, or not what it was; then it is of no use to anybody."""
         try:
+            return self._read(name, size)
+        except Damaged:
+            self._sound.discard(name)  # so that it is written again by the next one that has it
+            raise
+
+    def _read(self, name: str, size: int) -> bytes:
+        try:
             with open(self.path(name), "rb") as file:
                 header = file.read(HEADER.size)
-                payload = file.read(2 * size + (1 << 16))
+                payload = file.read(size + 1)  # it is never longer than its content
         except OSError as error:
             raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
         content = _decoded(header, payload, size)
         if content is None or hashlib.sha256(content).hexdigest() != name:
-            self._sound.discard(name)
             raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
         return content
 
     def restore(self, content: Content, fd: int) -> None:
         """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
+        end = 0
+        for chunk in content.chunks:
+            if chunk.at < end or chunk.at + chunk.bytes > content.bytes:
+                raise Damaged(f"piece {chunk.hash[:12]} is not in its place")
+            end = chunk.at + chunk.bytes
         os.ftruncate(fd, content.bytes)
 
         def one(chunk: Chunk) -> None:
             _write_all(fd, self.get(chunk.hash, chunk.bytes), chunk.at)
 
         with ThreadPoolExecutor(THREADS) as pool:
-            for done in [pool.submit(one, chunk) for chunk in content.chunks]:
-                done.result()
+            for _ in pool.map(one, content.chunks):  # which leaves out the rest if one fails
+                pass
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Writing]:
-        """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends."""
+        """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends.
+        Raises OSError: there is no folder for it."""
         with self._lock:
             self._writers += 1
         try:
@@ -112,7 +126,7 @@ class Chunks:
         path = self.path(name)
         if path.exists():
             with contextlib.suppress(Damaged):
-                self.get(name, len(content))
+                self._read(name, len(content))
                 self._sound.add(name)
                 return name, 0
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -121,12 +135,16 @@ class Chunks:
             with open(number, "wb") as file:
                 file.write(_encoded(content))
                 size = file.tell()
-            os.rename(temporary, path)
+            with self._lock:
+                if name not in self._sound:
+                    os.rename(temporary, path)
+                    self._sound.add(name)
+                    return name, size
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        self._sound.add(name)
-        return name, size
+        Path(temporary).unlink()  # another thread was faster
+        return name, 0
 
 
 class Writing:
@@ -135,23 +153,28 @@ class Writing:
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self.stored_bytes = 0  # on disk, of what was not there before
+        private_folder(chunks.folder)
 
     def store(self, fd: int) -> Content:
         """All of a file. Raises OSError: no room, or it cannot be read."""
-        private_folder(self._chunks.folder)
         size = os.fstat(fd).st_size
 
-        def one(at: int) -> Chunk | None:
+        def one(at: int) -> tuple[Chunk, int] | None:
             content = _read_all(fd, min(PIECE, size - at), at)
             if not content.strip(b"\0"):
                 return None
             name, stored = self._chunks.put(content)
-            self.stored_bytes += stored
-            return Chunk(at=at, bytes=len(content), hash=name)
+            return Chunk(at=at, bytes=len(content), hash=name), stored
 
+        chunks = []
         with ThreadPoolExecutor(THREADS) as pool:
-            found = list(pool.map(one, _places(fd, size)))
-        return Content(bytes=size, chunks=tuple(chunk for chunk in found if chunk is not None))
+            for found in pool.map(one, _places(fd, size)):
+                if found is not None:
+                    chunks.append(found[0])
+                    self.stored_bytes += found[1]
+        if os.fstat(fd).st_size < size:  # what is gone at its end looks like a hole
+            raise _shorter()
+        return Content(bytes=size, chunks=tuple(chunks))
 
     def sync(self) -> None:
         """Everything that was stored is on the disk when this returns. Raises OSError."""
@@ -170,9 +193,13 @@ def _places(fd: int, size: int) -> Iterator[int]:
     while at < size:
         try:
             data = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: the rest is a hole
-            return
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # the rest is a hole
+                return
+            raise
         at = data - data % PIECE
+        if at >= size:  # it has grown
+            return
         yield at
         at += PIECE
 
@@ -180,14 +207,15 @@ def _places(fd: int, size: int) -> Iterator[int]:
 def _encoded(content: bytes) -> bytes:
     encoding = _choose(content[:SAMPLE])
     payload = content if encoding == RAW else _packed(content, encoding)
-    if len(payload) >= len(content):
+    if len(payload) > WORTHWHILE * len(content):  # what follows the sample is of another kind
         encoding, payload = RAW, content
-    return HEADER.pack(MAGIC, encoding, bytes(3), zlib.crc32(payload), len(content)) + payload
+    return HEADER.pack(MAGIC, encoding, RESERVED, zlib.crc32(payload), len(content)) + payload
 
 
 def _choose(sample: bytes) -> int:
-    # Each plane by itself: in a whole piece each fills several blocks, and a block has a code of its own.
-    sizes = {n: sum(len(_packed(sample[at::n], ZSTD)) for at in range(n)) for n in (ZSTD, *PLANES)}
+    # Each plane by itself: of a whole piece they lie in different blocks. The sample would be one block, with one code
+    # for the bytes of all planes, in which their order makes no difference.
+    sizes = {n: sum(len(_packed(sample[first::n], ZSTD)) for first in range(n)) for n in (ZSTD, *PLANES)}
     best = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[best] > WORTHWHILE * len(sample):
         return RAW
@@ -204,18 +232,19 @@ def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
     """None: that is no piece of this size."""
     if len(header) != HEADER.size:
         return None
-    magic, encoding, zeros, checksum, stated = HEADER.unpack(header)
-    if (
-        magic != MAGIC
-        or any(zeros)
-        or checksum != zlib.crc32(payload)
-        or stated != size
-        or encoding not in (RAW, ZSTD, *PLANES)
-    ):
+    magic, encoding, reserved, checksum, stated = HEADER.unpack(header)
+    if (magic, reserved, stated) != (MAGIC, RESERVED, size) or encoding not in (RAW, ZSTD, *PLANES):
+        return None
+    if checksum != zlib.crc32(payload):
         return None
     if encoding == RAW:
         return payload if len(payload) == size else None
+    if len(payload) >= size:
+        return None
     try:
+        # What the frame states is what the decompressor takes, whatever maximum it is given.
+        if zstandard.get_frame_parameters(payload).content_size != size:
+            return None
         found = zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError:
         return None
@@ -236,10 +265,14 @@ def _read_all(fd: int, size: int, at: int) -> bytes:
     while size > 0:
         piece = os.pread(fd, size, at)
         if not piece:
-            raise OSError(5, "it became shorter while it was read")
+            raise _shorter()
         pieces.append(piece)
         size, at = size - len(piece), at + len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _shorter() -> OSError:
+    return OSError(errno.EIO, "it became shorter while it was read")
 
 
 def _write_all(fd: int, content: bytes, at: int) -> None:

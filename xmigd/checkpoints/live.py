@@ -26,6 +26,7 @@ from xmigd.ipc.fds import Fd, close_all
 from xmigd.memory.handles import Handle, make_handle
 from xmigd.native import Layout
 from xmigd.supervisor.process import Process
+from xmigd.text import harmless
 
 Progress = Callable[[int], None]  # bytes that are done
 
@@ -90,7 +91,7 @@ def store_images(writing: Writing, folder: Path) -> list[Image]:
 
 
 def open_files(pids: Iterable[int]) -> list[OpenFile]:
-    """The regular files that stopped processes have open, each once."""
+    """The regular files that stopped processes have open, each once. Raises Conflict: a name cannot be written down."""
     found: dict[str, OpenFile] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -99,11 +100,24 @@ def open_files(pids: Iterable[int]) -> list[OpenFile]:
                     status, path = entry.stat(), os.readlink(entry)
                     if not stat.S_ISREG(status.st_mode) or not path.startswith("/") or path.startswith("/memfd:"):
                         continue
+                    if not _is_text(path):
+                        raise Conflict(
+                            f"process {pid} has a file open whose name is no UTF-8: {harmless(path)}",
+                            code="not_movable", hint="give it another name",
+                        )  # fmt: skip
                     writable = bool(entry.lstat().st_mode & stat.S_IWUSR)
                     earlier = found.get(path)
                     writable = writable or (earlier is not None and earlier.writable)
                     found[path] = OpenFile(path=path, bytes=status.st_size, writable=writable)
     return [found[path] for path in sorted(found)]
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def describe(

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import __version__, log
@@ -164,11 +165,7 @@ class Checkpoints:
         self, operation: Operation, id: str, process: Process, *, stop: bool, asleep: bool, requestor: str
     ) -> dict[str, Any]:
         began = time.monotonic()
-        if not asleep:
-            operation.progress("suspending")
-            await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
         pids: list[int] = []
-        generation = process.generation
 
         async def go_on() -> None:
             live.let_go_on(pids)
@@ -177,7 +174,14 @@ class Checkpoints:
                 await self._carried_out(self._moves.resume([process], [], requestor=requestor))
 
         # A daemon that leaves interrupts this anywhere, and does nothing about it: the next one does.
-        with self._chunks.writing() as writing:
+        with contextlib.ExitStack() as stack:
+            with _of_the_store("it cannot be stored"):
+                writing = stack.enter_context(self._chunks.writing())
+            if not asleep:
+                operation.progress("suspending")
+                suspended = await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
+                began = time.monotonic() - (suspended.get("downtime_ms") or 0.0) / 1e3
+            generation = process.generation
             try:
                 operation.check_cancelled("host" if asleep else "source")
                 program, pids = await self._write_down(operation, writing, process, stop=stop)
@@ -431,7 +435,7 @@ class Checkpoints:
         return self._folder / f"{checkpoint}.json"
 
     def _manifest(self, checkpoint: str) -> Manifest:
-        """Raises NotFound, Damaged."""
+        """Raises NotFound, Damaged, Conflict."""
         with self._reader.session() as session:
             rows = repository.page(session, checkpoint=checkpoint)
         if not rows:
@@ -445,7 +449,15 @@ class Checkpoints:
             raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} cannot be read: {error.strerror}") from None
         if hashlib.sha256(document).hexdigest() != expected:
             raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} is not the one that was written")
-        return Manifest.model_validate_json(document)
+        try:
+            return Manifest.model_validate_json(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise Conflict(
+                f"checkpoint {checkpoint[:12]} was made by another version of xMIG: {place}: {first['msg']}",
+                code="other_version",
+            ) from None
 
     def _forget(self, checkpoint: str) -> None:
         """Its manifest, and what no other checkpoint has. What another one needs and cannot say, because its manifest
@@ -453,7 +465,7 @@ class Checkpoints:
         self._path(checkpoint).unlink(missing_ok=True)
         try:
             self._chunks.remove_unneeded(self._needed)
-        except Damaged as error:
+        except (Conflict, Damaged) as error:
             logger.error("nothing is removed from the checkpoints' content", why=str(error))
 
     def _needed(self) -> set[str]:
@@ -463,8 +475,8 @@ class Checkpoints:
         manifests = (self._read(id, expected) for id, expected in left)
         return {chunk.hash for one in manifests for content in contents(one) for chunk in content.chunks}
 
-    async def _carried_out(self, starting: Awaitable[OperationRow]) -> None:
-        """Raises Conflict: it was not."""
+    async def _carried_out(self, starting: Awaitable[OperationRow]) -> dict[str, Any]:
+        """What came of it. Raises Conflict: it was not carried out."""
         row = await self._operations.ended(await starting)
         if row.state != "succeeded":
             problem = row.error or {}
@@ -473,6 +485,7 @@ class Checkpoints:
                 code=problem.get("code"), hint=problem.get("hint", ""),
                 process_location=problem.get("process_location"),
             )  # fmt: skip
+        return row.result or {}
 
     async def _write(self, name: Write, work: Callable[[Session], Any]) -> None:
         """Raises Unavailable."""
