@@ -12,6 +12,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Ask for a new one, with a new `Idempotency-Key`.",
     ),
     "bad_ca_file": ("The file of `--ca-file` cannot be read as certificates.", "Name a PEM file."),
+    "bad_key": (
+        "The key of an exported checkpoint is missing, or not a key, or not the one; or the file is not encrypted.",
+        "Name the key with which it was exported; leave it out if the file is not encrypted and you trust it.",
+    ),
     "bad_snapshot": (
         "What arrived at the target is not what the source's snapshot says.",
         "Ask again; if it comes back, report it.",
@@ -72,7 +76,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "`xmigctl check-movable` lists what, and what to do.",
     ),
     "other_version": (
-        "The checkpoint was made by a version of xMIG with other memory.",
+        "The checkpoint was made by a version of xMIG with other memory, or exported in a later format.",
         "Restore it with that version.",
     ),
     "pid_in_use": (

@@ -59,30 +59,31 @@ class Chunks:
     def get(self, name: str, size: int) -> bytes:
         """The piece of this hash. Raises Damaged: it is gone, or not what it was; then it is of no use to anybody."""
         try:
-            return self._read(name, size)
+            return self._read(name, size)[1]
         except Damaged:
             self._sound.discard(name)  # so that it is written again by the next one that has it
             raise
 
-    def _read(self, name: str, size: int) -> bytes:
+    def encoded(self, name: str, size: int) -> bytes:
+        """The same piece as its file has it, for `Writing.take` on another node. Raises Damaged."""
+        try:
+            return self._read(name, size)[0]
+        except Damaged:
+            self._sound.discard(name)
+            raise
+
+    def _read(self, name: str, size: int) -> tuple[bytes, bytes]:
+        """File and content."""
         try:
             with open(self.path(name), "rb") as file:
-                header = file.read(HEADER.size)
-                payload = file.read(size + 1)  # it is never longer than its content
+                piece = file.read(HEADER.size + size + 1)  # the payload is never longer than the content
         except OSError as error:
             raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
-        content = _decoded(header, payload, size)
-        if content is None or hashlib.sha256(content).hexdigest() != name:
-            raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
-        return content
+        return piece, decode(piece, name, size)
 
     def restore(self, content: Content, fd: int) -> None:
         """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
-        end = 0
-        for chunk in content.chunks:
-            if chunk.at < end or chunk.at + chunk.bytes > content.bytes:
-                raise Damaged(f"piece {chunk.hash[:12]} is not in its place")
-            end = chunk.at + chunk.bytes
+        check_places(content)
         os.ftruncate(fd, content.bytes)
 
         def one(chunk: Chunk) -> None:
@@ -121,30 +122,33 @@ class Chunks:
     def put(self, content: bytes) -> tuple[str, int]:
         """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. Raises OSError: no room."""
         name = hashlib.sha256(content).hexdigest()
+        return name, self._keep(name, len(content), lambda: _encoded(content))
+
+    def _keep(self, name: str, size: int, piece: Callable[[], bytes]) -> int:
         if name in self._sound:
-            return name, 0
+            return 0
         path = self.path(name)
         if path.exists():
             with contextlib.suppress(Damaged):
-                self._read(name, len(content))
+                self._read(name, size)
                 self._sound.add(name)
-                return name, 0
+                return 0
         path.parent.mkdir(mode=0o700, exist_ok=True)
         number, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)
         try:
             with open(number, "wb") as file:
-                file.write(_encoded(content))
-                size = file.tell()
+                file.write(piece())
+                stored = file.tell()
             with self._lock:
                 if name not in self._sound:
                     os.rename(temporary, path)
                     self._sound.add(name)
-                    return name, size
+                    return stored
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
         Path(temporary).unlink()  # another thread was faster
-        return name, 0
+        return 0
 
 
 class Writing:
@@ -176,6 +180,12 @@ class Writing:
             raise _shorter()
         return Content(bytes=size, chunks=tuple(chunks))
 
+    def take(self, name: str, size: int, piece: bytes) -> int:
+        """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
+        Raises Damaged; OSError: no room."""
+        decode(piece, name, size)
+        return self._chunks._keep(name, size, lambda: piece)
+
     def sync(self) -> None:
         """Everything that was stored is on the disk when this returns. Raises OSError."""
         folder = os.open(self._chunks.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -202,6 +212,23 @@ def _places(fd: int, size: int) -> Iterator[int]:
             return
         yield at
         at += PIECE
+
+
+def check_places(content: Content) -> None:
+    """Raises Damaged: pieces overlap, or lie outside."""
+    end = 0
+    for chunk in content.chunks:
+        if chunk.at < end or chunk.at + chunk.bytes > content.bytes:
+            raise Damaged(f"piece {chunk.hash[:12]} is not in its place")
+        end = chunk.at + chunk.bytes
+
+
+def decode(piece: bytes, name: str, size: int) -> bytes:
+    """The content of a piece that has this hash and size. Raises Damaged, before it takes more memory than the size."""
+    content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
+    if content is None or hashlib.sha256(content).hexdigest() != name:
+        raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
+    return content
 
 
 def _encoded(content: bytes) -> bytes:
