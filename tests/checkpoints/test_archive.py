@@ -428,6 +428,21 @@ class TestHostileFiles:
         expected = HEADER_BYTES + SECTION.size + len(document)
         assert ("between the pieces and the index" in message, offset) == (True, expected)
 
+    def test_something_behind_the_index(self, tmp_path: Path) -> None:
+        document = manifest_of([], EMPTY).model_dump_json().encode()
+        sections = [
+            (archive.MANIFEST, 0, bytes(12), document),
+            (archive.INDEX, 1, bytes(12), b""),
+            (archive.PIECE, 2, bytes(12), b"what nobody would look at"),
+        ]
+        index_at = HEADER_BYTES + SECTION.size + len(document)
+
+        def change(fields: list[Any]) -> None:
+            fields[1], fields[4] = index_at, 2
+
+        message, offset = rejected(tmp_path / "file", joined(PLAIN_HEADER, sections, trailer=change), None)
+        assert ("between index and trailer" in message, offset) == (True, index_at + SECTION.size)
+
     @pytest.mark.parametrize("number", [0, 1, 2])
     def test_sections_with_another_number(self, tmp_path: Path, number: int) -> None:
         whole = self.forged([self.good()])
@@ -553,7 +568,9 @@ class TestHostileFiles:
         ids=["a salt, not encrypted", "another encryption", "a byte that is zero"],
     )
     def test_headers_with_what_none_has(self, tmp_path: Path, header: bytes) -> None:
-        rejected(tmp_path / "file", header + self.forged([])[HEADER_BYTES:], None)
+        sections = sections_of(self.forged([]))
+        check(tmp_path / "file", joined(PLAIN_HEADER, sections), None)
+        assert rejected(tmp_path / "file", joined(header, sections), None)[1] < HEADER_BYTES
 
     def test_a_nonce_in_a_plain_file(self, tmp_path: Path) -> None:
         document = manifest_of([], EMPTY).model_dump_json().encode()
