@@ -42,6 +42,7 @@ RAW, ZSTD = 0, 1
 PLANES = (2, 4)
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_ZEROS = bytes(PIECE)
 
 
 class Chunks:
@@ -165,7 +166,7 @@ class Writing:
 
         def one(at: int) -> tuple[Chunk, int] | None:
             content = _read_all(fd, min(PIECE, size - at), at)
-            if not content.strip(b"\0"):
+            if _ZEROS.startswith(content):  # much faster than to look at each byte, and nobody else can run meanwhile
                 return None
             name, stored = self._chunks.put(content)
             return Chunk(at=at, bytes=len(content), hash=name), stored
