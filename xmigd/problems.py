@@ -63,6 +63,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "driver_too_old": ("NVIDIA's driver has no checkpoints, or none that go to another GPU.", "Driver 580 or newer."),
     "driver_unusable": ("NVIDIA's driver does not answer, or cannot be initialised.", "`xmigctl doctor`."),
+    "exists": ("A checkpoint with this id is here already.", "Nothing."),
     "file_changed": (
         "A file that the program had open has another size than it had.",
         "Bring it back; a log is truncated to the size that the message names.",

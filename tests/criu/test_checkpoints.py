@@ -14,8 +14,7 @@ import pytest
 from tests import harness
 from tests.criu.test_client_dump import STEPS, criu_or_skip, let_end, start, wait_for_lines
 from tests.migration.moves import ended, info, succeeded
-from xmigd.checkpoints.manifest import Manifest
-from xmigd.checkpoints.service import contents
+from xmigd.checkpoints.manifest import Manifest, contents
 from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
 
@@ -241,6 +240,39 @@ def test_it_was_suspended_before(node: Node, native_dir: Path, tmp_path: Path, u
     let_end(output)
     assert program.finish()[0] == 0
     assert output.read_text() == undisturbed
+
+
+def test_it_goes_to_another_node(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Another daemon, with another state folder: nothing but the file is common to both."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    exported = succeeded(node, node.client.post(f"/v1/checkpoints/{made['checkpoint']}:export", {}))["result"]
+    file = Path(exported["path"])
+    assert file.stat().st_size == exported["bytes"]
+    with harness.own_node(native_dir, devices="cpu:0,cpu:1", port=-1, criu=criu_or_skip()) as other:
+        place = folder(other) / "exported"
+        place.mkdir(parents=True)
+        broken = bytearray(file.read_bytes())
+        broken[len(broken) // 2] ^= 1
+        (place / "broken.xmig").write_bytes(broken)
+        (place / "whole.xmig").write_bytes(file.read_bytes())
+        failed = ended(other, other.client.post("/v1/checkpoints:import", {"file": "broken.xmig"}))
+        assert (failed["state"], failed["error"]["code"]) == ("failed", "damaged")
+        assert other.client.get("/v1/checkpoints") == []
+        taken = succeeded(other, other.client.post("/v1/checkpoints:import", {"file": "whole.xmig"}))["result"]
+        assert taken["checkpoint"] == made["checkpoint"]
+        again = ended(other, other.client.post("/v1/checkpoints:import", {"file": "whole.xmig"}))
+        assert again["error"]["code"] == "exists"
+        for name, code in (("none.xmig", "not_found"), ("../x.xmig", "invalid")):
+            with pytest.raises(Refused) as caught:
+                other.client.post("/v1/checkpoints:import", {"file": name})
+            assert caught.value.code == code
+        restored(other, made, "cpu:1")
+        let_end(output)
+        wait_for_lines(output, STEPS)
+        assert output.read_text() == undisturbed
 
 
 def test_bad_requests(node: Node, native_dir: Path, tmp_path: Path) -> None:

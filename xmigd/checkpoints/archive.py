@@ -35,7 +35,7 @@ from pydantic import ValidationError
 
 from xmigd.checkpoints import content as pieces
 from xmigd.checkpoints.content import THREADS, Chunks, Writing
-from xmigd.checkpoints.manifest import Content, Manifest
+from xmigd.checkpoints.manifest import Manifest, contents
 from xmigd.errors import Conflict, Invalid
 from xmigd.store.objects import TEMPORARY, Damaged, sync_folder
 from xmigd.text import harmless
@@ -339,7 +339,7 @@ class Archive:
 
     def _pieces_needed(self) -> dict[str, int]:
         with self._located(HEADER_BYTES + SECTION.size):
-            for content in _contents(self.manifest):
+            for content in contents(self.manifest):
                 pieces.check_places(content)
             return pieces_of(self.manifest)
 
@@ -462,18 +462,11 @@ def _bound_to(header: bytes, section: bytes) -> bytes:
 def pieces_of(manifest: Manifest) -> dict[str, int]:
     """Bytes of each piece by its hash, in the order in which they are named first. Raises Damaged: it has two sizes."""
     found: dict[str, int] = {}
-    for content in _contents(manifest):
+    for content in contents(manifest):
         for chunk in content.chunks:
             if found.setdefault(chunk.hash, chunk.bytes) != chunk.bytes:
                 raise Damaged(f"piece {chunk.hash[:12]} has {found[chunk.hash]} and {chunk.bytes} bytes")
     return found
-
-
-def _contents(manifest: Manifest) -> Iterator[Content]:
-    for program in manifest.programs:
-        yield from (memory.content for memory in program.memory)
-        yield from program.snapshots
-        yield from (image.content for image in program.images)
 
 
 def _in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> Iterator[_Result]:

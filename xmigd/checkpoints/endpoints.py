@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Path, Response
 
-from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
+from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
-from xmigd.checkpoints.schemas import CheckpointInfo, CheckpointRequest, RestoreRequest
+from xmigd.checkpoints.schemas import CheckpointInfo, CheckpointRequest, ImportRequest, RestoreRequest
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
@@ -72,3 +72,20 @@ async def restore_checkpoint(
     """Make the programs again where they were, in a job of their own, on these devices or on those that they had."""
     row = await checkpoints.restore(caller, checkpoint, request.devices, requestor=caller.name)
     return accepted(row, response)
+
+
+@router.post("/checkpoints/{checkpoint}:export", operation_id="export_checkpoint", status_code=202, responses=ACCEPTED)
+async def export_checkpoint(
+    checkpoints: TheCheckpoints, caller: OperatorCaller, checkpoint: CheckpointId, response: Response
+) -> OperationInfo:
+    """Write it into one file, which another node can import. The answer says where it is. For operators."""
+    return accepted(await checkpoints.export(caller, checkpoint, requestor=caller.name), response)
+
+
+@router.post("/checkpoints:import", operation_id="import_checkpoint", status_code=202, responses=ACCEPTED)
+async def import_checkpoint(
+    checkpoints: TheCheckpoints, caller: OperatorCaller, request: ImportRequest, response: Response
+) -> OperationInfo:
+    """Take a checkpoint out of a file that another node has exported. Its programs run as the users that the file says
+    when it is restored. For operators."""
+    return accepted(await checkpoints.take(request.file, requestor=caller.name), response)

@@ -6,6 +6,7 @@ checkpoint). Nothing in here is to be believed before it was checked: a manifest
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -96,3 +97,11 @@ class Manifest(Strict):
     xmig_version: Text
     created_at: float  # seconds since 1970
     programs: tuple[Program, ...]
+
+
+def contents(manifest: Manifest) -> Iterator[Content]:
+    """All that it names."""
+    for program in manifest.programs:
+        yield from (memory.content for memory in program.memory)
+        yield from program.snapshots
+        yield from (image.content for image in program.images)

@@ -33,6 +33,18 @@ class RestoreRequest(BaseModel):
     )
 
 
+class ImportRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    file: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.xmig$",
+            description="its name in the folder `exported` beside the daemon's checkpoints",
+        ),
+    ]
+
+
 class CheckpointInfo(Answer):
     id: str
     job_id: str = Field(description="of the job that it was made of, which may be over")

@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import __version__, log
-from xmigd.checkpoints import live, repository
+from xmigd.checkpoints import archive, live, repository
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
-from xmigd.checkpoints.manifest import Content, Manifest, Program
+from xmigd.checkpoints.manifest import Manifest, Program, contents
 from xmigd.checkpoints.movable import leads, obstacles, processes_of
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.database.reader import Reader
@@ -54,6 +54,7 @@ from xmigd.users import user_name
 logger = log.get("checkpoints")
 
 CREATE, RESTORE, VERIFY = "checkpoint", "restoration", "verification"  # operations
+EXPORT, IMPORT = "export", "import"
 GONE_WITHIN = 5.0  # seconds in which a parent takes note of the end of a program
 FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daemon is found again
 
@@ -75,6 +76,7 @@ class Checkpoints:
         self._criu = criu
         self._devices = devices
         self._chunks = Chunks(folder / "objects")
+        self._exported = folder / "exported"  # the only folder that files are written to and read from for others
         operations.register(CREATE, self._resolve_create)
         operations.register(RESTORE, self._resolve_restore)
 
@@ -149,6 +151,62 @@ class Checkpoints:
             VERIFY, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work
         )
 
+    async def export(self, caller: Caller, checkpoint: str, *, requestor: str) -> OperationRow:
+        """Into one file of the folder `exported`, for another node. Raises NotFound, Damaged, Conflict."""
+        info = await asyncio.to_thread(self.find, caller, checkpoint)
+        manifest = await asyncio.to_thread(self._manifest, info.id)
+        path = self._exported / f"{info.id}.xmig"
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            operation.progress("writing", total_bytes=info.content_bytes)
+            report = self._reporter(operation)
+
+            def write() -> int:
+                private_folder(path.parent)
+                return archive.write(manifest, self._chunks, path, progress=report)
+
+            with _of_the_store("it cannot be exported"):
+                size = await asyncio.to_thread(write)
+            return {"checkpoint": info.id, "path": str(path), "bytes": size}
+
+        return await self._operations.start(
+            EXPORT, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work, cancellable=False,
+        )  # fmt: skip
+
+    async def take(self, file: str, *, requestor: str) -> OperationRow:
+        """Import a file of the folder `exported`. It belongs to the user that its program ran as. Raises NotFound."""
+        path = self._exported / file
+        if not await asyncio.to_thread(path.is_file):
+            raise NotFound(f"there is no file {path}", hint="copy it there")
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            operation.progress("reading")
+            return await self._import(operation, path)
+
+        return await self._operations.start(
+            IMPORT, subject=("file", file), requestor=requestor, work=work, cancellable=False
+        )
+
+    async def _import(self, operation: Operation, path: Path) -> dict[str, Any]:
+        with contextlib.ExitStack() as stack:
+            with _of_the_store(f"{path} cannot be imported"):
+                writing = stack.enter_context(self._chunks.writing())
+                opened = stack.enter_context(await asyncio.to_thread(archive.Archive.open, path))
+                manifest = opened.manifest
+                if await asyncio.to_thread(self.page, checkpoint=manifest.id):
+                    raise Conflict(f"checkpoint {manifest.id[:12]} is here already", code="exists")
+                if not manifest.programs:
+                    raise Damaged(f"{path} has no program")
+                operation.progress("storing", total_bytes=opened.content_bytes)
+                report = self._reporter(operation)
+                await asyncio.to_thread(opened.import_into, writing, progress=report)
+                await asyncio.to_thread(writing.sync)
+            result = await self._keep(manifest, writing)
+            program = manifest.programs[0]
+            device = as_one([f"{seen.kind}:{place}" for place, seen in enumerate(program.devices)])
+            await self._list(manifest, program.uid, program.command, device, result)
+        return result
+
     async def remove(self, caller: Caller, checkpoint: str) -> None:
         """Raises NotFound, Conflict: it is being restored."""
         info = await asyncio.to_thread(self.find, caller, checkpoint)
@@ -192,7 +250,7 @@ class Checkpoints:
                 )  # fmt: skip
                 result = await self._keep(manifest, writing)
                 if stop:
-                    await self._list(manifest, process, result)
+                    await self._list(manifest, process.job.uid, process.row.command, process.row.device, result)
             except Exception:
                 self._path(id).unlink(missing_ok=True)
                 await go_on()
@@ -203,7 +261,7 @@ class Checkpoints:
             await go_on()
             if not asleep:
                 result["standstill_ms"] = (time.monotonic() - began) * 1e3
-            await self._list(manifest, process, result)
+            await self._list(manifest, process.job.uid, process.row.command, process.row.device, result)
         return result
 
     async def _write_down(
@@ -254,12 +312,12 @@ class Checkpoints:
             "stored_bytes": writing.stored_bytes, "standstill_ms": None,
         }  # fmt: skip
 
-    async def _list(self, manifest: Manifest, process: Process, result: dict[str, Any]) -> None:
+    async def _list(self, manifest: Manifest, uid: int, command: str, device: str, result: dict[str, Any]) -> None:
         """From now on it is one. Raises Unavailable."""
         document = manifest.model_dump_json().encode()
         values = {name: value for name, value in result.items() if name != "checkpoint"} | {
-            "id": manifest.id, "job_id": manifest.job, "job_name": manifest.job_name, "uid": process.job.uid,
-            "command": process.row.command, "device": process.row.device, "programs": len(manifest.programs),
+            "id": manifest.id, "job_id": manifest.job, "job_name": manifest.job_name, "uid": uid, "command": command,
+            "device": device, "programs": len(manifest.programs),
             "manifest": hashlib.sha256(document).hexdigest(), "created_at": manifest.created_at,
         }  # fmt: skip
         await self._write("checkpoints.add", lambda session: repository.add(session, values))
@@ -506,13 +564,6 @@ class Checkpoints:
 def _as_restored(checkpoint: str, process: Process) -> dict[str, Any]:
     row = process.row
     return {"checkpoint": checkpoint, "job": process.job.id, "process": row.id, "pid": row.pid, "device": row.device}
-
-
-def contents(manifest: Manifest) -> Iterator[Content]:
-    for program in manifest.programs:
-        yield from (memory.content for memory in program.memory)
-        yield from program.snapshots
-        yield from (image.content for image in program.images)
 
 
 @contextlib.contextmanager

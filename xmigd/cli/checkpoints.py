@@ -91,6 +91,36 @@ def verify(
         console.print(f"checkpoint {found['id'][:12]} is whole: {operation['result']['pieces']} pieces")
 
 
+@group.command("export")
+def export_checkpoint(
+    checkpoint: CheckpointArgument, wait: WaitOption = True, on_interrupt: OnInterruptOption = OnInterrupt.detach,
+    output: OutputOption = Output.table,
+) -> None:  # fmt: skip
+    """Write a checkpoint into one file, for another node. For operators."""
+    client = connect()
+    path = f"/v1/checkpoints/{_find(client, checkpoint)['id']}:export"
+    operation = carry_out(client, path, wait=wait, output=output, on_interrupt=on_interrupt)
+    if operation is not None and output is not Output.json:
+        console.print(f"{escape(operation['result']['path'])}: {size(operation['result']['bytes'])}")
+
+
+@group.command("import")
+def import_checkpoint(
+    file: Annotated[str, typer.Argument(help="its name in the folder `exported` beside the daemon's checkpoints")],
+    wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.detach,
+    output: OutputOption = Output.table,
+) -> None:
+    """Take a checkpoint out of a file that another node has exported. For operators."""
+    client = connect()
+    operation = carry_out(
+        client, "/v1/checkpoints:import", {"file": file}, wait=wait, output=output, on_interrupt=on_interrupt
+    )
+    if operation is not None and output is not Output.json:
+        result = operation["result"]
+        console.print(f"checkpoint [bold]{result['checkpoint']}[/bold]: {size(result['content_bytes'])}")
+
+
 @group.command("rm")
 def remove(checkpoint: CheckpointArgument, yes: YesOption = False, output: OutputOption = Output.table) -> None:
     """Remove a checkpoint. What other checkpoints have, too, stays."""
