@@ -28,8 +28,8 @@ def upgrade() -> None:
         sa.Column("content_bytes", sa.Integer(), nullable=False),
         sa.Column("stored_bytes", sa.Integer(), nullable=False),
         sa.Column("manifest", sa.String(64), nullable=False),
-        sa.Column("standstill_ms", sa.Float(), nullable=True),
-        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("standstill_ms", sa.Double(), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_checkpoints"),
     )
     op.create_index("ix_checkpoints_created_at", "checkpoints", ["created_at"])
