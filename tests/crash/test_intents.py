@@ -386,7 +386,7 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
 
 
 # Checkpoints last: after one that was interrupted this scene's daemons store no more snapshots, which is not explained.
-@pytest.mark.parametrize("point", sorted(POINTS, key=lambda point: "checkpoints" in point))
+@pytest.mark.parametrize("point", sorted(POINTS, key=lambda point: "checkpoints" in str(point)))
 def test_a_crash(scene: Scene, point: str) -> None:
     node = scene.node
     scene.done.clear()
