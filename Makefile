@@ -76,7 +76,7 @@ lint: venv
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
 fetch: venv
 	@{ $(setup)/frameworks.sh & for needed in fuzz packages boot; do $(setup)/system.sh $$needed; done; \
-	  $(setup)/browser.sh; $(setup)/criu.sh; } </dev/null >/dev/null 2>&1 &
+	  $(setup)/browser.sh; $(setup)/criu.sh; $(setup)/slurm.sh; $(setup)/etcd.sh; } </dev/null >/dev/null 2>&1 &
 
 native-test: build
 	$(setup)/native_tests.sh native
@@ -103,7 +103,7 @@ pytest: build
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
 	tmp=$$(mktemp -d); trap 'rm -rf $$tmp' EXIT; \
 	  $(python) -m pytest --basetemp=$$tmp/contract $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
-	  $(python) -m pytest $(workers) --ignore=$(contract) $(ARGS); rest=$$?; \
+	  $(python) -m pytest $(workers) --ignore=$(contract) --durations=40 --durations-min=8 $(ARGS); rest=$$?; \
 	  wait $$contract || { cat build/contract.log; exit 1; }; exit $$rest
 
 dist: venv

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness import ROOT
-from xmigd.demo import main, moving, ranks
+from xmigd.demo import main, moving, packing, ranks
 from xmigd.demo import training as trainings
 from xmigd.demo.node import Node, Program
 
@@ -73,3 +73,13 @@ def test_of_four_ranks(native_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys
     lanes = [line for line in reported.splitlines() if line.startswith("rank ")]
     assert len(lanes) == 4
     assert all("X" in lane and "p" in lane and "s" in lane for lane in lanes), reported
+
+
+def test_trainings_are_packed_and_spread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of them: what takes time is to start them."""
+    monkeypatch.setattr(packing, "DEVICES", "cpu:0,cpu:1")
+    monkeypatch.setattr(packing, "TRAININGS", 3)
+    code = main.run(["--consolidate", "--epochs", "12"])
+    reported = capsys.readouterr().out
+    assert code == 0, reported
+    assert "packed and spread" in reported

@@ -109,6 +109,11 @@ class Client:
         self._body(answer, json_expected=False)
         return answer.text()
 
+    def get_bytes(self, path: str) -> bytes:
+        answer = self._request("GET", path)
+        self._body(answer, json_expected=False)
+        return answer.content
+
     def post(self, path: str, body: dict[str, Any] | None = None, *, keep_null: dict[str, Any] | None = None) -> Any:
         """What is None in `body` is left out; `keep_null` is sent as it is, where null has a meaning."""
         return self._body(self._request("POST", path, json_body=_given(body or {}) | (keep_null or {})))
@@ -116,8 +121,11 @@ class Client:
     def patch(self, path: str, body: dict[str, Any], tag: str) -> Any:
         return self._body(self._request("PATCH", path, json_body=body, headers={"If-Match": tag}))
 
-    def delete(self, path: str) -> Any:
-        return self._body(self._request("DELETE", path))
+    def put(self, path: str, body: dict[str, Any], tag: str) -> Any:
+        return self._body(self._request("PUT", path, json_body=body, headers={"If-Match": tag}))
+
+    def delete(self, path: str, tag: str | None = None) -> Any:
+        return self._body(self._request("DELETE", path, headers={} if tag is None else {"If-Match": tag}))
 
     def start(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Begin long work, once: the key lets a request whose answer was lost be sent again. Returns the operation."""

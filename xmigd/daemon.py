@@ -22,9 +22,18 @@ from xmigd.api.dependencies import Services
 from xmigd.api.front import Front
 from xmigd.api.gate import make_gate
 from xmigd.api.server import ApiServer, bind_api, bind_tcp, check_tcp, make_server
+from xmigd.checkpoints.bucket import second_place
+from xmigd.checkpoints.content import Chunks
 from xmigd.checkpoints.criu import Criu
+from xmigd.checkpoints.memory import MemoryTier, default_folder
+from xmigd.checkpoints.mirroring import Mirroring
+from xmigd.checkpoints.policies import CheckpointPolicies
+from xmigd.checkpoints.rescue import Rescue
+from xmigd.checkpoints.room import Room
 from xmigd.checkpoints.service import Checkpoints
+from xmigd.checkpoints.settling import Settling
 from xmigd.connections.quotas import Quotas
+from xmigd.consolidation.service import Consolidation
 from xmigd.database import migrate
 from xmigd.database.engine import make_engine, prepare_folder
 from xmigd.database.reader import Reader
@@ -39,10 +48,19 @@ from xmigd.events import repository as events
 from xmigd.events.bus import Bus
 from xmigd.events.stream import Events
 from xmigd.faults.service import Faults
+from xmigd.fleet.orders import Orders
+from xmigd.fleet.own import Own
+from xmigd.fleet.reading import Readings
+from xmigd.fleet.service import Fleet
+from xmigd.health.sensor import Sensor
+from xmigd.health.service import Health
 from xmigd.ipc import exits
 from xmigd.ipc.fds import raise_descriptor_limit
 from xmigd.jobs import repository as jobs
+from xmigd.jobs.admission import Admission
+from xmigd.jobs.grants import Grants
 from xmigd.jobs.service import Jobs
+from xmigd.leases.leases import leases_of
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
 from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
@@ -50,6 +68,7 @@ from xmigd.metrics.counts import Counts
 from xmigd.metrics.requests import Requests
 from xmigd.metrics.series import DeviceReader, Sampler
 from xmigd.metrics.service import Metrics
+from xmigd.migrations.drains import Drains
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
 from xmigd.node.service import Node
@@ -60,26 +79,41 @@ from xmigd.peers.links import PeerLinks
 from xmigd.peers.service import Peers
 from xmigd.policies.automation import Automation
 from xmigd.policies.breaker import Breaker
-from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies
+from xmigd.policies.service import BreakerPolicy, DevicePolicy, Policies, RetentionPolicy
+from xmigd.prediction.first_minutes import FirstMinutes
+from xmigd.prediction.service import Predictions
 from xmigd.processes import repository as processes
 from xmigd.processes.service import Processes
+from xmigd.profiling.profiles import Profiles
+from xmigd.profiling.traces import Traces
 from xmigd.ranks.service import JobRanks
 from xmigd.recording import retention
 from xmigd.recording.database import DatabaseRecords
 from xmigd.recording.published import PublishingRecords
 from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.rest import make_app
+from xmigd.scheduling.bulk import Bulk
+from xmigd.scheduling.service import Preemptions
 from xmigd.security.audit import Audit
 from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
 from xmigd.servers.scopes import ManagerScopes, Scopes
 from xmigd.servers.server import ServerProgram
 from xmigd.settings import Settings
+from xmigd.sharing.neighbours import Neighbours
+from xmigd.sharing.rotation import Rotation
+from xmigd.sharing.service import Sharing
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.node_messages import TOPIC
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
+from xmigd.transfers.arrivals import Arrivals
+from xmigd.transfers.calls import Calls
+from xmigd.transfers.departures import Departures
+from xmigd.transfers.door import Door
+from xmigd.transfers.service import Transfers
+from xmigd.webhooks.service import Webhooks
 
 logger = log.get("daemon")
 
@@ -94,6 +128,7 @@ class Left:
     live: list[LiveProcess]
     unprotected: list[tuple[ProcessRow, JobRow]]
     runners: list[tuple[str, int, int]]  # that it watched: their jobs, pids and starts
+    reserving: list[tuple[JobRow, float]]  # with device memory, and when each was made
     launched: list[JobRow]  # whose runners may still be there
     cordoned: dict[str, str]
     newest_event: int
@@ -102,8 +137,8 @@ class Left:
     def read(cls, session: Session) -> Left:
         return cls(
             live=processes.live_ones(session), unprotected=processes.unprotected_ones(session),
-            runners=jobs.runners(session), launched=jobs.launched(session), cordoned=devices.cordoned(session),
-            newest_event=events.newest(session),
+            runners=jobs.runners(session), reserving=jobs.reserving(session), launched=jobs.launched(session),
+            cordoned=devices.cordoned(session), newest_event=events.newest(session),
         )  # fmt: skip
 
 
@@ -179,8 +214,23 @@ async def serve(settings: Settings) -> None:
             supervisor.guard.add(job)
         policies.applied_by("recovery", lambda policy: supervisor.set_recovery(**policy.model_dump()))
         policies.applied_by("retention", lambda policy: bus.keep(policy.events))
-        sampler = Sampler(supervisor.processes, DeviceReader(writer, reading, supervisor.processes, inventory))
-        places = Places(supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus)
+        profiles = Profiles(supervisor.processes, settings.profile_every)
+        neighbours = Neighbours(supervisor.processes, settings)
+        sampler = Sampler(
+            supervisor.processes, DeviceReader(writer, reading, supervisor.processes, inventory), profiles.sample
+        )
+        traces = Traces(
+            processes=supervisor.processes, operations=operations, readers=reading,
+            folder=settings.database.parent / "traces", node=settings.node, kept=settings.traces_kept,
+            mib=settings.trace_mib,
+        )  # fmt: skip
+        admission = Admission(
+            supervisor=supervisor, inventory=inventory, reader=Reader(writer, reading), names=settings.device_names,
+            jobs=left.reserving,
+        )  # fmt: skip
+        places = Places(
+            supervisor=supervisor, inventory=inventory, writer=writer, readers=reading, bus=bus, admission=admission
+        )
         native_moves = DriverMoves(
             operations=operations, writer=writer, readers=reading, folder=settings.runtime_dir,
             known=knowledge(places, supervisor),
@@ -188,8 +238,18 @@ async def serve(settings: Settings) -> None:
         await native_moves.forget_the_dead()
         moves = Moves(
             supervisor=supervisor, operations=operations, readers=reading,
-            folder=settings.database.parent / "suspended", places=places, devices=settings.device_names,
-            native=native_moves,
+            folder=settings.database.parent / "suspended", places=places, native=native_moves,
+        )  # fmt: skip
+        rotation = Rotation(
+            supervisor=supervisor, moves=moves, operations=operations, admission=admission, bus=bus,
+            slice=settings.rotation_slice,
+        )  # fmt: skip
+        drains = Drains(
+            supervisor=supervisor, moves=moves, operations=operations, places=places, devices=settings.device_names
+        )
+        webhooks = Webhooks(
+            writer=writer, reader=Reader(writer, reading), bus=bus, settings=settings,
+            keep=lambda: policies.group("retention", RetentionPolicy).events,
         )  # fmt: skip
         stopping = asyncio.Event()
         reader, requests = Reader(writer, reading), Requests()
@@ -202,31 +262,112 @@ async def serve(settings: Settings) -> None:
                 RequestCollector(requests, quotas),
             ],
         )
+        first_minutes = FirstMinutes(processes=supervisor.processes, sampler=sampler, writer=writer)
+        predictions = Predictions(reader=reader, profiles=first_minutes)
+        the_jobs = Jobs(
+            supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,
+            names_folder=settings.names_folder, client_socket=settings.client_socket, admission=admission,
+            grants=Grants(settings.critical_users), make_room=rotation.make_room,
+            predicted=predictions.peak_bytes if settings.reserve_predicted else None,
+        )  # fmt: skip
+        folder = settings.database.parent / "checkpoints"
+        memory = MemoryTier(
+            settings.checkpoint_memory_dir or default_folder(folder), limit=settings.checkpoint_memory_mib << 20
+        )
+        chunks, mirroring = Chunks(folder / "objects", memory), None
+        settling = Settling(folder=folder, chunks=chunks, writer=writer, reader=reader, bus=bus)
+        settling.open()
+        stack.callback(settling.stop)
+        if (mirror := second_place(settings)) is not None:
+            mirroring = Mirroring(mirror, folder=folder, chunks=chunks, writer=writer, reader=reader, bus=bus)
+            chunks.elsewhere = mirror.piece
+            stack.callback(mirroring.stop)
+        checkpoints = Checkpoints(
+            supervisor=supervisor, moves=moves, operations=operations, writer=writer, reader=reader, layout=layout,
+            folder=folder, node=settings.node, devices=settings.device_names,
+            criu=Criu(settings.criu, confined=manager.present),
+            room=Room(folder, limit_mib=settings.checkpoint_mib, free_mib=settings.checkpoint_free_mib),
+            chunks=chunks, mirroring=mirroring, settling=settling, places=places,
+        )  # fmt: skip
+        checkpoint_policies = CheckpointPolicies(
+            checkpoints=checkpoints, jobs=the_jobs, supervisor=supervisor, operations=operations, writer=writer,
+            reader=reader, bus=bus, audit=audit, settings=settings,
+        )  # fmt: skip
+        drains.before = checkpoint_policies.before_drain
+        arrivals = Arrivals(
+            checkpoints=checkpoints, supervisor=supervisor, operations=operations, writer=writer, reader=reader,
+            places=places, bus=bus, allowed=lambda: settings.programs_from.split(","),
+        )  # fmt: skip
+        departures = Departures(
+            checkpoints=checkpoints, supervisor=supervisor, operations=operations, writer=writer, reader=reader,
+            bus=bus, calls=(calls := Calls(links)), node=settings.node,
+        )  # fmt: skip
+        leases = leases_of(settings)
+        if leases is not None:
+            stack.callback(leases.close)
+        orders = Orders(
+            node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
+            reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
+        )  # fmt: skip
+        Door(
+            links, in_loop=orders.or_else(arrivals.in_loop), in_thread=arrivals.in_thread, longest=arrivals.longest
+        )  # fmt: skip
+        rescue = Rescue(checkpoints=checkpoints, operations=operations, bus=bus)
+        supervisor.being_lost.add(rescue.being_lost)
+        the_processes = Processes(supervisor, reader)
+        preemptions = Preemptions(
+            supervisor=supervisor, moves=moves, checkpoints=checkpoints, operations=operations, jobs=the_jobs,
+            processes=the_processes,
+        )  # fmt: skip
+        the_devices = Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus)
+        health = Health(
+            sensor=Sensor(settings.device_names, inventory, learner.uuid), devices=the_devices, drains=drains,
+            places=places, breaker=breaker, audit=audit, writer=writer, reader=reader, bus=bus,
+            policy=lambda: policies.group("devices", DevicePolicy),
+        )  # fmt: skip
+        consolidation = Consolidation(
+            node=settings.node, supervisor=supervisor, operations=operations, moves=moves, places=places,
+            sampler=sampler, readers=reading, bus=bus, step_ms=profiles.step_ms, remaining=predictions.remaining,
+        )  # fmt: skip
+        own = Own(supervisor=supervisor, devices=the_devices, reader=reader, busy=consolidation.busy)
+        readings = Readings(links, own.shown, lambda: settings.fleet_readers.split(","))
         services = Services(
-            reader, Cached(writer), bus, operations, moves, native_moves, tokens, audit, policies, breaker, sampler,
-            metrics,
+            reader, Cached(writer), bus, operations, moves, drains, native_moves, tokens, audit, policies, breaker,
+            sampler, metrics, webhooks,
             Node(
                 settings=settings, supervisor=supervisor, writer=writer, started_at=time.time(), tcp_address=address,
                 is_stopping=stopping.is_set,
             ),
-            Jobs(
-                supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,
-                names_folder=settings.names_folder, client_socket=settings.client_socket,
-            ),
-            Processes(supervisor, reader),
+            the_jobs,
+            predictions,
+            the_processes,
             JobRanks(supervisor, reader),
+            profiles,
+            traces,
             Faults(writer, reader, bus),
-            Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus),
+            the_devices,
+            health,
             Events(reader, bus, tokens),
             Peers(links, peer_address),
-            Checkpoints(
-                supervisor=supervisor, moves=moves, operations=operations, writer=writer, reader=reader, layout=layout,
-                folder=settings.database.parent / "checkpoints", node=settings.node, devices=settings.device_names,
-                criu=Criu(settings.criu, confined=manager.present),
+            checkpoints,
+            checkpoint_policies,
+            Transfers(
+                departures=departures, arrivals=arrivals, reader=reader, operations=operations, leases=leases,
+                node=settings.node,
+            ),
+            preemptions,
+            Sharing(processes=the_processes, neighbours=neighbours, rotation=rotation),
+            Bulk(
+                jobs=the_jobs, moves=moves, processes=the_processes, preemptions=preemptions, operations=operations,
+            ),
+            consolidation,
+            Fleet(
+                node=settings.node, readings=readings, orders=orders, calls=calls, leases=leases,
+                operations=operations,
             ),
         )  # fmt: skip
         automation = Automation(
-            breaker=breaker, audit=audit, moves=moves, places=places,
+            breaker=breaker, audit=audit, drains=drains, places=places,
             policy=lambda: policies.group("devices", DevicePolicy),
         )  # fmt: skip
 
@@ -237,6 +378,10 @@ async def serve(settings: Settings) -> None:
 
         device_faulted.add(count_fault)
         await operations.resolve_interrupted()
+        await arrivals.recover()
+        profiles.start()
+        neighbours.start()
+        await rotation.start()
         sampler.start()
         gate = make_gate(
             make_app(services), settings=settings, writer=writer, operations=operations, tokens=tokens, audit=audit,
@@ -249,7 +394,15 @@ async def serve(settings: Settings) -> None:
         tidying = loop.create_task(retention.keep_tidy(writer, settings))
         guarding = loop.create_task(supervisor.guard.run())
         pooling = loop.create_task(supervisor.host_pool.keep())
+        checkpointing = loop.create_task(checkpoint_policies.run())
+        observing = loop.create_task(first_minutes.run(predictions.started_at))
+        sensing = loop.create_task(health.run(settings.health_interval, settings.kernel_log))
+        transferring = [loop.create_task(each.keep()) for each in (arrivals, departures)]
+        settling.start()
+        if mirroring is not None:
+            mirroring.start()
         await links.start()
+        await webhooks.start()
         # What was made until now lives as long as the process: collections that look at it again and again would only
         # delay recoveries. One now would find a megabyte, and delay the start.
         gc.freeze()
@@ -264,12 +417,22 @@ async def serve(settings: Settings) -> None:
         stopping.set()
         tidying.cancel()
         pooling.cancel()
+        checkpointing.cancel()
+        sensing.cancel()
+        for task in transferring:
+            task.cancel()
+        observing.cancel()
         guarding.cancel()
         manager.stopping("programs and servers go on")
         logger.info("stopping", why="a signal requested it")
         await links.close()
+        await webhooks.stop()
+        await rotation.stop()
         await operations.stop()
         await sampler.stop()
+        await profiles.stop()
+        await neighbours.stop()
+        await predictions.stop()
         await supervisor.stop()
         await scopes.close()
         native_moves.leave()

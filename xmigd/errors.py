@@ -9,6 +9,7 @@ XmigError                     code, message, hint, HTTP status
 ├── NotFound                  404
 ├── Conflict                  409: not in this state
 ├── Cancelled                 409: an operation ended because somebody cancelled it
+├── Gone                      410: it was there, and is not kept any more
 ├── Stale                     412: it has changed since it was read
 ├── TooLarge                  413
 ├── PreconditionRequired      428: a change without If-Match
@@ -116,6 +117,13 @@ class Cancelled(XmigError):
 
     status = 409
     code = "cancelled"
+
+
+class Gone(XmigError):
+    """It was there, and is not kept any more."""
+
+    status = 410
+    code = "gone"
 
 
 class Stale(XmigError):

@@ -28,15 +28,35 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "The token is not valid: mistyped, revoked, or of another node.",
         "Ask for another one.",
     ),
+    "bad_cursor": (
+        "The cursor of a list is not one, or of a list in another order.",
+        "Send it as it was in `Link`; leave it out to begin again.",
+    ),
     "bad_url": ("The address of `--url` is none.", "Write `https://HOST:PORT`."),
     "breaker_open": ("The circuit breaker is open: automation leaves things alone.",
                      "Find out why so much happened, then `POST /v1/circuit-breaker:reset`."),
     "cancelled": ("The operation ended because somebody cancelled it.", "Nothing: what it was about is as before."),
     "cannot_start": ("xmigd cannot start.", "Do what the message says."),
+    "checkpoints_full": (
+        "The folder of checkpoints would become larger than `checkpoint_mib` allows. The job was not stopped.",
+        "Remove checkpoints that nobody needs, or raise the setting.",
+    ),
     "conflict": ("Not possible in this state.", "Look at the state, and ask again when it has changed."),
+    "consolidation_failed": (
+        "A move of the plan failed; the moves before it were undone.",
+        "The text names the cause; make a new plan when it is gone.",
+    ),
+    "consolidation_incomplete": (
+        "The plan was given up, and not every move could be undone.",
+        "The text says where each process runs; `xmigctl migrate` moves it, or a new plan does.",
+    ),
     "connections_full": (
         "All connections that there may be are taken, by several users.",
         "Try again; raise `connections` if there are descriptors for more.",
+    ),
+    "continued_already": (
+        "The job was restored from the checkpoint that its preemption left, and goes on as another job.",
+        "Nothing: the message names that job.",
     ),
     "cordoned": ("The target takes no new process.", "Choose another target, or uncordon it."),
     "criu_failed": (
@@ -57,42 +77,140 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "The program would stand still for longer than `max_downtime_ms` allows.",
         "Allow more, or move it when it changes less memory.",
     ),
+    "cursor_expired": (
+        "The order of a list is not remembered any more: by state and memory that is for 10 minutes.",
+        "Begin again without `cursor`; with `sort=created` and `sort=name` a cursor never expires.",
+    ),
+    "deadline_exceeded": (
+        "It was not done at the deadline, and what was begun is taken back: the job goes on where it was.",
+        "Ask again with a longer deadline.",
+    ),
     "drain_incomplete": (
         "Not every process could be moved off the device, which stays cordoned.",
         "Make room elsewhere and drain again.",
     ),
     "driver_too_old": ("NVIDIA's driver has no checkpoints, or none that go to another GPU.", "Driver 580 or newer."),
     "driver_unusable": ("NVIDIA's driver does not answer, or cannot be initialised.", "`xmigctl doctor`."),
+    "etcd_unreachable": (
+        "No endpoint of etcd answers, so no lease can be had or checked. The program stays where it is.",
+        "`etcdctl endpoint health`; check the settings `etcd_*`.",
+    ),
+    "etcd_wrong": (
+        "What answers at `etcd_endpoints` does not answer as etcd does.",
+        "Check the addresses; etcd has to be 3.4 or newer, with its JSON gateway.",
+    ),
     "exists": ("A checkpoint with this id is here already.", "Nothing."),
     "file_changed": (
         "A file that the program had open has another size than it had.",
         "Bring it back; a log is truncated to the size that the message names.",
     ),
+    "file_in_use": (
+        "A job that runs writes to a file that the restored program would write to, too.",
+        "End that job, or restore with `--own-files`.",
+    ),
+    "file_not_copied": (
+        "A file that the program writes to could not be copied beside itself, with its user's rights.",
+        "Make room, or let the program's user write to the folder; or restore without `--own-files`.",
+    ),
     "file_missing": (
         "A file that the program had open is gone.",
         "Put it where it was.",
     ),
+    "fleet_stopped": (
+        "A move of a plan over nodes failed, and the plan stopped there. What was moved stays where it is.",
+        "The text names the cause; make a new plan when it is gone.",
+    ),
+    "job_over": ("The job is over, and was requested to be predicted.", "`xmigctl job show` says how long it took."),
+    "job_stays": (
+        "Another process of its job cannot move: a job moves whole or not at all.",
+        "Look at why that one cannot.",
+    ),
+    "lease_lost": (
+        "The lease under which a job moves to another node was lost before the point of no return. The program stays.",
+        "Look at etcd, and make a new plan.",
+    ),
+    "lease_required": (
+        "The node moves jobs under leases only, and the order came without one.",
+        "Set `etcd_endpoints` on the node that gives orders, too.",
+    ),
+    "lease_taken": (
+        "Somebody else has the job's lease: another controller moves it.",
+        "Try again when that is over.",
+    ),
+    "no_order": ("No order of a plan's moves has room for the process at every moment.", "Make room on a device."),
+    "no_such_transfer": ("The peer knows no such transfer.", "`xmigctl transfer list`, on both nodes."),
     "not_movable": (
         "Something that the program has open or mapped cannot be restored.",
         "`xmigctl check-movable` lists what, and what to do.",
+    ),
+    "not_one_process": (
+        "A job of several processes does not move between nodes yet.",
+        "Make a checkpoint, export it, and restore it on the other node.",
+    ),
+    "not_prepared": (
+        "The other node could not make the program again; the message says why.",
+        "Do what it says; the program goes on where it was.",
+    ),
+    "order_refused": (
+        "An order has the id of another operation.",
+        "Make a new plan.",
+    ),
+    "order_superseded": (
+        "A later order for the same job was given, so this one is refused.",
+        "Make a new plan.",
+    ),
+    "other_cpu": (
+        "The other node's CPU lacks instructions that this one has, and that the program may use.",
+        "Choose a node with the same CPU.",
     ),
     "other_version": (
         "The checkpoint was made by a version of xMIG with other memory, or exported in a later format.",
         "Restore it with that version.",
     ),
+    "peer_lies": (
+        "What a peer has sent is not what it announced.",
+        "Look at that node; remove it with `xmigctl peer rm` if it is not to be trusted.",
+    ),
+    "peer_not_allowed": (
+        "The other node takes no programs from this one.",
+        "There, name this node in `programs_from`.",
+    ),
+    "peer_unreachable": (
+        "A peer does not answer, or the connection to it was lost.",
+        "`xmigctl peer list` says why; ask again when it is connected.",
+    ),
+    "port_in_use": ("A port that is to be published is taken, or cannot be passed on.", "Name another one."),
     "pid_in_use": (
         "Another process has the number that the program has to have again.",
-        "End it, or wait for its end.",
+        "End it, or wait for its end; jobs of `xmigctl run --movable` need no number.",
+    ),
+    "no_snapshot": (
+        "No snapshot of the process is possible at the moment: its device waits for the program, or there is no room.",
+        "Ask again later; the job's log says why.",
+    ),
+    "not_copied": (
+        "The content of the process's snapshot was not copied to host memory.", "Ask again; its message says why.",
     ),
     "resumed_meanwhile": ("Somebody resumed the process while its checkpoint was made.", "Ask for it again."),
+    "several_devices": (
+        "A process with several devices is not packed with others.",
+        "Nothing: it stays where it is. `xmigctl migrate` moves it.",
+    ),
     "several_nodes": (
         "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
+    ),
+    "ends_soon": (
+        "The job ends within `least_remaining_s`, as its predicted P90 says.",
+        "Leave it, or plan with a smaller `least_remaining_s`.",
     ),
     "engine_not_possible": ("This engine cannot move this process.", "Leave `engine` out."),
     "exclusive": ("The GPU is in exclusive mode.", "`nvidia-smi -c DEFAULT`."),
     "failed": ("A server could not do its part of the move.", "Its text says why."),
     "failing": ("The target's device does not answer as it should.", "Look at `GET /v1/devices`."),
-    "file_system_full": ("There is no room for a suspended process's files.", "Make room, or suspend to host memory."),
+    "file_system_full": (
+        "There is no room for a suspended process's files, or for a checkpoint.",
+        "Make room; suspend to host memory; remove checkpoints that nobody needs.",
+    ),
     "forbidden": ("Whoever calls may not do this.", "Ask an operator."),
     "group_refused": (
         "Ranks that share communicators are suspended and resumed as one, and another one could not, or not in time.",
@@ -131,9 +249,33 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "This node has no such device, or the settings do not name it.",
         "`xmigctl doctor` and `XMIG_DEVICES`.",
     ),
+    "gone": ("It was there, and is not kept any more.", "Begin again."),
+    "no_such_user": ("This node has no user of that name.", "Write the name as this node has it, or the number."),
+    "no_trace": (
+        "The job's servers are of a version that writes no traces.",
+        "Move the job, or let a standby take over: the next server does.",
+    ),
     "not_found": ("There is no such thing, or not for this caller.", "List what there is."),
     "not_json": ("The body is not JSON.", "Send JSON, with `Content-Type: application/json`."),
     "not_over": ("The operation goes on; the command did not wait for its end.", "`xmigctl op watch` follows it."),
+    "class_not_granted": (
+        "The user may not start jobs of the class critical.",
+        "Start it as normal, or have an operator add the user to XMIG_CRITICAL_USERS.",
+    ),
+    "quota_too_large": (
+        "The memory quota is more than a device has.", "Name less, or another device: `xmigctl device list`.",
+    ),
+    "too_small": (
+        "The target has less memory than the program's quota.", "Choose another target.",
+    ),
+    "not_admitted": (
+        "No device has the memory that the job reserves: what is neither used nor reserved is less.",
+        "Wait for room, reserve less, or preempt jobs; the message says what is free.",
+    ),
+    "not_preempted": (
+        "The job cannot be preempted in the way that was requested, or, to continue, was not.",
+        "Do what the reasons in the message say, or end the job.",
+    ),
     "not_protected": (
         "A process of a strict job had the genuine driver, and the job was ended.",
         "`xmigctl logs JOB` names it: start it with the job's environment, or leave `--strict` out.",
@@ -159,8 +301,14 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "xmigd ended while it did the first request with this `Idempotency-Key`, which had begun no operation.",
         "Look whether it was done; if not, send it with a new key.",
     ),
+    "not_of_the_device": ("The Xid is of a program, or says nothing by itself.", "Nothing: its program is recovered."),
     "paused": ("The process is paused.", "Let it continue first."),
     "peer_exists": ("A peer has this name or fingerprint already.", "Remove it first: `xmigctl peer rm NAME`."),
+    "plan_empty": ("The consolidation plan moves nothing.", "Its refusals say what stays, and why."),
+    "plan_stale": (
+        "The node has changed since the consolidation plan was made: a job ended or came, or a device failed.",
+        "Make a new plan.",
+    ),
     "pool_too_small": ("The host has too little memory for a suspended process.", "Make room, or suspend to files."),
     "precondition_required": (
         "A change needs `If-Match`, so that it undoes nobody else's.",
@@ -229,14 +377,20 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Close some, or ask for pages: `?after=`.",
     ),
     "too_many_tokens": ("There are 1000 valid tokens.", "Revoke some."),
+    "too_many_transfers": ("So many programs are coming to the other node already.", "Ask again later."),
+    "too_many_webhooks": ("There are 100 webhooks.", "Remove one that nobody needs."),
+    "trace_gone": ("The trace's file was removed: only the last ones are kept.", "Make another one; `traces_kept`."),
+    "trace_under_way": ("A trace of the job is being made.", "Wait for it, or cancel it."),
+    "transfer_dropped": ("The other node lost the program before it ran there, so it goes on here.", "Ask again."),
+    "transfer_not_ready": ("The program has not arrived yet.", "Wait for it, or drop it."),
+    "transfer_over": (
+        "The transfer waits for no decision, and nothing is expected of it.",
+        "`xmigctl transfer list` says what became of it.",
+    ),
     "unauthorized": ("It is not known who calls.", "Send `Authorization: Bearer ...`."),
     "unavailable": (
         "xmigd cannot do it now: the database takes no writes, no descriptors are left.",
         "`/readyz` and the log say why; jobs go on.",
-    ),
-    "under_systemd": (
-        "A daemon that systemd runs makes and restores no checkpoints yet.",
-        "Start xmigd by hand, as root.",
     ),
     "unknown_field": ("There is no such field or parameter.", "The reference lists them."),
     "unrecoverable": (

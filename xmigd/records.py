@@ -18,6 +18,10 @@ ReplicaPolicy = Literal[
 ]  # what is done about a rank whose memory differs from that of its replicas
 
 
+Priority = Literal["critical", "normal", "best-effort"]
+PRIORITIES: tuple[Priority, ...] = ("critical", "normal", "best-effort")  # the highest first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
     id: str
@@ -33,6 +37,11 @@ class JobRow:
     runner_pid: int | None = None  # the program with which it ends: `xmigctl run`, or what that became
     nodes: str | None = None  # names, separated by commas, if it has ranks on several: the first leads
     runner_start: int | None = None  # clock ticks since boot: with the pid, which process
+    external_id: str | None = None  # what its scheduler calls it
+    priority: Priority = "normal"
+    reserved_bytes: int | None = None  # on each of its devices; None: it has reserved nothing
+    restored_from: str | None = None  # the job whose checkpoint it was restored from
+    memory_quota: int | None = None  # bytes that each of its programs has of each device at most; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

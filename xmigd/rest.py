@@ -16,10 +16,14 @@ from xmigd.api.dependencies import Services
 from xmigd.api.document import complete
 from xmigd.api.problems import on_error
 from xmigd.checkpoints import endpoints as checkpoints
+from xmigd.checkpoints import policy_endpoints as checkpoint_policies
+from xmigd.consolidation import endpoints as consolidation
 from xmigd.devices import endpoints as devices
 from xmigd.errors import XmigError
 from xmigd.events import endpoints as events
 from xmigd.faults import endpoints as faults
+from xmigd.fleet import endpoints as fleet
+from xmigd.health import endpoints as health
 from xmigd.jobs import endpoints as jobs
 from xmigd.metrics import endpoints as metrics
 from xmigd.migrations import endpoints as migrations
@@ -27,16 +31,23 @@ from xmigd.node import endpoints as node
 from xmigd.operations import endpoints as operations
 from xmigd.peers import endpoints as peers
 from xmigd.policies import endpoints as policies
+from xmigd.prediction import endpoints as prediction
 from xmigd.processes import endpoints as processes
+from xmigd.profiling import endpoints as profiling
 from xmigd.ranks import endpoints as ranks
+from xmigd.scheduling import endpoints as scheduling
 from xmigd.security import endpoints as security
+from xmigd.sharing import endpoints as sharing
+from xmigd.transfers import endpoints as transfers
+from xmigd.webhooks import endpoints as webhooks
 
 # In the order of the document.
 ROUTERS = tuple(
     domain.router
     for domain in (
-        node, devices, jobs, ranks, processes, faults, migrations, checkpoints, operations, events, security, peers,
-        policies, metrics,
+        node, devices, health, jobs, prediction, scheduling, sharing, ranks, processes, faults, migrations, transfers,
+        checkpoints, checkpoint_policies, profiling, consolidation, fleet, operations, events, security, peers,
+        policies, webhooks, metrics,
     )
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ import re
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
@@ -47,6 +48,36 @@ def _device_names(value: str) -> str:
     if len(set(names)) != len(names):
         raise ValueError("a device is named twice")
     return ",".join(names)
+
+
+def _mirror(value: str) -> str:
+    if "://" not in value:
+        return str(Path(value).absolute()) if value else ""
+    parts = urlsplit(value)
+    if parts.scheme != "s3" or not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts.netloc):
+        raise ValueError("name a directory, or s3://BUCKET/PREFIX")
+    if not re.fullmatch(r"(/[A-Za-z0-9._=-]+)*/?", parts.path) or parts.query or parts.fragment:
+        raise ValueError("the prefix consists of letters, digits, and . _ = -, with / between its parts")
+    return value.rstrip("/")
+
+
+def _endpoint(value: str) -> str:
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
+        raise ValueError("write https://HOST:PORT")
+    if "@" in parts.netloc:
+        raise ValueError("credentials do not belong here: name their file with checkpoint_mirror_credentials")
+    return value.rstrip("/")
+
+
+def _endpoints(value: str) -> str:
+    """Raises ValueError."""
+    for each in filter(None, value.split(",")):
+        parts = urlsplit(each)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or "@" in parts.netloc:
+            raise ValueError(f"{each!r} is no address of etcd: write http(s)://HOST:PORT")
+        _ = parts.port  # raises ValueError
+    return ",".join(each.rstrip("/") for each in value.split(",") if each)
 
 
 class Settings(Configuration):
@@ -124,6 +155,30 @@ class Settings(Configuration):
         le=65535,
         description="its port; 0: any free one, -1: none, and this node only connects",
     )
+    programs_from: str = Field(
+        default="", max_length=5000, pattern=r"^(\*|[a-z0-9.,-]*)$",
+        description="peers from which this node takes programs that move, separated by commas; *: all that it knows",
+    )  # fmt: skip
+    fleet_readers: str = Field(
+        default="", max_length=5000, pattern=r"^(\*|[a-z0-9.,-]*)$",
+        description="peers whose callers see this node's jobs as they would here, operators all, users those of their "
+        "number; separated by commas; *: all that it knows",
+    )  # fmt: skip
+    fleet_controllers: str = Field(
+        default="", max_length=5000, pattern=r"^(\*|[a-z0-9.,-]*)$",
+        description="peers whose operators may have jobs of this node moved; separated by commas; *: all that it knows",
+    )  # fmt: skip
+    etcd_endpoints: Annotated[str, AfterValidator(_endpoints)] = Field(
+        default="",
+        description="addresses of an etcd, http(s)://HOST:PORT, separated by commas: a job moves to another node only "
+        "under its lease there; empty: without leases",
+    )
+    etcd_ca: Path | None = Field(default=None, description="PEM file of who signed etcd's certificate")
+    etcd_certificate: Path | None = Field(default=None, description="PEM file of a certificate that etcd asks for")
+    etcd_key: Path | None = Field(default=None, description="PEM file of its key; default: in the same file")
+    lease_seconds: int = Field(
+        default=15, ge=2, le=3600, description="seconds after which a lease that is not kept alive is lost"
+    )
     operators_group: str = Field(default="", description="group whose members see and control everything")
     request_rate: float = Field(
         default=2000.0, ge=0, description="requests a second that one caller may make, twice that at once; 0: any"
@@ -137,6 +192,10 @@ class Settings(Configuration):
         default=300.0, ge=0, le=1e9,
         description="seconds without progress after which a device's work counts as hung; 0: never",
     )  # fmt: skip
+    health_interval: float = Field(
+        default=5.0, ge=0, description="seconds between two readings of the health of GPUs; 0: it is not read"
+    )
+    kernel_log: Path = Field(default=Path("/dev/kmsg"), description="where the driver reports Xids")
     standby: bool = Field(default=True, description="keep one warm standby server per process")
     preload: bool = Field(
         default=True, description="let standbys map the memory of their process, and load its modules and kernels"
@@ -163,7 +222,93 @@ class Settings(Configuration):
         default=True, description="let `xmigctl run` make a program that begins in a login a systemd unit of its own"
     )
     criu: Path = Field(default=Path("criu"), description="CRIU 4 or later, which writes programs into checkpoints")
+    checkpoint_every: float = Field(
+        default=0.0, ge=0, le=525_600,
+        description="minutes between two checkpoints of a job that has no policy of its own; 0: none",
+    )  # fmt: skip
+    checkpoint_keep: int = Field(
+        default=3, ge=1, le=1000, description="checkpoints of such a job that are kept; older ones are removed"
+    )
+    checkpoint_before_drain: bool = Field(
+        default=False, description="make a checkpoint of such a job before a drain moves it off its device"
+    )
+    checkpoint_last: bool = Field(
+        default=True, description="make a checkpoint of a process that no recovery brings further, before it is lost"
+    )
+    checkpoint_mib: int = Field(
+        default=0, ge=0, description="size of the folder of checkpoints beyond which none is made; 0: the disk's"
+    )
+    checkpoint_free_mib: int = Field(
+        default=256, ge=0, description="room on the disk of checkpoints that a new one has to leave"
+    )
+    checkpoint_memory_mib: int = Field(
+        default=0, ge=0,
+        description="MiB of host memory for the newest checkpoints, from where they go to the disk; 0: none",
+    )  # fmt: skip
+    checkpoint_memory_dir: Path | None = Field(
+        default=None, description="folder of a tmpfs for them; default: one of the daemon's own in /dev/shm"
+    )
+    checkpoint_mirror: Annotated[str, AfterValidator(_mirror)] = Field(
+        default="",
+        description="directory, of another machine say, or s3://BUCKET/PREFIX, that gets a copy of each finished "
+        "checkpoint; empty: none",
+    )
+    checkpoint_mirror_endpoint: Annotated[str, AfterValidator(_endpoint)] = Field(
+        default="", description="address of the S3-compatible store, https://HOST:PORT; empty: that of AWS"
+    )
+    checkpoint_mirror_region: str = Field(
+        default="us-east-1", pattern=r"^[a-z0-9-]{1,64}$", description="region of the bucket"
+    )
+    checkpoint_mirror_credentials: Path | None = Field(
+        default=None,
+        description="file of the bucket's credentials, as ~/.aws/credentials; it belongs to root or the daemon's user, "
+        "and nobody else may read it, or systemd has passed it to the daemon as a credential",
+    )
+    profile_every: int = Field(
+        default=0, ge=0, le=1 << 20,
+        description="one of so many operations is timed for profiles, say 64; 0: no profiles",
+    )  # fmt: skip
+    trace_mib: int = Field(
+        default=64, ge=1, le=4096, description="memory that a server gets for a trace; an operation takes 88 bytes"
+    )
+    traces_kept: int = Field(default=20, ge=1, le=10_000, description="files of traces that are kept")
+    reserve_predicted: bool = Field(
+        default=False, description="reserve the predicted P90 of its device memory for a job that names none, if known"
+    )
+    critical_users: str = Field(
+        default="", max_length=10_000,
+        description="who may start critical jobs, beside operators: names, numbers, @groups, by commas; *: all",
+    )  # fmt: skip
+    best_effort_backlog: int = Field(
+        default=4, ge=1, le=1024,
+        description="kernels that a best-effort job gives a device at once which it shares with critical or other "
+        "best-effort jobs",
+    )  # fmt: skip
+    best_effort_backlog_us: int = Field(
+        default=1000, ge=1, le=10_000_000,
+        description="microseconds that those may take, as estimated; one kernel is always given",
+    )  # fmt: skip
+    best_effort_wait: float = Field(
+        default=0.1, ge=0, le=10, description="seconds that a kernel of a best-effort job waits for others at most"
+    )
+    best_effort_slice: float = Field(
+        default=0.02, ge=0.001, le=10, description="seconds of a best-effort job's turn among others of its device"
+    )
+    rotation_slice: float = Field(
+        default=0.0, ge=0, le=86_400,
+        description="seconds that a best-effort job with a memory quota has its device at least, before it is "
+        "suspended for another one; 0: none is",
+    )  # fmt: skip
     events_kept: int = Field(default=20_000, ge=100, le=1_000_000, description="events that can be replayed")
+    webhook_attempts: int = Field(
+        default=10, ge=1, le=100, description="deliveries of an event to a webhook before it is a dead letter"
+    )
+    webhook_wait: float = Field(
+        default=1.0, gt=0, le=60, description="seconds before the second of them; twice as long each time, at most 60"
+    )
+    webhook_timeout: float = Field(
+        default=10.0, gt=0, le=60, description="seconds in which a webhook's target has to answer"
+    )
     store: bool = Field(
         default=True, description="keep snapshots, journals and module images on disk, beside the database"
     )

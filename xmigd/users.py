@@ -6,6 +6,8 @@ import pwd
 import re
 from functools import lru_cache
 
+from xmigd.errors import Invalid
+
 
 @lru_cache(4096)
 def user_name(uid: int) -> str:
@@ -14,6 +16,16 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
+
+
+def uid_of(name: str) -> int:
+    """Of a name or a number. Raises Invalid."""
+    if name.isascii() and name.isdecimal() and int(name) < 1 << 32:
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):  # the latter: a zero in it
+        raise Invalid(f"user: there is no user {name[:64]!r} on this node", code="no_such_user") from None
 
 
 def requestor_name(text: str) -> str:

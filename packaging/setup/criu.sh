@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Print the path of a CRIU 4 or later: the system's, or, on Debian, one from the release after Debian 12 (whose CRIU 3
-# fails on kernels since 6.x), unpacked with its own libraries into .cache/criu without touching the system.
+# Print the path of a CRIU 4.2 or later: the system's, or, on Debian, one from the release that has it (earlier ones dump
+# no IP sockets on Linux 6.16 and later), unpacked with its own libraries into .cache/criu without touching the system.
 # Fails with one sentence where neither can be had.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 prefix="$PWD/.cache/criu"
+release=forky
 
 mkdir -p .cache
 exec 9>.cache/criu.lock
@@ -16,21 +17,21 @@ fail() {
 }
 
 for candidate in criu "$prefix/criu"; do
-  if "$candidate" --version 2>/dev/null | grep -qE '^Version: ([4-9]|[1-9][0-9])'; then
+  if "$candidate" --version 2>/dev/null | grep -qE '^Version: (4\.[2-9]|4\.[1-9][0-9]|[5-9]|[1-9][0-9])'; then
     command -v "$candidate"
     exit 0
   fi
 done
-command -v apt-get >/dev/null || fail "there is no CRIU 4 here; install it (dnf install criu)"
+command -v apt-get >/dev/null || fail "there is no CRIU 4.2 here; install it (dnf install criu)"
 # The mirror that the machine's own sources name.
 mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -E '/debian/?$' | head -n 1 || true)
-[ -n "$mirror" ] || fail "there is no CRIU 4 here, and no Debian mirror among the package sources to take it from"
+[ -n "$mirror" ] || fail "there is no CRIU 4.2 here, and no Debian mirror among the package sources to take it from"
 
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT
 mkdir -p "$unpacked"/{lists/partial,archives/partial,packages,root}
 touch "$unpacked/status"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$unpacked/sources.list"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >"$unpacked/sources.list"
 cat >"$unpacked/apt.conf" <<CONF
 Dir::Etc::SourceList "$unpacked/sources.list";
 Dir::Etc::SourceParts "/dev/null";
@@ -56,5 +57,5 @@ cat >"$prefix/criu" <<WRAPPER
 exec "$libraries"/ld-linux-*.so.* --library-path "$libraries" "$prefix/usr/sbin/criu" "\$@"
 WRAPPER
 chmod 755 "$prefix/criu"
-"$prefix/criu" --version >/dev/null || fail "the CRIU of Debian trixie does not run here"
+"$prefix/criu" --version >/dev/null || fail "the CRIU of Debian $release does not run here"
 echo "$prefix/criu"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make .venv-frameworks with PyTorch, CuPy, JAX and Triton as PyPI has them, in the versions of packaging/locks: what
-# tests/frameworks run, on a machine with or without a GPU. Does nothing when it is there already. Fails with one
-# sentence where they cannot be had, and leaves it in .cache/frameworks for the tests that are skipped.
+# Make .venv-frameworks with PyTorch, CuPy, JAX, Triton and Jupyter's kernel as PyPI has them, in the versions of
+# packaging/locks: what tests/frameworks run, on a machine with or without a GPU. Does nothing when it is there already.
+# Fails with one sentence where they cannot be had, and leaves it in .cache/frameworks for the tests that are skipped.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=.venv-frameworks

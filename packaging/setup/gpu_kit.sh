@@ -19,6 +19,23 @@ strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,libnccl.
 include="$(.venv/bin/python -c 'from tests.bench.native import cuda_include; print(cuda_include())')"
 "${CC:-cc}" -O2 -I"$include" tests/gpu/programs/launches.c -o "$kit/tests/gpu/programs/launches" -ldl
 
+# CRIU with its own libraries, for checkpoints; where the system has one, that machine needs its own.
+packaging/setup/criu.sh >/dev/null || true
+if [ -x .cache/criu/criu ]; then
+  mkdir -p "$kit/criu/lib"
+  cp .cache/criu/usr/sbin/criu "$kit/criu/program"
+  from=".cache/criu/usr/lib/$(gcc -dumpmachine)"
+  "$from"/ld-linux-*.so.* --library-path "$from" --list "$kit/criu/program" |
+    awk '$3 ~ /^[.\/]/ {print $3}' | xargs -I {} cp -L {} "$kit/criu/lib"
+  cp -L "$from"/ld-linux-*.so.* "$kit/criu/lib"
+  cat >"$kit/criu/criu" <<'CRIU'
+#!/bin/sh
+here="$(dirname "$(realpath "$0")")"
+exec "$here"/lib/ld-linux-*.so.* --library-path "$here/lib" "$here/program" "$@"
+CRIU
+  chmod 755 "$kit/criu/criu"
+fi
+
 # What the daemon needs, by the names in pyproject.toml; CUDA's bindings are the demo's.
 .venv/bin/python - >"$kit/requirements.txt" <<'PYTHON'
 import tomllib

@@ -238,6 +238,9 @@ struct JournalHeader {
   // By ordinal: bytes of the device, about, that communicators take which servers have made ahead, of this process or another. A program
   // may count them as free. Written by the daemon: when they are made, and before they are given up; zero while there is no daemon.
   alignas(64) std::atomic<uint64_t> standby_bytes[kMaxDevices];
+
+  // Bytes that the program sees as each device's memory, where that is less; 0: all. Written by the first server, constant.
+  uint64_t memory_quota;
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 

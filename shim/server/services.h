@@ -11,6 +11,8 @@
 #include "server/contexts.h"
 #include "server/faults/faults.h"
 #include "server/faults/injector.h"
+#include "server/profiling/profiling.h"
+#include "server/sharing/sharing.h"
 
 namespace xmig::server {
 
@@ -26,6 +28,8 @@ struct Services {
   Membership& membership;
   ReplicaSources& replica_sources;
   StandbyMemory& standby_memory;
+  Profiling& profiling;
+  Sharing& sharing;
 };
 
 }  // namespace xmig::server

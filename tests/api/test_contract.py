@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import schemathesis
 
@@ -41,5 +42,12 @@ def test_each_endpoint(case: schemathesis.Case, served: tuple[str, dict[str, str
 def test_sequences(served: tuple[str, dict[str, str]]) -> None:
     class OfThisDaemon(Sequences):
         address, headers = served
+
+        def setup(self) -> None:
+            """Each sequence finds what the others found: of peers and webhooks there are only so many, and one each."""
+            with httpx.Client(base_url=self.address, headers=self.headers, trust_env=False, timeout=60) as http:
+                for kind, name in (("peers", "name"), ("webhooks", "id")):
+                    for each in http.get(f"/v1/{kind}").json():
+                        http.delete(f"/v1/{kind}/{each[name]}")
 
     OfThisDaemon.run(settings=examples(15, stateful_step_count=8))

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints.samples import BY_ENCODING, manifest_of, memory_file, named, small_checkpoint, stored
+from tests.harness import ROOT
 from xmigd.checkpoints import archive
 from xmigd.checkpoints.archive import HEADER_BYTES, SECTION, TRAILER, Archive, key_of, pieces_of, write
 from xmigd.checkpoints.archive import _with_checksum as with_checksum
@@ -273,6 +274,18 @@ class TestKeys:
         write(small_checkpoint(chunks), chunks, tmp_path / "file")
         with pytest.raises(Invalid, match="not encrypted"):
             Archive.open(tmp_path / "file", key=KEY)
+
+    def test_it_is_what_docs_formats_md_describes(self, tmp_path: Path, small: bytes, chunks: Chunks) -> None:
+        _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "formats.md").read_text(), re.DOTALL)
+        names: dict[str, Callable[..., tuple[bytes, dict[str, bytes]]]] = {}
+        exec(code, names)
+        (tmp_path / "file").write_bytes(small)
+        manifest, pieces = names["read_export"](str(tmp_path / "file"), KEY)
+        expected = small_checkpoint(chunks)
+        assert manifest == expected.model_dump_json().encode()
+        assert pieces == {name: chunks.encoded(name, size) for name, size in pieces_of(expected).items()}
+        with pytest.raises(AssertionError, match="another key"):
+            names["read_export"](str(tmp_path / "file"), bytes(32))
 
     def test_nothing_is_in_clear(self, small: bytes, chunks: Chunks) -> None:
         manifest = small_checkpoint(chunks)
@@ -654,7 +667,7 @@ class TestVersion1:
         chunks = Chunks(tmp_path / "objects")
         with Archive.open(DATA / name, key=key_of(DATA / key) if key else None) as found, chunks.writing() as writing:
             manifest = found.import_into(writing)
-        assert json.loads(manifest.model_dump_json()) == json.loads((DATA / "version1.json").read_text())
+        assert manifest == Manifest.model_validate_json((DATA / "version1.json").read_text())
         for content, expected in zip(
             [*(memory.content for memory in manifest.programs[0].memory), manifest.programs[0].snapshots[0]],
             BY_ENCODING.values(), strict=True,

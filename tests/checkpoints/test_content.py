@@ -341,7 +341,7 @@ class TestWrittenByVersion1:
         assert Chunks(GOLDEN).get(sha256(data), len(data)) == data
 
     def test_it_is_what_docs_formats_md_describes(self, encoding: int) -> None:
-        (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "formats.md").read_text(), re.DOTALL)
+        code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "formats.md").read_text(), re.DOTALL)
         names: dict[str, Callable[..., bytes]] = {}
         exec(code, names)
         data = WRITTEN[encoding]

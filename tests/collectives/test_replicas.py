@@ -54,18 +54,23 @@ def use_again(node: Node, device: str) -> None:
 NO_SNAPSHOTS = 0.5  # seconds without one: they stand still
 
 
-def lose(node: Node, device: str) -> None:
-    """Right behind a snapshot of its processes, if they take any: from the decision for one until it is whole, its
-    state is on that device alone, and is lost with it (decision 0048)."""
+def lose(node: Node, *devices: str) -> None:
+    """All at once, right behind a snapshot of their processes, if they take any: from the decision for one until it is
+    whole, its state is on that device alone, and is lost with it (decision 0048)."""
 
     def snapshots() -> dict[str, int]:
         listed = node.client.get("/v1/processes")
-        return {one["id"]: one["snapshots"] or 0 for one in listed if device in one["device"].split(",")}
+        return {one["id"]: one["snapshots"] or 0 for one in listed if set(devices) & set(one["device"].split(","))}
+
+    def have_one_more() -> bool:
+        now = snapshots()  # a server that has just got its process counts from the snapshot before
+        return all(now.get(name, 0) > number for name, number in before.items())
 
     before, end = snapshots(), time.monotonic() + NO_SNAPSHOTS
-    while before and snapshots() == before and time.monotonic() < end:
+    while not have_one_more() and time.monotonic() < end:
         time.sleep(0.001)
-    node.client.post(f"/v1/devices/{device}:lose", {"reason": "it is a test"})
+    for device in devices:
+        node.client.post(f"/v1/devices/{device}:lose", {"reason": "it is a test"})
 
 
 def ranks_of(node: Node, program: Program, folder: Path) -> list[dict[str, Any]]:
@@ -178,8 +183,7 @@ def test_two_devices_are_lost(node: Node, launch: Launch, tmp_path: Path) -> Non
     """What both ranks had, the third one has."""
     program = launch("replicas", RANKS, 0)
     began(node, program, tmp_path)
-    for one in ranks_of(node, program, tmp_path)[1:]:
-        lose(node, one["device"])
+    lose(node, *(one["device"] for one in ranks_of(node, program, tmp_path)[1:]))
     harness.wait_until(partial(all_run, node, program, tmp_path, 1), "all go on")
     enough(tmp_path)
     assert lines_of(program, timeout=60) == DONE

@@ -44,7 +44,11 @@ call("cuModuleGetFunction", byref(fill), module, b"fill")
 call("cuModuleGetFunction", byref(saxpy), module, b"saxpy")
 call("cuMemAlloc_v2", byref(x), 4 * N)
 call("cuMemAlloc_v2", byref(y), 4 * N)
-call("cuMemHostAlloc", byref(host), 4 * N, 0)
+if "PAGEABLE" in os.environ:
+    pageable = ctypes.create_string_buffer(4 * N)
+    host.value = ctypes.addressof(pageable)
+else:
+    call("cuMemHostAlloc", byref(host), 4 * N, 0)
 launch(fill, y, ctypes.c_float(0), c_uint64(N))
 for step in range(steps):
     launch(fill, x, ctypes.c_float(1 + step % 7), c_uint64(N))

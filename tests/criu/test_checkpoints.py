@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,8 +37,8 @@ def undisturbed(node: Node, native_dir: Path, tmp_path: Path) -> str:
     return output.read_text()
 
 
-def begun(node: Node, native_dir: Path, output: Path) -> Program:
-    program = start(node, native_dir, output, 0.02)
+def begun(node: Node, native_dir: Path, output: Path, **request: Any) -> Program:
+    program = start(node, native_dir, output, 0.02, request=request)
     wait_for_lines(output, STEPS // 4)
     return program
 
@@ -45,6 +46,8 @@ def begun(node: Node, native_dir: Path, output: Path) -> Program:
 def checkpoint(program: Program, **fields: Any) -> dict[str, Any]:
     node = program.node
     operation = node.client.post("/v1/checkpoints", {"process": info(program)["id"], **fields})
+    if fields.get("stop"):
+        program.process.wait(timeout=60)  # the daemon waits until its pid is free
     result: dict[str, Any] = succeeded(node, operation)["result"]
     return result
 
@@ -57,12 +60,15 @@ def restored(node: Node, made: dict[str, Any], *devices: str) -> dict[str, Any]:
 
 def test_a_job_is_restored_where_it_was(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
     output = tmp_path / "steps"
-    program = begun(node, native_dir, output)
+    kept = {"memory_quota": 256 << 20, "priority": "best-effort"}
+    program = begun(node, native_dir, output, **kept)
     made = checkpoint(program, stop=True)
     assert program.process.wait(timeout=30) == -signal.SIGKILL
     before = len(output.read_text().splitlines())
     assert before < STEPS
     again = restored(node, made, "cpu:1")
+    for path in ("", "/sharing"):
+        assert kept.items() <= node.client.get(f"/v1/jobs/{again['job']}{path}").items()
     let_end(output)
     wait_for_lines(output, STEPS)
     assert output.read_text() == undisturbed
@@ -102,7 +108,8 @@ def test_what_is_restored_is_a_job_like_others(node: Node, native_dir: Path, tmp
     first = restored(node, made)
     again = node.client.get(f"/v1/processes/{first['process']}")
     node.client.post(f"/v1/jobs/{first['job']}/faults:inject", {"kind": "kill", "point": "record", "sequence": 0})
-    harness.wait_until(lambda: process(node, first)["recoveries"] == 1, "it is recovered")
+    recovered = lambda: (now := process(node, first))["recoveries"] == 1 and now["state"] == "running"  # noqa: E731
+    harness.wait_until(recovered, "it is recovered")
     path = f"/v1/processes/{first['process']}"
     succeeded(node, node.client.post(f"{path}:suspend", {"to": "host"}))
     node.kill()
@@ -191,25 +198,65 @@ def test_criu_fails(node: Node, native_dir: Path, tmp_path: Path, undisturbed: s
         assert [path.name for path in folder(other).iterdir()] == ["objects"] or not any(folder(other).iterdir())
 
 
-def test_somebody_resumes_it_meanwhile(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+@pytest.mark.parametrize("suspended", [False, True])
+def test_somebody_lets_it_go_on_meanwhile(
+    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str, suspended: bool
+) -> None:
     """Then what was read of it may be of two moments, and is no checkpoint."""
-    slow, go_on = tmp_path / "criu", tmp_path / "go-on"
-    slow.write_text(
-        f'#!/bin/sh\nif [ "$1" = dump ]; then while [ ! -e {go_on} ]; do sleep 0.01; done; fi\n'
-        f'exec {criu_or_skip()} "$@"\n'
-    )
-    slow.chmod(0o755)
-    with harness.own_node(native_dir, port=-1, criu=slow) as other:
+    with slow_dumps(native_dir, tmp_path) as other:
         output = tmp_path / "steps"
         program = begun(other, native_dir, output)
+        path = f"/v1/processes/{info(program)['id']}"
+        if suspended:
+            succeeded(other, other.client.post(f"{path}:suspend", {"to": "host"}))
         operation = other.client.post("/v1/checkpoints", {"process": info(program)["id"]})
         passes(other, operation, "dumping")
-        succeeded(other, other.client.post(f"/v1/processes/{info(program)['id']}:resume", {}))
-        go_on.touch()
+        if suspended:
+            succeeded(other, other.client.post(f"{path}:resume", {}))
+        else:
+            harness.wait_until(lambda: dumps(tmp_path), "it is being dumped")
+            other.client.post(f"{path}:continue")
+        (tmp_path / "go-on").touch()
         assert ended(other, operation)["error"]["code"] == "resumed_meanwhile"
         assert other.client.get("/v1/checkpoints") == []
         let_end(output)
         assert program.finish()[0] == 0
+        assert output.read_text() == undisturbed
+
+
+def test_its_server_dies_meanwhile(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """It is recovered, and there is no checkpoint."""
+    with slow_dumps(native_dir, tmp_path) as other:
+        output = tmp_path / "steps"
+        program = begun(other, native_dir, output)
+        operation = other.client.post("/v1/checkpoints", {"process": info(program)["id"]})
+        harness.wait_until(lambda: dumps(tmp_path), "it is being dumped")
+        os.kill(info(program)["server_pid"], signal.SIGKILL)
+        harness.wait_until(
+            lambda: info(program)["recoveries"] == 1 and info(program)["state"] == "running", "recovered"
+        )
+        (tmp_path / "go-on").touch()
+        assert ended(other, operation)["state"] == "failed"
+        assert other.client.get("/v1/checkpoints") == []
+        let_end(output)
+        assert program.finish()[0] == 0
+        assert output.read_text() == undisturbed
+
+
+def test_it_ends_while_it_is_stored(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Its checkpoint is one all the same."""
+    with slow_dumps(native_dir, tmp_path) as other:
+        output = tmp_path / "steps"
+        program = begun(other, native_dir, output)
+        operation = other.client.post("/v1/checkpoints", {"process": info(program)["id"]})
+        harness.wait_until(lambda: dumps(tmp_path), "it is being dumped")
+        let_end(output)
+        (tmp_path / "go-on").touch()
+        assert program.finish()[0] == 0
+        made = succeeded(other, operation)["result"]
+        os.truncate(output, next(f.bytes for f in manifest(other, made).programs[0].files if f.path == str(output)))
+        restored(other, made)
+        wait_for_lines(output, STEPS)
         assert output.read_text() == undisturbed
 
 
@@ -299,7 +346,7 @@ KILLED, STOPPED = Node.kill, Node.stop
 
 @pytest.mark.parametrize(
     ("phase", "leaves"),
-    [("suspending", KILLED), ("dumping", KILLED), ("dumping", STOPPED), ("storing", STOPPED), ("resuming", KILLED)],
+    [("pausing", KILLED), ("dumping", KILLED), ("dumping", STOPPED), ("copying", KILLED), ("storing", STOPPED)],
 )
 def test_the_daemon_leaves_while_one_is_made(
     node: Node,
@@ -364,6 +411,24 @@ def passes(node: Node, operation: dict[str, Any], phase: str) -> None:
         return now["phase"] == phase or now["state"] not in ("pending", "running")
 
     harness.wait_until(does, phase)
+
+
+@contextlib.contextmanager
+def slow_dumps(native_dir: Path, folder: Path) -> Iterator[Node]:
+    """A node whose CRIU begins no dump before there is a file ``go-on``."""
+    slow = folder / "criu"
+    slow.write_text(
+        f'#!/bin/sh\nif [ "$1" = dump ]; then touch {folder}/dumps; '
+        f"while [ ! -e {folder}/go-on ]; do sleep 0.01; done; fi\n"
+        f'exec {criu_or_skip()} "$@"\n'
+    )
+    slow.chmod(0o755)
+    with harness.own_node(native_dir, port=-1, criu=slow) as node:
+        yield node
+
+
+def dumps(folder: Path) -> bool:
+    return (folder / "dumps").exists()
 
 
 def folder(node: Node) -> Path:

@@ -281,6 +281,9 @@ class Peer:
                     self.send("prepared", ms=1.0)
             case "abort_suspend" | "preload":
                 pass
+            case "profile" | "trace" | "end_trace":  # it does no work of which there were something to write
+                for fd in fds:
+                    os.close(fd)
             case "suspend":
                 if self.behave("suspend") == "refuse":
                     self.send("suspend_failed", text="no space left on device")

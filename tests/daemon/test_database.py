@@ -156,11 +156,13 @@ def test_records(engine: Engine, reading: Engine) -> None:
         assert len(found) == 1
         assert (found[0]["detected_ms"], found[0]["resumed_ms"], found[0]["exact"]) == (1.0, 50.0, False)
         assert found[0]["story"] == ["x", "y"]
-        assert jobs.page(session)[0] | {"created_at": 0} == {
+        assert jobs.page(session, jobs.Conditions())[0] | {"created_at": 0} == {
             "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
                 "hang_timeout": None, "replica_policy": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
             "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "nodes": [], "unprotected": 0,
+            "labels": {}, "external_id": None, "restored_from": None, "version": 1,
+            "priority": "normal", "reserved_bytes": None, "memory_quota": None,
         }  # fmt: skip
         assert [(d.id, d.configured) for d in listed(session)] == [("cpu:0", False), ("cpu:1", True)]
     records.process_state("p", "lost", "why it was lost")
@@ -195,6 +197,23 @@ def test_a_full_disk_loses_no_record_and_fails_requests(engine: Engine, reading:
         assert session.get(Job, "j") is not None
         assert len(live_ones(session)) == 1
     writer.close()
+
+
+def test_a_restart_forgets_no_size_of_a_device(engine: Engine) -> None:
+    """Otherwise a device whose programs have been seen would have no room after it."""
+    with Session(engine) as session:
+        configure_devices(session, ["cpu:0"], 0)
+        (device,) = listed(session)
+        device.uuid, device.memory_bytes = "u", 1 << 30
+        session.flush()
+        configure_devices(session, ["cpu:0"], 0)
+        session.flush()
+        session.expire_all()
+        assert [one.memory_bytes for one in listed(session)] == [1 << 30]
+        configure_devices(session, ["cpu:0"], 1 << 20)  # a setting
+        session.flush()
+        session.expire_all()
+        assert [one.memory_bytes for one in listed(session)] == [1 << 20]
 
 
 def test_who_reads_waits_for_what_has_happened(

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 
 from tests.docs.markdown import MADE, table
 from tests.harness import ROOT
+from xmigd.kubernetes.settings import KubernetesSettings
 from xmigd.settings import Settings
 from xmigd.web.settings import WebSettings
 
@@ -19,6 +20,10 @@ from xmigd.web.settings import WebSettings
 OTHERS = {
     "XMIG_CONFIG": ("xmigd, xmigctl", "the settings file; default: /etc/xmig/xmigd.toml if it exists"),
     "XMIG_WEB_CONFIG": ("xmig-web", "its settings file; default: /etc/xmig/xmig-web.toml if it exists"),
+    "XMIG_KUBERNETES_CONFIG": (
+        "xmig-kubernetes",
+        "its settings file; default: /etc/xmig/xmig-kubernetes.toml if it exists",
+    ),
     "XMIG_URL": ("xmigctl", "a daemon on the network, https://HOST:PORT; default: the local one (`--url`)"),
     "XMIG_TOKEN": ("xmigctl", "what it shows to a daemon on the network: a token, or @FILE (`--token`)"),
     "XMIG_CA_FILE": ("xmigctl", "PEM file of who signed that daemon's certificate (`--ca-file`)"),
@@ -41,6 +46,9 @@ OTHERS = {
         "seconds that a collective of cpu devices waits for a rank that does nothing; default: 1800",
     ),
     "XMIG_NODES": ("`xmigctl run`", "as `--nodes`: the nodes that the job has ranks on, the first one coordinates"),
+    "XMIG_LABELS": ("`xmigctl run`", "as `--label`: KEY=VALUE, several separated by spaces; for launchers"),
+    "XMIG_MOVABLE": ("`xmigctl run`", "1: as `--movable`; the program does not get it"),
+    "XMIG_EXTERNAL_ID": ("`xmigctl run`", "as `--external-id`: what its scheduler calls the job; for launchers"),
     "XMIG_CACHED_BLOCKS": (
         "the shim, xmigctl",
         "`keep`: snapshots preserve what the program's allocator has got back, too; none is chosen for it",
@@ -72,6 +80,12 @@ settings: `runtime_dir` is where it finds the daemon.
 `xmig-web` has settings of its own, in `/etc/xmig/xmig-web.toml` and as `XMIG_WEB_` and the name.
 
 {_table(WebSettings)}
+## The adapter to Kubernetes
+
+`xmig-kubernetes` has settings of its own, in `/etc/xmig/xmig-kubernetes.toml` and as `XMIG_KUBERNETES_` and the name.
+Where xMIG's socket is, xmigd's own settings say.
+
+{_table(KubernetesSettings)}
 ## Other variables
 
 {table(("variable", "read by", "what"), others)}"""

@@ -13,6 +13,7 @@ from tests.docs import api, cli, errors, settings
 from tests.docs.pages import DOCS, PAGES
 from tests.harness import ROOT
 from xmigd.cli import make_app
+from xmigd.kubernetes.settings import KubernetesSettings
 from xmigd.problems import PROBLEMS
 from xmigd.settings import Settings
 from xmigd.web.settings import WebSettings
@@ -25,14 +26,16 @@ def test_pages_are_up_to_date(name: str) -> None:
     assert path.read_text() == PAGES[name](), f"{name} is out of date: run make docs"
 
 
-@pytest.mark.parametrize("kind", [Settings, WebSettings])
+@pytest.mark.parametrize("kind", [Settings, WebSettings, KubernetesSettings])
 def test_every_setting_is_described(kind: type[BaseSettings]) -> None:
     assert [name for name, field in kind.model_fields.items() if not field.description] == []
 
 
 def test_every_variable_is_described() -> None:
     known = settings.OTHERS.keys() | {
-        settings.variable(name, kind) for kind in (Settings, WebSettings) for name in kind.model_fields
+        settings.variable(name, kind)
+        for kind in (Settings, WebSettings, KubernetesSettings)
+        for name in kind.model_fields
     }
     read = settings.variables_read()
     assert read <= known, "describe it in tests/docs/settings.py"
@@ -84,11 +87,12 @@ def test_commands_in_prose_exist(path: Path) -> None:
     text = path.read_text()
     root = get_command(make_app())
     names = {name for name, _ in cli.commands(root)}
-    groups = {name.split()[0] for name in names if " " in name}
+    groups = {name[: space.start()] for name in names for space in re.finditer(" ", name)}
     for words in re.findall(r"xmigctl((?: [a-z]+(?:-[a-z]+)*)+)", text):
-        first, *rest = words.split()
-        if first in groups and rest:
-            assert f"{first} {rest[0]}" in names, f"xmigctl{words}"
+        named, *rest = words.split()
+        while named in groups and rest:
+            named = f"{named} {rest.pop(0)}"
+            assert named in names | groups, f"xmigctl{words}"
     for first in re.findall(r"`(?:\S*/)?xmigctl ([a-z]+(?:-[a-z]+)*)", text):
         assert first in names | groups, f"xmigctl {first}"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

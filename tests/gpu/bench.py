@@ -254,9 +254,11 @@ class Bench:
 
     @contextmanager
     def started(
-        self, case: Case, node: Node | None, more: str = "", *, launcher: Path | None = None
-    ) -> Iterator[Running]:
-        """Start it, under `node` or natively; it is not left behind. `launcher`: the script that runs it."""
+        self, case: Case, node: Node | None, more: str = "", *, launcher: Path | None = None,
+        request: Mapping[str, Any] | None = None,
+    ) -> Iterator[Running]:  # fmt: skip
+        """Start it, under `node` or natively; it is not left behind. `launcher`: the script that runs it. `request`:
+        what else its job is to have."""
         if self.rehearsal and node is None:
             with (
                 self.node(**({"devices": self.two_devices()} if case.devices == 2 else {})) as other,
@@ -284,7 +286,9 @@ class Bench:
             options["start_new_session"] = True  # its workers end with it
             if node is not None:
                 device = f"{self.kind}:0,1" if case.devices == 2 else None
-                program = node.program(command, name=case.name, device=device, environment=environment, **options)
+                program = node.program(
+                    command, name=case.name, device=device, environment=environment, request=request, **options
+                )
                 running = Running(program.process, out, patience=patience, end=self.end, program=program)
             else:
                 process = subprocess.Popen(command, env=self.natively(case.devices) | environment, text=True, **options)

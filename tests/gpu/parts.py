@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.gpu import (
+    checkpoints,
     collectives,
     conformance,
     devices,
@@ -26,6 +27,7 @@ from tests.gpu import (
     recovery,
     restarts,
     results,
+    sharing,
     speeds,
     stalls,
     steps,
@@ -131,12 +133,24 @@ COLLECTIVES = [
 ]
 
 
+# Two tenants of one GPU. `--only sharing`.
+SHARING = [Part("sharing", "sharing", 240, sharing.measure, topic="sharing")]
+
+
+# Programs that CRIU writes down and restores; as root. By name, or `--only checkpoint`.
+CHECKPOINTS = [
+    Part("checkpoint-training", "checkpoint", 120, checkpoints.training, topic="checkpoint"),
+    Part("checkpoint-ranks", "checkpoint", 120, checkpoints.ranks, topic="checkpoint"),
+    Part("checkpoint-40GB", "checkpoint", 300, checkpoints.large, topic="checkpoint"),
+]
+
+
 def chosen(only: str | None) -> list[Part]:
     """The parts and groups that are named, separated by commas. Raises ValueError for a name that there is not."""
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    every = PARTS + STALLS + MOVES + DEVICES + COLLECTIVES
+    every = PARTS + STALLS + MOVES + DEVICES + COLLECTIVES + CHECKPOINTS + SHARING
     known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")

@@ -68,7 +68,7 @@ function(xmig_server_jobs name prefix)
 endfunction()
 xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_replay program_error error_among_others queued_error
                  host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
-                 pauses idle_uses_no_cpu snapshots_of_two_devices)
+                 pauses snapshots_are_copied copies_are_increments idle_uses_no_cpu snapshots_of_two_devices)
 xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
                  copies_more_than_the_journal memory_is_full mapped_ahead prepares_ahead prepares_in_vain zeros changes
                  discarded discarded_wrongly)

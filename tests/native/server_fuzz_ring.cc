@@ -127,7 +127,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Membership membership(daemon);
   ReplicaSources replica_sources;
   StandbyMemory standby_memory(daemon);
-  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership, replica_sources, standby_memory};
+  Profiling profiling;
+  Sharing sharing;
+  const Services services{*device, contexts, daemon, log, faults, injector, *job, meetings, membership,
+                          replica_sources, standby_memory, profiling, sharing};
   PreparedCommunicators prepared(*device, contexts, meetings, daemon, log);
   Executor executor(services, *device, preload, prepared, physical, {.snapshot_cost = 1.0});
   if (!Executor::prepare_journal(services, *device) || !executor.start_fresh()) std::abort();

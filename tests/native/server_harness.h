@@ -56,6 +56,7 @@ inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
 struct Counters {
   std::atomic<uint64_t> recoveries{0}, resumed{0}, snapshots{0}, faults{0}, program_errors{0}, injected{0}, garbage{0};
   std::atomic<uint64_t> compared{0}, differing{0}, replayed{0}, announced{0}, paused{0}, continued{0}, byes{0};
+  std::atomic<uint64_t> paused_snapshot{0}, copied{0}, not_copied{0};
   std::atomic<uint64_t> snapshot_bytes{0}, snapshot_chunks{0}, snapshot_number{0};  // copied, preserved by the last snapshot; which it is
   std::atomic<uint64_t> answers{0};  // to requests for snapshots: one was taken, or the last one has everything
   // Snapshots that found the shadow brought to their device, after a move or a resumption, and what the last of them copied.
@@ -67,6 +68,16 @@ struct Held {
   ipc::UniqueFd fd;
 };
 using HeldMap = std::map<uint64_t, Held>;
+
+// The copy of a snapshot, as it was handed over.
+struct Copied {
+  struct Slab {
+    uint64_t address, bytes;
+    ipc::UniqueFd fd;
+  };
+  std::vector<Slab> slabs;
+  ipc::UniqueFd file;
+};
 
 // A process of xmig-server, and our end of its control socket.
 inline std::pair<pid_t, ipc::UniqueFd> spawn_server(const std::string& device, uint64_t memory_bytes,
@@ -158,6 +169,11 @@ class Job {
   void really_kill() {
     const std::lock_guard lock(mutex_);
     if (server_ > 0) ::kill(server_, SIGKILL);
+  }
+  // Once it is counted.
+  Copied take_copied() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(copied_, {});
   }
   pid_t server() const { return server_; }
   pid_t lost_server() const { return lost_server_; }
@@ -748,7 +764,22 @@ class Job {
     } else if (type == "announced") {
       ++counters_.announced;
     } else if (type == "paused") {
+      counters_.paused_snapshot = message.at("snapshot").get<uint64_t>();
       ++counters_.paused;
+    } else if (type == "snapshot_slab") {
+      const bool known = message.at("known");
+      CHECK(fds.size() == (known ? 0 : 1));
+      const std::lock_guard lock(mutex_);
+      copied_.slabs.push_back({message.at("address"), message.at("bytes"), known ? ipc::UniqueFd() : std::move(fds[0])});
+    } else if (type == "snapshot_copied") {
+      CHECK(fds.size() == 1);
+      {
+        const std::lock_guard lock(mutex_);
+        copied_.file = std::move(fds[0]);
+      }
+      ++counters_.copied;
+    } else if (type == "snapshot_not_copied") {
+      ++counters_.not_copied;
     } else if (type == "continued") {
       ++counters_.continued;
     } else if (type == "bye") {
@@ -800,6 +831,7 @@ class Job {
   std::atomic<bool> brought_{false};  // the shadow, to the device of the server of now; no snapshot has come since
   bool started_ = false;
   HeldMap memory_;
+  Copied copied_;  // guarded by mutex_
   std::optional<Next> next_;
   std::atomic<bool> parked_{false};
   bool resuming_ = false;

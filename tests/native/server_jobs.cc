@@ -1,10 +1,13 @@
 // Whole jobs against the real xmig-server on the cpu device: what survives a lost server, and what a program sees.
 #include <sys/un.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 
+#include "ipc/whole.h"
+#include "server/snapshot/snapshot_file.h"
 #include "server_jobs.h"
 
 namespace {
@@ -363,6 +366,99 @@ void pauses() {
   Job::wait([&] { return job.counters().continued == 1; });
 }
 
+// Of an earlier copy, only what was written since is copied again.
+void copies_are_increments() {
+  Job job;
+  const uint64_t written = job.memory(4 * journal::kGranule), left = job.memory(4 * journal::kGranule);
+  const auto x = numbers(7);
+  const auto copied = [&](uint64_t since, uint64_t again) {
+    job.send({{"type", "pause"}, {"snapshot", true}});
+    Job::wait([&] { return job.counters().paused == again; });
+    const uint64_t number = job.counters().paused_snapshot;
+    job.send({{"type", "copy_snapshot"}, {"number", number}, {"since", since}});
+    job.send({{"type", "continue"}});
+    Job::wait([&] { return job.counters().copied == again; });
+    const Copied copied = job.take_copied();
+    const auto content = server::read_snapshot_file(copied.file.get());
+    CHECK(content && content->number == number);
+    std::vector<uint64_t> addresses;
+    for (const auto& chunk : content->chunks) {
+      if (chunk.slot == 0) continue;
+      const auto slab = std::ranges::find_if(copied.slabs, [&](const auto& one) {
+        return chunk.slot >= one.address && chunk.slot - one.address < one.bytes;
+      });
+      CHECK(slab != copied.slabs.end());
+      if (slab->fd) addresses.push_back(chunk.address);
+    }
+    return std::pair(number, addresses);
+  };
+  for (const uint64_t address : {written, left}) job.write(address, x.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  const auto [first, all] = copied(0, 1);
+  CHECK(all.size() >= 2);
+  CHECK(copied(first, 2).second.empty());
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{written, 9, kWords * 8, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  const auto [third, changed] = copied(first, 3);
+  CHECK(changed == std::vector<uint64_t>{written / journal::kGranule * journal::kGranule});
+  CHECK(copied(third, 4).second.empty());
+  CHECK(copied(0, 5).second.size() == all.size());
+  CHECK(job.counters().differing == 0);
+}
+
+// The copy is what the snapshot was, whatever the program does meanwhile and afterwards.
+void snapshots_are_copied() {
+  Job job;
+  const uint64_t address = job.memory(kWords * 8), beside = job.memory(journal::kGranule);
+  const auto x = numbers(5), y = numbers(6);
+  job.write(address, x.data(), kWords * 8);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  job.send({{"type", "pause"}, {"snapshot", true}});
+  Job::wait([&] { return job.counters().paused == 1; });
+  const uint64_t number = job.counters().paused_snapshot;
+  CHECK(number != 0 && number == job.header().snapshot.load() >> 1);
+  job.send({{"type", "copy_snapshot"}, {"number", number}});
+  job.send({{"type", "continue"}});
+  job.write(address, y.data(), kWords * 8);
+  job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{beside, 7, journal::kGranule, 0});
+  job.snapshot();
+  Job::wait([&] { return job.counters().copied == 1; });
+
+  const Copied copied = job.take_copied();
+  const auto content = server::read_snapshot_file(copied.file.get());
+  CHECK(content && content->number == number);
+  size_t found = 0;
+  for (const auto& chunk : content->chunks) {
+    if (chunk.slot == 0) continue;
+    const auto slab = std::ranges::find_if(copied.slabs, [&](const auto& one) {
+      return chunk.slot >= one.address && chunk.slot - one.address < one.bytes;
+    });
+    CHECK(slab != copied.slabs.end());
+    const uint64_t granule = address / journal::kGranule * journal::kGranule;
+    if (chunk.address != granule) continue;
+    ++found;
+    std::vector<uint64_t> got(kWords);
+    CHECK(ipc::read_all(slab->fd.get(), std::as_writable_bytes(std::span(got)), chunk.slot - slab->address + (address - granule)));
+    CHECK(got == x);
+  }
+  CHECK(found == 1);
+
+  // One that is not the last any more is refused.
+  job.send({{"type", "copy_snapshot"}, {"number", number}});
+  Job::wait([&] { return job.counters().not_copied == 1; });
+  // A pause may be taken back before it stands, and one that nobody wants is no error if that is what is meant.
+  for (const bool again : {false, true}) {
+    if (!again) job.send({{"type", "pause"}});
+    job.send({{"type", "continue"}, {"if_paused", true}});
+    std::vector<uint64_t> got(kWords);
+    CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS && got == y);
+  }
+  job.kill_server();
+  std::vector<uint64_t> got(kWords);
+  CHECK(job.read(address, got.data(), kWords * 8) == CUDA_SUCCESS && got == y);
+  check_resumed(job);
+}
+
 // Processor time of all threads, in ns.
 uint64_t processor_time(pid_t pid) {
   uint64_t sum = 0;
@@ -440,7 +536,9 @@ const Tests kTests = {
     {"program_error", program_error}, {"error_among_others", error_among_others}, {"queued_error", queued_error},
     {"host_functions", host_functions}, {"host_function_needs_the_program", host_function_needs_the_program},
     {"never_synchronises", never_synchronises}, {"waits_are_apart", waits_are_apart}, {"garbage", garbage},
-    {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"idle_uses_no_cpu", idle_uses_no_cpu},
+    {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"snapshots_are_copied", snapshots_are_copied},
+    {"copies_are_increments", copies_are_increments},
+    {"idle_uses_no_cpu", idle_uses_no_cpu},
     {"snapshots_go_with_kernels", snapshots_go_with_kernels}, {"snapshots_of_two_devices", snapshots_of_two_devices},
 };
 

@@ -251,6 +251,13 @@ void requests() {
   CHECK(std::get<ReplicaMemory>(*parse(replica, 1)).memory.address == 4096 && !parse(replica) && !parse(replica, 2));
   CHECK(parse(R"({"type":"replica_rank"})", 2) && !parse(R"({"type":"replica_rank"})", 1));
   CHECK(parse(R"({"type":"replicas_named"})") && !parse(R"({"type":"replicas_named"})", 1));
+  CHECK(!std::get<Pause>(*parse(R"({"type":"pause"})")).at_snapshot);
+  CHECK(std::get<Pause>(*parse(R"({"type":"pause","snapshot":true})")).at_snapshot && !parse(R"({"type":"pause","snapshot":1})"));
+  CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7})")).number == 7 && !parse(R"({"type":"copy_snapshot"})"));
+  CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7,"since":5})")).since == 5);
+  CHECK(std::get<GroupTake>(*parse(R"({"type":"group_take","round":3,"pauses":true})")).pauses);
+  CHECK(parse(R"({"type":"forget_snapshot_copy"})") && !parse(R"({"type":"forget_snapshot_copy","number":7})"));
+  CHECK(std::get<Continue>(*parse(R"({"type":"continue","if_paused":true})")).if_paused && !std::get<Continue>(*parse(R"({"type":"continue"})")).if_paused);
   CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})")).bytes == 7 && !parse(R"({"type":"copy_unique"})"));
   CHECK(!parse(R"({"type":"memory","op":"add","id":1,"kind":"device","ordinal":8,"address":4096,"bytes":1})", 1));
 }

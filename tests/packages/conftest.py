@@ -14,6 +14,7 @@ from tests.packages.container import Container
 
 BUILT = Path(os.environ.get("XMIG_TEST_PACKAGES") or ROOT / "build" / "packages")
 TREE = ROOT / ".cache" / "boot" / "tree"
+CRIU = ROOT / ".cache" / "criu"  # what packaging/setup/criu.sh has unpacked; its programs know this path
 WHY_NOT = ROOT / ".cache" / "boot" / "why"
 
 
@@ -43,7 +44,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[C
         pytest.skip("make built-packages makes the machine")
     folder = tmp_path_factory.mktemp("machine")
     supplied = describe_host(folder, [*first, *next_release])
-    with Container(TREE, folder, binds={BUILT / "wheels": "/wheels"}) as machine:
+    binds = {BUILT / "wheels": "/wheels"} | ({CRIU: str(CRIU)} if CRIU.is_dir() else {})
+    with Container(TREE, folder, binds=binds) as machine:
         machine.run("useradd --create-home --uid 1500 alice")
         machine.run("mkdir -p /etc/dnf/vars; echo 24.03 >/etc/dnf/vars/releasever")
         for path in (*first, *next_release, wheel, supplied):

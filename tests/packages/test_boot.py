@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.harness import ROOT
-from tests.packages import paced
+from tests.packages import gated, paced
+from tests.packages.conftest import CRIU
 from tests.packages.container import Container
 
 pytestmark = pytest.mark.timeout(900)
@@ -264,6 +265,32 @@ class TestPackages:
         assert [(r["outcome"], r["exact"]) for r in recoveries] == [("resumed", True)] * 2
         moves = json.loads(machine.run("xmigctl migrations --job moved -o json"))
         assert [(m["kind"], m["state"]) for m in moves] == [("resume", "done"), ("suspend", "done"), ("move", "done")]
+
+    def test_a_checkpoint_is_restored(self, machine: Container, alone: str) -> None:
+        """By CRIU in a unit of its own: the program has none of the daemon's limits, and outlives it."""
+        if not CRIU.is_dir():
+            pytest.skip("make pytest unpacks the CRIU that goes into the machine")
+        machine.run(f"echo 'criu = \"{CRIU}/criu\"' >>/etc/xmig/xmigd.toml; systemctl restart xmigd; mkdir /srv/kept")
+        (machine.root / "srv" / "kept" / "gated.py").write_bytes(Path(gated.__file__).read_bytes())
+        command = f"xmigctl run --name kept {TRAIN.replace(PYTHON, PYTHON + ' gated.py')} --epochs {EPOCHS}"
+        machine.start(f"cd /srv/kept; exec {command} >out 2>err </dev/null", user="root", unit="kept")
+        machine.until(
+            f"[ $(wc -l </srv/kept/out) -ge {gated.LINES} ] || {{ cat /srv/kept/err; false; }} >&2", "it works"
+        )
+        machine.run("xmigctl checkpoint create kept --stop")
+        assert machine.property("kept", "Result") == "signal"
+        (created,) = json.loads(machine.run("xmigctl checkpoint list -o json"))
+        machine.run(f"xmigctl restore {created['id']}")
+        row = json.loads(machine.run("xmigctl ps -o json"))[0]
+        unit = machine.run("systemctl list-units --plain --no-legend 'xmig-restore-*'").split()[0]
+        assert f"/xmig.slice/{unit}" in machine.run(f"cat /proc/{row['pid']}/cgroup")
+        assert int(machine.property(unit, "MainPID")) == row["pid"]
+        limits = "grep -E '^(Seccomp|NoNewPrivs|CapBnd):' /proc/{}/status; readlink /proc/{}/ns/mnt"
+        assert machine.run(limits.format(row["pid"], row["pid"])) == machine.run(limits.format(1, 1))
+        machine.run("systemctl restart xmigd; touch /srv/kept/open")
+        machine.until(f"! [ -e /proc/{row['pid']} ]", "it ends")
+        assert weights(machine.run("cat /srv/kept/out")) == alone
+        machine.until("! systemctl list-units --plain --no-legend 'xmig-restore-*' | grep .", "its unit ends with it")
 
     @pytest.mark.parametrize("user", ["root", "alice"])
     def test_a_job_of_a_login_has_a_unit_of_its_own(self, machine: Container, alone: str, user: str) -> None:

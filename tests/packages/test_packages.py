@@ -18,8 +18,8 @@ from tests.packages.conftest import BUILT, packages
 
 UNITS = ROOT / "packaging" / "systemd"
 # What `systemd-analyze security` reaches, times ten; docs/decisions/0016 and 0028 say what stays open and why.
-EXPOSURE = {"xmigd.service": 48, "xmig-web.service": 13}
-NAMES = ["xmigd", "xmigd-shim", "xmigd-web"]
+EXPOSURE = {"xmigd.service": 49, "xmig-web.service": 13}
+NAMES = ["xmig-slurm", "xmigd", "xmigd-shim", "xmigd-web"]
 
 
 def ask(*arguments: str | Path) -> str:
@@ -128,20 +128,20 @@ def test_no_driver_is_required_or_provided() -> None:
 
 def test_where_files_are() -> None:
     allowed = re.compile(
-        r"/usr/bin/(xmigd|xmigctl|xmig-web)$|/usr/lib64/xmig(/|$)|/usr/lib/systemd/system(-preset)?/\S*xmig"
-        r"|/usr/lib/(sysusers|tmpfiles)\.d/xmig|/usr/share/(doc|licenses)/xmigd|/etc/xmig(/|$)"
-        r"|/usr/share/(bash-completion|zsh|fish)/"
+        r"/usr/bin/(xmigd|xmigctl|xmig-web|xmig-kubernetes)$|/usr/lib64/xmig(/|$)|/usr/lib/systemd/system(-preset)?/\S*xmig"
+        r"|/usr/lib/(sysusers|tmpfiles)\.d/xmig|/usr/share/(doc|licenses)/xmig(d|-slurm)|/etc/xmig(/|$)"
+        r"|/usr/share/(bash-completion|zsh|fish)/|/usr/(libexec/xmig|share/xmig)(/|$)"
     )
     for path in packages("first"):
         for name in ask("--list", path).split():
             assert allowed.match(name), name
     settings = [ask("--configfiles", path).split() for path in packages("first")]
-    assert settings == [["/etc/xmig/xmigd.toml"], [], ["/etc/xmig/xmig-web.toml"]]
+    assert settings == [[], ["/etc/xmig/xmigd.toml"], [], ["/etc/xmig/xmig-web.toml"]]
 
 
 def test_what_is_bundled_is_declared() -> None:
     """The same in the package's provides, in the SBOM, and in the wheels."""
-    provides = ask("--provides", packages("first")[0])
+    provides = ask("--provides", packages("first")[NAMES.index("xmigd")])
     declared = dict(re.findall(r"bundled\(python3dist\(([^)]+)\)\) = (\S+)", provides))
     sbom = json.loads((BUILT / "first" / "SOURCES" / "xmig.cdx.json").read_text())
     listed = {c["name"]: c for c in sbom["components"] if c["purl"].startswith("pkg:pypi/")}

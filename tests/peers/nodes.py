@@ -131,6 +131,7 @@ class Proxy:
         self._target = (host, int(port))
         self._random = random.Random(seed)
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.delay = 0.0  # seconds, at most, before each piece
         self.forwarded = 0  # bytes
         self._loop = asyncio.new_event_loop()
@@ -142,8 +143,6 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
-        self.sever()
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -167,27 +166,43 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return await asyncio.start_server(self._accepted, "127.0.0.1", 0)
 
     async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        """Nothing stays open. What is just being accepted comes to `_accepted` first."""
+        self._server.close()
+        while accepting := asyncio.all_tasks() - {asyncio.current_task(), *self._tasks}:
+            await asyncio.wait(accepting)
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        await asyncio.sleep(0)  # their ends are called
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        self._spawn(self._serve(reader, writer))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = [writer]
         try:
             other_reader, other_writer = await asyncio.open_connection(*self._target)
-        except (OSError, asyncio.CancelledError):  # also at the proxy's end: nothing may stay open
-            writer.transport.abort()
-            return
-        self._writers |= {writer, other_writer}
-        try:
-            await asyncio.gather(self._forward(reader, other_writer), self._forward(other_reader, writer))
-        except asyncio.CancelledError:
-            writer.transport.abort()
-            other_writer.transport.abort()
-        self._writers -= {writer, other_writer}
+            ends.append(other_writer)
+            self._writers.add(other_writer)
+            there, back = self._forward(reader, other_writer), self._forward(other_reader, writer)
+            await asyncio.gather(self._spawn(there), self._spawn(back))
+        except (OSError, asyncio.CancelledError):
+            for end in ends:
+                end.transport.abort()
+        self._writers.difference_update(ends)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -516,6 +516,51 @@ def counts(process: str, all_ranks: int) -> dict[str, int]:
     return {N: all_ranks, f"{int(process) // 8:064x}": 2}
 
 
+class TestPauses:
+    """For a checkpoint, all members of a group stand still behind one round."""
+
+    def held(self, groups: Groups, number: int) -> list[g.Instruction]:
+        all_stop(groups, number, "ab", {N: 3})
+        groups.held(MS, "a", number)
+        return groups.held(MS, "b", number)
+
+    def test_at_the_next_round_once_all_are_to(self) -> None:
+        groups = made((N, "ab"))
+        assert groups.pause(0, ["a"]) == []
+        assert groups.pause(0, ["b"]) == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
+        assert self.held(groups, 100) == [g.Take("a", 100, pauses=True), g.Take("b", 100, pauses=True)]
+        assert not groups.is_to_pause("a")
+
+    def test_a_round_that_was_under_way_will_do(self) -> None:
+        groups = made((N, "ab"))
+        groups.wanted(0, "a")
+        assert groups.pause(0, ["a", "b"]) == []
+        assert self.held(groups, 100) == [g.Take("a", 100, pauses=True), g.Take("b", 100, pauses=True)]
+
+    def test_it_is_tried_until_it_fits_or_nobody_wants_it(self) -> None:
+        groups, t = made((N, "ab")), 0
+        groups.pause(t, ["a", "b"])
+        for number in range(100, 105):
+            groups.busy(t, "b", number, "a checkpoint copies its snapshot")
+            assert groups.due is not None
+            t = groups.due
+            assert [type(one) for one in groups.wake(t)] == [g.Stop, g.Stop]
+        assert groups.not_to_pause(t, ["a", "b"]) == []
+        assert self.held(groups, 105) == [g.Take("a", 105), g.Take("b", 105)]
+
+    def test_one_that_is_not_to_any_more_lets_none_pause(self) -> None:
+        groups = made((N, "ab"))
+        groups.pause(0, ["a", "b"])
+        groups.not_to_pause(0, ["a"])
+        assert self.held(groups, 100) == [g.Take("a", 100), g.Take("b", 100)]
+
+    def test_none_while_they_are_recovered(self) -> None:
+        groups = made((N, "ab"))
+        groups.pause(0, ["a", "b"])
+        groups.broken(1, "b", "it was killed")
+        assert not any(isinstance(one, g.Stop) for one in groups.wake(10**12))
+
+
 class TestSuspensions:
     """All members of a group are suspended with one round, or none is."""
 

@@ -195,6 +195,15 @@ class TestRecoveries:
         ]  # fmt: skip
         assert did(history, "b")[1:] == [(1, "ending", None), (2, "waiting", 0), (8, "restoring", None)]
 
+    def test_what_a_lost_server_had_sent_comes_late(self) -> None:
+        history = made("ab")
+        to_all(history, 1 * MS, "ab", g.Stop)
+        history.changed(2 * MS, "a", e.GroupBroken("killed"))
+        stopped(history, 3 * MS, "a")
+        history.changed(4 * MS, "a", e.AwaitGroup())
+        held(history, 5 * MS, "a")
+        assert did(history, "a")[-2:] == [(2, "ending", None), (4, "waiting", None)]
+
     def test_ranks_wait_for_their_communicators(self) -> None:
         history = made("ab")
         for process in "ab":

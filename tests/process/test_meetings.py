@@ -14,6 +14,19 @@ def offer(rank: int, ranks: int = 2, text: str = "here", meeting: str = "m") -> 
     return Offer(meeting, rank, ranks, text)
 
 
+class TestAllGone:
+    def test_all_may_meet_again_when_all_have_ended(self) -> None:
+        """Restored from a checkpoint, they are other processes and have the same names for what they make."""
+        meetings = Meetings()
+        for process, rank in (("a", 0), ("b", 1)):
+            meetings.attend(0, process, 0, ALICE, offer(rank))
+        meetings.gone("a")
+        assert "another process" in meetings.attend(1, "c", 0, ALICE, offer(0))[0].refused
+        meetings.gone("b")
+        assert len(meetings) == 0
+        assert meetings.attend(2, "c", 0, ALICE, offer(0)) == [Answer("c", 0, "m", 0, missing="1")]
+
+
 class TestAttend:
     def test_all_get_all_offers_once_the_last_has_come(self) -> None:
         meetings = Meetings()
@@ -88,10 +101,14 @@ class TestGone:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.sampled_from("xy"), st.booleans()), max_size=40)
 )
 def test_offers_that_were_given_out_never_change(steps: list[tuple[str, int, str, bool]]) -> None:
-    meetings, given_out = Meetings(), set()
+    """As long as one of those is there who have them."""
+    meetings = Meetings()
+    given_out: set[tuple[str, ...]] = set()
     for t, (process, rank, text, gone) in enumerate(steps):
         if gone:
             meetings.gone(process)
+            if len(meetings) == 0:
+                given_out.clear()
             continue
         for answer in meetings.attend(t, process, 0, ALICE, offer(rank, 3, text)):
             if answer.offers:

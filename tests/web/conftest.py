@@ -22,7 +22,7 @@ expect.set_options(timeout=PATIENCE * 1000)
 
 @pytest.fixture(scope="module")
 def node(native_dir: Path) -> Iterator[Node]:
-    with harness.own_node(native_dir) as node:
+    with harness.own_node(native_dir, profile_every=64) as node:
         yield node
 
 

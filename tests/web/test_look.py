@@ -44,8 +44,10 @@ def pages(program: Program) -> dict[str, str]:
     return {
         "overview": "/", "devices": "/devices", "jobs": "/jobs", "job": f"/jobs/{program.job}",
         "process": f"/processes/{info['id']}", "faults": "/faults", "operations": "/operations", "audit": "/audit",
-        "settings": "/settings", "migrations": "/migrations", "plan": f"/migrations/new?process={info['id']}",
+        "settings": "/settings", "checkpoints": "/checkpoints",
+        "migrations": "/migrations", "plan": f"/migrations/new?process={info['id']}",
         "migration": f"/migrations/{program.node.client.get('/v1/migrations')[0]['id']}", "not-found": "/nothing",
+        "consolidation": "/consolidation",
     }  # fmt: skip
 
 
@@ -69,8 +71,10 @@ def test_every_page(
 READABLE = {
     "overview": "Latest recoveries", "devices": "Utilisation", "jobs": "gpt2-small", "job": "every reply the same",
     "process": "Generation", "faults": "killed by SIGKILL", "operations": "succeeded", "audit": "POST /v1/tokens",
-    "settings": "Circuit breaker", "migrations": "cpu:1", "plan": "Expected downtime", "migration": "Take over",
+    "settings": "Circuit breaker", "checkpoints": "No checkpoints",
+    "migrations": "cpu:1", "plan": "Expected downtime", "migration": "Take over",
     "not-found": "there is no such page",
+    "consolidation": "Make a plan",
 }  # fmt: skip
 
 

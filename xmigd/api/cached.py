@@ -16,12 +16,13 @@ from starlette.responses import Response
 from xmigd.database.writer import Writer
 
 KEPT = 64
+Made = tuple[bytes, dict[str, str]]  # JSON, and headers
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     version: tuple[int, int]  # the writer's, before it was begun
-    body: asyncio.Future[bytes]
+    made: asyncio.Future[Made]
 
 
 class Cached:
@@ -31,8 +32,8 @@ class Cached:
         self._writer = writer
         self._answers: dict[object, _Answer] = {}
 
-    async def json(self, key: object, make: Callable[[], bytes]) -> Response:
-        """The JSON that `make` gives for `key`. It is called in a thread, and only reads the database."""
+    async def json(self, key: object, make: Callable[[], Made]) -> Response:
+        """What `make` gives for `key`. It is called in a thread, and only reads the database."""
         found = self._answers.pop(key, None)
         if found is None or found.version != self._writer.version:
             version = self._writer.version
@@ -41,9 +42,9 @@ class Cached:
         if len(self._answers) > KEPT:
             del self._answers[next(iter(self._answers))]
         try:
-            body = await asyncio.shield(found.body)
+            body, headers = await asyncio.shield(found.made)
         except BaseException:
-            if found.body.done() and self._answers.get(key) is found:
+            if found.made.done() and self._answers.get(key) is found:
                 del self._answers[key]
             raise
-        return Response(body, media_type="application/json")
+        return Response(body, headers=headers, media_type="application/json")

@@ -71,7 +71,11 @@ _Result = TypeVar("_Result")
 def key_of(path: Path) -> bytes:
     """The key in a file: 32 bytes, or 64 hexadecimal digits. Raises Invalid, OSError."""
     with path.open("rb") as file:
-        found = file.read(4 * KEY)
+        return parse_key(file.read(4 * KEY), path)
+
+
+def parse_key(found: bytes, path: Path) -> bytes:
+    """The key that is what `path` contains. Raises Invalid."""
     if len(found) == KEY:
         return found
     with contextlib.suppress(ValueError):
@@ -178,6 +182,22 @@ class Archive:
 
         self._walk(take, threads, progress)
         return self.manifest
+
+    def damages(self, *, progress: Progress | None = None) -> Iterator[str]:
+        """Each place that is not what was written, as a sentence with its offset; none: it is whole. Raises OSError."""
+        done = 0
+        for entry in self._entries.values():
+            try:
+                self.read(entry.hash)
+            except Damaged as error:
+                yield f"piece {entry.hash[:12]}: {error.message}"
+            done += entry.content_bytes
+            if progress is not None:
+                progress(done)
+        digest = hashlib.sha256()
+        self._digest_range(digest, 0, self.bytes - 32)
+        if not hmac.compare_digest(digest.digest(), self._digest):
+            yield self._damaged("the SHA-256 of the file is not the one", self.bytes - 32).message
 
     # --- sections -----------------------------------------------------------------------------------------------------
 
@@ -413,7 +433,7 @@ class _Writer:
         index, done = bytearray(), 0
 
         def one(piece: tuple[str, int]) -> tuple[str, int, bytes]:
-            return *piece, chunks.encoded(*piece)
+            return *piece, chunks.from_anywhere(*piece)
 
         for name, size, piece in _in_threads(one, named.items(), threads):
             at, stored = self._at, self._section(PIECE, piece)

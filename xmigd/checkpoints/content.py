@@ -1,4 +1,5 @@
-"""Content by its hash, in pieces of 2 MiB: `objects/ab/ab12…`, mode 0600, never changed once it is there.
+"""Content by its hash, in pieces of 2 MiB: `objects/ab/ab12…`, mode 0600, never changed once it is there. A piece may
+also, or only for the moment, be in host memory (memory.py).
 
 Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own,
 in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
@@ -18,20 +19,22 @@ import struct
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
 
 from xmigd.checkpoints.manifest import Chunk, Content
+from xmigd.checkpoints.memory import Kept, MemoryTier
 from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 PIECE = 2 << 20  # bytes
 LEVEL = 1
 SAMPLE = 64 << 10  # bytes of a piece by which its encoding is chosen
 WORTHWHILE = 0.95  # of its size: what does not become smaller than that is kept as it is
-THREADS = 4
+THREADS = max(4, min(16, (os.cpu_count() or 1) // 2))
 
 MAGIC = b"XMPIECE1"
 HEADER = struct.Struct("<8sB3sIQ")  # magic, encoding, RESERVED, CRC-32 of the payload, bytes of the content
@@ -45,20 +48,41 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _ZEROS = bytes(PIECE)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of which only the pieces that have some of these bytes are stored. `bytes` None: all from `start` on."""
+
+    fd: int
+    start: int = 0
+    bytes: int | None = None
+
+    def has(self, piece: int) -> bool:
+        return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
+
+
 class Chunks:
     """The pieces of all checkpoints of a node. Its methods block; every thread may call them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: MemoryTier | None = None) -> None:
         self.folder = folder
+        self.memory = memory or MemoryTier(folder / "nowhere", limit=0)
         self._lock = threading.Lock()
         self._writers = 0
         self._sound: set[str] = set()  # that were written, or read and compared, by this daemon
+        # Where else a piece may be, as its file has it, and checked; None: it is not there.
+        self.elsewhere: Callable[[str, int], bytes | None] = lambda name, size: None
 
     def path(self, name: str) -> Path:
         return self.folder / name[:2] / name
 
     def get(self, name: str, size: int) -> bytes:
         """The piece of this hash. Raises Damaged: it is gone, or not what it was; then it is of no use to anybody."""
+        if (found := self.memory.get(name, size)) is not None:
+            return found
+        return self.on_disk(name, size)
+
+    def on_disk(self, name: str, size: int) -> bytes:
+        """The same, of the disk."""
         try:
             return self._read(name, size)[1]
         except Damaged:
@@ -71,7 +95,18 @@ class Chunks:
             return self._read(name, size)[0]
         except Damaged:
             self._sound.discard(name)
+            if (found := self.memory.get(name, size)) is not None:  # it has yet to go to the disk
+                return _encoded(found)
             raise
+
+    def from_anywhere(self, name: str, size: int) -> bytes:
+        """As `encoded`, or from elsewhere if it is gone or damaged here. Raises Damaged."""
+        try:
+            return self.encoded(name, size)
+        except Damaged:
+            if (found := self.elsewhere(name, size)) is None:
+                raise
+            return found
 
     def _read(self, name: str, size: int) -> tuple[bytes, bytes]:
         """File and content."""
@@ -84,25 +119,49 @@ class Chunks:
 
     def restore(self, content: Content, fd: int) -> None:
         """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
-        check_places(content)
-        os.ftruncate(fd, content.bytes)
+        for _ in self.restore_all([(content, fd)]):
+            pass
 
-        def one(chunk: Chunk) -> None:
-            _write_all(fd, self.get(chunk.hash, chunk.bytes), chunk.at)
+    def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
+        """The same of many, in their order; yields the bytes of each that is complete."""
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(one, content.chunks):  # which leaves out the rest if one fails
-                pass
+        def one(chunk: Chunk, fd: int) -> None:
+            try:
+                piece = self.get(chunk.hash, chunk.bytes)
+            except Damaged:
+                if (found := self.elsewhere(chunk.hash, chunk.bytes)) is None:
+                    raise
+                piece = decode(found, chunk.hash, chunk.bytes)
+            _write_all(fd, piece, chunk.at)
+
+        with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
+            begun = []
+            try:
+                for content, fd in contents:
+                    check_places(content)
+                    os.ftruncate(fd, content.bytes)
+                    begun.append((content.bytes, [pool.submit(one, chunk, fd) for chunk in content.chunks]))
+                for size, pieces in begun:
+                    for piece in pieces:
+                        piece.result()
+                    yield size
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # the rest is left out
+                raise
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Writing]:
+    def writing(self, *, in_memory: bool = False, durable: bool = True) -> Iterator[Writing]:
         """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends.
-        Raises OSError: there is no folder for it."""
+        `in_memory`: it goes to host memory first, if there is room for all of it, and to the disk as well if it has to
+        be `durable`. Raises OSError: there is no folder for it."""
         with self._lock:
             self._writers += 1
+        kept = self.memory.begin() if in_memory else None
         try:
-            yield Writing(self)
+            yield Writing(self, kept, durable=durable)
         finally:
+            if kept is not None:
+                self.memory.give_up(kept)
             with self._lock:
                 self._writers -= 1
 
@@ -120,9 +179,12 @@ class Chunks:
                         Path(folder, name).unlink(missing_ok=True)
             return True
 
-    def put(self, content: bytes) -> tuple[str, int]:
-        """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. Raises OSError: no room."""
+    def put(self, content: bytes, kept: Kept | None = None) -> tuple[str, int]:
+        """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. `kept`: in host memory, if it goes
+        there. Raises OSError: no room."""
         name = hashlib.sha256(content).hexdigest()
+        if kept is not None and self.memory.keep(kept, name, content):
+            return name, 0
         return name, self._keep(name, len(content), lambda: _encoded(content))
 
     def _keep(self, name: str, size: int, piece: Callable[[], bytes]) -> int:
@@ -155,31 +217,55 @@ class Chunks:
 class Writing:
     """What one checkpoint stores."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: Chunks, kept: Kept | None = None, *, durable: bool = True) -> None:
         self._chunks = chunks
+        self._kept = kept
+        self._durable = durable
+        self.on_disk = True  # after `sync`
         self.stored_bytes = 0  # on disk, of what was not there before
         private_folder(chunks.folder)
 
     def store(self, fd: int) -> Content:
         """All of a file. Raises OSError: no room, or it cannot be read."""
-        size = os.fstat(fd).st_size
+        return next(self.store_all([Source(fd)]))
 
-        def one(at: int) -> tuple[Chunk, int] | None:
+    def store_all(self, sources: Iterable[Source]) -> Iterator[Content]:
+        """The same of many, in their order: the threads do not wait for the end of each."""
+
+        def one(fd: int, size: int, at: int) -> tuple[Chunk, int] | None:
             content = _read_all(fd, min(PIECE, size - at), at)
             if _ZEROS.startswith(content):  # much faster than to look at each byte, and nobody else can run meanwhile
                 return None
-            name, stored = self._chunks.put(content)
+            name, stored = self._chunks.put(content, self._kept)
             return Chunk(at=at, bytes=len(content), hash=name), stored
 
-        chunks = []
         with ThreadPoolExecutor(THREADS) as pool:
-            for found in pool.map(one, _places(fd, size)):
-                if found is not None:
-                    chunks.append(found[0])
-                    self.stored_bytes += found[1]
-        if os.fstat(fd).st_size < size:  # what is gone at its end looks like a hole
-            raise _shorter()
-        return Content(bytes=size, chunks=tuple(chunks))
+            begun = []
+            try:
+                for source in sources:
+                    size = os.fstat(source.fd).st_size
+                    places = (at for at in _places(source.fd, size) if source.has(at))
+                    begun.append((source.fd, size, [pool.submit(one, source.fd, size, at) for at in places]))
+                for fd, size, pieces in begun:
+                    chunks = []
+                    for piece in pieces:
+                        if (found := piece.result()) is not None:
+                            chunks.append(found[0])
+                            self.stored_bytes += found[1]
+                    if os.fstat(fd).st_size < size:  # what is gone at its end looks like a hole
+                        raise _shorter()
+                    yield Content(bytes=size, chunks=tuple(chunks))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def has(self, names: Iterable[str]) -> bool:
+        """All of these, written or read by this daemon, or in host memory if it goes there? Then they stay until this
+        ends. Empty ones are nobody's."""
+        wanted = {name for name in names if name}
+        if self._kept is not None and self._kept.whole:
+            return self._chunks.memory.adopt(self._kept, wanted)
+        return self._chunks._sound.issuperset(wanted)
 
     def take(self, name: str, size: int, piece: bytes) -> int:
         """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
@@ -187,8 +273,31 @@ class Writing:
         decode(piece, name, size)
         return self._chunks._keep(name, size, lambda: piece)
 
+    def settle(self, name: str, size: int) -> None:
+        """What is in host memory goes to the disk. Raises Damaged: it is nowhere; OSError: no room."""
+        self.stored_bytes += self._chunks._keep(name, size, lambda: self._chunks.encoded(name, size))
+
+    def finish(self, checkpoint: str, names: dict[str, int]) -> None:
+        """These are the pieces of the checkpoint, with their bytes: it stays in host memory, if all of it is there.
+        Raises Damaged, OSError."""
+        kept = self._kept
+        if kept is None:
+            return
+        if not self._chunks.memory.finish(kept, checkpoint, names, on_disk=self.on_disk) and not self.on_disk:
+            raise OSError(errno.ENOMEM, "host memory has lost a part of it")
+
     def sync(self) -> None:
-        """Everything that was stored is on the disk when this returns. Raises OSError."""
+        """Everything that was stored is on the disk when this returns, or, if it need not be `durable`, in host memory.
+        Raises OSError."""
+        kept = self._kept
+        if kept is not None:
+            self.on_disk = self._durable or not kept.whole
+            if not self.on_disk:
+                return
+            sizes = self._chunks.memory.sizes(kept)
+            with ThreadPoolExecutor(THREADS) as pool:
+                for _ in pool.map(lambda item: self.settle(*item), sizes.items()):
+                    pass
         folder = os.open(self._chunks.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _LIBC.syncfs(folder) != 0:

@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from xmigd.checkpoints import movable
+from xmigd.checkpoints import apart, movable, proc
 from xmigd.errors import Unavailable, XmigError
 from xmigd.ipc.fds import Fd
+from xmigd.servers.scopes import SLICE
 
 PATIENCE = 600.0  # seconds for a dump or a restoration
 OLDEST = 4  # earlier ones fail on kernels since 6.x
@@ -32,21 +34,18 @@ class CriuFailed(XmigError):
 
 class Criu:
     def __init__(self, program: Path, *, confined: bool = False) -> None:
-        """`confined`: what this daemon starts has a view of the machine that is not a program's, as a systemd unit
-        gives it. What it restored would keep that for ever."""
+        """`confined`: this daemon is a unit of systemd. What it starts itself has its view of the machine and its
+        limits, and what that restored would keep them for ever. So the manager starts CRIU, in a unit without any."""
         self._program = program
         self._confined = confined
+        if confined:
+            proc.seen_as_by(1)
         self._version: tuple[int, ...] | None = None  # once it was looked at
 
     async def check(self) -> None:
         """Raises Unavailable: it is not there, too old, or may not be used."""
         if self._version is not None:
             return
-        if self._confined:
-            raise Unavailable(
-                "a daemon that systemd runs cannot restore programs yet: they would inherit its unit's limits",
-                hint="start xmigd by hand, as root", code="under_systemd",
-            )  # fmt: skip
         if os.geteuid() != 0:
             raise Unavailable("only root can dump programs", hint="run xmigd as root", code="criu_missing")
         if shutil.which(self._program) is None:
@@ -67,22 +66,31 @@ class Criu:
         assert self._version is not None
         return movable.as_dumped(pid, self._version)
 
-    async def dump(self, pid: int, images: Path, *, leader: bool) -> None:
+    async def dump(self, pid: int, images: Path, *, leader: bool, namespaces: Sequence[str] = ()) -> None:
         """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a
-        program in the session of another one is restored into a session of its own. Raises CriuFailed."""
-        await self._do("dump", images, "--tree", str(pid), "--leave-stopped", *_session(leader))
+        program in the session of another one is restored into a session of its own. `namespaces`: that it has for
+        itself. Raises CriuFailed."""
+        # Both ends of a connection are in the tree, and stand still: nothing has to be locked out.
+        await self._do(
+            "dump", images, "--tree", str(pid), "--leave-stopped", "--tcp-established", "--network-lock", "skip",
+            *_session(leader), *apart.dumped_with(namespaces),
+        )  # fmt: skip
 
-    async def restore(self, images: Path, *, leader: bool) -> int:
-        """Make it again, with the pid that it had. Returns that; it is left stopped. Raises CriuFailed."""
+    async def restore(self, images: Path, *, leader: bool, namespaces: Sequence[str] = ()) -> int:
+        """Make it again, with the pid that it had, or that it sees. Returns its pid here; it is left stopped. Raises
+        CriuFailed."""
         await self._do(
             "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE),
-            *_session(leader),
+            "--tcp-established", *_session(leader), namespaces=namespaces,
         )  # fmt: skip
         return int((images / PIDFILE).read_text())
 
-    async def _do(self, action: str, images: Path, *options: str) -> None:
+    async def _do(self, action: str, images: Path, *options: str, namespaces: Sequence[str] = ()) -> None:
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
+        command = apart.restored_in(str(images / "root"), namespaces, command)
+        if self._confined:
+            command = _by_the_manager(action, images, [*command, "--manage-cgroups=ignore"])
         # It holds the lock for as long as it runs, whatever becomes of us.
         with open(images / LOCK, "w") as lock, open(images / f"{action}.out", "w+b") as output:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,6 +100,26 @@ class Criu:
                 printed = output.read(4096).decode(errors="replace").strip()
                 why = _why(log) or printed or f"it ended with {code}"
                 raise CriuFailed(f"CRIU could not {action} the program: {why}")
+
+
+def _by_the_manager(action: str, images: Path, command: list[str]) -> list[str]:
+    """It ends with CRIU, as CRIU does. What is restored stays in the unit, which is there for as long as that is."""
+    output = f"append:{images / action}.out"
+    own = {
+        "dump": {"Type": "oneshot", "Description": "CRIU writes a program down"},
+        "restore": {
+            "Type": "forking", "PIDFile": f"{images / PIDFILE}", "Description": "A program that xMIG has restored",
+        },
+    }[action]  # fmt: skip
+    unit = {
+        "Slice": SLICE, "WorkingDirectory": f"{images}", "StandardOutput": output, "StandardError": output,
+        "LimitNOFILE": "infinity", "LimitMEMLOCK": "infinity", "TasksMax": "infinity", "OOMPolicy": "continue",
+        "KillMode": "mixed", "TimeoutStartSec": "infinity", **own,
+    }  # fmt: skip
+    properties = [f"--property={name}={value}" for name, value in unit.items()]
+    environment = [f"--setenv={name}={value}" for name, value in ENVIRONMENT.items()]
+    name = f"--unit=xmig-{action}-{images.name.removeprefix('criu-')}"
+    return ["systemd-run", "--quiet", "--collect", name, *properties, *environment, "--", *command]
 
 
 def _session(leader: bool) -> list[str]:
@@ -150,5 +178,6 @@ def _why(log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").splitlines()
         found = [match[1] for line in lines if (match := ERROR.match(line)) is not None]
+        found = [one for one in found if not one.startswith("rlimit:")]  # it goes on without
         return "; ".join(found[:2])
     return ""

@@ -8,7 +8,13 @@ from fastapi import Path, Response
 
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
-from xmigd.checkpoints.schemas import CheckpointInfo, CheckpointRequest, ImportRequest, RestoreRequest
+from xmigd.checkpoints.schemas import (
+    CheckpointInfo,
+    CheckpointRequest,
+    ExportRequest,
+    ImportRequest,
+    RestoreRequest,
+)
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
@@ -70,16 +76,21 @@ async def restore_checkpoint(
     response: Response,
 ) -> OperationInfo:  # fmt: skip
     """Make the programs again where they were, in a job of their own, on these devices or on those that they had."""
-    row = await checkpoints.restore(caller, checkpoint, request.devices, requestor=caller.name)
+    row = await checkpoints.restore(
+        caller, checkpoint, request.devices, own_files=request.own_files, publish=request.publish, requestor=caller.name
+    )
     return accepted(row, response)
 
 
 @router.post("/checkpoints/{checkpoint}:export", operation_id="export_checkpoint", status_code=202, responses=ACCEPTED)
 async def export_checkpoint(
-    checkpoints: TheCheckpoints, caller: OperatorCaller, checkpoint: CheckpointId, response: Response
-) -> OperationInfo:
-    """Write it into one file, which another node can import. The answer says where it is. For operators."""
-    return accepted(await checkpoints.export(caller, checkpoint, requestor=caller.name), response)
+    checkpoints: TheCheckpoints, caller: OperatorCaller, checkpoint: CheckpointId, response: Response,
+    request: ExportRequest | None = None,
+) -> OperationInfo:  # fmt: skip
+    """Write it into one file, which another node can import. The answer says where it is. The key of an encrypted file
+    is read by the daemon, and never a part of a request. For operators."""
+    key_file = None if request is None else request.key_file
+    return accepted(await checkpoints.export(caller, checkpoint, key_file, requestor=caller.name), response)
 
 
 @router.post("/checkpoints:import", operation_id="import_checkpoint", status_code=202, responses=ACCEPTED)
@@ -88,4 +99,4 @@ async def import_checkpoint(
 ) -> OperationInfo:
     """Take a checkpoint out of a file that another node has exported. Its programs run as the users that the file says
     when it is restored. For operators."""
-    return accepted(await checkpoints.take(request.file, requestor=caller.name), response)
+    return accepted(await checkpoints.take(request.file, request.key_file, requestor=caller.name), response)

@@ -1,7 +1,8 @@
 """Between a process of the supervisor and a checkpoint: what is read of one, and what is made again from the other.
 
-The process is suspended meanwhile: its shadow lies in host memory, nothing executes, and the journal, which its program
-may still append to, is written down with the program, at one moment.
+Nothing executes while its program is dumped, so the journal, which the program may append to, is written down with the
+program, at one moment. What the last snapshot holds is in host memory: of a suspended process it is the shadow; of one
+that goes on, its server copies it there.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
-from xmigd.checkpoints.content import Chunks, Writing
+from xmigd.checkpoints.apart import inner_pid, root_in
+from xmigd.checkpoints.content import Chunks, Source, Writing
+from xmigd.checkpoints.known import Places, known_after, known_contents, places_of
 from xmigd.checkpoints.manifest import Content, Image, Memory, OpenFile, Program
 from xmigd.checkpoints.manifest import Device as DeviceSeen
+from xmigd.checkpoints.movable import processes_of
 from xmigd.devices import header
 from xmigd.devices.names import devices_of
-from xmigd.errors import Conflict
+from xmigd.errors import Conflict, NotFound
 from xmigd.ipc import messages as m
 from xmigd.ipc.fds import Fd, close_all
 from xmigd.memory.handles import Handle, make_handle
+from xmigd.memory.host_pool import PLAIN as IN_HOST_MEMORY
 from xmigd.native import Layout
+from xmigd.supervisor.copying import Known, SnapshotCopy
 from xmigd.supervisor.process import Process
 from xmigd.text import harmless
 
@@ -32,62 +39,110 @@ Progress = Callable[[int], None]  # bytes that are done
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a suspended process consists of beside its program: descriptors of our own."""
+class Piece:
+    """Memory, as a server handed it over, and a descriptor of our own. `start`: an image may lie within a file."""
 
-    snapshots: tuple[Fd, Fd]
-    handles: tuple[tuple[Handle, Fd], ...]
+    id: int
+    kind: Literal["shadow", "image"]
+    ordinal: int
+    message: bytes
+    start: int
+    size: int
+    fd: Fd | None
+    content: Content | None = None  # that is stored already; then there is no descriptor
+
+
+@dataclass(slots=True)
+class Held:
+    """What a process consists of beside its program. The snapshots' two files; None: it has not that one."""
+
+    snapshots: list[Fd | None]
+    pieces: list[Piece]
+    copy: SnapshotCopy | None = None
+    places: Places = field(default_factory=dict)  # of the copy
 
     @property
     def bytes(self) -> int:
-        return sum(os.fstat(fd.fileno()).st_blocks * 512 for _, fd in self.handles)
+        return sum(piece.size for piece in self.pieces)
 
     def close(self) -> None:
-        close_all([*self.snapshots, *(fd for _, fd in self.handles)])
+        close_all(fd for fd in (*self.snapshots, *(piece.fd for piece in self.pieces)) if fd is not None)
+
+    def add(self, copy: SnapshotCopy) -> None:
+        """The content of its snapshot. From here on it is closed with the rest. Raises Conflict."""
+        self.snapshots[copy.number & 1] = copy.file
+        self.copy = copy
+        first = 1 + max((piece.id for piece in self.pieces), default=0)
+        for id, (slab, fd) in enumerate(copy.slabs, first):
+            message = m.pack(
+                "memory", op="add", id=id, kind="shadow", ordinal=slab.ordinal, address=slab.address, bytes=slab.bytes,
+                name=IN_HOST_MEMORY,
+            )  # fmt: skip
+            self.pieces.append(Piece(id, "shadow", slab.ordinal, message, 0, slab.bytes, fd))
+
+    def look_up(self) -> None:
+        """What of the copy is stored already. Blocks. Raises Conflict."""
+        if self.copy is None:
+            return
+        self.places = places_of(self.copy)
+        first = len(self.pieces) - len(self.copy.slabs)
+        for number, content in enumerate(known_contents(self.copy, self.places), first):
+            self.pieces[number] = replace(self.pieces[number], content=content)
+
+    def known(self, memory: Sequence[Memory], generation: int) -> Known | None:
+        """Once this is stored."""
+        if self.copy is None:
+            return None
+        contents = [one.content for one in memory[len(memory) - len(self.copy.slabs) :]]
+        return known_after(self.copy, self.places, contents, generation)
 
 
-def hold(process: Process) -> Held:
-    """Raises OSError: no descriptors."""
+def hold(process: Process, *, suspended: bool) -> Held:
+    """Of one that is not suspended, only what its program has loaded: its snapshot's content is added. Raises OSError:
+    no descriptors."""
     assert process.memory is not None
-    taken: list[Fd] = []
+    held = Held([None, None], [])
     try:
-        for fd in (process.memory.snapshot0, process.memory.snapshot1):
-            taken.append(Fd(os.dup(fd.fileno())))
-        handles = []
+        if suspended:
+            held.snapshots = [Fd(os.dup(fd.fileno())) for fd in (process.memory.snapshot0, process.memory.snapshot1)]
         for handle in process.handles.values():
-            taken.append(Fd(os.dup(handle.fd.fileno())))
-            handles.append((handle, taken[-1]))
+            if suspended or handle.kind == "image":
+                kind: Literal["shadow", "image"] = "image" if handle.kind == "image" else "shadow"
+                fd = Fd(os.dup(handle.fd.fileno()))
+                start = _message(handle.message).address if kind == "image" else 0
+                held.pieces.append(Piece(handle.id, kind, handle.ordinal, handle.message, start, handle.size, fd))
     except OSError:
-        close_all(taken)
+        held.close()
         raise
-    return Held((taken[0], taken[1]), tuple(handles))
+    return held
 
 
 def store_memory(writing: Writing, held: Held, progress: Progress) -> tuple[list[Memory], tuple[Content, Content]]:
     """Blocks. Raises OSError: no room."""
     done = 0
     memory: list[Memory] = []
-    for handle, fd in held.handles:
-        content = writing.store(fd.fileno())
-        memory.append(
-            Memory(
-                id=handle.id, kind="image" if handle.kind == "image" else "shadow", ordinal=handle.ordinal,
-                message=handle.message.decode(), content=content,
-            )
-        )  # fmt: skip
-        done += handle.size
+    fresh = ((piece.fd, piece) for piece in held.pieces if piece.content is None)
+    sources = [Source(fd.fileno(), piece.start, piece.size) for fd, piece in fresh if fd is not None]
+    stored = writing.store_all(sources)
+    for piece in held.pieces:
+        content = next(stored) if piece.content is None else piece.content
+        message = piece.message.decode()
+        memory.append(Memory(id=piece.id, kind=piece.kind, ordinal=piece.ordinal, message=message, content=content))
+        done += piece.size
         progress(done)
-    first, second = (writing.store(fd.fileno()) for fd in held.snapshots)
+    for _ in stored:  # there is none left: its threads end
+        pass
+    first, second = (Content(bytes=0, chunks=()) if fd is None else writing.store(fd.fileno()) for fd in held.snapshots)
     return memory, (first, second)
 
 
 def store_images(writing: Writing, folder: Path) -> list[Image]:
     """What CRIU has written. Blocks. Raises OSError: no room."""
-    images = []
-    for path in sorted(folder.glob("*.img")):
-        with path.open("rb") as file:
-            images.append(Image(name=path.name, content=writing.store(file.fileno())))
-    return images
+    with contextlib.ExitStack() as stack:
+        paths = sorted(folder.glob("*.img"))
+        sources = [Source(stack.enter_context(path.open("rb")).fileno()) for path in paths]
+        contents = writing.store_all(sources)
+        return [Image(name=path.name, content=content) for path, content in zip(paths, contents, strict=True)]
 
 
 def open_files(pids: Iterable[int]) -> list[OpenFile]:
@@ -99,6 +154,8 @@ def open_files(pids: Iterable[int]) -> list[OpenFile]:
                 with contextlib.suppress(OSError):
                     status, path = entry.stat(), os.readlink(entry)
                     if not stat.S_ISREG(status.st_mode) or not path.startswith("/") or path.startswith("/memfd:"):
+                        continue
+                    if status.st_nlink == 0 or not _is_here(path, status):  # CRIU has its content
                         continue
                     if not _is_text(path):
                         raise Conflict(
@@ -112,6 +169,14 @@ def open_files(pids: Iterable[int]) -> list[OpenFile]:
     return [found[path] for path in sorted(found)]
 
 
+def _is_here(path: str, of: os.stat_result) -> bool:
+    """By this name? What lies in a mount of the program's own does not."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return (found.st_dev, found.st_ino) == (of.st_dev, of.st_ino)
+    return False
+
+
 def _is_text(path: str) -> bool:
     try:
         path.encode()
@@ -120,10 +185,8 @@ def _is_text(path: str) -> bool:
     return True
 
 
-def describe(
-    process: Process, memory: Iterable[Memory], snapshots: tuple[Content, Content], images: Iterable[Image],
-    files: Iterable[OpenFile], layout: Layout, leader: bool,
-) -> Program:  # fmt: skip
+def describe(process: Process, layout: Layout, *, leader: bool, files: Iterable[OpenFile]) -> Program:
+    """A process that stands still, without its content: it may have ended when that is stored."""
     assert process.memory is not None
     row, journal = process.row, process.memory.journal.fileno()
     kinds = [name.partition(":")[0] for name in devices_of(row.device)]
@@ -132,10 +195,13 @@ def describe(
         for place, seen in enumerate(header.descriptions(journal))
     ]
     sizes = [os.fstat(fd.fileno()).st_size for fd in process.memory.shared]
+    nothing = Content(bytes=0, chunks=())
     return Program(
-        id=row.origin or row.id, pid=row.pid, uid=row.uid, gid=row.gid, leader=leader, command=row.command,
+        id=row.origin or row.id, pid=row.pid, inner_pid=inner_pid(row.pid), device=row.device, uid=row.uid, gid=row.gid,
+        leader=leader,
+        command=row.command,
         generation=process.generation, devices=tuple(devices), layout=layout.layout_version,
-        shared_bytes=(sizes[0], sizes[1], sizes[2]), memory=tuple(memory), snapshots=snapshots, images=tuple(images),
+        shared_bytes=(sizes[0], sizes[1], sizes[2]), memory=(), snapshots=(nothing, nothing), images=(),
         files=tuple(files),
     )  # fmt: skip
 
@@ -143,8 +209,9 @@ def describe(
 # --- and back ---------------------------------------------------------------------------------------------------------
 
 
-def check_files(files: Iterable[OpenFile]) -> None:
-    """Are the files there that the program had open, as far as it knows them? Raises Conflict."""
+def check_files(files: Iterable[OpenFile], *, copied: bool = False) -> None:
+    """Are the files there that the program had open, as far as it knows them? `copied`: those that it writes to may be
+    longer now. Raises Conflict."""
     for file in files:
         try:
             size = os.stat(file.path).st_size
@@ -158,13 +225,42 @@ def check_files(files: Iterable[OpenFile]) -> None:
                 f"{file.path} has {size} bytes, and had {file.bytes} when the program had it open",
                 code="file_changed", hint="put the file back as it was",
             )  # fmt: skip
-        if size > file.bytes:
+        if size > file.bytes and not (copied and file.writable):
             what = "written to" if file.writable else "changed"
             raise Conflict(
                 f"{file.path} was {what} since: it has {size} bytes, and had {file.bytes}",
                 code="file_changed",
                 hint=f"truncate -s {file.bytes} brings a log back to where the program was" if file.writable else "",
             )
+
+
+def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
+    """No job of these processes writes to what the program writes to. Blocks. Raises Conflict."""
+    wanted: dict[tuple[int, int], str] = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            if file.writable:
+                at = os.stat(file.path)
+                wanted[at.st_dev, at.st_ino] = file.path
+    if not wanted:
+        return
+    for pid in {one for each in pids for one in _tree(root_in(each))}:
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    path = wanted.get((status.st_dev, status.st_ino))
+                    if path is not None and entry.lstat().st_mode & stat.S_IWUSR:
+                        raise Conflict(
+                            f"process {pid} writes to {path}, which the program would write to, too",
+                            code="file_in_use", hint="end that job, or let this one have copies: --own-files",
+                        )  # fmt: skip
+
+
+def _tree(pid: int) -> list[int]:
+    with contextlib.suppress(NotFound):
+        return processes_of(pid)
+    return []
 
 
 def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:
@@ -174,15 +270,14 @@ def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tupl
     done = 0
     try:
         for memory in program.memory:
-            fd = _new_memory(f"xmig-{memory.kind}", made)
-            chunks.restore(memory.content, fd.fileno())
-            handles[memory.id] = make_handle(_message(memory), fd)
-            done += memory.content.bytes
+            handles[memory.id] = make_handle(
+                _message(memory.message.encode()), _new_memory(f"xmig-{memory.kind}", made)
+            )
+        files = [_new_memory(f"xmig-snapshot{number}", made) for number in range(len(program.snapshots))]
+        contents = [*(memory.content for memory in program.memory), *program.snapshots]
+        for size in chunks.restore_all(zip(contents, (fd.fileno() for fd in made), strict=True)):
+            done += size
             progress(done)
-        files = []
-        for number, content in enumerate(program.snapshots):
-            files.append(_new_memory(f"xmig-snapshot{number}", made))
-            chunks.restore(content, files[-1].fileno())
     except BaseException:
         close_all(made)
         raise
@@ -191,10 +286,13 @@ def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tupl
 
 def restore_images(chunks: Chunks, program: Program, folder: Path) -> None:
     """For CRIU. Blocks. Raises Damaged, OSError."""
-    for image in program.images:
-        number = os.open(folder / image.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(number, "wb") as file:
-            chunks.restore(image.content, file.fileno())
+    with contextlib.ExitStack() as stack:
+        files = []
+        for image in program.images:
+            number = os.open(folder / image.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            files.append(stack.enter_context(open(number, "wb")).fileno())
+        for _ in chunks.restore_all(zip((image.content for image in program.images), files, strict=True)):
+            pass
 
 
 def _new_memory(name: str, made: list[Fd]) -> Fd:
@@ -202,8 +300,8 @@ def _new_memory(name: str, made: list[Fd]) -> Fd:
     return made[-1]
 
 
-def _message(memory: Memory) -> m.MemoryAdd:
-    return m.MemoryAdd.model_validate(json.loads(memory.message) | {"change": 0})
+def _message(packed: bytes) -> m.MemoryAdd:
+    return m.MemoryAdd.model_validate(json.loads(packed) | {"change": 0})
 
 
 def let_go_on(pids: Iterable[int]) -> None:

@@ -74,6 +74,8 @@ class Program(Strict):
 
     id: Id
     pid: Annotated[int, Field(gt=0, lt=1 << 31)]
+    inner_pid: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # as the program sees it; 0: the same
+    device: Text = ""  # that it was on, by this node's name; empty: not known
     uid: Count
     gid: Count
     leader: bool  # of its session
@@ -96,7 +98,11 @@ class Manifest(Strict):
     node: Text
     xmig_version: Text
     created_at: float  # seconds since 1970
-    programs: tuple[Program, ...]
+    root: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # pid from which all descend; 0: of the first program
+    namespaces: tuple[Literal["pid", "mnt", "net", "ipc", "uts"], ...] = ()  # that all have for themselves
+    priority: Literal["critical", "normal", "best-effort"] = "normal"
+    memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for each program; 0: all
+    programs: tuple[Program, ...]  # the first has what CRIU has written, and the open files, of all
 
 
 def contents(manifest: Manifest) -> Iterator[Content]:

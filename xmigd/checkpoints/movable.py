@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Literal
 
 from xmigd.checkpoints import proc, sockets
+from xmigd.checkpoints.apart import KINDS, namespaces_of
 from xmigd.errors import Forbidden, NotFound
 from xmigd.text import harmless
 
@@ -29,7 +30,7 @@ Code = Literal[
     "memory", "namespace", "perf_event", "pidfd", "pipe", "semaphore", "session", "shared_memory", "socket",
     "sysv_memory", "tcp_connection", "terminal", "tracer", "unix_socket", "userfaultfd", "watch",
 ]  # fmt: skip
-Option = Literal["ext-unix-sk", "file-locks", "link-remap", "shell-job", "tcp-established"]
+Option = Literal["ext-unix-sk", "file-locks", "link-remap", "own-namespaces", "shell-job", "tcp-established"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,19 @@ class Obstacle:
 class Criu:
     """How CRIU is started, as far as it decides what CRIU refuses."""
 
-    version: tuple[int, ...] = (4, 1)
+    version: tuple[int, ...] = (4, 2)
     options: frozenset[Option] = frozenset()
     ghost_limit: int = 1 << 20  # bytes of a deleted file (--ghost-limit)
 
 
-def as_dumped(pid: int, version: tuple[int, ...] = (4, 1)) -> Criu:
+def as_dumped(pid: int, version: tuple[int, ...] = (4, 2)) -> Criu:
     """CRIU as a checkpoint of this process starts it. Raises NotFound: it has ended."""
-    return Criu(version=version, options=frozenset() if leads(pid) else frozenset({"shell-job"}))
+    options: set[Option] = {"tcp-established"}
+    if not leads(pid):
+        options.add("shell-job")
+    if namespaces_of(pid):
+        options.add("own-namespaces")
+    return Criu(version=version, options=frozenset(options))
 
 
 def leads(pid: int) -> bool:
@@ -101,7 +107,7 @@ NESTED = ("net", "mnt")  # namespaces of which CRIU dumps several
 # anon_inode: what CRIU dumps, and a code with a hint for what it does not.
 DUMPED = ("eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd")
 REFUSED: dict[str, tuple[Code, str]] = {
-    "io_uring": ("io_uring", "run it without io_uring (UV_USE_IO_URING=0, or sysctl kernel.io_uring_disabled=2)"),
+    "io_uring": ("io_uring", "run it with xmigctl run --movable, or sysctl kernel.io_uring_disabled=2"),
     "perf_event": ("perf_event", "end the profiler"),
     "userfaultfd": ("userfaultfd", "close it before the dump"),
     "bpf": ("bpf", "close it before the dump"),
@@ -189,7 +195,7 @@ class _Tree:
         """CRIU sees namespaces of the first process that are not its own, and those of the others that are not the
         first one's."""
         pid, own = process.pid, self.processes[0].namespaces
-        daemons = proc.namespaces("self")
+        daemons = proc.namespaces(proc.machine())
         for kind, link in process.namespaces.items():
             hint = f"start the whole program in the daemon's {kind} namespace"
             if pid != self.root:
@@ -203,6 +209,8 @@ class _Tree:
 
     def _namespace_of_root(self, kind: str, link: str, hint: str) -> Iterator[Obstacle]:
         pid = self.root
+        if "own-namespaces" in self.criu.options and kind in KINDS:
+            return
         if kind == "mnt":
             yield _here("namespace", pid, link, "CRIU has to be given each of its mounts", hint)
         elif kind == "net" and shutil.which("iptables-restore") is None:
@@ -211,7 +219,7 @@ class _Tree:
             yield _here("namespace", pid, link, "CRIU dumps a pid namespace only with its first process", hint)
         elif kind == "user" and not proc.is_mapped(pid):
             yield _here("namespace", pid, link, "it has no uid_map or gid_map", hint)
-        elif kind == "user" and self.processes[0].namespaces["pid"] == proc.namespaces("self")["pid"]:
+        elif kind == "user" and self.processes[0].namespaces["pid"] == proc.namespaces(proc.machine())["pid"]:
             why = "CRIU restores a user namespace only with a pid namespace, to mount its /proc"
             yield _elsewhere("namespace", pid, link, why, hint)
 
@@ -343,8 +351,15 @@ class _Tree:
     def _mounts(self, pid: int) -> set[int]:
         """Its own list lacks what lies outside of its root; ours lacks what is mounted in its namespace only."""
         if pid not in self._mounts_read:
-            self._mounts_read[pid] = proc.mounts("self") | proc.mounts(pid)
+            ours = set() if self._has_mounts else proc.mounts(proc.machine())
+            self._mounts_read[pid] = ours | proc.mounts(pid)
         return self._mounts_read[pid]
+
+    @cached_property
+    def _has_mounts(self) -> bool:
+        """Of its own, and CRIU dumps them."""
+        own = self.processes[0].namespaces.get("mnt") != proc.namespaces(proc.machine()).get("mnt")
+        return own and "own-namespaces" in self.criu.options
 
     def _path(self, pid: int, name: str, path: str, at: os.stat_result) -> Iterator[Obstacle]:
         """Of a file that is open or mapped: is it still there by its name?"""
@@ -414,9 +429,11 @@ class _Tree:
         if tcp is None or tcp.state == sockets.CLOSED:
             return
         if tcp.state != sockets.LISTENING:
+            if "tcp-established" in self.criu.options and (tcp.remote, tcp.local) in self._connections:
+                return
             yield self._unless(
                 "tcp-established", "tcp_connection", pid, f"{name} from {tcp.local} to {tcp.remote}",
-                "a connection is dumped only with --tcp-established, and its address is this node's",
+                "its other end is not in the process tree, or it was not dumped with --tcp-established",
                 "close connections before the dump",
             )  # fmt: skip
             return
@@ -426,6 +443,15 @@ class _Tree:
                 "accept connections before the dump",
             )  # fmt: skip
         yield _address(pid, f"{name} listens at {tcp.local}")
+
+    @cached_property
+    def _connections(self) -> set[tuple[str, str]]:
+        """Of the tree: from where to where."""
+        return {
+            (each.local, each.remote)
+            for process in self.processes if process.namespaces
+            for inode, each in self._inet(process.pid, "tcp").items() if inode in self.sockets
+        }  # fmt: skip
 
     def _inet(self, pid: int, protocol: str) -> dict[int, sockets.InetSocket]:
         """Read once for each network namespace."""
@@ -456,14 +482,14 @@ class _Tree:
         elif path.startswith("/secretmem"):
             yield _here("memory", pid, each.name, "CRIU cannot read secret memory", "use no memfd_secret")
         elif path.startswith("/SYSV"):
-            if self.processes[0].namespaces.get("ipc") == proc.namespaces("self")["ipc"]:
+            if self.processes[0].namespaces.get("ipc") == proc.namespaces(proc.machine())["ipc"]:
                 yield _here(
                     "sysv_memory", pid, each.name, "CRIU dumps it only with an IPC namespace of its own",
                     "start the program in an IPC namespace of its own (unshare --ipc)",
                 )  # fmt: skip
         elif path.startswith("/dev/shm/") and not path.endswith(proc.DELETED):
             semaphore = os.path.basename(path).startswith("sem.")
-            if each.shared:
+            if each.shared and not self._has_mounts:
                 yield _elsewhere(
                     "semaphore" if semaphore else "shared_memory", pid, each.name,
                     "its content is in /dev/shm and is not dumped",

@@ -109,6 +109,20 @@ def read_descriptor(pid: int, number: str) -> Descriptor:
         return Descriptor(int(number), link, os.stat(f"/proc/{pid}/fd/{number}"), file.read())
 
 
+_machine: int | Literal["self"] = "self"
+
+
+def machine() -> int | Literal["self"]:
+    """The process that sees the machine as CRIU does."""
+    return _machine
+
+
+def seen_as_by(pid: int) -> None:
+    """Of a daemon with a view of its own, as a unit of systemd has one: from now on, `machine` is another process."""
+    global _machine
+    _machine = pid
+
+
 def namespaces(pid: int | Literal["self"]) -> dict[str, str]:
     found = {}
     for kind in NAMESPACES:
@@ -155,8 +169,13 @@ def is_there(path: str, at: os.stat_result) -> bool:
 
 
 def is_init(pid: int) -> bool:
+    return pids_in_namespaces(pid)[-1] == 1
+
+
+def pids_in_namespaces(pid: int) -> list[int]:
+    """Here, and in each namespace within: the last one is what the process sees."""
     with open(f"/proc/{pid}/status", errors="replace") as file:
-        return next(line for line in file if line.startswith("NSpid:")).split()[-1] == "1"
+        return [int(word) for word in next(line for line in file if line.startswith("NSpid:")).split()[1:]]
 
 
 def is_mapped(pid: int) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from xmigd.database.models import Checkpoint
+from xmigd.database.models import Checkpoint, CheckpointPolicy, Job, UnmirroredCheckpoint
 from xmigd.database.rows import columns
+from xmigd.store.objects import Damaged
 
 
 def add(session: Session, values: dict[str, Any]) -> None:
@@ -35,5 +38,86 @@ def every(session: Session) -> list[tuple[str, str]]:
     return [(id, manifest) for id, manifest in session.execute(select(Checkpoint.id, Checkpoint.manifest))]
 
 
-def remove(session: Session, checkpoint: str) -> None:
+def remove(session: Session, checkpoint: str, *, mirrored: bool) -> None:
+    """`mirrored`: the mirror may have it, or a part of it, and it is to be removed there, too."""
     session.execute(delete(Checkpoint).where(Checkpoint.id == checkpoint))
+    if mirrored:
+        session.merge(UnmirroredCheckpoint(id=checkpoint))
+
+
+def by_policy(session: Session, job: str) -> list[str]:
+    """The ids of those that were made of this job without a request, the newest first."""
+    made = select(Checkpoint.id).where(Checkpoint.job_id == job, Checkpoint.by_policy)
+    return list(session.scalars(made.order_by(Checkpoint.created_at.desc(), Checkpoint.id)))
+
+
+def newest(session: Session, jobs: list[str]) -> dict[str, float]:
+    """When the newest one of each of these jobs was made."""
+    query = select(Checkpoint.job_id, func.max(Checkpoint.created_at)).where(Checkpoint.job_id.in_(jobs))
+    return {row[0]: row[1] for row in session.execute(query.group_by(Checkpoint.job_id))}
+
+
+def begun(session: Session, jobs: list[str]) -> dict[str, float]:
+    """When each of these jobs began."""
+    return {row[0]: row[1] for row in session.execute(select(Job.id, Job.created_at).where(Job.id.in_(jobs)))}
+
+
+def unmirrored(session: Session, mirror: str) -> list[tuple[str, str]]:
+    """Those that are not in this mirror, the oldest first: the id, and the hash of the manifest."""
+    missing = or_(Checkpoint.mirrored_in.is_(None), Checkpoint.mirrored_in != mirror)
+    query = select(Checkpoint.id, Checkpoint.manifest).where(missing)
+    return [(id, manifest) for id, manifest in session.execute(query.order_by(Checkpoint.created_at, Checkpoint.id))]
+
+
+def mirrored(session: Session, checkpoint: str, mirror: str) -> None:
+    session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint).values(mirrored_in=mirror))
+
+
+def unsettled(session: Session) -> list[tuple[str, str, int]]:
+    """Those that are in host memory only, the oldest first: the id, the hash of the manifest, and the owner."""
+    query = select(Checkpoint.id, Checkpoint.manifest, Checkpoint.uid).where(Checkpoint.on_disk.is_(False))
+    return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Checkpoint.created_at, Checkpoint.id))]
+
+
+def settled(session: Session, checkpoint: str, stored_bytes: int) -> None:
+    """It is on the disk now, and took so many bytes there."""
+    values = {"on_disk": True, "stored_bytes": Checkpoint.stored_bytes + stored_bytes}
+    session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint).values(values))
+
+
+def to_unmirror(session: Session) -> list[str]:
+    """Those that were removed here, and not from the mirror yet."""
+    return list(session.scalars(select(UnmirroredCheckpoint.id)))
+
+
+def unmirror(session: Session, checkpoints: list[str]) -> None:
+    """They are removed from the mirror, too."""
+    session.execute(delete(UnmirroredCheckpoint).where(UnmirroredCheckpoint.id.in_(checkpoints)))
+
+
+def document(folder: Path, checkpoint: str, expected: str) -> bytes:
+    """The manifest in this folder, which has this hash. Raises Damaged."""
+    try:
+        found = (folder / f"{checkpoint}.json").read_bytes()
+    except OSError as error:
+        raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(found).hexdigest() != expected:
+        raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} is not the one that was written")
+    return found
+
+
+def policies(session: Session) -> list[dict[str, Any]]:
+    return [columns(row) for row in session.scalars(select(CheckpointPolicy))]
+
+
+def policy(session: Session, job: str) -> dict[str, Any] | None:
+    row = session.get(CheckpointPolicy, job)
+    return None if row is None else columns(row)
+
+
+def set_policy(session: Session, values: dict[str, Any]) -> None:
+    session.merge(CheckpointPolicy(**values))
+
+
+def remove_policy(session: Session, job: str) -> None:
+    session.execute(delete(CheckpointPolicy).where(CheckpointPolicy.job_id == job))

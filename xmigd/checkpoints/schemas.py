@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -31,10 +31,36 @@ class RestoreRequest(BaseModel):
     devices: Annotated[list[DeviceName], Field(max_length=8)] = Field(
         default=[], description="as many as the program had, of the same kind; empty: those that it had"
     )
+    own_files: bool = Field(
+        default=False,
+        description="copy the files that the program writes to, beside themselves; what is restored has the copies",
+    )
+    publish: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=32)] = Field(
+        default=[],
+        description="ports of its private network to be reached from outside: PORT, PORT:INNER or ADDRESS:PORT:INNER",
+    )
+
+
+KeyFile = Annotated[
+    str,
+    Field(
+        min_length=1, max_length=4096, pattern=r"^/[^\x00]*$",
+        description="path, on the node, of the file of the key: 32 bytes or 64 hexadecimal digits; it belongs to root "
+        "or the daemon's user, and nobody else may read it, or systemd has passed it to the daemon as a credential",
+    ),
+]  # fmt: skip
+
+
+class ExportRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    key_file: KeyFile | None = Field(default=None, description="encrypt the file with this key; null: not encrypted")
 
 
 class ImportRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    key_file: KeyFile | None = Field(default=None, description="with which it was encrypted; null: it was not")
 
     file: Annotated[
         str,
@@ -60,3 +86,35 @@ class CheckpointInfo(Answer):
         description="in which the programs stood still for it; null: they were suspended anyway"
     )
     created_at: float
+    by_policy: bool = Field(description="it was made without a request, and is removed when newer ones are enough")
+    mirrored: bool = Field(description="all of it is where the setting `checkpoint_mirror` says, too")
+    places: list[Literal["memory", "disk", "mirror"]] = Field(
+        description="where all of it is; a restoration takes it from the first of these. Host memory does not outlive "
+        "the machine. None: it is lost"
+    )
+
+
+class PolicyRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    every_minutes: Annotated[float, Field(ge=0.02, le=525_600)] | None = Field(
+        default=None, description="between two checkpoints; null: none by the clock"
+    )
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=3, description="of those that were made without a request: the newest so many"
+    )
+    before_drain: bool = Field(default=False, description="make one before the job is moved off a device by a drain")
+
+
+class CheckpointPolicyInfo(Answer):
+    job_id: str
+    source: Literal["job", "settings"] = Field(description="who decides: a policy of the job, or the daemon's settings")
+    version: int = Field(description="its ETag's; 0: the job has none of its own")
+    every_minutes: float | None = Field(description="between two checkpoints; null: none by the clock")
+    keep: int = Field(description="of those that were made without a request: the newest so many")
+    before_drain: bool = Field(description="one is made before the job is moved off a device by a drain")
+    next_at: float | None = Field(description="when the next one is due; null: none is, or the job is over")
+    failures: int = Field(description="in a row, since the daemon's start")
+    last_failure: str | None = Field(description="why the last one failed; null: it did not")
+    updated_at: float | None
+    updated_by: str | None

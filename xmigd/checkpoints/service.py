@@ -1,8 +1,6 @@
 """Checkpoints as operations: made, verified, restored, removed.
 
-A checkpoint is made of a suspended process: the supervisor brings its state to host memory, CRIU writes the program
-down, and all of it goes into the store. Then the process goes on. So it has one state at one moment, and a failure
-anywhere leaves the process where it was.
+How one is written down is in making.py. A failure anywhere leaves the process where it was.
 """
 
 from __future__ import annotations
@@ -15,38 +13,52 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from xmigd import __version__, log
-from xmigd.checkpoints import archive, live, repository
+from xmigd import log
+from xmigd.checkpoints import archive, live, own_files, repository
+from xmigd.checkpoints.apart import outer_pid, root_in
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
+from xmigd.checkpoints.keys import private_key
+from xmigd.checkpoints.last import MakingLast
+from xmigd.checkpoints.making import Making, check_owners, of_the_store
 from xmigd.checkpoints.manifest import Manifest, Program, contents
-from xmigd.checkpoints.movable import leads, obstacles, processes_of
+from xmigd.checkpoints.mirroring import Mirroring
+from xmigd.checkpoints.movable import obstacles, processes_of
+from xmigd.checkpoints.parents import leave_parent
+from xmigd.checkpoints.room import Room, check_devices
 from xmigd.checkpoints.schemas import CheckpointInfo
+from xmigd.checkpoints.settling import Settling
+from xmigd.checkpoints.several import root_of, whole_root
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.fds import Fd, close_all
+from xmigd.jobs import repository as jobs
 from xmigd.jobs.membership import new_job
 from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.restored import mapped_memory
+from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
 from xmigd.native import Layout
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
-from xmigd.records import ProcessRow
+from xmigd.published import Published, close, listen, pass_on
+from xmigd.records import JobRow, Priority, ProcessRow
 from xmigd.security.callers import Caller
 from xmigd.store.objects import Damaged, private_folder, write_durably
+from xmigd.subscribers import Subscribers
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.users import user_name
@@ -59,23 +71,32 @@ GONE_WITHIN = 5.0  # seconds in which a parent takes note of the end of a progra
 FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daemon is found again
 
 
+Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
+
+
 class Checkpoints:
     def __init__(
         self, *, supervisor: Supervisor, moves: Moves, operations: Operations, writer: Writer, reader: Reader,
-        layout: Layout, folder: Path, node: str, criu: Criu, devices: Sequence[str],
+        layout: Layout, folder: Path, node: str, criu: Criu, devices: Sequence[str], room: Room,
+        chunks: Chunks, mirroring: Mirroring | None, settling: Settling, places: Places,
     ) -> None:  # fmt: skip
-        """`folder`: where they are kept. `devices`: of this node."""
+        """`folder`: where they are kept, their content in `chunks`. `devices`: of this node."""
+        self.restored: Subscribers[tuple[str, str]] = Subscribers()  # the job of the checkpoint, and the new one
+        self._room = room
         self._supervisor = supervisor
         self._moves = moves
         self._operations = operations
         self._writer = writer
         self._reader = reader
-        self._layout = layout
+        self.layout = layout
         self._folder = folder
         self._node = node
-        self._criu = criu
+        self.criu = criu
         self._devices = devices
-        self._chunks = Chunks(folder / "objects")
+        self.chunks = chunks
+        self._mirroring = mirroring
+        self._settling = settling
+        self._places = places
         self._exported = folder / "exported"  # the only folder that files are written to and read from for others
         operations.register(CREATE, self._resolve_create)
         operations.register(RESTORE, self._resolve_restore)
@@ -85,7 +106,14 @@ class Checkpoints:
     def page(self, **conditions: Any) -> list[CheckpointInfo]:
         with self._reader.session() as session:
             rows = repository.page(session, **conditions)
-        return [CheckpointInfo.model_validate(row | {"user": user_name(row["uid"])}) for row in rows]
+        mirror = None if self._mirroring is None else self._mirroring.name
+        more = []
+        for row in rows:
+            mirrored = mirror is not None and row["mirrored_in"] == mirror
+            places = {"memory": self.chunks.memory.has(row["id"]), "disk": row["on_disk"], "mirror": mirrored}
+            its = {"user": user_name(row["uid"]), "mirrored": mirrored}
+            more.append(its | {"places": [place for place, there in places.items() if there]})
+        return [CheckpointInfo.model_validate(row | its) for row, its in zip(rows, more, strict=True)]
 
     def find(self, caller: Caller, checkpoint: str) -> CheckpointInfo:
         """Raises NotFound."""
@@ -94,40 +122,84 @@ class Checkpoints:
             raise NotFound(f"there is no checkpoint {checkpoint[:64]!r}", hint="xmigctl checkpoint list lists them")
         return found[0]
 
-    async def create(self, process: Process, *, stop: bool, requestor: str) -> OperationRow:
-        """Raises Conflict, Unavailable: it cannot be made."""
-        await self._criu.check()
-        if len(self._supervisor.processes_of(process.job.id)) != 1:
-            raise Conflict("the job has several processes: that is not possible yet", code="several_processes")
-        if process.grouped or process.job.nodes is not None:
-            raise Conflict("the process is a rank of a group: that is not possible yet", code="several_processes")
-        asleep = process.state == "suspended"
-        if asleep and process.machine.where != "host":
-            raise Conflict("its state is in files", code="suspended", hint="resume it first")
-        await self._check_movable(process)
+    async def create(
+        self, process: Process, *, stop: bool, requestor: str, by_policy: bool = False, last: bool = False
+    ) -> OperationRow:  # fmt: skip
+        """`last`: of one that is being lost, whose server stands at its last snapshot. Raises Conflict,
+        Unavailable: it cannot be made."""
+        await self.criu.check()
+        if process.job.nodes is not None:
+            raise Conflict("the job has ranks on several nodes: that is not possible yet", code="several_nodes")
+        if any(row.kind == CREATE and row.job_id == process.job.id for row in self._operations.active()):
+            raise Conflict("a checkpoint of this job is being made already", code="operation_under_way",
+                           hint="xmigctl op list shows it")  # fmt: skip
+        if last:
+            making: Making = MakingLast(
+                [process], root_in(process.row.pid), criu=self.criu, layout=self.layout, stop=False,
+                groups=self._supervisor,
+            )  # fmt: skip
+        else:
+            making = self.making(process, stop=stop)
+        making.check_room()
+        await self.check_movable(process, making.root)
+        earlier = await asyncio.to_thread(self.page, job=process.job.id)
+        await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
         id = new_id()
 
         async def work(operation: Operation) -> dict[str, Any]:
-            return await self._create(operation, id, process, stop=stop, asleep=asleep, requestor=requestor)
+            try:
+                return await self._create(operation, id, making, process)
+            except Exception:
+                await asyncio.to_thread(self.forget, id)  # what it stored takes the room that others need
+                raise
 
         return await self._operations.start(
             CREATE, subject=("job", process.job.id), job_id=process.job.id, owner=process.job.uid,
             requestor=requestor, work=work,
-            request={"checkpoint": id, "process": process.row.id, "resume": not asleep},
+            request={
+                "checkpoint": id, "processes": [one.row.id for one in making.processes], "root": making.root,
+                "awake": [one.row.id for one in making.awake], "by_policy": by_policy,
+            },
         )  # fmt: skip
 
-    async def restore(self, caller: Caller, checkpoint: str, devices: Sequence[str], *, requestor: str) -> OperationRow:
-        """In a job of its own. Raises NotFound, Damaged, Conflict, Unavailable: it cannot be restored."""
+    def making(self, process: Process, *, stop: bool) -> Making:
+        """Raises Conflict."""
+        processes = self._supervisor.processes_of(process.job.id)
+        if any(one.paused for one in processes):
+            raise Conflict("the process is paused", code="paused")
+        alone = root_in(process.row.pid) if len(processes) == 1 else None
+        root = whole_root(process.row.pid) or alone or root_of(process.job.id, processes)
+        return Making(processes, root, criu=self.criu, layout=self.layout, stop=stop, groups=self._supervisor)
+
+    async def restore(
+        self, caller: Caller, checkpoint: str, devices: Sequence[str], *, own_files: bool = False,
+        publish: Sequence[str] = (), requestor: str,
+    ) -> OperationRow:  # fmt: skip
+        """In a job of its own. `own_files`: what it writes to is copied. `publish`: ports of its network. Raises
+        NotFound, Damaged, Invalid, Conflict, Unavailable: it cannot be restored."""
         info = await asyncio.to_thread(self.find, caller, checkpoint)
-        await self._criu.check()
+        await self.criu.check()
         manifest = await asyncio.to_thread(self._manifest, info.id)
-        program = manifest.programs[0]
-        chosen = list(devices) or devices_of(info.device)
-        self._check_place(program, chosen)
-        await asyncio.to_thread(live.check_files, program.files)
+        places = chosen_devices(manifest.programs, list(devices), info.device)
+        for program, chosen in zip(manifest.programs, places, strict=True):
+            self.check_place(program, chosen, needs_pid=not manifest.namespaces)
+        check_devices(manifest.programs, places, await self._places.known())
+        files = manifest.programs[0].files
+        await asyncio.to_thread(live.check_files, files, copied=own_files)
+        if not own_files:
+            running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
+            await asyncio.to_thread(live.check_unused, files, running)
 
         async def work(operation: Operation) -> dict[str, Any]:
-            return await self._restore(operation, manifest, program, as_one(chosen), requestor)
+            chosen = [as_one(each) for each in places]
+            try:
+                return await self.make_again(
+                    operation, manifest, chosen, requestor, published=published, copied=own_files
+                )
+            finally:
+                close(published)
+
+        published = self._published(manifest, publish)
 
         return await self._operations.start(
             RESTORE, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work,
@@ -141,64 +213,73 @@ class Checkpoints:
 
         async def work(operation: Operation) -> dict[str, Any]:
             operation.progress("reading", total_bytes=info.content_bytes)
-            pieces = {chunk.hash: chunk.bytes for content in contents(manifest) for chunk in content.chunks}
+            pieces = archive.pieces_of(manifest)
             for name, size in pieces.items():
                 operation.check_cancelled()
-                await asyncio.to_thread(self._chunks.get, name, size)
+                await asyncio.to_thread(self.chunks.on_disk if "disk" in info.places else self.chunks.get, name, size)
             return {"checkpoint": info.id, "pieces": len(pieces), "bytes": sum(pieces.values())}
 
         return await self._operations.start(
             VERIFY, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work
         )
 
-    async def export(self, caller: Caller, checkpoint: str, *, requestor: str) -> OperationRow:
-        """Into one file of the folder `exported`, for another node. Raises NotFound, Damaged, Conflict."""
+    async def check(self, checkpoint: str) -> None:
+        """The same at once, for the daemon itself. Raises Damaged."""
+        manifest = await asyncio.to_thread(self._manifest, checkpoint)
+        for name, size in archive.pieces_of(manifest).items():
+            await asyncio.to_thread(self.chunks.on_disk, name, size)
+
+    async def export(self, caller: Caller, checkpoint: str, key_file: str | None, *, requestor: str) -> OperationRow:
+        """Into one file of the folder `exported`, for another node. Raises NotFound, Damaged, Conflict, Invalid."""
+        key = await asyncio.to_thread(private_key, key_file)
         info = await asyncio.to_thread(self.find, caller, checkpoint)
         manifest = await asyncio.to_thread(self._manifest, info.id)
         path = self._exported / f"{info.id}.xmig"
 
         async def work(operation: Operation) -> dict[str, Any]:
             operation.progress("writing", total_bytes=info.content_bytes)
-            report = self._reporter(operation)
+            report = self.reporter(operation)
 
             def write() -> int:
                 private_folder(path.parent)
-                return archive.write(manifest, self._chunks, path, progress=report)
+                return archive.write(manifest, self.chunks, path, key=key, progress=report)
 
-            with _of_the_store("it cannot be exported"):
+            with of_the_store("it cannot be exported"):
                 size = await asyncio.to_thread(write)
-            return {"checkpoint": info.id, "path": str(path), "bytes": size}
+            return {"checkpoint": info.id, "path": str(path), "bytes": size, "encrypted": key is not None}
 
         return await self._operations.start(
             EXPORT, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work, cancellable=False,
         )  # fmt: skip
 
-    async def take(self, file: str, *, requestor: str) -> OperationRow:
-        """Import a file of the folder `exported`. It belongs to the user that its program ran as. Raises NotFound."""
+    async def take(self, file: str, key_file: str | None, *, requestor: str) -> OperationRow:
+        """Import a file of the folder `exported`. It belongs to the user that its program ran as. Raises NotFound,
+        Invalid."""
+        key = await asyncio.to_thread(private_key, key_file)
         path = self._exported / file
         if not await asyncio.to_thread(path.is_file):
             raise NotFound(f"there is no file {path}", hint="copy it there")
 
         async def work(operation: Operation) -> dict[str, Any]:
             operation.progress("reading")
-            return await self._import(operation, path)
+            return await self._import(operation, path, key)
 
         return await self._operations.start(
             IMPORT, subject=("file", file), requestor=requestor, work=work, cancellable=False
         )
 
-    async def _import(self, operation: Operation, path: Path) -> dict[str, Any]:
+    async def _import(self, operation: Operation, path: Path, key: bytes | None) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
-            with _of_the_store(f"{path} cannot be imported"):
-                writing = stack.enter_context(self._chunks.writing())
-                opened = stack.enter_context(await asyncio.to_thread(archive.Archive.open, path))
+            with of_the_store(f"{path} cannot be imported"):
+                writing = stack.enter_context(self.chunks.writing())
+                opened = stack.enter_context(await asyncio.to_thread(partial(archive.Archive.open, path, key=key)))
                 manifest = opened.manifest
                 if await asyncio.to_thread(self.page, checkpoint=manifest.id):
                     raise Conflict(f"checkpoint {manifest.id[:12]} is here already", code="exists")
                 if not manifest.programs:
                     raise Damaged(f"{path} has no program")
                 operation.progress("storing", total_bytes=opened.content_bytes)
-                report = self._reporter(operation)
+                report = self.reporter(operation)
                 await asyncio.to_thread(opened.import_into, writing, progress=report)
                 await asyncio.to_thread(writing.sync)
             result = await self._keep(manifest, writing)
@@ -214,102 +295,54 @@ class Checkpoints:
             if row.subject_id == info.id:
                 raise Conflict(f"a {row.kind} of this checkpoint is under way", code="operation_under_way",
                                operation=row.id)  # fmt: skip
-        await self._write("checkpoints.remove", lambda session: repository.remove(session, info.id))
-        await asyncio.to_thread(self._forget, info.id)
+        mirrored = self._mirroring is not None
+        await self._write("checkpoints.remove", lambda session: repository.remove(session, info.id, mirrored=mirrored))
+        await asyncio.to_thread(self.forget, info.id)
+        self._to_mirror()
 
     # --- to make one --------------------------------------------------------------------------------------------------
 
-    async def _create(
-        self, operation: Operation, id: str, process: Process, *, stop: bool, asleep: bool, requestor: str
-    ) -> dict[str, Any]:
-        began = time.monotonic()
-        pids: list[int] = []
-
-        async def go_on() -> None:
-            live.let_go_on(pids)
-            if not asleep and process.state == "suspended":
-                operation.progress("resuming")
-                await self._carried_out(self._moves.resume([process], [], requestor=requestor))
-
+    async def _create(self, operation: Operation, id: str, making: Making, process: Process) -> dict[str, Any]:
         # A daemon that leaves interrupts this anywhere, and does nothing about it: the next one does.
         with contextlib.ExitStack() as stack:
-            with _of_the_store("it cannot be stored"):
-                writing = stack.enter_context(self._chunks.writing())
-            if not asleep:
-                operation.progress("suspending")
-                suspended = await self._carried_out(self._moves.suspend([process], "host", requestor=requestor))
-                began = time.monotonic() - (suspended.get("downtime_ms") or 0.0) / 1e3
-            generation = process.generation
+            with of_the_store("it cannot be stored"):
+                # One whose program ends here has to outlive the machine, too.
+                writing = stack.enter_context(self.chunks.writing(in_memory=True, durable=making.stop or making.last))
+            images = stack.enter_context(self.works_in(operation))
+            operation.check_cancelled(process.moving.place)
             try:
-                operation.check_cancelled("host" if asleep else "source")
-                program, pids = await self._write_down(operation, writing, process, stop=stop)
-                self._check_still(process, generation)
-                manifest = Manifest(
-                    id=id, job=process.job.id, job_name=process.job.name, node=self._node, xmig_version=__version__,
-                    created_at=time.time(), programs=(program,),
-                )  # fmt: skip
-                result = await self._keep(manifest, writing)
-                if stop:
-                    await self._list(manifest, process.job.uid, process.row.command, process.row.device, result)
+                programs = await making.write_down(operation, writing, images, lambda: self.reporter(operation))
+                manifest = making.manifest(id, self._node, programs)
+                result = await self._keep(manifest, writing) | {
+                    "standstill_ms": making.standstill_ms, "by_policy": operation.request.get("by_policy", False),
+                }  # fmt: skip
+                device = ",".join(one.row.device for one in making.processes)
+                if making.stop:
+                    operation.point_of_no_return("it is a checkpoint, and the program ends")
+                await self._list(manifest, process.job.uid, process.row.command, device, result)
             except Exception:
                 self._path(id).unlink(missing_ok=True)
-                await go_on()
+                await making.go_on()
                 raise
-            if stop:
-                await end(pids)
-                return result
-            await go_on()
-            if not asleep:
-                result["standstill_ms"] = (time.monotonic() - began) * 1e3
-            await self._list(manifest, process.job.uid, process.row.command, process.row.device, result)
-        return result
-
-    async def _write_down(
-        self, operation: Operation, writing: Writing, process: Process, *, stop: bool
-    ) -> tuple[Program, list[int]]:
-        """Program and memory. Returns also what the program consists of, which stands still if it is to `stop`."""
-        pid = process.row.pid
-        with self._works_in(operation) as images:
-            operation.progress("dumping")
-            pids, leader = processes_of(pid), leads(pid)
-            with _of_the_store("it cannot be held"):
-                held = live.hold(process)
-            try:
-                await self._criu.dump(pid, images, leader=leader)
-                pids = processes_of(pid)
-                _check_owners(process, pids)  # now they stand still
-                files = live.open_files(pids)
-                if not stop:
-                    live.let_go_on(pids)
-                operation.progress("storing", total_bytes=held.bytes)
-                report = self._reporter(operation)
-                with _of_the_store("it cannot be stored"):
-                    memory, snapshots = await asyncio.to_thread(live.store_memory, writing, held, report)
-                    stored = await asyncio.to_thread(live.store_images, writing, images)
-                    await asyncio.to_thread(writing.sync)
-            except Exception:
-                live.let_go_on(pids)
-                raise
-            finally:
-                held.close()
-        return live.describe(process, memory, snapshots, stored, files, self._layout, leader), pids
-
-    @staticmethod
-    def _check_still(process: Process, generation: int) -> None:
-        """Was it suspended all the time? Somebody else may resume it. Raises Conflict."""
-        if process.state != "suspended" or process.generation != generation or process.machine.move is not None:
-            raise Conflict("the process was resumed while it was written down", code="resumed_meanwhile",
-                           hint="ask for it again")  # fmt: skip
+            if making.stop:
+                for one in making.processes:
+                    one.expect_end()
+                kill(making.pids)
+                for one in making.processes:
+                    one.let_go_on()
+                await end(making.pids)
+        return result | making.took | {"copied_bytes": making.copied_bytes}
 
     async def _keep(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
         """Raises Unavailable: no room."""
-        with _of_the_store("it cannot be stored"):
+        with of_the_store("it cannot be stored"):
             document = manifest.model_dump_json().encode()
             await asyncio.to_thread(write_durably, self._path(manifest.id), document)
+            await asyncio.to_thread(writing.finish, manifest.id, archive.pieces_of(manifest))
         return {
             "checkpoint": manifest.id,
             "content_bytes": sum(chunk.bytes for content in contents(manifest) for chunk in content.chunks),
-            "stored_bytes": writing.stored_bytes, "standstill_ms": None,
+            "stored_bytes": writing.stored_bytes, "standstill_ms": None, "on_disk": writing.on_disk,
         }  # fmt: skip
 
     async def _list(self, manifest: Manifest, uid: int, command: str, device: str, result: dict[str, Any]) -> None:
@@ -321,12 +354,14 @@ class Checkpoints:
             "manifest": hashlib.sha256(document).hexdigest(), "created_at": manifest.created_at,
         }  # fmt: skip
         await self._write("checkpoints.add", lambda session: repository.add(session, values))
+        self._settling.wake()
+        self._to_mirror()
 
-    async def _check_movable(self, process: Process) -> None:
-        """Raises Conflict: something stands in the way, also of what would only be missing afterwards."""
-        pid = process.row.pid
-        _check_owners(process, await asyncio.to_thread(processes_of, pid))
-        found = await asyncio.to_thread(obstacles, pid, self._criu.as_dumped(pid))
+    async def check_movable(self, process: Process, pid: int) -> None:
+        """Raises Conflict: something stands in the way, also of what would only be missing afterwards. `pid`: of what
+        is dumped."""
+        check_owners(process, await asyncio.to_thread(processes_of, pid))
+        found = await asyncio.to_thread(obstacles, pid, self.criu.as_dumped(pid))
         against = [one for one in found if one.stops != "depends"]
         if against:
             first = against[0]
@@ -338,65 +373,126 @@ class Checkpoints:
 
     # --- to restore one -----------------------------------------------------------------------------------------------
 
-    def _check_place(self, program: Program, devices: Sequence[str]) -> None:
-        """Raises Invalid, NotFound, Conflict."""
-        if program.layout != self._layout.layout_version:
+    def check_place(self, program: Program, devices: Sequence[str], *, needs_pid: bool) -> None:
+        """Raises NotFound, Conflict."""
+        if program.layout != self.layout.layout_version:
             raise Conflict(
                 f"it was made by another version of xMIG: memory of layout {program.layout}, and this one has "
-                f"{self._layout.layout_version}", code="other_version",
+                f"{self.layout.layout_version}", code="other_version",
             )  # fmt: skip
-        if len(devices) != len(program.devices):
-            raise Invalid(f"the program had {len(program.devices)} devices, and {len(devices)} are named")
         for device, had in zip(devices, program.devices, strict=True):
             if device not in self._devices:
-                raise NotFound(f"there is no device {device!r}", code="no_such_device", hint="xmigctl devices")
+                raise NotFound(f"there is no device {device!r}", code="no_such_device", hint="xmigctl device list")
             if device.partition(":")[0] != had.kind:
                 raise Conflict(f"the program was on {had.kind} devices, {device} is none", code="other_kind")
-        if Path(f"/proc/{program.pid}").exists():
+        if needs_pid and Path(f"/proc/{program.pid}").exists():
             raise Conflict(
                 f"another process has the pid {program.pid}, which the program needs", code="pid_in_use",
                 hint="end the process that has it; if it is the job itself: xmigctl stop",
             )  # fmt: skip
 
-    async def _restore(
-        self, operation: Operation, manifest: Manifest, program: Program, device: str, requestor: str
-    ) -> dict[str, Any]:
+    async def make_again(
+        self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
+        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
+        that raises, nothing is left of it. Raises Conflict, Damaged, Unavailable."""
         assert operation.row.owner is not None
-        began = time.monotonic()
-        total = sum(memory.content.bytes for memory in program.memory)
-        operation.progress("reading", total_bytes=total)
-        report = self._reporter(operation)
-        with _of_the_store("its memory cannot be made"):
-            handles, snapshots = await asyncio.to_thread(live.restore_memory, self._chunks, program, report)
-        given = False
+        copies: dict[str, str] = {}
+        began, programs = time.monotonic(), manifest.programs
+        operation.progress("reading", total_bytes=sum(m.content.bytes for one in programs for m in one.memory))
+        report = self.reporter(operation)
+        contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]] = []
+        made: list[Process] = []
         try:
-            with self._works_in(operation) as images:
-                with _of_the_store("its images cannot be written"):
-                    await asyncio.to_thread(live.restore_images, self._chunks, program, images)
+            with of_the_store("its memory cannot be made"):
+                for program in programs:
+                    contents.append(await asyncio.to_thread(live.restore_memory, self.chunks, program, report))
+            with self.works_in(operation) as images:
+                with of_the_store("its images cannot be written"):
+                    await asyncio.to_thread(live.restore_images, self.chunks, programs[0], images)
+                    await asyncio.to_thread(leave_parent, images, _root_of(manifest))
+                if copied:
+                    first = programs[0]
+                    copies = await asyncio.to_thread(
+                        partial(own_files.copy_files, first.files, operation.row.id[:12], uid=first.uid, gid=first.gid)
+                    )
+                    await asyncio.to_thread(own_files.use, images, copies)
                 operation.point_of_no_return("the program is being restored")
                 operation.progress("restoring")
-                pid = await self._criu.restore(images, leader=program.leader)
+                root = await self.criu.restore(images, leader=programs[0].leader, namespaces=manifest.namespaces)
                 try:
-                    process = self._take(manifest, program, device, pid, handles, snapshots, operation.row.owner)
-                    given = True
+                    await asyncio.to_thread(pass_on, published, root)
+                    priority = await asyncio.to_thread(self._class_of, manifest, operation.row.owner)
+                    job = self._job_of(manifest, root, devices, operation.row.owner, priority)
+                    for program, device in zip(programs, devices, strict=True):
+                        content = contents[len(made)]
+                        made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     operation.progress("resuming")
-                    await self._carried_out(self._moves.resume([process], [], requestor=requestor))
+                    await self._carried_out(self._moves.resume(made, [], requestor=requestor))
+                    if keep is not None:
+                        await keep(made, root)
                 except Exception:
-                    kill(tree(pid))
+                    kill(tree(root))
                     raise
-                live.let_go_on(tree(pid))
+                if keep is None:
+                    live.let_go_on(tree(root))
+        except Exception:
+            await asyncio.to_thread(own_files.remove, copies)
+            raise
         finally:
-            if not given:
+            for handles, snapshots in contents[len(made) :]:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
-        logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], process=process.row.id[:12], pid=pid)
-        return _as_restored(manifest.id, process) | {"ms": (time.monotonic() - began) * 1e3}
+        self.restored((manifest.job, job.id))
+        logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
+        return _as_restored(manifest.id, made) | {
+            "root": root, "ms": (time.monotonic() - began) * 1e3, "files": copies,
+        }  # fmt: skip
+
+    @staticmethod
+    def _published(manifest: Manifest, texts: Sequence[str]) -> list[Published]:
+        """Raises Invalid, Conflict."""
+        if texts and "net" not in manifest.namespaces:
+            raise Invalid("the program has no network of its own: its ports are the machine's")
+        return listen(texts, uid=manifest.programs[0].uid)
+
+    @staticmethod
+    def _pid_of(manifest: Manifest, program: Program, root: int) -> int:
+        """CRIU gives each process the pid that it had, or that it sees. Raises Conflict."""
+        if manifest.namespaces:
+            found = outer_pid(tree(root), program.inner_pid)
+            if found is None:
+                raise Conflict(f"process {program.inner_pid} is not among those that were restored", code="criu_failed")
+            return found
+        before = manifest.root or manifest.programs[0].pid
+        if root != before or (program.pid != root and program.pid not in tree(root)):
+            raise Conflict(f"process {program.pid} is not among those that were restored", code="criu_failed")
+        return program.pid
+
+    def _class_of(self, manifest: Manifest, uid: int) -> Priority:
+        """A manifest may come from anywhere: nobody becomes critical by what it says."""
+        with self._reader.session() as session:
+            earlier = jobs.find(session, manifest.job)
+            if earlier is not None and earlier.uid == uid:
+                return cast(Priority, earlier.priority)
+        return "normal" if manifest.priority == "critical" else manifest.priority
+
+    @staticmethod
+    def _job_of(manifest: Manifest, root: int, devices: Sequence[str], uid: int, priority: Priority) -> JobRow:
+        command = manifest.programs[0].command
+        device = devices[0] if len(devices) == 1 else None
+        runner = (root, pidfds.start_time(root))
+        job, _ = new_job(
+            name=manifest.job_name, command=command, uid=uid, device=device, registered=True, runner=runner,
+            restored_from=manifest.job, priority=priority, memory_quota=manifest.memory_quota or None,
+        )  # fmt: skip
+        return job
 
     def _take(
-        self, manifest: Manifest, program: Program, device: str, pid: int, handles: dict[int, Handle],
-        snapshots: tuple[Fd, Fd], uid: int,
+        self, job: JobRow, program: Program, device: str, pid: int, handles: dict[int, Handle],
+        snapshots: tuple[Fd, Fd],
     ) -> Process:  # fmt: skip
-        """The program that CRIU has made, with its memory, as a suspended process of this user's job. Raises NotFound,
-        Forbidden."""
+        """A process that CRIU has made, with its memory, as a suspended one of this job. Raises NotFound, Forbidden."""
         client = Fd(os.pidfd_open(pid))
         try:
             if pidfds.owner(pid) != program.uid:
@@ -405,13 +501,8 @@ class Checkpoints:
         except BaseException:
             client.close()
             raise
-        started = pidfds.start_time(pid)
-        job, _ = new_job(
-            name=manifest.job_name, command=program.command, uid=uid, device=device, registered=True,
-            runner=(pid, started),
-        )  # fmt: skip
         row = ProcessRow(
-            id=new_id(), job=job.id, pid=pid, start_time=started, uid=program.uid, gid=program.gid,
+            id=new_id(), job=job.id, pid=pid, start_time=pidfds.start_time(pid), uid=program.uid, gid=program.gid,
             command=program.command, device=device, origin=program.id,
         )  # fmt: skip
         return self._supervisor.restore(job, row, client, JobMemory(*shared, *snapshots), handles, program.generation)
@@ -419,31 +510,41 @@ class Checkpoints:
     # --- after a restart ----------------------------------------------------------------------------------------------
 
     async def _resolve_create(self, operation: Operation) -> Outcome:
-        """The process goes on if it was suspended for it. What was stored is removed if it did not become one."""
-        await self._criu_has_ended(operation)
-        name, checkpoint = operation.request.get("process", ""), operation.request.get("checkpoint", "")
+        """The process goes on if it was paused for it. What was stored is removed if it did not become one."""
+        await self.criu_has_ended(operation)
+        checkpoint = operation.request.get("checkpoint", "")
         if not await asyncio.to_thread(self.page, checkpoint=checkpoint):
-            await asyncio.to_thread(self._forget, checkpoint)
-        process = await self._found_again(operation, name)
-        if process is None:
+            await asyncio.to_thread(self.forget, checkpoint)
+        awake = operation.request.get("awake", [])
+        found = [await self.found_again(operation, name) for name in operation.request.get("processes", [])]
+        processes = [one for one in found if one is not None]
+        if not processes:
             return interrupted(operation.row)
-        live.let_go_on(tree(process.row.pid))
-        if process.state == "suspended" and operation.request.get("resume"):
-            await self._carried_out(self._moves.resume([process], [], requestor=operation.row.requestor))
-        return interrupted(operation.row, process.moving.place)
+        live.let_go_on(tree(operation.request.get("root", 0)))
+        for process in processes:
+            if process.row.id in awake:
+                process.let_go_on()
+        asleep = [one for one in processes if one.state == "suspended" and one.row.id in awake]
+        if asleep:
+            requestor = operation.row.requestor
+            await self._carried_out(self._moves.resume(asleep, [], requestor=requestor, paused=True))
+        return interrupted(operation.row, processes[0].moving.place)
 
     async def _resolve_restore(self, operation: Operation) -> Outcome:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint."""
-        pid = await self._criu_has_ended(operation)
+        pid = await self.criu_has_ended(operation)
         if pid is None:
             return interrupted(operation.row)
-        for process in self._supervisor.processes.values():
-            if process.row.pid == pid and process.row.origin is not None:
-                result = _as_restored(operation.request.get("checkpoint", ""), process)
-                return Outcome(state="succeeded", result=result | {"ms": None})
+        pids = tree(pid)
+        made = [
+            one for one in self._supervisor.processes.values() if one.row.pid in pids and one.row.origin is not None
+        ]
+        if made:
+            result = _as_restored(operation.request.get("checkpoint", ""), made)
+            return Outcome(state="succeeded", result=result | {"ms": None})
         return interrupted(operation.row)
 
-    async def _criu_has_ended(self, operation: Operation) -> int | None:
+    async def criu_has_ended(self, operation: Operation) -> int | None:
         """The one that an earlier daemon started. Returns the pid of what it has restored, if that goes on already;
         otherwise it is ended."""
         folder = self._working(operation)
@@ -458,27 +559,32 @@ class Checkpoints:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return pid
 
-    async def _found_again(self, operation: Operation, name: str) -> Process | None:
+    async def found_again(self, operation: Operation | None, name: str) -> Process | None:
         """A process of the last daemon, once its servers have announced themselves, and what else was under way with it
         is resolved."""
         deadline = time.monotonic() + FOUND_WITHIN
+        own = None if operation is None else operation.id
         while time.monotonic() < deadline and (
             name in self._supervisor.expected
-            or any(row.subject_id == name for row in self._operations.active() if row.id != operation.id)
+            or any(row.subject_id == name for row in self._operations.active() if row.id != own)
         ):
             await asyncio.sleep(0.05)
         return self._supervisor.processes.get(name)
 
     # --- small parts --------------------------------------------------------------------------------------------------
 
+    def forget_images(self, operation: Operation) -> None:
+        """That CRIU needed for it. Blocks."""
+        shutil.rmtree(self._working(operation), ignore_errors=True)
+
     def _working(self, operation: Operation) -> Path:
         """Where CRIU works for it, and where the next daemon looks for what came of that."""
         return self._folder / f"criu-{operation.id}"
 
     @contextlib.contextmanager
-    def _works_in(self, operation: Operation) -> Iterator[Path]:
+    def works_in(self, operation: Operation) -> Iterator[Path]:
         folder = self._working(operation)
-        with _of_the_store("there is no folder for CRIU"):
+        with of_the_store("there is no folder for CRIU"):
             private_folder(folder)
         try:
             yield folder
@@ -500,13 +606,18 @@ class Checkpoints:
             raise NotFound(f"there is no checkpoint {checkpoint[:64]!r}", hint="xmigctl checkpoint list lists them")
         return self._read(checkpoint, rows[0]["manifest"])
 
+    def _to_mirror(self) -> None:
+        if self._mirroring is not None:
+            self._mirroring.wake()
+
     def _read(self, checkpoint: str, expected: str) -> Manifest:
         try:
-            document = self._path(checkpoint).read_bytes()
-        except OSError as error:
-            raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} cannot be read: {error.strerror}") from None
-        if hashlib.sha256(document).hexdigest() != expected:
-            raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} is not the one that was written")
+            document = repository.document(self._folder, checkpoint, expected)
+        except Damaged:
+            mirrored = None if self._mirroring is None else self._mirroring.mirror.manifest(checkpoint, expected)
+            if mirrored is None:
+                raise
+            document = mirrored
         try:
             return Manifest.model_validate_json(document)
         except ValidationError as error:
@@ -517,12 +628,13 @@ class Checkpoints:
                 code="other_version",
             ) from None
 
-    def _forget(self, checkpoint: str) -> None:
+    def forget(self, checkpoint: str) -> None:
         """Its manifest, and what no other checkpoint has. What another one needs and cannot say, because its manifest
         is damaged, is kept: nothing is removed then. While one is made, nothing is, either: the next time, then."""
         self._path(checkpoint).unlink(missing_ok=True)
+        self.chunks.memory.remove(checkpoint)
         try:
-            self._chunks.remove_unneeded(self._needed)
+            self.chunks.remove_unneeded(self._needed)
         except (Conflict, Damaged) as error:
             logger.error("nothing is removed from the checkpoints' content", why=str(error))
 
@@ -550,7 +662,7 @@ class Checkpoints:
         await asyncio.wrap_future(self._writer.submit(name, work))
 
     @staticmethod
-    def _reporter(operation: Operation) -> Callable[[int], None]:
+    def reporter(operation: Operation) -> Callable[[int], None]:
         """For a thread: how many bytes are done."""
         loop = asyncio.get_running_loop()
         phase = operation.row.phase
@@ -561,32 +673,33 @@ class Checkpoints:
         return report
 
 
-def _as_restored(checkpoint: str, process: Process) -> dict[str, Any]:
-    row = process.row
-    return {"checkpoint": checkpoint, "job": process.job.id, "process": row.id, "pid": row.pid, "device": row.device}
+def _as_restored(checkpoint: str, made: Sequence[Process]) -> dict[str, Any]:
+    first = made[0].row
+    return {
+        "checkpoint": checkpoint, "job": first.job, "process": first.id, "pid": first.pid, "device": first.device,
+        "processes": [one.row.id for one in made],
+    }  # fmt: skip
 
 
-@contextlib.contextmanager
-def _of_the_store(what: str) -> Iterator[None]:
-    """Raises Unavailable instead of OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"{what}: {error.strerror}", code="store_failed", hint="make room, or free descriptors; then ask again"
-        ) from None
+def _root_of(manifest: Manifest) -> int:
+    """As CRIU's images name it: the first process of a pid namespace sees itself as 1."""
+    return 1 if manifest.namespaces else manifest.root or manifest.programs[0].pid
 
 
-def _check_owners(process: Process, pids: Iterable[int]) -> None:
-    """What runs with another user's rights would run with them again, whenever its checkpoint is restored. Raises
-    Forbidden."""
-    for pid in pids:
-        owner = pidfds.owner(pid)
-        if owner is not None and owner != process.row.uid:
-            raise Forbidden(
-                f"process {pid} of the program runs as user {owner}, the program as user {process.row.uid}",
-                hint="end it first",
-            )
+def chosen_devices(programs: Sequence[Program], named: Sequence[str], before: str) -> list[list[str]]:
+    """Of each program: those that it had, or as many of the named ones, in turn. Raises Invalid. `before`: where the
+    program was, if the checkpoint does not say it of each."""
+    if not named:
+        return [devices_of(program.device or before) for program in programs]
+    needed = sum(len(program.devices) for program in programs)
+    in_turn = len(programs) > 1 and all(len(program.devices) == 1 for program in programs)
+    if len(named) != needed and not in_turn:
+        raise Invalid(f"the program had {needed} devices, and {len(named)} are named")
+    chosen, at = [], 0
+    for program in programs:
+        chosen.append([named[(at + number) % len(named)] for number in range(len(program.devices))])
+        at += len(program.devices)
+    return chosen
 
 
 def tree(pid: int) -> list[int]:

@@ -115,7 +115,10 @@ def _address(text: str) -> str:
     packed = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     if len(packed) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, packed)}:{int(port, 16)}"
-    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
+    text = socket.inet_ntop(socket.AF_INET6, packed)
+    if text.startswith("::ffff:") and "." in text:  # an IPv4 connection of an IPv6 socket
+        return f"{text[7:]}:{int(port, 16)}"
+    return f"[{text}]:{int(port, 16)}"
 
 
 def _aligned(length: int) -> int:

@@ -22,9 +22,14 @@ from xmigd.errors import XmigError
 MODULES = {
     "jobs": ("run", "ps", "stop", "job"), "ranks": ("ranks",), "logs": ("logs",),
     "moves": ("migrate", "migrations", "suspend", "resume", "drain"), "checkpoints": ("checkpoint", "restore"),
-    "movable": ("check-movable",),
+    "transfers": ("transfer",),
+    "scheduling": ("preempt", "continue", "bulk"),
+    "consolidate": ("consolidate",), "fleet": ("fleet",),
+    "movable": ("check-movable",), "predict": ("predict",), "sharing": ("sharing",),
+    "profiling": ("profile", "trace"),
     "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
     "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "peers": ("peer",),
+    "webhooks": ("webhook",), "slurm": ("slurm",),
     "doctor": ("doctor",), "demo": ("demo",), "completion": ("completion",),
 }  # fmt: skip
 TAKE_A_VALUE = ("--url", "--token", "--ca-file", "--client-cert")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
+from xmigd.cli import checkpoint_policy
+from xmigd.cli.checkpoint_files import verify_offline
 from xmigd.cli.common import (
     JobOption,
     LimitOption,
@@ -17,17 +20,29 @@ from xmigd.cli.common import (
     find_job,
     find_processes,
 )
+from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
 from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, show_one, size
 from xmigd.client import Client
+from xmigd.published import further
 from xmigd.words import milliseconds
 
 group = typer.Typer(no_args_is_help=True, help="Checkpoints: jobs' whole states, from which they can be restored.")
 CheckpointArgument = Annotated[str, typer.Argument(help="the checkpoint: its id, or the beginning of it")]
 
+KeyFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key-file", metavar="FILE",
+        help="of the key, 32 bytes or 64 hexadecimal digits, on the machine of xmigd, which reads it; only root may be "
+        "able to",
+    ),
+]  # fmt: skip
+
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="checkpoint")
+    group.add_typer(checkpoint_policy.group, name="policy")
     app.command()(restore)
 
 
@@ -64,9 +79,13 @@ def list_checkpoints(job: JobOption = None, limit: LimitOption = 50, output: Out
     rows = client.get("/v1/checkpoints", job=find_job(client, job) if job else None, limit=limit)
     columns = {
         "created_at": "TIME", "id": "CHECKPOINT", "job_name": "JOB", "user": "USER", "device": "DEVICE",
-        "content_bytes": "SIZE", "stored_bytes": "STORED", "standstill_ms": "STANDSTILL",
+        "content_bytes": "SIZE", "stored_bytes": "STORED", "standstill_ms": "STANDSTILL", "by": "BY",
+        "places": "PLACES",
     }  # fmt: skip
-    show(rows, output, columns, "no checkpoints", optional=("standstill_ms", "user"))
+    if output is Output.table:  # daemons of earlier versions do not tell all of it
+        rows = [row | {"by": "policy" if row.get("by_policy") else "request"} for row in rows]
+        rows = [row | {"places": ",".join(row["places"]) or "lost"} if "places" in row else row for row in rows]
+    show(rows, output, columns, "no checkpoints", optional=("places", "by", "standstill_ms", "user"))
 
 
 @group.command("show")
@@ -77,12 +96,27 @@ def show_checkpoint(checkpoint: CheckpointArgument, output: OutputOption = Outpu
 
 @group.command()
 def verify(
-    checkpoint: CheckpointArgument,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="the checkpoint: its id, or the beginning of it; with --offline an exported file, or the folder of "
+            "checkpoints"
+        ),
+    ],
+    offline: Annotated[bool, typer.Option("--offline", help="read a file or a folder here, without xmigd")] = False,
+    key_file: Annotated[
+        str | None, typer.Option("--key-file", metavar="FILE", help="with --offline: the key of an encrypted file")
+    ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
     """Read all of a checkpoint, and compare it with its hashes."""
+    if offline:
+        verify_offline(checkpoint, key_file, output)
+        return
+    if key_file is not None:
+        raise CommandError("--key-file is for --offline: what xmigd keeps is not encrypted", exit_code=Exit.USAGE)
     client = connect()
     found = _find(client, checkpoint)
     path = f"/v1/checkpoints/{found['id']}:verify"
@@ -93,20 +127,23 @@ def verify(
 
 @group.command("export")
 def export_checkpoint(
-    checkpoint: CheckpointArgument, wait: WaitOption = True, on_interrupt: OnInterruptOption = OnInterrupt.detach,
-    output: OutputOption = Output.table,
+    checkpoint: CheckpointArgument, key_file: KeyFileOption = None, wait: WaitOption = True,
+    on_interrupt: OnInterruptOption = OnInterrupt.detach, output: OutputOption = Output.table,
 ) -> None:  # fmt: skip
     """Write a checkpoint into one file, for another node. For operators."""
     client = connect()
     path = f"/v1/checkpoints/{_find(client, checkpoint)['id']}:export"
-    operation = carry_out(client, path, wait=wait, output=output, on_interrupt=on_interrupt)
+    operation = carry_out(client, path, _key(key_file), wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
-        console.print(f"{escape(operation['result']['path'])}: {size(operation['result']['bytes'])}")
+        result = operation["result"]
+        encrypted = ", encrypted" if result.get("encrypted") else ""
+        console.print(f"{escape(result['path'])}: {size(result['bytes'])}{encrypted}")
 
 
 @group.command("import")
 def import_checkpoint(
     file: Annotated[str, typer.Argument(help="its name in the folder `exported` beside the daemon's checkpoints")],
+    key_file: KeyFileOption = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.detach,
     output: OutputOption = Output.table,
@@ -114,8 +151,9 @@ def import_checkpoint(
     """Take a checkpoint out of a file that another node has exported. For operators."""
     client = connect()
     operation = carry_out(
-        client, "/v1/checkpoints:import", {"file": file}, wait=wait, output=output, on_interrupt=on_interrupt
-    )
+        client, "/v1/checkpoints:import", {"file": file} | _key(key_file), wait=wait, output=output,
+        on_interrupt=on_interrupt,
+    )  # fmt: skip
     if operation is not None and output is not Output.json:
         result = operation["result"]
         console.print(f"checkpoint [bold]{result['checkpoint']}[/bold]: {size(result['content_bytes'])}")
@@ -137,7 +175,22 @@ def remove(checkpoint: CheckpointArgument, yes: YesOption = False, output: Outpu
 def restore(
     checkpoint: CheckpointArgument,
     device: Annotated[
-        list[str] | None, typer.Option("--device", help="another one than it had; as many as it had")
+        list[str] | None,
+        typer.Option("--device", help="another one than it had; as many as it had, or one for each copy in turn"),
+    ] = None,
+    copies: Annotated[
+        int, typer.Option("--copies", min=1, max=64, help="so many jobs, each with its own files; after run --movable")
+    ] = 1,
+    own_files: Annotated[
+        bool, typer.Option("--own-files", help="copy the files that the program writes to, and let it have the copies")
+    ] = False,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish",
+            metavar="[[ADDRESS:]PORT:]INNER",
+            help="a port of its private network, to be reached from outside; further copies get the ports after it",
+        ),
     ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
@@ -146,14 +199,29 @@ def restore(
     """Make the programs of a checkpoint again, in a job of their own. They go on where they were written down."""
     client = connect()
     found = _find(client, checkpoint)
-    path, body = f"/v1/checkpoints/{found['id']}:restore", {"devices": device or []}
-    operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
-    if operation is not None and output is not Output.json:
-        result = operation["result"]
-        console.print(
-            f"{escape(found['job_name'])} goes on as job [bold]{result['job'][:12]}[/bold], pid {result['pid']}, on "
-            f"{escape(result['device'])}, after {milliseconds(result['ms'])}"
-        )
+    path = f"/v1/checkpoints/{found['id']}:restore"
+    body: dict[str, Any] = {"devices": device or []}
+    if own_files or copies > 1:  # daemons of earlier versions do not know it
+        body["own_files"] = True
+    for number in range(copies):
+        if publish:
+            body["publish"] = [further(each, number) for each in publish]
+        if copies > 1 and device:
+            body["devices"] = [device[number % len(device)]]
+        operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
+        if operation is not None and output is not Output.json:
+            result = operation["result"]
+            console.print(
+                f"{escape(found['job_name'])} goes on as job [bold]{result['job'][:12]}[/bold], pid {result['pid']}, "
+                f"on {escape(result['device'])}, after {milliseconds(result['ms'])}"
+            )
+            for path_before, copy in (result.get("files") or {}).items():
+                console.print(f"  {escape(path_before)} is {escape(copy)}")
+
+
+def _key(path: str | None) -> dict[str, Any]:
+    """The daemon reads the file: what it contains is never sent."""
+    return {} if path is None else {"key_file": os.path.abspath(path)}
 
 
 def _find(client: Client, wanted: str) -> dict[str, Any]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.invocation import invocation
-from xmigd.client import Client
+from xmigd.client import Client, Refused
 from xmigd.place import Place, find_place, needs_every_rule
 
 if TYPE_CHECKING:
     from xmigd.settings import Settings
 
-JobArgument = Annotated[str, typer.Argument(help="the job: its id, the beginning of it, or its name")]
+JobArgument = Annotated[
+    str, typer.Argument(help="the job: its id, the beginning of it, its name, or what its scheduler calls it")
+]
 ProcessArgument = Annotated[
     str,
     typer.Argument(
@@ -32,6 +37,39 @@ ProcessOrJobArgument = Annotated[
         "pid:1234 if it was not started under xMIG"
     ),
 ]
+
+
+class Sort(StrEnum):
+    """xmigd.jobs.service.Sort"""
+
+    created = "created"
+    name = "name"
+    memory = "memory"
+    state = "state"
+
+
+class JobState(StrEnum):
+    """xmigd.jobs.schemas.JobState"""
+
+    created = "created"
+    running = "running"
+    suspended = "suspended"
+    ended = "ended"
+    stopped = "stopped"
+    lost = "lost"
+
+
+StateOption = Annotated[list[JobState] | None, typer.Option("--state", help="only such jobs; may be given again")]
+UserOption = Annotated[str | None, typer.Option("--user", help="only this user's: a name, or a number")]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY[=VALUE]", help="only jobs with this label; given again: with all of them"),
+]
+ExternalIdOption = Annotated[
+    str | None, typer.Option("--external-id", metavar="ID", help="only what its scheduler calls so")
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="only jobs on this one, for example cuda:0")]
+SortOption = Annotated[Sort | None, typer.Option("--sort", help="created: newest first; memory: most first")]
 JobOption = Annotated[str | None, typer.Option("--job", help="only this job: its id, the beginning of it, or its name")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="how many, newest first")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
@@ -88,8 +126,17 @@ def read_token(value: str | None) -> str | None:
         raise CommandError(f"the token's file {value[1:]}: {error.strerror}", exit_code=Exit.USAGE) from None
 
 
+def read_secret(value: str | None) -> str | None:
+    """Of @FILE: as an argument, everybody on the machine could read it."""
+    if value is not None and not value.startswith("@"):
+        raise CommandError("a secret on the command line is none", hint="write it to a file, and name that: @FILE",
+                           exit_code=Exit.USAGE)  # fmt: skip
+    return read_token(value)
+
+
 def find_job(client: Client, wanted: str) -> str:
-    """A job's id, from the id, its beginning, or the job's name: the one that lives, otherwise the newest."""
+    """A job's id, from the id, its beginning, or the job's name: the one that lives, otherwise the newest. At last from
+    what its scheduler calls it: the newest."""
     jobs = client.get("/v1/jobs", limit=1000)
     by_id = [job["id"] for job in jobs if job["id"].startswith(wanted)]
     named = [job for job in jobs if job["name"] == wanted]
@@ -103,9 +150,37 @@ def find_job(client: Client, wanted: str) -> str:
         raise CommandError(f"{wanted!r} begins {len(by_id)} jobs' ids", hint="write more of it", exit_code=Exit.USAGE)
     for found in (*by_id, *by_name):
         return str(found)
+    with contextlib.suppress(Refused):  # a daemon of an earlier version
+        for job in client.get("/v1/jobs", external_id=wanted, limit=1):
+            return str(job["id"])
     raise CommandError(
         f"there is no job {wanted!r}", hint="xmigctl ps --all lists them", code="not_found", exit_code=Exit.NOT_FOUND
     )
+
+
+def parse_labels(given: Iterable[str]) -> dict[str, str]:
+    """Of KEY=VALUE. Raises CommandError."""
+    found: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise CommandError(f"{each!r} is no label", hint="write KEY=VALUE", exit_code=Exit.USAGE)
+        if key in found:
+            raise CommandError(f"the label {key!r} is given twice", hint="give it once", exit_code=Exit.USAGE)
+        found[key] = value
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes of 20GiB, 512M, ...: units of 1024. Raises CommandError."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([KMGT]?)(?:iB|B)?", text)
+    if found is None or not (bytes := int(float(found[1]) * (1 << 10 * " KMGT".index(found[2] or " ")))):
+        raise CommandError(f"{text!r} is no size", hint="write 20GiB or 512MiB", exit_code=Exit.USAGE)
+    return bytes
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
 def find_process(client: Client, wanted: str, *, live: bool = True) -> dict[str, Any]:

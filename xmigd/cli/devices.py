@@ -1,4 +1,4 @@
-"""Devices: device list, show, cordon, uncordon, lose."""
+"""Devices: device list, show, findings, report, cordon, uncordon, lose."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_devices(output: OutputOption = Output.table) -> None:
     columns = {
         "id": "DEVICE", "name": "NAME", "state": "STATE", "memory_bytes": "MEMORY", "used_bytes": "USED",
         "free_bytes": "FREE", "held_bytes": "HELD", "utilisation": "UTILISATION", "processes": "PROCESSES",
-        "why": "WHY",
+        "health": "HEALTH", "why": "WHY",
     }  # fmt: skip
     show(rows, output, columns, "there are no devices",
          optional=("utilisation", "held_bytes", "free_bytes", "why", "processes"))  # fmt: skip
@@ -35,6 +35,32 @@ def list_devices(output: OutputOption = Output.table) -> None:
 def show_device(device: DeviceArgument, output: OutputOption = Output.table) -> None:
     """One device, with the processes that are on it."""
     show_one(connect().get(f"/v1/devices/{device}"), output)
+
+
+@group.command()
+def findings(device: DeviceArgument, output: OutputOption = Output.table) -> None:
+    """What was found wrong with a device, newest first, and what was done about it."""
+    rows = connect().get(f"/v1/devices/{device}/findings")
+    columns = {
+        "first_at": "SINCE", "code": "CODE", "text": "WHAT", "count": "TIMES", "source": "SOURCE", "rung": "RUNG",
+        "answer": "ANSWER", "closed_at": "CLOSED",
+    }  # fmt: skip
+    show(rows, output, columns, f"nothing was found wrong with {device}", optional=("source", "count", "closed_at"))
+
+
+@group.command()
+def report(
+    device: DeviceArgument,
+    xid: Annotated[int | None, typer.Option("--xid", min=1, help="an Xid of the driver; xMIG grades it")] = None,
+    code: Annotated[str | None, typer.Option("--code", help="of a finding of your own, with --text and --rung")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="what is wrong; everybody sees it")] = None,
+    rung: Annotated[str | None, typer.Option("--rung", help="of the answer: report, cordon, drain or lose")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Report what another agent has found wrong with a device, or try out what xMIG does then."""
+    body = {"xid": xid, "code": code, "text": text, "rung": rung}
+    row = connect().post(f"/v1/devices/{device}/findings", body)
+    _say(row, output, f"{row['text']}: {row['answer'] or 'it is reported already'}")
 
 
 @group.command()

@@ -6,17 +6,35 @@ import contextlib
 import enum
 import os
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmigd.cli import scope
-from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job, place
+from xmigd.cli.common import (
+    DeviceOption,
+    ExternalIdOption,
+    JobArgument,
+    JobOption,
+    LabelOption,
+    LimitOption,
+    SortOption,
+    StateOption,
+    UserOption,
+    connect,
+    find_job,
+    labels_text,
+    parse_labels,
+    parse_size,
+    place,
+)
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import Output, OutputOption, console, exit_text, show, show_json, show_one, with_jobs
-from xmigd.devices.visible import names_devices
+from xmigd.cli.output import Output, OutputOption, console, escape, exit_text, show, show_json, show_one, with_jobs
 from xmigd.errors import XmigError
 from xmigd.place import Place
+
+if TYPE_CHECKING:
+    from xmigd.published import Published
 
 # Columns of `ps` that a narrow terminal does without.
 LESS_REQUESTED = (
@@ -35,12 +53,34 @@ LESS_REQUESTED = (
 )
 
 
+class Priority(enum.StrEnum):
+    """xmigd.records.Priority"""
+
+    critical = "critical"
+    normal = "normal"
+    best_effort = "best-effort"
+
+
 class Policy(enum.StrEnum):
     """xmigd.records.ReplicaPolicy"""
 
     report = "report"
     restore = "restore"
     stop = "stop"
+
+
+class Network(enum.StrEnum):
+    """xmigd.cli.apart.Network"""
+
+    private = "private"
+    host = "host"
+
+
+class OnSignal(enum.StrEnum):
+    """Those that mean nothing in particular."""
+
+    usr1 = "USR1"
+    usr2 = "USR2"
 
 
 group = typer.Typer(no_args_is_help=True, help="Jobs: what runs, what has ended, and with what.")
@@ -84,36 +124,94 @@ def run(
             help="nodes that its ranks are on, the same on each of them; the first one coordinates",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", envvar="XMIG_LABELS", metavar="KEY=VALUE",
+            help="by which it is found again; may be given again; several in the variable are separated by spaces",
+        ),
+    ] = None,
+    external_id: Annotated[
+        str | None,
+        typer.Option(
+            "--external-id", envvar="XMIG_EXTERNAL_ID", metavar="ID", help="what its scheduler calls it: slurm:4711"
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="SIZE",
+            help="device memory that it has, and sees, of each of its devices, 20GiB; refused where that is not free",
+        ),
+    ] = None,
+    priority: Annotated[
+        Priority | None, typer.Option("--priority", help="its class where devices are shared; critical needs a grant")
+    ] = None,
+    checkpoint_on_signal: Annotated[
+        OnSignal | None,
+        typer.Option(
+            "--checkpoint-on-signal",
+            help="make a checkpoint when this command gets the signal; the program does not get it",
+        ),
+    ] = None,
+    stop_after_checkpoint: Annotated[
+        bool, typer.Option("--stop-after-checkpoint", help="end the program where that checkpoint was made")
+    ] = False,
+    movable: Annotated[
+        bool,
+        typer.Option(
+            "--movable", envvar="XMIG_MOVABLE",
+            help="in namespaces of its own, so that its checkpoints can be restored beside it; needs root",
+        ),
+    ] = False,
+    network: Annotated[
+        Network,
+        typer.Option("--network", help="with --movable: private has only the loopback device; host is the machine's"),
+    ] = Network.private,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish", metavar="[[ADDRESS:]PORT:]INNER",
+            help="with --movable: a port of its private network, to be reached from this machine, or at the address",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
-    from xmigd.cli.launch import become, tell, wait_for
+    from xmigd.cli.launch import Reactions, become, end_as, tell, wait_for
+    from xmigd.cli.starting import readable, register_job
 
-    shown = _readable(shlex.join(command))[:4096]
+    if strict and checkpoint_on_signal is not None:
+        raise CommandError("--checkpoint-on-signal is not possible with --strict", exit_code=Exit.USAGE,
+                           hint="xmigctl checkpoint create makes one")  # fmt: skip
+    if strict and movable:
+        raise CommandError("--movable is not possible with --strict", exit_code=Exit.USAGE)
+    if publish and (not movable or network is Network.host):
+        raise CommandError("--publish is for --movable with a private network", exit_code=Exit.USAGE)
+    shown = readable(shlex.join(command))[:4096]
     body: dict[str, Any] = {
-        "name": None if name is None else _readable(name), "command": shown,
-        "device": None if device is None else _readable(device),
+        "name": None if name is None else readable(name), "command": shown,
+        "device": None if device is None else readable(device),
         "hang_timeout": hang_timeout, "watch": True, "strict": strict,
         "nodes": [] if nodes is None else nodes.split(","),
     }  # fmt: skip
-    if replica_policy is not None:  # daemons of earlier versions do not know it
+    # Daemons of earlier versions do not know these.
+    if replica_policy is not None:
         body["replica_policy"] = replica_policy.value
-    inherited = dict(os.environ)
-    inherited.pop("XMIG_STDERR", None)
-    if device is not None:
-        inherited.pop("CUDA_VISIBLE_DEVICES", None)
-    elif names_devices(inherited.get("CUDA_VISIBLE_DEVICES", "")):
-        body["visible_devices"] = _readable(inherited.pop("CUDA_VISIBLE_DEVICES"))
+    if label:
+        body["labels"] = parse_labels(label)
+    if external_id is not None:
+        body["external_id"] = readable(external_id)
+    if memory is not None:
+        body["memory_quota"] = parse_size(memory)
+    if priority is not None:
+        body["priority"] = priority.value
+    published: list[Published] = []
+    if publish:
+        from xmigd.published import listen
+
+        published = listen(publish, uid=os.geteuid())
     client = connect()
-    job = client.post("/v1/jobs", body)
-    # Daemons of earlier versions do not tell everything.
-    defaults = {} if inherited.get("XMIG_CACHED_BLOCKS") == "keep" else job.get("defaults", {})
-    environment = defaults | inherited | job["environment"]
-    for variable, ours in (("LD_PRELOAD", job["preload"]), ("LD_LIBRARY_PATH", job.get("library_path"))):
-        theirs = inherited.get(variable)
-        if ours is not None:
-            environment[variable] = f"{ours}:{theirs}" if theirs else ours
-    if (stderr := _own_stderr()) is not None:
-        environment["XMIG_STDERR"] = stderr
+    job, environment = register_job(client, body)
     where = place()
     if where.is_on("job_scopes") and scope.has_a_bus():
         _configure_log(where)
@@ -133,6 +231,19 @@ def run(
             status = run_strictly(command, environment, client, job["id"])
             tell(report, status)
             raise typer.Exit(code if (code := os.waitstatus_to_exitcode(status)) >= 0 else 128 - code)
+        reacts: Reactions | None = None
+        if checkpoint_on_signal is not None:
+            from xmigd.cli.on_signal import reactions
+
+            reacts = reactions(client, job["id"], checkpoint_on_signal.value, stop=stop_after_checkpoint)
+        if movable:
+            from xmigd.cli.apart import run_apart
+
+            status = run_apart(command, environment, network.value, reacts, published)
+            tell(report, status)
+            end_as(status)
+        if reacts is not None:
+            wait_for(command, environment, report, reacts)
         if job["watched"]:
             become(command, environment)
         wait_for(command, environment, report)
@@ -155,45 +266,54 @@ def _configure_log(where: Place) -> None:
     log.configure(level if level in ("debug", "info", "warning", "error") else "info")
 
 
-def _own_stderr() -> str | None:
-    """The file that is this command's standard error, for the shim: is the program's descriptor 2 still the same?"""
-    try:
-        status = os.fstat(2)
-    except OSError:
-        return None
-    return f"{status.st_dev}:{status.st_ino}"
-
-
-def _readable(words: str) -> str:
-    """Bytes of the command line that are not UTF-8, as \\xff and the like: the program gets them as they are."""
-    return os.fsencode(words).decode(errors="backslashreplace")
-
-
 def ps(
     every: Annotated[bool, typer.Option("--all", "-a", help="those that have ended, too")] = False,
     job: JobOption = None,
+    state: StateOption = None,
+    user: UserOption = None,
+    label: LabelOption = None,
+    external_id: ExternalIdOption = None,
+    device: DeviceOption = None,
+    sort: SortOption = None,
+    wide: Annotated[bool, typer.Option("--wide", "-w", help="with the jobs' labels and external ids")] = False,
     limit: LimitOption = 100,
     output: OutputOption = Output.table,
 ) -> None:
-    """Programs that run under xMIG."""
+    """Programs that run under xMIG, by their jobs if these are chosen or sorted."""
     client = connect()
+    chosen = _chosen(state=state, user=user, label=label, external_id=external_id, device=device, sort=sort)
     job_id = find_job(client, job) if job else None
-    rows = client.get("/v1/processes", live=not every, job=job_id, limit=limit)
+    jobs: dict[str, dict[str, Any]] = {}
+    if chosen or wide:
+        listed = client.get("/v1/jobs", live=not every, limit=1000, **chosen)
+        jobs = {each["id"]: each for each in listed}
+    rows = client.get("/v1/processes", live=not every, job=job_id, limit=1000 if chosen else limit)
+    if chosen:
+        places = {id: place for place, id in enumerate(jobs)}
+        rows = sorted((row for row in rows if row["job_id"] in places), key=lambda row: places[row["job_id"]])[:limit]
     columns = {
-        "job": "JOB", "id": "PROCESS", "pid": "PID", "user": "USER", "device": "DEVICE", "state": "STATE",
-        "expected_stall_ms": "STALL", "exit": "EXIT",
+        "job": "JOB", "id": "PROCESS", "external_id": "EXTERNAL ID", "labels": "LABELS", "pid": "PID", "user": "USER",
+        "device": "DEVICE", "state": "STATE", "expected_stall_ms": "STALL", "exit": "EXIT",
         "location": "WHERE", "live_bytes": "MEMORY", "held_bytes": "HELD", "shadow_bytes": "SHADOW",
         "server_bytes": "SERVERS", "standby": "STANDBY", "server_pid": "SERVER", "generation": "GENERATION",
         "faults": "FAULTS", "recoveries": "RECOVERIES", "started_at": "BEGAN",
     }  # fmt: skip
     if not every:
         del columns["exit"]
+    if wide:
+        rows = [row | {name: jobs.get(row["job_id"], {}).get(name) for name in ("external_id", "labels")}
+                for row in rows]  # fmt: skip
+    else:
+        del columns["external_id"], columns["labels"]
     for name in ("location", "expected_stall_ms"):  # which daemons of earlier versions do not tell
         if rows and name not in rows[0]:
             del columns[name]
     if output is Output.table:
         rows = [row | {"exit": exit_text(row), "state": _state(row)} for row in with_jobs(rows)]
-    show(rows, output, columns, "nothing runs under xMIG", optional=LESS_REQUESTED)
+        if wide:
+            rows = [row | {"labels": labels_text(row["labels"] or {})} for row in rows]
+    show(rows, output, columns, "nothing runs under xMIG" if not chosen else "no such program runs under xMIG",
+         optional=LESS_REQUESTED)  # fmt: skip
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -202,22 +322,66 @@ def _state(row: dict[str, Any]) -> str:
     return "not protected" if row["state"] == "unprotected" else f"{row['state']}, not protected"
 
 
+def _chosen(**options: Any) -> dict[str, Any]:
+    """Parameters of the list of jobs: those that were given."""
+    return {name: value for name, value in options.items() if value not in (None, [])}
+
+
 @group.command("list")
 def list_jobs(
+    state: StateOption = None,
+    user: UserOption = None,
+    label: LabelOption = None,
+    external_id: ExternalIdOption = None,
+    device: DeviceOption = None,
+    sort: SortOption = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="the other way round")] = False,
     limit: LimitOption = 50,
     output: OutputOption = Output.table,
 ) -> None:
     """Jobs, newest first."""
-    rows = connect().get("/v1/jobs", limit=limit)
+    chosen = _chosen(
+        state=state, user=user, label=label, external_id=external_id, device=device, sort=sort,
+        reverse=True if reverse else None,
+    )  # fmt: skip
+    rows = connect().get("/v1/jobs", limit=limit, **chosen)
     columns = {
         "name": "JOB", "id": "ID", "state": "STATE", "exit": "EXIT", "user": "USER", "device": "DEVICE",
-        "created_at": "BEGAN", "duration_s": "TOOK", "faults": "FAULTS", "recoveries": "RECOVERIES",
-        "command": "COMMAND",
+        "memory_bytes": "MEMORY", "created_at": "BEGAN", "duration_s": "TOOK", "faults": "FAULTS",
+        "recoveries": "RECOVERIES", "external_id": "EXTERNAL ID", "labels": "LABELS", "command": "COMMAND",
     }  # fmt: skip
+    for name in ("memory_bytes", "external_id", "labels"):
+        if not any(row.get(name) for row in rows):
+            del columns[name]
     if output is Output.table:
-        rows = [row | {"exit": exit_text(row)} for row in rows]
-    show(rows, output, columns, "no jobs yet: xmigctl run -- PROGRAM",
-         optional=("command", "user", "recoveries", "faults", "device", "duration_s"))  # fmt: skip
+        rows = [row | {"exit": exit_text(row), "labels": labels_text(row.get("labels", {}))} for row in rows]
+    show(rows, output, columns, "no such job" if chosen else "no jobs yet: xmigctl run -- PROGRAM",
+         optional=("command", "user", "recoveries", "faults", "device", "duration_s", "labels"))  # fmt: skip
+
+
+@group.command("label")
+def change_labels(
+    job: JobArgument,
+    labels: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE sets one, KEY- removes one")] = None,
+    external_id: Annotated[
+        str | None, typer.Option("--external-id", help="what its scheduler calls it; empty: nothing")
+    ] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Change a job's labels and its external id."""
+    client = connect()
+    path = f"/v1/jobs/{find_job(client, job)}"
+    removed = [each for each in labels or [] if each.endswith("-") and "=" not in each]
+    body: dict[str, Any] = {"labels": parse_labels(each for each in labels or [] if each not in removed)}
+    body["labels"] |= {each[:-1]: None for each in removed}
+    if external_id is not None:
+        body["external_id"] = external_id or None
+    row = client.patch(path, body, client.get_tagged(path)[1])
+    if output is Output.json:
+        show_json(row)
+        return
+    known_as = f", external id {escape(row['external_id'])}" if row["external_id"] else ""
+    console.print(f"{escape(row['name'])}: {escape(labels_text(row['labels'])) or 'no labels'}{known_as}")
 
 
 @group.command("show")

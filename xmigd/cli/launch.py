@@ -14,13 +14,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 from xmigd.client import RESTART_PATIENCE, NoDaemon
 from xmigd.errors import XmigError
 
 Report = Callable[[int], None]  # a wait status; raises XmigError
+Reactions = Mapping[signal.Signals, Callable[[], None]]  # what a signal does instead of being passed on; must not wait
 # What a terminal sends goes to the whole group, and so to the program itself. What somebody sends to this process is
 # for the program.
 PASSED_ON = frozenset({
@@ -35,18 +36,28 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], command, environment)
 
 
-def wait_for(command: list[str], environment: Mapping[str, str], report: Report) -> NoReturn:
+def wait_for(
+    command: list[str], environment: Mapping[str, str], report: Report, reactions: Reactions | None = None
+) -> NoReturn:
     """Run it, and end as it did. Raises OSError: it cannot be started."""
-    status = run(command, environment)
+    status = run(command, environment, reactions=reactions)
     tell(report, status)
-    _end_as(status)
+    end_as(status)
 
 
-def run(command: list[str], environment: Mapping[str, str], prepare: Callable[[], None] | None = None) -> int:
+def run(
+    command: list[str], environment: Mapping[str, str], prepare: Callable[[], None] | None = None,
+    reactions: Reactions | None = None, started: Callable[[int], None] | None = None, passes_all: bool = False,
+    entered: Callable[[], None] | None = None, kept: Collection[int] = (),
+) -> int:  # fmt: skip
     """Run it and wait for its end: the wait status. What is sent to this process is passed on from its first moment,
     and stays blocked afterwards. `prepare`: what the child does before it becomes the program; OSError keeps it from
-    that. Raises OSError: it cannot be started."""
-    waited_for = PASSED_ON | {signal.SIGCHLD}
+    that. `reactions`: to signals that the program ignores unless it says otherwise itself: a scheduler sends them to
+    all processes of a job. `started`: what this process does when there is a child, with its pid. `entered`: when that
+    has become the program. `passes_all`: also what a terminal sends, because the child has a session of its own.
+    `kept`: descriptors that the program inherits. Raises OSError: it cannot be started."""
+    reactions = reactions or {}
+    waited_for = PASSED_ON | {signal.SIGCHLD} | reactions.keys()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -54,38 +65,48 @@ def run(command: list[str], environment: Mapping[str, str], prepare: Callable[[]
     if child == 0:
         os.close(reading)
         _die_with(parent)
+        for number in reactions:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             if prepare is not None:
                 prepare()
+            for fd in kept:
+                os.set_inheritable(fd, True)
             os.execvpe(command[0], command, environment)
         except OSError as error:
             os.write(writing, str(error.errno).encode())
         os._exit(127)
     os.close(writing)
+    if started is not None:
+        started(child)
     with open(reading, "rb") as reported:
         failed = reported.read()
     if failed:
         os.waitpid(child, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise OSError(int(failed), os.strerror(int(failed)))
-    return _wait(child, waited_for)
+    if entered is not None:
+        entered()
+    return _wait(child, waited_for, reactions, passes_all)
 
 
 def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before that was set
+    if os.getppid() not in (parent, 0):  # it was gone before that was set; 0: it is in another pid namespace
         os._exit(128 + signal.SIGKILL)
 
 
-def _wait(child: int, signals: frozenset[signal.Signals]) -> int:
+def _wait(child: int, signals: frozenset[signal.Signals], reactions: Reactions, passes_all: bool) -> int:
     while True:
         got = signal.sigwaitinfo(signals)
         if got.si_signo == signal.SIGCHLD:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 return status
-        elif got.si_code <= 0 and got.si_pid != child:  # a process has sent it, not the terminal
+        elif (react := reactions.get(signal.Signals(got.si_signo))) is not None:
+            react()
+        elif passes_all or (got.si_code <= 0 and got.si_pid != child):  # a process has sent it, not the terminal
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, got.si_signo)
 
@@ -119,7 +140,8 @@ def _keep_trying(report: Report, status: int) -> NoReturn:
     os._exit(0)
 
 
-def _end_as(status: int) -> NoReturn:
+def end_as(status: int) -> NoReturn:
+    """As the program did, whose wait status this is."""
     sys.stdout.flush()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -22,6 +22,7 @@ from xmigd.cli.common import (
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
 from xmigd.cli.output import Output, OutputOption, console, escape, process_label, show, show_json, size, with_jobs
+from xmigd.cli.tokens import seconds
 from xmigd.words import milliseconds
 
 
@@ -46,6 +47,9 @@ def register(app: typer.Typer) -> None:
 def migrate(
     process: ProcessArgument,
     target: Annotated[str | None, typer.Argument(help="the device, for example cuda:1")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="NODE[/DEVICE]", help="another node, a peer, and its device")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="only say where it may go, and why not elsewhere")] = False,
     engine: Annotated[Engine, typer.Option("--engine", help="how")] = Engine.proxy,
     max_downtime: Annotated[
@@ -56,15 +60,24 @@ def migrate(
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
-    """Move a running program to another device. It pauses for a moment; nothing else changes for it."""
+    """Move a running program to another device, or with --to to another node. It pauses for a moment; nothing else
+    changes for it."""
+    if target is not None and to is not None:
+        raise CommandError("a device of this node and another node are named: name one of them", exit_code=Exit.USAGE)
     client = connect()
     found = find_process(client, process)
+    if plan and to is not None:
+        body = {"process": found["id"], "engine": engine.value, "node": to.partition("/")[0]}
+        _show_plan(client.post("/v1/migration-plans", body), to if "/" in to else None, output)
+        return
     if plan:
         _show_plan(client.post("/v1/migration-plans", {"process": found["id"], "engine": engine.value}), target, output)
         return
+    if to is not None:
+        target = to if "/" in to else f"{to}/"
     if target is None:
-        raise CommandError("name the device to which it is to go", hint="xmigctl migrate --plan PROCESS lists them",
-                           exit_code=Exit.USAGE)  # fmt: skip
+        raise CommandError("name the device to which it is to go, or a node with --to",
+                           hint="xmigctl migrate --plan PROCESS lists them", exit_code=Exit.USAGE)  # fmt: skip
     body = {"process": found["id"], "target": target, "engine": engine.value, "max_downtime_ms": max_downtime}
     operation = carry_out(client, "/v1/migrations", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
@@ -136,20 +149,45 @@ def resume(
 def drain(
     device: Annotated[str, typer.Argument(help="for example cuda:0")],
     reason: Annotated[str, typer.Option("--reason", help="why, for others to read")] = "",
+    within: Annotated[
+        str | None, typer.Option("--within", metavar="TIME", help="5m, 1h, ...: what is not moved by then stays")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only say what would go where, and what would be stuck, and why")
+    ] = False,
     yes: YesOption = False,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
     """Move every program off a device. It is cordoned first, so that none comes."""
+    if dry_run:
+        _show_drain_plan(connect().post("/v1/drain-plans", {"devices": [device]}), output)
+        return
     confirm(f"Cordon {device} and move every program off it?", yes)
     client = connect()
     path = f"/v1/devices/{device}:drain"
-    operation = carry_out(client, path, {"reason": reason}, wait=wait, output=output, on_interrupt=on_interrupt)
+    body = {"reason": reason, "within_seconds": None if within is None else seconds(within)}
+    operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         for part in operation["result"]["parts"]:
             console.print(f"{part['process'][:12]}  {escape(part['source'])} → {escape(part['target'])}")
         console.print(f"{operation['result']['moved']} program(s) were moved; {escape(device)} is cordoned")
+
+
+def _show_drain_plan(plan: dict[str, Any], output: Output) -> None:
+    steps = [
+        step | {"job": step["job_name"], "why": "; ".join(reason["text"] for reason in step["reasons"]) or None}
+        for step in plan["steps"]
+    ]
+    columns = {"job": "JOB", "process": "PROCESS", "source": "FROM", "target": "TO", "needed_bytes": "MEMORY",
+               "expected_downtime_ms": "DOWNTIME", "why": "WHY"}  # fmt: skip
+    if output is Output.json:
+        show_json(plan)
+    else:
+        show([step | {"process": step["process"][:12]} for step in steps], output, columns, "nothing runs there")
+    if plan["stuck"]:
+        raise CommandError(f"{plan['stuck']} program(s) would be stuck", exit_code=Exit.REFUSED)
 
 
 def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None:

@@ -25,9 +25,9 @@ from xmigd.words import exit_text as exit_text
 # A terminal's width, or enough that no line of a file is broken.
 NUMBERS = (
     "UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL", "RANK",
-    "RANKS", "THE LAST",
+    "RANKS", "THE LAST", "SLOW-DOWN", "KERNELS THAT WAITED", "OVERDUE",
 )  # fmt: skip
-FREE_TEXT = ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND", "HINT")
+FREE_TEXT = ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND", "HINT", "BEFORE", "AFTER")
 LEAST = 16  # characters of a free text's column
 console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
 notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)

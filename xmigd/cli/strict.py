@@ -13,7 +13,7 @@ from typing import Any
 
 from xmigd.cli import landlock
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.launch import run
+from xmigd.cli.launch import Reactions, run
 from xmigd.cli.output import notes
 from xmigd.client import Client
 from xmigd.errors import XmigError
@@ -21,7 +21,9 @@ from xmigd.errors import XmigError
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def run_strictly(command: list[str], environment: Mapping[str, str], client: Client, job: str) -> int:
+def run_strictly(
+    command: list[str], environment: Mapping[str, str], client: Client, job: str, reactions: Reactions | None = None
+) -> int:  # fmt: skip
     """Run it and wait: the wait status. Raises CommandError, and OSError if it cannot be started."""
     # What loses its parent in the job stays below this process, and so does who belongs to it.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -31,7 +33,7 @@ def run_strictly(command: list[str], environment: Mapping[str, str], client: Cli
             "xmigctl: this kernel cannot close the devices' files to a program (Landlock): the job is watched, and"
         )
         notes.print("  ends when one of its processes has loaded the driver itself")
-    status = run(command, environment, landlock.close_devices if closes else None)
+    status = run(command, environment, landlock.close_devices if closes else None, reactions)
     if (found := _unprotected(client, job)) is not None:
         raise CommandError(
             f"process {found['pid']} ({found['command']}) was not protected: {found['unprotected']}",

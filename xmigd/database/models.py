@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, false
+from sqlalchemy import JSON, ForeignKey, Index, MetaData, String, Text, UniqueConstraint, false, true
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING = {
@@ -38,6 +38,25 @@ class Device(Base):
     version: Mapped[int] = mapped_column(default=1, server_default="1")  # of what PATCH changes: its ETag
 
 
+class Finding(Base):
+    """Something is wrong with a device."""
+
+    __tablename__ = "findings"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device: Mapped[str] = mapped_column(String(64), index=True)
+    code: Mapped[str] = mapped_column(String(64))
+    text: Mapped[str] = mapped_column(Text)
+    rung: Mapped[str] = mapped_column(String(8))  # of the answer that helps: report, cordon, drain, lose
+    source: Mapped[str] = mapped_column(String(255))
+    first_at: Mapped[float]
+    last_at: Mapped[float]
+    count: Mapped[int]
+    answer: Mapped[str | None] = mapped_column(Text)  # null: it is being decided
+    closed_at: Mapped[float | None] = mapped_column(index=True)  # null: it is open
+    closed_by: Mapped[str | None] = mapped_column(String(255))
+
+
 class Job(Base):
     """What one `xmigctl run` started, or one process that came by itself."""
 
@@ -61,6 +80,35 @@ class Job(Base):
     ended_at: Mapped[float | None]  # of the runner
     exit_code: Mapped[int | None]  # of the runner; null: not known, or a signal ended it
     exit_signal: Mapped[int | None]
+    external_id: Mapped[str | None] = mapped_column(String(255), index=True)  # what its scheduler calls it
+    priority: Mapped[str] = mapped_column(String(16), default="normal", server_default="normal")
+    reserved_bytes: Mapped[int | None]  # device memory on each of its devices
+    memory_quota: Mapped[int | None]  # bytes that each of its programs has of each device at most; null: all
+    restored_from: Mapped[str | None] = mapped_column(String(32))  # the job whose checkpoint it was restored from
+    version: Mapped[int] = mapped_column(default=1, server_default="1")  # of what PATCH changes: its ETag
+
+
+class JobLabel(Base):
+    """A word of whoever started a job, by which they find it again."""
+
+    __tablename__ = "job_labels"
+    __table_args__ = (Index(None, "key", "value"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(63), primary_key=True)
+    value: Mapped[str] = mapped_column(String(255))
+
+
+class JobProfile(Base):
+    """What was measured of a job while it ran; xmigd.prediction."""
+
+    __tablename__ = "job_profiles"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    devices: Mapped[int]  # that it was on at once, the most
+    peak_bytes: Mapped[int]  # of device memory, on the device where it had most
+    minute_bytes: Mapped[int | None]  # the same after its first minute
+    minute_calls: Mapped[float | None]  # driver calls per second in its first minute
 
 
 class Process(Base):
@@ -182,6 +230,60 @@ class Checkpoint(Base):
     manifest: Mapped[str] = mapped_column(String(64))  # SHA-256 of the document
     standstill_ms: Mapped[float | None]  # of the programs, while it was made
     created_at: Mapped[float]
+    by_policy: Mapped[bool] = mapped_column(default=False, server_default=false())  # and removed by it, too
+    mirrored_in: Mapped[str | None] = mapped_column(Text)  # the mirror that has all of it
+    on_disk: Mapped[bool] = mapped_column(default=True, server_default=true())  # false: it is in host memory only
+
+
+class Transfer(Base):
+    """A job that moves to another node, or comes from one; xmigd.transfers. What both nodes have written here decides,
+    after any fault, on which of them it goes on."""
+
+    __tablename__ = "transfers"
+    __table_args__ = (Index(None, "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    direction: Mapped[str] = mapped_column(String(3))  # out, in
+    peer: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    why: Mapped[str] = mapped_column(Text)
+    job_id: Mapped[str | None] = mapped_column(String(32), index=True)  # here
+    job_name: Mapped[str] = mapped_column(String(255))
+    process_id: Mapped[str | None] = mapped_column(String(32))  # here
+    uid: Mapped[int]
+    command: Mapped[str] = mapped_column(Text)
+    source: Mapped[str] = mapped_column(String(64))  # devices, by the names of their nodes
+    target: Mapped[str] = mapped_column(String(64))
+    pid: Mapped[int | None]  # from which all descend
+    start_time: Mapped[int | None]  # with the pid, its identity
+    peer_job: Mapped[str | None] = mapped_column(String(32))
+    peer_informed: Mapped[bool]  # of the outcome
+    rounds: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    standstill_ms: Mapped[float | None]
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class UnmirroredCheckpoint(Base):
+    """One that was removed, and is to be removed from the mirror, too."""
+
+    __tablename__ = "unmirrored_checkpoints"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+
+
+class CheckpointPolicy(Base):
+    """When checkpoints of a job are made without a request. A job without one has what the settings say."""
+
+    __tablename__ = "checkpoint_policies"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int]  # its ETag
+    every_minutes: Mapped[float | None]  # null: none by the clock
+    keep: Mapped[int]
+    before_drain: Mapped[bool]
+    updated_at: Mapped[float]
+    updated_by: Mapped[str] = mapped_column(String(255))
 
 
 class Fault(Base):
@@ -311,6 +413,40 @@ class Event(Base):
     owner: Mapped[int | None]  # the user whose job it concerns; null: the node's
     at: Mapped[float]
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class Webhook(Base):
+    """Where events are sent to."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    url: Mapped[str] = mapped_column(Text)
+    secret: Mapped[str] = mapped_column(String(255))  # deliveries are signed with it; no answer has it
+    types: Mapped[list[str]] = mapped_column(JSON)  # of events; empty: all but audit
+    enabled: Mapped[bool]
+    created_at: Mapped[float]
+    created_by: Mapped[str] = mapped_column(String(255))
+    version: Mapped[int]  # of what PATCH changes: its ETag
+    position: Mapped[int]  # the event up to which everything was delivered, or is a dead letter
+    delivered: Mapped[int]
+    dropped: Mapped[int]  # dead letters that had to make room
+
+
+class DeadLetter(Base):
+    """An event that a webhook's target has not taken."""
+
+    __tablename__ = "dead_letters"
+    __table_args__ = (Index(None, "webhook_id", "number"), {"sqlite_autoincrement": True})
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    event_id: Mapped[int]
+    event: Mapped[dict[str, Any]] = mapped_column(JSON)
+    attempts: Mapped[int]
+    error: Mapped[str] = mapped_column(Text)  # of the last attempt
+    queued: Mapped[bool]  # it is to be sent again
+    at: Mapped[float]
 
 
 class AuditEntry(Base):

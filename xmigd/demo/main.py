@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from xmigd.demo import moving, ranks
+from xmigd.demo import crossing, moving, packing, ranks
 from xmigd.demo.node import Node, Program
 from xmigd.demo.training import Training, finish, milliseconds, reach, recovered, start
 from xmigd.errors import XmigError
@@ -144,17 +144,32 @@ def run(arguments: Sequence[str] = ()) -> int:
     parser.add_argument(
         "--ranks", type=int, default=1, help="processes that train together, each on a device (default 1)"
     )
+    parser.add_argument("--consolidate", action="store_true", help="pack six trainings onto fewer devices and back")
+    parser.add_argument("--nodes", action="store_true", help="move the training between two nodes, which root can make")
     parser.add_argument("--faults", type=int, default=8, help="kills and faults during the training (default 8)")
     parser.add_argument("--epochs", type=int, default=30, help="epochs of training (default 30)")
     parser.add_argument("--seed", type=int, default=None, help="of the moments; default: another one each time")
     options = parser.parse_args(list(arguments))
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     console = Console(highlight=False, soft_wrap=True)
+    if options.nodes:
+        try:
+            return 0 if crossing.run(console, options.epochs) else 1
+        except XmigError as error:
+            console.print(f"[red]demo:[/red] {escape(str(error))}")
+            return 1
     folder = Path(tempfile.mkdtemp(prefix="xmig-demo-"))
-    node = Node(folder) if options.ranks == 1 else Node(folder, devices=ranks.devices(options.ranks))
+    used = packing.DEVICES if options.consolidate else ranks.devices(options.ranks) if options.ranks > 1 else None
+    node = Node(folder) if used is None else Node(folder, devices=used)
     keep = False
     try:
         node.start()
+        if options.consolidate:
+            identical = packing.run(console, node, options.epochs)
+            keep = options.serve or not identical
+            if options.serve:
+                serve(console, node)
+            return 0 if identical else 1
         if options.ranks > 1:
             identical = ranks.run(console, node, random.Random(seed), options.ranks, options.faults, options.epochs)
             keep = options.serve or not identical

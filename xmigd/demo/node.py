@@ -134,9 +134,11 @@ class Node:
         replica_policy: str | None = None,
         environment: Mapping[str, str] | None = None,
         nodes: Sequence[str] = (),
+        request: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Program:
-        """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text."""
+        """Start a program under the shim, as `xmigctl run` does. ``options`` go to Popen; standard output is text.
+        ``request``: what else the job is to have."""
         words = [str(word) for word in command]
         job = self.client.post(
             "/v1/jobs",
@@ -147,6 +149,7 @@ class Node:
                 "hang_timeout": hang_timeout,
                 "replica_policy": replica_policy,
                 "nodes": list(nodes),
+                **(request or {}),
             },
         )
         theirs = self.environment.get("LD_LIBRARY_PATH")

@@ -17,15 +17,14 @@ def listed(session: Session) -> Sequence[Device]:
 
 
 def configure(session: Session, names: list[str], memory_bytes: int) -> None:
+    """`memory_bytes`: of each `cpu` device; 0: as its programs see it, which stays known."""
     session.execute(update(models.Device).values(configured=False))
+    size = {"memory_bytes": memory_bytes} if memory_bytes else {}
     for name in names:
         kind, _, ordinal = name.partition(":")
         session.merge(
-            models.Device(
-                id=name, kind=kind, ordinal=int(ordinal), configured=True, memory_bytes=memory_bytes or None,
-                seen_at=time.time(),
-            )
-        )  # fmt: skip
+            models.Device(id=name, kind=kind, ordinal=int(ordinal), configured=True, seen_at=time.time(), **size)
+        )
 
 
 def cordon(session: Session, device: str, cordoned: bool, reason: str) -> None:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from xmigd.schemas import Answer
 from xmigd.text import VISIBLE
 
+Grade = Literal["fine", "report", "cordon", "drain", "lose"]
+
 
 class DeviceInfo(Answer):
     id: str
@@ -26,6 +28,8 @@ class DeviceInfo(Answer):
     held_bytes: int = Field(description="of used_bytes, by xMIG: programs' memory, shadows, servers' contexts")
     cordoned: bool
     cordon_reason: str
+    health: Grade = Field(description="the rung of the answer to the worst of its open findings")
+    findings: list[str] = Field(description="what is wrong with it, worst first")
     processes: int
     process_ids: list[str]
     version: int = Field(description="its ETag's")

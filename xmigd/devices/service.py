@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from sqlalchemy.orm import Session
 
@@ -14,9 +15,10 @@ from xmigd.devices import repository
 from xmigd.devices.header import Description
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.devices.names import devices_of
-from xmigd.devices.schemas import DeviceChange, DeviceInfo
+from xmigd.devices.schemas import DeviceChange, DeviceInfo, Grade
 from xmigd.errors import NotFound
 from xmigd.events.bus import Bus
+from xmigd.health import repository as findings
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
@@ -35,12 +37,12 @@ class Devices:
     def listed(self, caller: Caller) -> list[DeviceInfo]:
         """May wait for the driver."""
         with self._reader.session() as session:
-            return self._describe(caller, list(repository.listed(session)))
+            return self._describe(session, caller, list(repository.listed(session)))
 
     def find(self, device: str, caller: Caller) -> DeviceInfo:
         """May wait for the driver. Raises NotFound."""
         with self._reader.session() as session:
-            return self._describe(caller, [_row(session, device)])[0]
+            return self._describe(session, caller, [_row(session, device)])[0]
 
     def check_known(self, device: str) -> None:
         """Raises NotFound."""
@@ -58,6 +60,8 @@ class Devices:
             cordoned = row.cordoned if change.cordoned is None else change.cordoned
             reason = (row.cordon_reason if change.reason is None else change.reason) if cordoned else ""
             repository.cordon(session, device, cordoned, reason)
+            if not cordoned:  # whoever lets it take processes has seen to what was found
+                findings.close(session, device, caller.name)
             return cordoned, reason
 
         cordoned, reason = await asyncio.wrap_future(self._writer.submit("devices.change", write))
@@ -82,7 +86,7 @@ class Devices:
         self._bus.publish("device.changed", "device", device, None, data)
         return await asyncio.to_thread(self.find, device, caller)
 
-    def _describe(self, caller: Caller, rows: list[models.Device]) -> list[DeviceInfo]:
+    def _describe(self, session: Session, caller: Caller, rows: list[models.Device]) -> list[DeviceInfo]:
         """Rows with what is known of the devices now; whose processes are there only to those who see them."""
         processes = list(self._supervisor.processes.values())
         use: dict[str, list[Process]] = {}
@@ -90,9 +94,16 @@ class Devices:
             for name in devices_of(process.row.device):
                 use.setdefault(name, []).append(process)
         held = held_bytes(processes)
-        return [self._info(caller, row, use.get(row.id, []), held.get(row.id, 0)) for row in rows]
+        wrong: dict[str, list[models.Finding]] = {}
+        for finding in findings.open_ones(session):
+            wrong.setdefault(finding.device, []).append(finding)
+        return [
+            self._info(caller, row, use.get(row.id, []), held.get(row.id, 0), wrong.get(row.id, [])) for row in rows
+        ]
 
-    def _info(self, caller: Caller, row: models.Device, processes: list[Process], held: int) -> DeviceInfo:
+    def _info(
+        self, caller: Caller, row: models.Device, processes: list[Process], held: int, wrong: list[models.Finding]
+    ) -> DeviceInfo:
         description = None
         if row.uuid is not None:
             description = Description(row.name or "", row.uuid, row.memory_bytes or 0)
@@ -103,7 +114,9 @@ class Devices:
             state="unhealthy" if not reading.healthy else "cordoned" if row.cordoned else "ready",
             why=reading.why or row.cordon_reason, memory_bytes=reading.total_bytes or row.memory_bytes,
             used_bytes=reading.used_bytes, free_bytes=reading.free_bytes, utilisation=reading.utilisation,
-            held_bytes=held, cordoned=row.cordoned, cordon_reason=row.cordon_reason, processes=len(processes),
+            held_bytes=held, cordoned=row.cordoned, cordon_reason=row.cordon_reason,
+            health=cast(Grade, wrong[0].rung) if wrong else "fine", findings=[each.text for each in wrong],
+            processes=len(processes),
             process_ids=sorted(each.row.id for each in processes if caller.sees(each.job.uid)), version=row.version,
         )  # fmt: skip
 

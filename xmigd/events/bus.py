@@ -32,8 +32,12 @@ logger = log.get("events")
 
 EventType = Literal[
     "process.state", "process.location", "fault", "fault.acknowledged", "recovery", "snapshot", "operation.created",
-    "operation.progress", "operation.ended", "device.changed", "breaker.changed", "policy.changed", "job.created",
-    "job.ended", "job.exited", "process.unprotected", "log", "audit", "events.lost",
+    "operation.progress", "operation.ended", "device.changed", "device.health", "breaker.changed", "policy.changed",
+    "job.changed", "job.created", "job.ended", "job.exited", "job.rotated", "consolidation.undone",
+    "checkpoint.failed",
+    "checkpoint.policy", "checkpoint.mirrored", "checkpoint.mirror_failed", "transfer.changed", "checkpoint.on_disk",
+    "checkpoint.disk_failed", "checkpoint.last", "checkpoint.lost", "process.unprotected", "log", "audit",
+    "events.lost",
 ]  # fmt: skip
 
 BETWEEN_DELIVERIES = 0.05  # seconds: what happens closer together travels together

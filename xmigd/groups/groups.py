@@ -104,6 +104,7 @@ class Take(Instruction):
     leaves: bool = False  # this one
     communicators: tuple[int, ...] = ()
     suspends: bool = False  # with all others
+    pauses: bool = False  # likewise, and goes on from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,7 @@ class Groups:
         self._orphans: set[str] = set()
         self._leaving: list[_Group] = []  # in which a rank is to leave its server
         self._suspending: list[_Group] = []
+        self._pausing: set[str] = set()  # processes that are to pause at a round of all their groups
         self._unresolved: dict[str, int] = {}  # held in a round of an earlier daemon
         self._opened = False
         self._out: list[Instruction] = []
@@ -282,6 +284,7 @@ class Groups:
             deadlines.append(group.suspending.deadline)
             if self._all_ready(group):
                 deadlines.append(self._again_at(group))
+        deadlines += [self._again_at(group) for group in self._to_pause()]
         return min([*deadlines, *self._failures.values(), *self._hangs.values()], default=None)
 
     # --- communicators ---------------------------------------------------------------------------------------------
@@ -515,6 +518,33 @@ class Groups:
             self._out.append(Stays(group.leaving.process, why, changed))
             group.leaving = None
             self._leaving.remove(group)
+
+    # A pause of all.
+
+    def pause(self, t: int, processes: Iterable[str]) -> list[Instruction]:
+        """At a round each, as soon as all living members of a group are to; until then, or until `not_to_pause`."""
+        self._begin(t)
+        self._pausing |= set(processes)
+        for group in self._to_pause():
+            group.pause, group.not_before = 0, min(group.not_before, t + BETWEEN_ROUNDS)
+            self._begin_round(group)
+        return self._out
+
+    def not_to_pause(self, t: int, processes: Iterable[str]) -> list[Instruction]:
+        """Those that have paused already stay so."""
+        self._begin(t)
+        self._pausing -= set(processes)
+        return self._out
+
+    def is_to_pause(self, process: str) -> bool:
+        return process in self._pausing
+
+    def _to_pause(self) -> list[_Group]:
+        found = {id(group): group for one in self._pausing if (group := self._groups.get(one)) is not None}
+        return [
+            group for group in found.values()
+            if self._opened and not group.recovering and self._pausing >= set(self._living(group))
+        ]  # fmt: skip
 
     # A suspension of all.
 
@@ -781,6 +811,10 @@ class Groups:
             self._out += [Take(one, round.number, suspends=True) for one in sorted(round.members)]
             return
         leaving = group.leaving
+        if leaving is None and self._pausing >= round.members:
+            self._pausing -= round.members
+            self._out += [Take(one, round.number, pauses=True) for one in sorted(round.members)]
+            return
         if leaving is not None and not self._has_no_more(leaving):
             self._stays(group, "its communicators have changed meanwhile", changed=True)
             leaving = None
@@ -1167,6 +1201,9 @@ class Groups:
             if group.suspending.deadline <= t and (group.round is None or not group.round.holding):
                 self._not_suspended(group, self._why_not_suspended(group))
             elif self._all_ready(group) and self._again_at(group) <= t:
+                self._begin_round(group)
+        for group in self._to_pause():
+            if self._again_at(group) <= t:
                 self._begin_round(group)
         for process, key in [one for one, due in self._failures.items() if due <= t]:
             del self._failures[process, key]

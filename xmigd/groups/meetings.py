@@ -52,6 +52,7 @@ class _Meeting:
     ranks: int
     heard: int
     came: dict[int, _Came] = field(default_factory=dict)  # by rank
+    gone: set[str] = field(default_factory=set)  # processes of a complete one that have ended
 
     @property
     def complete(self) -> bool:
@@ -93,9 +94,13 @@ class Meetings:
         return [Answer(process, server, offer.meeting, offer.rank, missing=_missing(found))]
 
     def gone(self, process: str) -> None:
-        """A process has ended. Those that wait for it go on waiting: another may come in its place."""
+        """A process has ended. Those that wait for it go on waiting: another may come in its place. When all of a
+        complete meeting have ended, they may all meet again under its name: restored from a checkpoint."""
         for name, meeting in list(self._meetings.items()):
             if meeting.complete:
+                meeting.gone |= {process} & {one.process for one in meeting.came.values()}
+                if len(meeting.gone) == len({one.process for one in meeting.came.values()}):
+                    del self._meetings[name]
                 continue
             for rank in [rank for rank, one in meeting.came.items() if one.process == process]:
                 del meeting.came[rank]

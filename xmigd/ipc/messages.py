@@ -169,6 +169,8 @@ class Announce(Message):
     takes_output: bool = False  # it knows the message `output`
     takes_backlog: bool = False  # likewise
     has_backlog: bool = False  # from an earlier daemon
+    takes_profiling: bool = False  # it knows `profile`, `trace` and `end_trace`
+    takes_sharing: bool = False  # it knows `share`, and quotas
 
 
 class Announced(Message):
@@ -184,6 +186,8 @@ class Kept(Message):
 class Paused(Message):
     type: Literal["paused"]
     position: Number
+    snapshot: Number = 0
+    """That was taken there. 0: none, or a server of an earlier version."""
     t: Number
 
 
@@ -380,6 +384,33 @@ class Suspended(Message):
     ms: Millis
 
 
+class SnapshotSlab(Message):
+    """A piece of the memory to which a snapshot's content was copied, with its place in the shadow that a next server
+    is given. `known`: there are only places; the content is that of the copy that `copy_snapshot` has named."""
+
+    type: Literal["snapshot_slab"]
+    number: Number
+    ordinal: Annotated[int, Field(ge=0, lt=8)]
+    address: Number
+    bytes: Annotated[int, Field(gt=0, le=1 << 30)]
+    known: bool = False
+
+
+class SnapshotCopied(Message):
+    """All of it, and the snapshot's file that names the places."""
+
+    type: Literal["snapshot_copied"]
+    number: Number
+    bytes: Number
+    ms: Millis
+
+
+class SnapshotNotCopied(Message):
+    type: Literal["snapshot_not_copied"]
+    number: Number
+    text: Text
+
+
 class SuspendFailed(Message):
     type: Literal["suspend_failed"]
     text: Text
@@ -401,7 +432,8 @@ ServerMessage = (
     | ProgramError | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
     | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
     | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
-    | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort
+    | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort | SnapshotSlab
+    | SnapshotCopied | SnapshotNotCopied
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
@@ -409,14 +441,18 @@ _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
         | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
-        | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort,
+        | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort
+        | SnapshotSlab | SnapshotCopied | SnapshotNotCopied,
         Field(discriminator="type"),
     ]
 )  # fmt: skip
 
 
 def expected_fds(message: ServerMessage) -> int:
-    return 1 if isinstance(message, MemoryAdd) else 5 if isinstance(message, Announce) else 0
+    if isinstance(message, SnapshotSlab) and message.known:
+        return 0
+    one = isinstance(message, MemoryAdd | SnapshotSlab | SnapshotCopied)
+    return 1 if one else 5 if isinstance(message, Announce) else 0
 
 
 def parse(data: bytes) -> ServerMessage:
@@ -462,6 +498,7 @@ class Differing:
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
     first_id: int = 1, copies_on_host: bool = False, ahead: bool = False, differing: Differing | None = None,
+    memory_quota: int | None = None,
 ) -> bytes:  # fmt: skip
     """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only."""
     deliver, careful = assign.deliver, assign.careful
@@ -472,10 +509,14 @@ def pack_assign(
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
         "injections": _listed(assign.injections),
     }  # fmt: skip
+    if memory_quota is not None:
+        fields["memory_quota"] = memory_quota
     if copies_on_host:
         fields["copies_on_host"] = True
     if ahead:
         fields["ahead"] = True
+    if assign.hold:
+        fields["hold"] = True
     if assign.decided is not None:
         fields |= {
             "decided": assign.decided, "gone": list(assign.gone), "communicators": list(assign.communicators),
@@ -496,10 +537,13 @@ def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
 def pack_target(
     mode: str, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float,
     first_id: int, copies_on_host: bool = False, injections: Sequence[Injection] = (), ahead: bool = False,
+    memory_quota: int | None = None,
 ) -> bytes:  # fmt: skip
     """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on. `ahead`: it
     executes nothing before `enter`."""
     more: dict[str, object] = {"ahead": True} if ahead else {}
+    if memory_quota is not None:
+        more["memory_quota"] = memory_quota
     return pack(
         "assign", job=job, mode=mode, client_pid=client_pid, snapshot_cost=snapshot_cost, stall_bound=stall_bound,
         hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,

@@ -8,7 +8,7 @@ import secrets
 
 from xmigd.errors import Forbidden, XmigError
 from xmigd.ids import new_id
-from xmigd.records import JobRow, ReplicaPolicy
+from xmigd.records import JobRow, Priority, ReplicaPolicy
 
 
 def hash_token(token: str) -> str:
@@ -27,6 +27,11 @@ def new_job(
     strict: bool = False,
     runner: tuple[int, int] | None = None,
     nodes: str | None = None,
+    external_id: str | None = None,
+    restored_from: str | None = None,
+    priority: Priority = "normal",
+    reserved_bytes: int | None = None,
+    memory_quota: int | None = None,
 ) -> tuple[JobRow, str]:
     """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
     token = secrets.token_hex(12)
@@ -35,7 +40,8 @@ def new_job(
         token_hash=hash_token(token) if registered else None, hang_timeout=hang_timeout,
         replica_policy=replica_policy, strict=strict,
         runner_pid=None if runner is None else runner[0], runner_start=None if runner is None else runner[1],
-        nodes=nodes,
+        nodes=nodes, external_id=external_id, restored_from=restored_from, priority=priority,
+        reserved_bytes=reserved_bytes, memory_quota=memory_quota,
     )  # fmt: skip
     return job, token
 

@@ -8,9 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from xmigd.checkpoints.movable import Code, Stops
 from xmigd.process.events import InjectKind, InjectPoint
-from xmigd.records import LogLevel, LogSource, ReplicaPolicy
+from xmigd.records import LogLevel, LogSource, Priority, ReplicaPolicy
 from xmigd.schemas import EXACT, Answer
 from xmigd.text import VISIBLE
+
+MOST_LABELS = 32  # of a job
+QUOTA_LEAST = 2 << 20  # bytes: memory comes in pieces of this size
+LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=255, pattern=VISIBLE)]
+ExternalId = Annotated[
+    str, Field(min_length=1, max_length=255, pattern=VISIBLE, description="what its scheduler calls it: slurm:4711")
+]
 
 
 class JobRequest(BaseModel):
@@ -36,9 +45,46 @@ class JobRequest(BaseModel):
         list[Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,64}$")]],
         Field(max_length=48, description="that its ranks are on, this one among them; the first leads. None: this one"),
     ] = []
+    labels: Annotated[
+        dict[LabelKey, LabelValue], Field(max_length=MOST_LABELS, description="by which the job is found again")
+    ] = {}
+    external_id: ExternalId | None = None
+    priority: Priority = Field(
+        default="normal",
+        description="its class: critical (needs a grant), normal, best-effort. Kernels of a best-effort job wait while "
+        "a critical one on the device has work",
+    )
+    memory_quota: Annotated[
+        int,
+        Field(
+            ge=QUOTA_LEAST, le=EXACT,
+            description="device memory that each of its programs has, and sees, of each of its devices; null: all. The "
+            "same is reserved, unless `reserve_bytes` says less",
+        ),
+    ] | None = None  # fmt: skip
+    reserve_bytes: Annotated[
+        int,
+        Field(
+            ge=1, le=EXACT,
+            description="device memory that it will need on each of its devices; refused if that is not free; null: "
+            "nothing is reserved",
+        ),
+    ] | None = None  # fmt: skip
 
 
-JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]
+class JobChange(BaseModel):
+    """What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    labels: Annotated[
+        dict[LabelKey, LabelValue | None],
+        Field(max_length=2 * MOST_LABELS, description="those that change, by their keys; null removes one"),
+    ] = {}
+    external_id: ExternalId | None = Field(default=None, description="null removes it")
+
+
+JobState = Literal["created", "running", "suspended", "ended", "stopped", "lost"]  # in this order with sort=state
 
 
 class JobExit(BaseModel):
@@ -79,6 +125,20 @@ class JobInfo(Answer):
     )
     faults: int
     recoveries: int
+    labels: dict[str, str] = Field(default={})
+    external_id: str | None = Field(default=None, description="what its scheduler calls it")
+    priority: Priority = "normal"
+    reserved_bytes: int | None = Field(default=None, description="device memory, on each of its devices")
+    memory_quota: int | None = Field(
+        default=None, description="device memory that each of its programs has of each of its devices; null: all"
+    )
+    restored_from: str | None = Field(default=None, description="the job whose checkpoint it was restored from")
+    version: int = Field(default=1, description="its ETag's")
+    memory_bytes: int | None = Field(
+        default=None,
+        description="device memory of its programs and their snapshots, when one job is requested or with "
+        "sort=memory; null otherwise",
+    )
     expected_stall_ms: float | None = Field(
         default=None, description="of its process with the longest, when one job is requested; null: not known"
     )

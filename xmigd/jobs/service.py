@@ -5,32 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from xmigd.checkpoints import movable
+from xmigd.checkpoints import apart, movable
 from xmigd.database import models
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.errors import Forbidden, NotFound
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
 from xmigd.events.bus import Bus
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.exits import End
 from xmigd.jobs import repository
+from xmigd.jobs.admission import Admission
+from xmigd.jobs.grants import Grants
+from xmigd.jobs.orderings import Cursor, Orderings, parse
+from xmigd.jobs.repository import Conditions
 from xmigd.jobs.schemas import (
+    MOST_LABELS,
     InjectRequest,
+    JobChange,
     JobInfo,
     JobMovable,
     JobRequest,
+    JobState,
     LogLineInfo,
     ObstacleInfo,
     ProgramMovable,
 )
 from xmigd.logs import repository as logs
+from xmigd.prediction.features import Subject
+from xmigd.prediction.repository import number_of_devices
 from xmigd.recording.published import publish_job, publish_job_end
 from xmigd.records import JobRow
 from xmigd.security.callers import Caller
@@ -39,6 +50,9 @@ from xmigd.supervisor.supervisor import Supervisor
 from xmigd.text import harmless
 
 MOST_OBSTACLES = 1000  # in an answer, of one program
+MakeRoom = Callable[[JobRow, str, Callable[[], Awaitable[str]]], Awaitable[str]]
+Sort = Literal["created", "name", "memory", "state"]
+STATES: tuple[str, ...] = get_args(JobState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +70,12 @@ class Made:
 class Jobs:
     def __init__(
         self, *, supervisor: Supervisor, writer: Writer, reader: Reader, bus: Bus, shims: list[Path],
-        names_folder: Path, client_socket: Path,
+        names_folder: Path, client_socket: Path, admission: Admission,
+        grants: Grants, predicted: Callable[[Subject], Awaitable[int | None]] | None = None,
+        make_room: MakeRoom | None = None,
     ) -> None:  # fmt: skip
+        """`predicted`: device memory to be reserved for a job that names none; None: nothing is. `make_room`: on a
+        device, for a job that does not fit."""
         self._supervisor = supervisor
         self._writer = writer
         self._reader = reader
@@ -65,19 +83,42 @@ class Jobs:
         self._shims = shims
         self._names_folder = names_folder
         self._client_socket = client_socket
+        self._admission = admission
+        self._grants = grants
+        self._make_room = make_room
+        self._predicted = predicted
+        self._orderings = Orderings()
 
-    async def make(self, wanted: JobRequest, *, uid: int, runner: tuple[int, int] | None) -> Made:
-        """`runner`: the process with which it ends."""
+    async def make(
+        self, wanted: JobRequest, *, uid: int, runner: tuple[int, int] | None, is_operator: bool
+    ) -> Made:  # fmt: skip
+        """`runner`: the process with which it ends. Raises Conflict: there is no room for what it reserves. Raises
+        Forbidden: its user may not have its class. Raises Invalid."""
+        self._grants.check(wanted.priority, uid, is_operator=is_operator)
+        if wanted.memory_quota is not None and (wanted.reserve_bytes or 0) > wanted.memory_quota:
+            raise Invalid("reserve_bytes: it is more than memory_quota, which is all that the job's programs get",
+                          hint="reserve at most the quota")  # fmt: skip
+        reserved = wanted.memory_quota if wanted.reserve_bytes is None else wanted.reserve_bytes
         name = wanted.name or harmless(wanted.command.split(" ", 1)[0].rpartition("/")[2], 255) or "job"
         job, token = self._supervisor.make_job(
             name=name, command=wanted.command, uid=uid, device=wanted.device, visible=wanted.visible_devices,
             hang_timeout=wanted.hang_timeout, replica_policy=wanted.replica_policy, strict=wanted.strict, runner=runner,
-            nodes=wanted.nodes,
+            nodes=wanted.nodes, external_id=wanted.external_id, priority=wanted.priority,
+            reserved_bytes=reserved, memory_quota=wanted.memory_quota,
         )  # fmt: skip
+        is_predicted = job.reserved_bytes is None and self._predicted is not None
+        if self._predicted is not None and job.reserved_bytes is None:
+            job = replace(job, reserved_bytes=await self._predicted(_subject(job, wanted.labels)))
+        if job.reserved_bytes is not None:
+            job = replace(job, device=await self._admit(job, is_predicted=is_predicted))
         created_at = time.time()
-        await asyncio.wrap_future(
-            self._writer.submit("jobs.add", lambda session: repository.add(session, job, created_at))
-        )
+        try:
+            await asyncio.wrap_future(
+                self._writer.submit("jobs.add", lambda session: repository.add(session, job, created_at, wanted.labels))
+            )
+        except BaseException:
+            self._admission.forget(job.id)
+            raise
         self._supervisor.register_job(job)
         publish_job(self._bus, job)
         if runner is not None:
@@ -93,19 +134,100 @@ class Jobs:
             },
         )  # fmt: skip
 
-    def page(self, owner: int | None, *, live: bool, before: str | None, limit: int) -> list[dict[str, Any]]:
+    async def _admit(self, job: JobRow, *, is_predicted: bool) -> str:
+        """Raises Conflict: there is no room, and none can be made."""
+        try:
+            return await self._admission.admit(job, is_predicted=is_predicted)
+        except Conflict:
+            if self._make_room is None or job.memory_quota is None:
+                raise
+            for device in self._admission.choices(job):
+                with contextlib.suppress(Conflict):
+                    admit = partial(self._admission.admit, replace(job, device=device))
+                    return await self._make_room(job, device, admit)
+            raise
+
+    def page(
+        self, conditions: Conditions, *, sort: Sort = "created", reverse: bool = False, before: str | None = None,
+        cursor: str | None = None, limit: int = 100,
+    ) -> tuple[list[dict[str, Any]], str | None]:  # fmt: skip
+        """Jobs, and the cursor of the next page; None: this was the last. Raises Invalid, Gone."""
+        at = None if cursor is None else parse(cursor, sort, reverse)
+        if sort == "state" or sort == "memory":
+            return self._remembered(conditions, sort, reverse, at, limit)
+        after = None if at is None else (at.value, at.last)
         with self._reader.session() as session:
-            return repository.page(session, owner=owner, live=live, before=before, limit=limit)
+            rows = repository.page(
+                session, conditions, sort=sort, reverse=reverse, after=after, before=before, limit=limit + 1
+            )
+        if len(rows) <= limit:
+            return rows, None
+        last = rows[limit - 1]
+        value = last["created_at" if sort == "created" else "name"]
+        return rows[:limit], Cursor(sort, reverse, value, last["id"]).text()
+
+    def _remembered(
+        self, conditions: Conditions, sort: Sort, reverse: bool, at: Cursor | None, limit: int
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        held = self._held() if sort == "memory" else {}
+        with self._reader.session() as session:
+            if at is None:
+                found = repository.keys(session, conditions)
+                if sort == "memory":
+                    found.sort(key=lambda each: -held.get(each[0], 0))
+                else:
+                    found.sort(key=lambda each: STATES.index(each[1]))
+                ids: Sequence[str] = [id for id, _ in (reversed(found) if reverse else found)]
+                begin, name = 0, None
+            else:
+                ids, begin, name = self._orderings.get(conditions.owner, at.last), at.value, at.last
+            end = begin + limit
+            rows = repository.details(session, ids[begin:end])
+        if sort == "memory":
+            rows = [row | {"memory_bytes": held.get(row["id"], 0)} for row in rows]
+        if end >= len(ids):
+            return rows, None
+        return rows, Cursor(sort, reverse, end, name or self._orderings.keep(conditions.owner, ids)).text()
+
+    def _held(self) -> dict[str, int]:
+        """Device memory by job."""
+        held: dict[str, int] = {}
+        for process in list(self._supervisor.processes.values()):
+            held[process.job.id] = held.get(process.job.id, 0) + _memory(process)
+        return held
+
+    async def change(
+        self, job: str, change: JobChange, *, check: Callable[[int], None], caller: Caller
+    ) -> JobInfo:  # fmt: skip
+        """`check` refuses a version that is not the one to be changed. Raises NotFound, Invalid, what `check` does."""
+        await self._check_owner(caller, job)
+        values = {"external_id": change.external_id} if "external_id" in change.model_fields_set else {}
+
+        def write(session: Session) -> None:
+            row = repository.find(session, job)
+            if row is None:
+                raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
+            check(row.version)
+            if not repository.change(session, row, change.labels, values, MOST_LABELS):
+                raise Invalid(f"labels: a job has at most {MOST_LABELS}", hint="remove some (null)")
+
+        await asyncio.wrap_future(self._writer.submit("jobs.change", write))
+        info = await asyncio.to_thread(self.find, job, caller)
+        data = {"labels": info.labels, "external_id": info.external_id, "by": caller.name}
+        self._bus.publish("job.changed", "job", job, job, data)
+        return info
 
     def find(self, job: str, caller: Caller) -> JobInfo:
         """Raises NotFound."""
         with self._reader.session() as session:
-            found = repository.page(session, job_id=job, owner=caller.owner)
+            found = repository.page(session, Conditions(job_id=job, owner=caller.owner))
         if not found:
             raise NotFound(f"there is no job {job!r}", hint="xmigctl ps lists them")
         info = JobInfo.model_validate(found[0])
         now = time.monotonic_ns()
-        stalls = [process.stall() for process in self._supervisor.processes_of(job)]
+        processes = self._supervisor.processes_of(job)
+        info.memory_bytes = sum(map(_memory, processes))
+        stalls = [process.stall() for process in processes]
         info.expected_stall_ms = max((each.expected(now) / 1e6 for each in stalls if each is not None), default=None)
         return info
 
@@ -115,7 +237,7 @@ class Jobs:
 
         def read() -> list[LogLineInfo]:
             with self._reader.session() as session:
-                if not repository.page(session, job_id=job, owner=caller.owner):
+                if not repository.page(session, Conditions(job_id=job, owner=caller.owner)):
                     raise NotFound(f"there is no job {job!r}", hint="xmigctl ps --all lists them")
                 return [LogLineInfo.model_validate(row) for row in logs.page(session, job, **which)]
 
@@ -179,8 +301,22 @@ class Jobs:
         caller.check_sees(uid, "job", job, hint="xmigctl ps lists them")
 
 
+def _subject(job: JobRow, labels: Mapping[str, str]) -> Subject:
+    """As it is known before it begins."""
+    return Subject(
+        user=str(job.uid), name=job.name, command=job.command, labels=tuple(sorted(labels.items())),
+        devices=number_of_devices(job.device), started_at=time.time(),
+    )  # fmt: skip
+
+
+def _memory(process: Process) -> int:
+    """Device memory of the program and of its snapshot."""
+    return sum(handle.size for handle in list(process.handles.values()))
+
+
 def _movable(live: dict[int, str]) -> list[ProgramMovable]:
     """Of these pids, whose processes have these ids."""
+    live = {apart.root_in(pid): id for pid, id in live.items()}
     trees = {}
     for pid in live:
         with contextlib.suppress(NotFound):  # it has ended

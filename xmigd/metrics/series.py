@@ -28,7 +28,8 @@ INTERVAL = 2.0  # seconds
 KEPT = 900  # samples: half an hour
 PROCESS_FIELDS = (
     "held_bytes", "live_bytes", "shadow_bytes", "journal_bytes", "calls_per_s", "snapshot_ms", "snapshot_share",
-    "expected_stall_ms", "stall_bound_ms",
+    "expected_stall_ms", "stall_bound_ms", "busy_share", "idle_share", "step_ms", "peak_bytes", "link_bytes_per_s",
+    "host_bytes_per_s",
 )  # fmt: skip
 DEVICE_FIELDS = ("used_bytes", "free_bytes", "held_bytes", "utilisation")
 ReadDevices = Callable[[], Mapping[str, Mapping[str, Any]]]
@@ -60,12 +61,17 @@ class _Before:
         self.at = time.monotonic()
         self.records = None if found is None else found.records
         self.snapshot_ms = process.snapshot_ms
+        self.busy_ns = process.busy_ns()
 
 
 class Sampler:
-    def __init__(self, processes: Mapping[str, Process], read_devices: ReadDevices) -> None:
+    def __init__(
+        self, processes: Mapping[str, Process], read_devices: ReadDevices, also: Callable[[str], Mapping[str, Any]]
+    ) -> None:
+        """`also`: more values of a process."""
         self._processes = processes
         self._read_devices = read_devices
+        self._also = also
         self._before: dict[str, _Before] = {}
         self._of_processes: dict[str, Series] = {}
         self._of_devices: dict[str, Series] = {}
@@ -115,10 +121,13 @@ class Sampler:
         self._before[name] = now
         rate: float | None = None
         share: float | None = None
+        busy: float | None = None
         if before is not None and now.at > before.at:
             seconds = now.at - before.at
             if now.records is not None and before.records is not None and now.records >= before.records:
                 rate = (now.records - before.records) / seconds
+            if now.busy_ns is not None and before.busy_ns is not None:
+                busy = min(1.0, max(0, now.busy_ns - before.busy_ns) / 1e9 / seconds)
             share = min(1.0, (now.snapshot_ms - before.snapshot_ms) / 1e3 / seconds)
         snapshot, stall = process.last_snapshot, process.stall()
         return {
@@ -127,7 +136,7 @@ class Sampler:
             "journal_bytes": None if found is None else found.used_bytes, "calls_per_s": rate,
             "snapshot_ms": None if snapshot is None else snapshot.ms, "snapshot_share": share,
             "expected_stall_ms": None if stall is None else stall.expected(time.monotonic_ns()) / 1e6,
-            "stall_bound_ms": None if stall is None else stall.bound / 1e6,
+            "stall_bound_ms": None if stall is None else stall.bound / 1e6, "busy_share": busy, **self._also(name),
         }  # fmt: skip
 
 

@@ -6,33 +6,46 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query, Response
+from pydantic import ValidationError
 
 from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
-from xmigd.errors import Conflict, NotFound
+from xmigd.errors import Conflict, NotFound, ProtocolError
 from xmigd.migrations import repository
+from xmigd.migrations.drains import Drains, Step
+from xmigd.migrations.plan import MAX_TARGETS
 from xmigd.migrations.schemas import (
+    DrainPlanInfo,
+    DrainPlanRequest,
     DrainRequest,
+    DrainStep,
     Engine,
     MigrationInfo,
     MoveRequest,
     PlanInfo,
     PlanRequest,
+    ReasonInfo,
     ResumeRequest,
     SuspendRequest,
+    TargetInfo,
 )
 from xmigd.migrations.service import Moves, where
 from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
 from xmigd.processes.service import Processes
+from xmigd.supervisor.process import Process
+from xmigd.text import harmless
+from xmigd.transfers.service import Transfers, is_node
 
 router = make_router("/v1")
 ProcessId = Annotated[str, Path(max_length=64)]
 TheMoves = Annotated[Moves, provided(Moves)]
+TheDrains = Annotated[Drains, provided(Drains)]
 TheDriverMoves = Annotated[DriverMoves, provided(DriverMoves)]
 TheProcesses = Annotated[Processes, provided(Processes)]
+TheTransfers = Annotated[Transfers, provided(Transfers)]
 TheReader = Annotated[Reader, provided(Reader)]
 
 
@@ -57,14 +70,44 @@ def is_native(process: str, engine: Engine = "driver") -> bool:
     return True
 
 
+def elsewhere(process: Process, node: str, targets: list[dict[str, Any]]) -> PlanInfo:
+    """What a peer has answered. Raises ProtocolError: it is no plan."""
+    try:
+        seen = [
+            TargetInfo(
+                device=harmless(f"{node}/{each['device']}", 129), allowed=not each["reasons"],
+                room_bytes=each["room_bytes"],
+                reasons=[
+                    ReasonInfo(code=harmless(why["code"], 40), text=harmless(why["text"], 500))
+                    for why in each["reasons"]
+                ],
+            )
+            for each in targets[:MAX_TARGETS]
+        ]  # fmt: skip
+    except (ValidationError, KeyError, TypeError):
+        raise ProtocolError(f"{node} answers what is no plan") from None
+    last = process.last_snapshot
+    live = None if last is None else last.live_bytes
+    free = None if live is None else max(0, process.program_bytes - live)
+    return PlanInfo(
+        process=process.row.id, engine="proxy", source=process.row.device, live_bytes=live,
+        held_bytes=process.program_bytes, free_bytes=free, targets=seen,
+    )  # fmt: skip
+
+
 @router.post("/migration-plans", operation_id="plan_migration")
 async def plan_migration(
-    moves: TheMoves, native: TheDriverMoves, processes: TheProcesses, caller: AnyCaller, request: PlanRequest
-) -> PlanInfo:
+    moves: TheMoves, native: TheDriverMoves, transfers: TheTransfers, processes: TheProcesses, caller: AnyCaller,
+    request: PlanRequest,
+) -> PlanInfo:  # fmt: skip
     """Where a process may be moved, or resumed, and why not elsewhere. Changes nothing. With engine=driver a program
     that was not started under xMIG is named by its pid, pid:1234."""
     if is_native(request.process, request.engine):
         plan = await native.plan(request.process, caller.owner)
+    elif request.node is not None:
+        caller.check_operator()
+        process = processes.controlled(caller, request.process)
+        return elsewhere(process, request.node, await transfers.plan(process, request.node))
     else:
         plan = await moves.plan(processes.controlled(caller, request.process), request.engine)
     targets = [asdict(target) | {"allowed": target.allowed} for target in plan.targets]
@@ -75,15 +118,24 @@ async def plan_migration(
 async def start_migration(
     moves: TheMoves,
     native: TheDriverMoves,
+    transfers: TheTransfers,
     processes: TheProcesses,
     caller: OperatingCaller,
     request: MoveRequest,
     response: Response,
 ) -> OperationInfo:
-    """Move a process to another device while it runs. `max_downtime_ms`: give it up rather than let it stand longer.
-    With engine=driver a program that was not started under xMIG, pid:1234, which stands still meanwhile."""
+    """Move a process to another device while it runs; with target `NODE` or `NODE/DEVICE` to another node.
+    `max_downtime_ms`: give it up rather than let it stand longer. With engine=driver a program that was not started
+    under xMIG, pid:1234, which stands still meanwhile."""
     if is_native(request.process, request.engine):
         row = await native.move(request.process, request.target, uid=caller.owner, requestor=caller.name)
+        return accepted(row, response)
+    if is_node(request.target):
+        caller.check_operator()
+        row = await transfers.move(
+            processes.controlled(caller, request.process), request.target, max_downtime_ms=request.max_downtime_ms,
+            requestor=caller.name,
+        )  # fmt: skip
         return accepted(row, response)
     row = await moves.move(
         processes.controlled(caller, request.process), request.target, engine=request.engine,
@@ -186,8 +238,30 @@ async def resume_job(
 
 @router.post("/devices/{device}:drain", operation_id="drain_device", status_code=202, responses=ACCEPTED)
 async def drain_device(
-    moves: TheMoves, caller: OperatorCaller, device: ProcessId, request: DrainRequest, response: Response
+    drains: TheDrains, caller: OperatorCaller, device: ProcessId, request: DrainRequest, response: Response
 ) -> OperationInfo:
-    """Cordon it and move every process off it, one after the other."""
-    row = await moves.drain(device, reason=request.reason or "drained", requestor=caller.name)
+    """Cordon it and move every process off it, one after the other. `within_seconds`: what is not moved by then stays
+    where it is; `parts` of the operation's progress say of each process what became of it."""
+    row = await drains.drain(
+        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds
+    )
     return accepted(row, response)
+
+
+@router.post("/drain-plans", operation_id="plan_drain")
+async def plan_drain(drains: TheDrains, _: OperatorCaller, request: DrainPlanRequest) -> DrainPlanInfo:
+    """What would be moved where if these devices were drained now, and what would be stuck, and why. Changes nothing.
+    For operators."""
+    devices = list(dict.fromkeys(request.devices))
+    steps = [_step(step) for step in await drains.plan(devices)]
+    stuck = sum(step.target is None for step in steps)
+    return DrainPlanInfo(devices=devices, moves=len(steps) - stuck, stuck=stuck, steps=steps)
+
+
+def _step(step: Step) -> DrainStep:
+    process = step.process
+    return DrainStep(
+        process=process.row.id, job_id=process.job.id, job_name=process.job.name, source=process.row.device,
+        target=step.target, needed_bytes=step.needed_bytes, expected_downtime_ms=step.expected_downtime_ms,
+        reasons=[ReasonInfo(code=reason.code, text=reason.text) for reason in step.reasons],
+    )  # fmt: skip

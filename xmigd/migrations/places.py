@@ -13,35 +13,42 @@ from xmigd.devices import repository
 from xmigd.devices.header import Description
 from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.events.bus import Bus
+from xmigd.jobs.admission import Admission
 from xmigd.migrations.plan import Place
 from xmigd.supervisor.supervisor import Supervisor
 
 
 class Places:
     def __init__(
-        self, *, supervisor: Supervisor, inventory: Inventory, writer: Writer, readers: Engine, bus: Bus
-    ) -> None:
+        self, *, supervisor: Supervisor, inventory: Inventory, writer: Writer, readers: Engine, bus: Bus,
+        admission: Admission,
+    ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._inventory = inventory
         self._writer = writer
         self._readers = readers
         self._bus = bus
+        self._admission = admission
 
     async def known(self) -> list[Place]:
         """Every device that this node has, or had."""
+        reserved = await self._admission.outstanding()
         held = held_bytes(self._supervisor.processes.values())
-        return await asyncio.to_thread(self._read, held)
+        return await asyncio.to_thread(self._read, held, reserved)
 
-    def _read(self, held: dict[str, int]) -> list[Place]:
+    def _read(self, held: dict[str, int], reserved: dict[str, int]) -> list[Place]:
         with Session(self._readers) as session:
-            return [self._place(row, held.get(row.id, 0)) for row in repository.listed(session)]
+            rows = repository.listed(session)
+            return [self._place(row, held.get(row.id, 0), reserved.get(row.id, 0)) for row in rows]
 
-    def _place(self, row: models.Device, held: int) -> Place:
+    def _place(self, row: models.Device, held: int, reserved: int) -> Place:
         description = Description(row.name or "", row.uuid, row.memory_bytes or 0) if row.uuid is not None else None
         reading = self._inventory.read(row.id, description, held)
+        free = None if reading.free_bytes is None else max(0, reading.free_bytes - reserved)
         return Place(
             id=row.id, configured=row.configured, cordoned=row.cordoned, cordon_reason=row.cordon_reason,
-            healthy=reading.healthy, why=reading.why, free_bytes=reading.free_bytes,
+            healthy=reading.healthy, why=reading.why, free_bytes=free,
+            total_bytes=reading.total_bytes,
         )  # fmt: skip
 
     async def cordon(self, device: str, reason: str, by: str) -> None:

@@ -28,6 +28,7 @@ class Place:
     healthy: bool = True
     why: str = ""
     free_bytes: int | None = None
+    total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,10 @@ def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[
             reasons.append(Reason("cordoned", f"{name} is cordoned{why}"))
         if not place.healthy:
             reasons.append(Reason("failing", f"{name} cannot be trusted: {place.why}"))
+        quota = process.job.memory_quota
+        if quota is not None and place.total_bytes is not None and place.total_bytes < quota:
+            text = f"{name} has {size(place.total_bytes)}, and the program's memory quota is {size(quota)}"
+            reasons.append(Reason("too_small", text))
         if place.free_bytes is not None:
             room = place.free_bytes if room is None else room + place.free_bytes
             if index < len(needed) and place.free_bytes < needed[index] and device != process.row.device:

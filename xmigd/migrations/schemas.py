@@ -19,6 +19,9 @@ class Request(BaseModel):
 class PlanRequest(Request):
     process: Annotated[str, Field(max_length=64)]
     engine: Engine = "proxy"
+    node: Annotated[
+        str | None, Field(max_length=64, description="a peer: its devices, in the place of this node's; for operators")
+    ] = None
 
 
 class ReasonInfo(Answer):
@@ -47,7 +50,9 @@ class PlanInfo(Answer):
 
 class MoveRequest(Request):
     process: Annotated[str, Field(max_length=64)]
-    target: Annotated[str, Field(max_length=64)]
+    target: Annotated[
+        str, Field(max_length=129, description="a device; NODE or NODE/DEVICE: another node, for operators")
+    ]
     engine: Engine = "proxy"
     max_downtime_ms: Annotated[float | None, Field(gt=0, le=3_600_000)] = None
 
@@ -73,6 +78,37 @@ class ResumeRequest(Request):
 
 class DrainRequest(Request):
     reason: Annotated[str, Field(max_length=500, pattern=VISIBLE)] = ""
+
+    within_seconds: Annotated[
+        float | None,
+        Field(ge=0.1, le=604_800, description="what is not moved by then stays, and is reported; null: no limit"),
+    ] = None
+
+
+class DrainPlanRequest(Request):
+    devices: Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=64)]
+
+
+class DrainStep(Answer):
+    """What a drain would do with a process."""
+
+    process: str
+    job_id: str
+    job_name: str
+    source: str
+    target: str | None = Field(description="null: it is stuck")
+    needed_bytes: int = Field(description="device memory that the target would need for it")
+    expected_downtime_ms: float | None
+    reasons: list[ReasonInfo] = Field(description="why it is stuck")
+
+
+class DrainPlanInfo(Answer):
+    """One process after the other, each with the room that those before it would leave."""
+
+    devices: list[str]
+    moves: int
+    stuck: int
+    steps: list[DrainStep]
 
 
 class PhaseInfo(Answer):

@@ -1,4 +1,4 @@
-"""Moves, suspensions, resumptions and drains as operations."""
+"""Moves, suspensions and resumptions as operations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Moves:
         readers: Engine,
         folder: Path,
         places: Places,
-        devices: list[str],
         native: DriverMoves | None = None,
     ) -> None:
         self._supervisor = supervisor
@@ -52,7 +51,6 @@ class Moves:
         self._readers = readers
         self._folder = folder
         self._places = places
-        self._devices = devices
         self._native = native
         for kind in OPERATION.values():
             operations.register(kind, self._resolve)
@@ -61,7 +59,7 @@ class Moves:
 
     async def plan(self, process: Process, engine: str = "proxy") -> plans.Plan:
         """Every target, with what prevents it. Changes nothing."""
-        downtime = await asyncio.to_thread(self._estimate, process)
+        downtime = await asyncio.to_thread(self.estimate, process)
         return plans.make_plan(process, await self._places.known(), engine=engine, downtime=downtime)
 
     async def move(
@@ -69,7 +67,7 @@ class Moves:
     ) -> OperationRow:
         """Raises Conflict with the plan's reason."""
         await self._check(process, target, engine, "move")
-        expected = await asyncio.to_thread(self._estimate, process)
+        expected = await asyncio.to_thread(self.estimate, process)
         record = _record(process, "move", process.row.device, target)
         record.max_downtime_ms = max_downtime_ms
         if expected is not None:
@@ -86,10 +84,11 @@ class Moves:
         return await self._start(first, "suspend", parts, requestor)
 
     async def resume(
-        self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str
-    ) -> OperationRow:  # fmt: skip
-        """Each on its own device, or on these in turn; with each all that were suspended with it. Raises Conflict: one
-        cannot be, and none is."""
+        self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False
+    ) -> OperationRow:
+        """Each on its own device, or on these in turn; with each all that were suspended with it. `paused`: they were
+        suspended for a moment only, so their devices keep them, even those that take no new process. Raises Conflict:
+        one cannot be, and none is."""
         groups = self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
@@ -102,7 +101,9 @@ class Moves:
         }
         known = {place.id: place for place in await self._places.known()}
         for one in ranks:
-            _refuse(one, plans.judge(one, targets[one.row.id], known, plans.general(one, "proxy", "resume")).reasons)
+            own = plans.general(one, "proxy", "resume")
+            reasons = plans.judge(one, targets[one.row.id], known, own).reasons
+            _refuse(one, [why for why in reasons if not paused or why.code not in ("cordoned", "failing")])
         _refuse(first, plans.against_packing([(one, targets[one.row.id]) for one in ranks], known))
         parts = [
             [_Part(one, _record(one, "resume", one.machine.where, targets[one.row.id])) for one in group]
@@ -130,20 +131,8 @@ class Moves:
                 seen |= {one.row.id for one in groups[-1]}
         return groups
 
-    async def drain(self, device: str, *, reason: str, requestor: str) -> OperationRow:
-        """Cordon it, and move every process off it, one after the other. Raises NotFound."""
-        if device not in self._devices:
-            raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
-
-        async def work(operation: Operation) -> dict[str, Any]:
-            return await self._drain(operation, device, reason, requestor)
-
-        return await self._operations.start(
-            "drain", subject=("device", device), requestor=requestor, work=work, request={"device": device}
-        )
-
-    def _estimate(self, process: Process) -> Estimate | None:
-        """How long it will stand still if it is moved."""
+    def estimate(self, process: Process) -> Estimate | None:
+        """How long it will stand still if it is moved. Reads the database: not for the event loop's thread."""
         kind = process.row.device.partition(":")[0]
         with Session(self._readers) as session:
             rows = processes.segments(session, process.row.id, SNAPSHOTS_SEEN)
@@ -198,50 +187,33 @@ class Moves:
             also=also,
         )  # fmt: skip
 
-    async def _drain(self, operation: Operation, device: str, reason: str, requestor: str) -> dict[str, Any]:
-        await self._places.cordon(device, reason, requestor)
-        parts: list[dict[str, Any]] = []
-        for process in [p for p in self._supervisor.processes.values() if device in plans.names_of(p.row.device)]:
-            operation.check_cancelled()
-            if process.state in ("suspended", "lost", "ended"):
-                continue  # nothing of it is on the device
-            part: dict[str, Any] = {"process": process.row.id, "source": process.row.device, "target": None}
-            parts.append(part)
-            operation.progress("moving", parts=parts, done=len(parts) - 1)
-            await self._drain_one(operation, process, part, requestor)
-            operation.progress("moving", parts=parts, done=len(parts))
-        failed = [part for part in parts if part["state"] != "succeeded"]
-        if failed:
-            left = ", ".join(f"{part['process'][:12]}: {part['why']}" for part in failed)
-            raise XmigError(
-                f"{len(parts) - len(failed)} of {len(parts)} processes were moved; on {device} stay {left}",
-                code="drain_incomplete", hint="make room elsewhere and drain again; the device stays cordoned",
-            )  # fmt: skip
-        return {"device": device, "moved": len(parts), "parts": parts}
-
-    async def _drain_one(self, operation: Operation, process: Process, part: dict[str, Any], requestor: str) -> None:
-        targets = (await self.plan(process)).targets
-        allowed = [target for target in targets if target.allowed]
-        if not allowed:
-            why = "; ".join(dict.fromkeys(r.text for t in targets for r in t.reasons if r.code != "same_device"))
-            part |= {"state": "failed", "why": why or "there is no other device"}
-            return
-        best = max(allowed, key=lambda target: target.room_bytes or 0)
+    async def move_part(
+        self, process: Process, target: str, part: dict[str, Any], *, requestor: str, cancelled: asyncio.Event,
+        ends: float | None = None,
+    ) -> None:  # fmt: skip
+        """A move that is a part of an operation, to its end: it is cancelled with that, and at `ends` (monotonic
+        seconds). `part` says what became of it: `state`, and of one that failed `why` and `code`. Raises nothing for
+        that."""
         try:
-            row = await self.move(process, best.device, engine="proxy", max_downtime_ms=None, requestor=requestor)
+            row = await self.move(process, target, engine="proxy", max_downtime_ms=None, requestor=requestor)
         except XmigError as error:
-            part |= {"state": "failed", "why": str(error)}
+            part |= {"state": "failed", "why": str(error), "code": error.code}
             return
-        part |= {"target": best.device, "operation": row.id, "state": row.state}
+        part |= {"target": target, "operation": row.id, "state": row.state}
         ended = asyncio.ensure_future(self._operations.ended(row))
-        cancel = asyncio.ensure_future(operation.cancelled.wait())
-        await asyncio.wait([ended, cancel], return_when=asyncio.FIRST_COMPLETED)
+        cancel = asyncio.ensure_future(cancelled.wait())
+        left = None if ends is None else max(0.0, ends - time.monotonic())
+        await asyncio.wait([ended, cancel], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         cancel.cancel()
+        late = not ended.done() and not cancelled.is_set()
         if not ended.done():
-            with contextlib.suppress(XmigError):
+            with contextlib.suppress(XmigError):  # past the point of no return, or over
                 self._operations.cancel(row.id)
         row = await ended
-        part |= {"state": row.state, "why": (row.error or {}).get("detail")}
+        problem = row.error or {}
+        part |= {"state": row.state, "why": problem.get("detail"), "code": problem.get("code")}
+        if late and row.state != "succeeded":
+            part["why"] = "the time was up while it was moved; it is where it was"
 
     # --- after a restart --------------------------------------------------------------------------------------------
 

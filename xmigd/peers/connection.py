@@ -115,6 +115,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._is_closed(why, refused)
 
+    def give_up(self) -> None:
+        """Of one that was perhaps never made: nobody will use it."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.pause_reading()

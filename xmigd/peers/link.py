@@ -155,6 +155,9 @@ class Link:
                 return connection
             except OSError as error:
                 failed = error
+            except asyncio.CancelledError:
+                connection.give_up()
+                raise
         raise failed
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:

@@ -11,7 +11,7 @@ import contextvars
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -45,8 +45,11 @@ class PeerLinks:
         self.identity = identity
         self._known = known
         self._listening = listening
+        self._accepting: int | None = None  # the descriptor that is watched
         self._links: dict[str, Link] = {}
         self._users: dict[str, Users] = {}
+        # Connections for something else than messages, by their first byte. It returns when it is known who is there.
+        self.other_connections: dict[bytes, Callable[[socket.socket], Awaitable[None]]] = {}
         self._started = self._closed = False
         self._guests: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,11 +69,13 @@ class PeerLinks:
             self._links[peer.name] = Link(self, peer)
         if self._listening is not None:
             self._listening.setblocking(False)
-            self._spawn(self._accept(self._listening))
+            self._accept_from(self._listening)
 
     async def close(self) -> None:
         """Leave all peers, who hear why. Nothing is called any more."""
         self._closed = True
+        if self._accepting is not None:  # a number: the socket may be closed already
+            asyncio.get_running_loop().remove_reader(self._accepting)
         tasks = [*self._tasks, *self._guests]
         for task in tasks:
             task.cancel()
@@ -162,24 +167,33 @@ class PeerLinks:
                 f"the known peers cannot be written: {error.strerror}", hint="nothing was changed"
             ) from None
 
-    async def _accept(self, listening: socket.socket) -> None:
+    def _accept_from(self, listening: socket.socket) -> None:
+        if not self._closed:
+            self._accepting = listening.fileno()
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        # No task waits for it: cancelled in the wrong moment, it would lose what was accepted, which then stays open.
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptors: there may be some soon
-                if self._may_note("accept"):
-                    logger.error("peers cannot connect", why=error.strerror)
-                await asyncio.sleep(0.1)
-                continue
-            host = str(address[0])
-            if len(self._guests) >= GUESTS or Counter(self._guests.values())[host] >= GUESTS_OF_ADDRESS:
-                sock.close()
-                self._refuse(host, "", "there are too many that have not shown who they are")
-                continue
-            task = loop.create_task(self._welcome(sock, host))
-            self._guests[task] = host
-            task.add_done_callback(partial(self._is_welcomed, sock))
+        try:
+            sock, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptors: there may be some soon
+            if self._may_note("accept"):
+                logger.error("peers cannot connect", why=error.strerror)
+            loop.remove_reader(listening)
+            loop.call_later(0.1, self._accept_from, listening)
+            return
+        sock.setblocking(False)
+        host = str(address[0])
+        if len(self._guests) >= GUESTS or Counter(self._guests.values())[host] >= GUESTS_OF_ADDRESS:
+            sock.close()
+            self._refuse(host, "", "there are too many that have not shown who they are")
+            return
+        task = loop.create_task(self._welcome(sock, host))
+        self._guests[task] = host
+        task.add_done_callback(partial(self._is_welcomed, sock))
 
     def _is_welcomed(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._guests.pop(task, None)
@@ -195,6 +209,11 @@ class PeerLinks:
 
         connection = Connection(outgoing=False)
         try:
+            async with asyncio.timeout(STEP):
+                other = self.other_connections.get(await first_byte(sock))
+            if other is not None:
+                await other(sock)
+                return
             certificates = [peer.certificate for peer in self._known if peer.certificate is not None]
             context = server_context(self.identity, certificates, naming)
             async with asyncio.timeout(STEP):
@@ -205,6 +224,9 @@ class PeerLinks:
             sock.close()
             self._refuse(host, claimed, describe(error)[0])
             return
+        except asyncio.CancelledError:
+            connection.give_up()
+            raise
         fingerprint = fingerprint_of(connection.certificate())
         peer = self._known.named(fingerprint)
         link = None if peer is None else self._links.get(peer.name)
@@ -232,6 +254,17 @@ class PeerLinks:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def first_byte(sock: socket.socket) -> bytes:
+    """Of what comes, which is left there. Empty: nothing will come. Raises OSError."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    return sock.recv(1, socket.MSG_PEEK)
 
 
 def _call(callback: Any, *arguments: Any) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from xmigd import log
 from xmigd.errors import Conflict, XmigError
+from xmigd.migrations.drains import Drains
 from xmigd.migrations.places import Places
-from xmigd.migrations.service import Moves
 from xmigd.policies.breaker import Breaker
 from xmigd.policies.service import DevicePolicy
 from xmigd.security.audit import XMIGD, Audit
@@ -27,11 +27,11 @@ class Automation:
     """Lives in the event loop's thread."""
 
     def __init__(
-        self, *, breaker: Breaker, audit: Audit, moves: Moves, places: Places, policy: Callable[[], DevicePolicy]
+        self, *, breaker: Breaker, audit: Audit, drains: Drains, places: Places, policy: Callable[[], DevicePolicy]
     ) -> None:
         self._breaker = breaker
         self._audit = audit
-        self._moves = moves
+        self._drains = drains
         self._places = places
         self._policy = policy
         self._faults: defaultdict[str, deque[float]] = defaultdict(deque)
@@ -62,7 +62,7 @@ class Automation:
             self._breaker.acted("drain", "device", device, why)
             outcome = "done"
             try:
-                await self._moves.drain(device, reason=why, requestor=XMIGD.name)
+                await self._drains.drain(device, reason=why, requestor=XMIGD.name)
             except XmigError as error:
                 outcome = error.code
             self._audit.outcome(intent, XMIGD, f"drain {device}", outcome)

@@ -26,7 +26,7 @@ from xmigd.policies.service import BreakerPolicy
 
 logger = log.get("breaker")
 
-Action = Literal["loss", "drain"]
+Action = Literal["loss", "cordon", "drain", "lose"]
 ROW = 1
 
 

@@ -66,12 +66,17 @@ class BreakerPolicy(Group):
 
 
 class DevicePolicy(Group):
-    """When a device that faults again and again is drained, unless the circuit breaker is open."""
+    """When a device that faults again and again is drained, and how findings are answered, unless the circuit breaker
+    is open."""
 
     max_faults: int = measured(
         "faults", default=0, ge=0, le=10_000, description="of the device, within the window; 0: never"
     )
     window_seconds: float = measured("seconds", default=3600.0, ge=1, le=86_400)
+    health_rung: int = measured(
+        "rung", default=3, ge=0, le=3,
+        description="highest rung of answers to findings; 0: report, 1: cordon, 2: drain, 3: lose",
+    )  # fmt: skip
 
 
 class RetentionPolicy(Group):

@@ -62,6 +62,7 @@ class Core(ABC):
         self.standby: int | None = None
         self.armed: dict[int, e.Injection] = {}
         self.unrecoverable: str | None = None
+        self._salvage = False  # a server of a process that is being lost stands still for its last checkpoint, or will
         self.opened = False  # the devices: before the program needs them it costs them nothing, and has no standby
         self.story: deque[Transition] = deque(maxlen=64)
         self._timers: set[str] = set()
@@ -93,7 +94,7 @@ class Core(ABC):
     def _spawn(self) -> int:
         number = self._new_number()
         self.servers[number] = "spawning"
-        self._out.append(e.Spawn(number, late=not self.opened or self.state == "losing"))
+        self._out.append(e.Spawn(number, late=not self.opened or (self.state == "losing" and not self._salvage)))
         return number
 
     def _want_standby(self) -> None:

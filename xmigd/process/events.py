@@ -64,6 +64,13 @@ class HandleMissed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Salvaged(Event):
+    """Its last checkpoint is made, or cannot be: the process may be lost."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLost(Event):
     """One of its devices is gone with its memory: nothing goes on in its servers. The next ones get another device."""
 
@@ -363,6 +370,7 @@ class Assign(Instruction):
     decided: int | None = None  # of a group's member: see GroupGo
     gone: tuple[str, ...] = ()
     communicators: tuple[int, ...] = ()
+    hold: bool = False  # of a recovery: it stands before the replay, and its snapshot is copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class Limits:
     stable_after: float = 1.0
     stop_grace: float = 10.0
     standby: bool = True
+    last_checkpoint: bool = False  # what the last snapshot holds is saved before a process is lost
     preload: bool = True  # a standby loads modules and kernels of its process
     hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs
     move: MoveLimits = field(default_factory=MoveLimits)

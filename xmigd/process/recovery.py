@@ -93,6 +93,8 @@ class Recovery(GroupMember):
                 self.unrecoverable = event.reason
             case e.DeviceLost():
                 self._device_lost(event)
+            case e.Salvaged():
+                self._salvaged(event)
             case e.ReplicaDiffers():
                 self._fault("corruption", event.reason)  # which no server has noticed, and none ends of
             case e.InjectRequested():
@@ -219,6 +221,10 @@ class Recovery(GroupMember):
         prepared = self.servers[number] == "preparing"
         self.servers[number] = "assigned"
         injections = tuple(self.armed.values())
+        if self.state == "losing" and self._salvage:
+            self._out.append(e.Assign(number, "recover", hold=True))
+            self._timer("phase", self.limits.phase_timeout)
+            return
         if self.state == "losing":
             assert self.doom is not None
             self._out.append(e.Assign(number, "lost", error=self.doom[0], text=self.doom[1]))
@@ -631,10 +637,24 @@ class Recovery(GroupMember):
             record.story.append(why)
             self._out.append(e.SaveRecovery(record))
         self._clear("phase")
+        # A rank's snapshot is of no use without those of its group.
+        has_snapshot = self.unrecoverable is None and self._snapshot[0] != 0 and not self.grouped
+        self._salvage = self.limits.last_checkpoint and has_snapshot
         self._go("losing", why)
         self._replace()
 
+    def _salvaged(self, event: e.Salvaged) -> None:
+        """Saved or not: from here on nothing but its end is left."""
+        number = self.active
+        if self.state == "losing" and self._salvage and number is not None and self.servers[number] == "assigned":
+            self._kill(number, event.reason)
+
     def _losing_server_exited(self, event: e.Exited, state: ServerState) -> None:
+        if self._salvage:
+            self._salvage = False
+            self._clear("phase")
+            self._replace()
+            return
         if state in ("spawning", "warm"):
             self._server_gone_before_work(f"a server ended before it had the process: {event.status}")
             return

@@ -257,6 +257,8 @@ class History:
         match message:
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._communicator(t, who, (who.uid, name), rank, ranks, state)
+            case m.GroupStopped() | m.GroupHeld() if self._has_lost_its_server(who.process):
+                pass  # the server had sent it before it was killed
             case m.GroupStopped(round=number):
                 if (round := self._rounds.get(number)) is not None:
                     round.first_stopped = round.first_stopped or t
@@ -530,6 +532,9 @@ class History:
             rank.meets.clear()
             self._leave_round(rank, "lost its server")
             self._change(t, process, "ending")
+
+    def _has_lost_its_server(self, process: str) -> bool:
+        return process in self._ranks and self._ranks[process].activity in ("ending", "waiting")
 
     def _leave_round(self, rank: Rank, why: str) -> None:
         round = self._rounds.get(rank.changes[-1].round)

@@ -87,7 +87,7 @@ class JobRanks:
         self, job: str, caller: Caller, shown: Sequence[Rank], ranks: Sequence[Rank], count: int
     ) -> tuple[dict[str, Place], list[dict[str, Any]]]:
         with self._reader.session() as session:
-            if not jobs.page(session, job_id=job, owner=caller.owner):
+            if not jobs.page(session, jobs.Conditions(job_id=job, owner=caller.owner)):
                 raise NotFound(f"there is no job {job[:64]!r}", hint="xmigctl ps --all lists them")
             places = repository.places(session, [one.who.process for one in shown])
             of = {one.who.job for one in ranks}

@@ -37,7 +37,7 @@ class DatabaseRecords:
 
     def job_made(self, job: JobRow) -> None:
         model = jobs.job_model(job)
-        self._writer.record("jobs.made", lambda session: session.merge(model))
+        self._writer.record("jobs.made", lambda session: jobs.made(session, model))
 
     def job_ended(self, job: str, end: End, at: float) -> None:
         self._writer.record("jobs.end", lambda session: jobs.end(session, job, end, at))

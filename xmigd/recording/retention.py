@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Table, delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
 from xmigd import log
-from xmigd.database.models import Base, Fault, Job, LogLine, Migration, Operation, Process, Recovery
+from xmigd.database.models import Base, Fault, Finding, Job, LogLine, Migration, Operation, Process, Recovery
 from xmigd.database.writer import Writer
 from xmigd.errors import Unavailable
 from xmigd.settings import Settings
@@ -48,6 +48,7 @@ def steps(settings: Settings, now: float, folder: Path) -> dict[str, Step]:
         "faults": _history(Fault, Fault.at, oldest, most),
         "migrations": _numbered(Migration, Migration.ended_at.is_not(None), Migration.ended_at, oldest, most),
         "operations": _numbered(Operation, Operation.state.not_in(ACTIVE), Operation.ended_at, oldest, most),
+        "findings": _remove(Finding, Finding.id, [Finding.closed_at.is_not(None)], Finding.closed_at, oldest, most),
         "log_lines": _remove(LogLine, LogLine.id, [], LogLine.at, oldest, most),
         "jobs": lambda session: _jobs(session, oldest, most),
     }

@@ -138,6 +138,8 @@ class Server:
         self.communicators = 0  # that it has made ahead, as have the other ranks' servers
         self.communicator_bytes = 0  # of its devices, that these take
         self.preloaded = False  # all that it was instructed to
+        self.takes_profiling = True  # one of an earlier version does not
+        self.takes_sharing = True  # likewise
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None

@@ -312,6 +312,8 @@ class Adopter:
             printed=self._printed,
         )
         server = Server(0, message.device, hooks)
+        server.takes_profiling = message.takes_profiling
+        server.takes_sharing = message.takes_sharing
         adoptee = Adoptee(message, peer, server, client, process)
         self._open[message.job] = adoptee
         server.adopt(peer.pid, pidfd, sock, takes_output=message.takes_output)

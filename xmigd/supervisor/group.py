@@ -220,6 +220,18 @@ class Ranks:
         self._resumptions.begin(names)
         return True
 
+    # Pauses.
+
+    def pause(self, names: Sequence[str]) -> None:
+        """Members of groups, all of each: they pause at the next round."""
+        self._tell(lambda t: self._groups.pause(t, names))
+
+    def not_to_pause(self, name: str) -> bool:
+        """It is not to any more. False: it has been sent to."""
+        waited = self._groups.is_to_pause(name)
+        self._tell(lambda t: self._groups.not_to_pause(t, [name]))
+        return waited
+
     def _waits(self, name: str, what: Literal["prepared", "suspended", "restored"]) -> None:
         match what:
             case "prepared":
@@ -314,6 +326,8 @@ class Ranks:
             case g.Take(round=number, suspends=True):
                 process.tell(v.GroupSuspends(t=now()))
                 process.send_active(m.pack("group_take", round=number, suspends=True))
+            case g.Take(round=number, pauses=True):
+                process.send_active(m.pack("group_take", round=number, pauses=True))
             case g.NotSuspended(reason=reason):
                 process.tell(v.GroupRefuses(t=now(), text=reason))
             case g.AllSuspended():

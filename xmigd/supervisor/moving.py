@@ -261,7 +261,7 @@ class Moving:
             mode, job=process.row.id, client_pid=process.row.pid, stall_bound=process.stall_bound,
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
             copies_on_host=process.copies is not None, first_id=self._first_id, injections=instruction.injections,
-            ahead=instruction.waits,
+            ahead=instruction.waits, memory_quota=process.job.memory_quota,
         )  # fmt: skip
         process.give_backlog(server, self._hold)
         server.send(packed, process.memory.all)
@@ -296,9 +296,7 @@ class Moving:
         hint = 0 if self._process.last_snapshot is None else self._process.last_snapshot.live_bytes
         packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
         if instruction.to != "file":
-            room = self._process.host_pool.take(hint or self._process.program_bytes)
-            for first in range(0, len(room), m.MAX_ROOM_FDS):
-                server.send(m.pack("room"), room[first : first + m.MAX_ROOM_FDS])
+            self._process.give_room(server, hint or self._process.program_bytes)
             server.send(packed)
             return
         try:

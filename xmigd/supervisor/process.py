@@ -13,6 +13,7 @@ from typing import Any
 
 from xmigd import log
 from xmigd.devices import header
+from xmigd.devices.busy import Busy
 from xmigd.devices.header import Stall, stall
 from xmigd.devices.names import as_one, devices_of
 from xmigd.errors import Conflict, Forbidden, NotFound, Unavailable
@@ -35,6 +36,7 @@ from xmigd.process.machine import Machine
 from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
+from xmigd.supervisor.copying import Copying
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
@@ -63,6 +65,7 @@ class Process(ProcessState):
         admit: Callable[[Process], None],
         refuse: Callable[[Process, int, str], None],
         finished: Callable[[Process], None],
+        being_lost: Callable[[Process], None],  # `held`: a server stands at `held_snapshot`, until `Salvaged`
         fd_store: FdStore,
         suspend_dir: Path,
         host_pool: HostPool,
@@ -79,6 +82,7 @@ class Process(ProcessState):
             fd_store=fd_store, host_pool=host_pool,
         )  # fmt: skip
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
+        self._busy_time = Busy()
         self.unprotected = unprotected  # why: it has the genuine driver, too; empty: it has not, as far as was seen
         self._requested: tuple[str, asyncio.Future[int]] | None = None  # an answer that the server owes
         self.differing: m.Differing | None = None  # what its next servers replace, as long as that is the last snapshot
@@ -89,6 +93,9 @@ class Process(ProcessState):
         self._admit = admit
         self._refuse = refuse
         self._finished = finished
+        self._being_lost = being_lost
+        self.held = False
+        self.held_snapshot = 0  # 0: it holds less than a restoration needs
         self._snapshot_committed = snapshot_committed
         self._rank_reported = rank_reported
         self._group_concerns = group_concerns
@@ -99,6 +106,7 @@ class Process(ProcessState):
         self._loop = asyncio.get_running_loop()
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
         self.moving = Moving(self, suspend_dir / row.id, tell=self.tell, start_server=self.start_server)
+        self.copying = Copying(self)
         self._preload = Preload(self)
         self._watch_client()
         self.hooks = ServerHooks(
@@ -130,6 +138,11 @@ class Process(ProcessState):
             return stall(self.memory.journal.fileno(), self._layout.stall_at)
         except (OSError, ValueError):
             return None
+
+    def busy_ns(self) -> int | None:
+        """How long there was work for its server or its device, since this daemon knows it. None: its server has
+        reported nothing."""
+        return self._busy_time.total(self.stall(), now())
 
     def _expected(self, at: int) -> int | None:
         """What was expected at that moment, ns."""
@@ -212,16 +225,19 @@ class Process(ProcessState):
             self.moving.source_dropped(handle)
             self._preload.dropped(handle)
 
-    async def pause(self) -> int:
-        """Let its server stop between two records, drained. Returns the journal's position there. From then on the
-        program's exit is not its end, until `unpause` or `stop`."""
+    async def pause(self, *, at_snapshot: bool = False, with_group: Callable[[], None] | None = None) -> int:
+        """Let its server stop between two records, drained, and take a snapshot there if that is wanted and possible:
+        then `paused_snapshot` is its number. `with_group` requests that of its group instead. Returns the journal's
+        position there. From then on the program's exit is not its end, until `unpause` or `stop`."""
         if self.machine.move is not None:
             raise Conflict("the process is being moved", code="already_moving")
         if self.state != "running" or self.paused:
             raise Conflict("the process is paused already" if self.paused else f"the process is {self.state}")
-        self.paused = True
+        self.paused, self.paused_snapshot = True, 0
         try:
-            return await self._ask(m.pack("pause"), (), "paused")
+            if with_group is not None:
+                return await self._ask(lambda _: with_group(), "paused")
+            return await self._ask(lambda server: server.send(m.pack("pause", snapshot=at_snapshot)), "paused")
         except Conflict:  # it was not requested, or was lost
             self.paused = False
             raise
@@ -236,17 +252,31 @@ class Process(ProcessState):
             raise Conflict("the program has exited", hint="name the process in which it was restored (:rebind)")
         assert self.memory is not None
         if pid is None:
-            position = await self._ask(m.pack("continue"), (), "continued")
+            position = await self._ask(lambda server: server.send(m.pack("continue")), "continued")
         else:
-            position = await self._ask(m.pack("rebind", client_pid=pid), self.memory.shared, "continued")
+            message, shared = m.pack("rebind", client_pid=pid), self.memory.shared
+            position = await self._ask(lambda server: server.send(message, shared), "continued")
         return position
 
-    async def _ask(self, message: bytes, fds: tuple[Fd, ...], answer: str) -> int:
+    def let_go_on(self) -> None:
+        """If it is paused, or is to be: not any more. Also of a pause by an earlier daemon that is not known yet."""
+        self.send_active(m.pack("continue", if_paused=True))
+
+    def not_paused(self) -> None:
+        """It was to be with its group, and was not sent to it."""
+        self.paused = False
+        self._watch_client()  # it may have exited meanwhile
+
+    def expect_end(self) -> None:
+        """From now on the program's exit is its end, paused or not: nobody will restore it."""
+        self._stopping = True
+
+    async def _ask(self, request: Callable[[Server], None], answer: str) -> int:
         server = self.server(self.machine.active)
         if server is None or self._requested is not None:
             raise Conflict("its server is busy with something else")
         self._requested = (answer, self._loop.create_future())
-        server.send(message, fds)
+        request(server)
         try:
             return await asyncio.wait_for(self._requested[1], PAUSE_PATIENCE)
         except TimeoutError:
@@ -490,6 +520,7 @@ class Process(ProcessState):
                 self._drop_lost_memory()
                 self._lost_ordinals.clear()
             self.paused = False
+            self.copying.server_lost(ending.text)
             if self._requested is not None and not self._requested[1].done():
                 lost = Conflict(f"the server was lost: {ending.text}", hint="ask again when the process is running")
                 self._requested[1].set_exception(lost)
@@ -553,6 +584,7 @@ class Process(ProcessState):
                 if has_process:
                     self.last_snapshot, self.differing = message, None
                     self.snapshot_ms += message.ms
+                    self._busy_time.snapshot(self.stall(), t)
                     self.records.snapshot(self.row.id, message)
                     self._snapshot_committed(self, message)
                     self.tell(
@@ -600,11 +632,23 @@ class Process(ProcessState):
                     self._note(message.text, source="server", level=message.level)
             case m.Paused() | m.Continued():
                 self._log.info(f"server {message.type}", position=message.position)
-                if has_process:
+                if has_process and self.machine.state == "losing":
+                    self.held = isinstance(message, m.Paused)
+                    self.held_snapshot = message.snapshot if isinstance(message, m.Paused) else 0
+                    self._being_lost(self)
+                elif has_process:
                     self.paused = message.type == "paused"  # one that an earlier daemon has paused says so, too
+                    self.paused_snapshot = message.snapshot if isinstance(message, m.Paused) else 0
                     if not self.paused:
                         self._watch_client()  # it may have exited meanwhile
                     self._answered(message.type, message.position)
+            case m.SuspendProgress() if has_process and self.copying.under_way:
+                self.copying.reported(message, fds)
+            case m.SnapshotSlab() | m.SnapshotCopied() | m.SnapshotNotCopied():
+                if has_process:
+                    self.copying.reported(message, fds)
+                else:
+                    close_all(fds)
             case m.Announce() | m.Announced():
                 close_all(fds)
                 server.refuse(f"{message.type} from a server that is connected already")
@@ -652,6 +696,8 @@ class Process(ProcessState):
                 self.records.process_state(self.row.id, instruction.state, instruction.why)
                 if instruction.state == "losing":  # its program may have ended before it is lost
                     self._note(f"the process is lost: {instruction.why}", level="error")
+                if instruction.state == "lost" and not self.held:
+                    self._being_lost(self)
                 self._group_concerns(self, instruction)
             case e.GroupBroken() | e.AwaitGroup() | v.Waits():
                 self._group_concerns(self, instruction)
@@ -727,6 +773,7 @@ class Process(ProcessState):
             instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
             snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
             copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing,
+            memory_quota=self.job.memory_quota,
         )  # fmt: skip
         server.send(packed, memory.all)
         if instruction.mode == "recover":

@@ -45,6 +45,7 @@ class ProcessState:
         self.last_snapshot: m.Snapshot | None = None
         self.copies: m.CopiesMade | None = None
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
+        self.paused_snapshot = 0  # that was taken for that; 0: none
         self.program = program
         self.stall_bound, self.snapshot_cost = stall_bound, snapshot_cost  # of servers that it gets from now on
         self.records = records
@@ -108,6 +109,12 @@ class ProcessState:
             self.fd_store.all(self.row.id, self.memory, self.handles.values(), changes)
             if self._pidfd is not None:
                 self.fd_store.watch(self.row.id, self._pidfd)
+
+    def give_room(self, server: Server, wanted: int) -> None:
+        """Host memory that is ready, as far as there is some, for what it will be requested next."""
+        room = self.host_pool.take(wanted)
+        for first in range(0, len(room), m.MAX_ROOM_FDS):
+            server.send(m.pack("room"), room[first : first + m.MAX_ROOM_FDS])
 
     def give_backlog(self, server: Server, keep: Callable[[Backlog], None]) -> None:
         """It says its changes there, too, from its next message on. ``keep`` has the other end before: what is reported

@@ -41,7 +41,7 @@ from xmigd.process.recovery import (
     CUDA_ERROR_SYSTEM_NOT_READY,
 )
 from xmigd.ranks.history import History
-from xmigd.records import JobRow, LiveProcess, ProcessRow, Records, ReplicaPolicy
+from xmigd.records import JobRow, LiveProcess, Priority, ProcessRow, Records, ReplicaPolicy
 from xmigd.servers.server import Server, ServerProgram
 from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
@@ -99,7 +99,9 @@ class Supervisor:
             stop_grace=settings.stop_grace,
             standby=settings.standby,
             preload=settings.preload,
+            last_checkpoint=settings.checkpoint_last,
         )
+        self.being_lost: Subscribers[Process] = Subscribers()
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
@@ -164,7 +166,8 @@ class Supervisor:
     def make_job(
         self, *, name: str, command: str, uid: int, device: str | None, visible: str | None = None,
         hang_timeout: float | None = None, replica_policy: ReplicaPolicy | None = None, strict: bool = False,
-        runner: tuple[int, int] | None = None, nodes: Sequence[str] = (),
+        runner: tuple[int, int] | None = None, nodes: Sequence[str] = (), external_id: str | None = None,
+        priority: Priority = "normal", reserved_bytes: int | None = None, memory_quota: int | None = None,
     ) -> tuple[JobRow, str]:  # fmt: skip
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
         `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
@@ -179,7 +182,8 @@ class Supervisor:
             self.scopes.check(joined)
         return new_job(
             name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout,
-            replica_policy=replica_policy, strict=strict, runner=runner, nodes=joined,
+            replica_policy=replica_policy, strict=strict, runner=runner, nodes=joined, external_id=external_id,
+            priority=priority, reserved_bytes=reserved_bytes, memory_quota=memory_quota,
         )  # fmt: skip
 
     def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
@@ -195,9 +199,11 @@ class Supervisor:
     ) -> Process:
         """A program that was made again from a checkpoint, in a job of its own. It is suspended, and has all that it
         had: `handles` are its shadow and its images, `generation` counts the servers that it has had."""
-        self._records.job_made(job)
-        self.register_job(job)
-        self.runners.watch(job.id, row.pid, row.start_time)  # with the program the job ends
+        if job.id not in self._jobs:
+            self._records.job_made(job)
+            self.register_job(job)
+            # With the process from which the others descend the job ends.
+            self.runners.watch(job.id, job.runner_pid or row.pid, job.runner_start or row.start_time)
         self._records.process_started(row)
         process = self._make(row, job, client, memory)
         self.processes[row.id] = process
@@ -287,6 +293,17 @@ class Supervisor:
     def together(self, process: Process) -> list[Process]:
         """Those that are suspended or resumed as one, itself among them: its group."""
         return self.scopes.together(process)
+
+    def pause_together(self, process: Process) -> None:
+        """At the next round of its group, once all of its ranks are to."""
+        self._local_ranks.pause([process.row.id])
+
+    def let_go_on(self, process: Process) -> None:
+        """If it is paused, or is to be, alone or with its group: not any more."""
+        if not self._local_ranks.not_to_pause(process.row.id):
+            process.let_go_on()
+        elif process.paused:
+            process.not_paused()
 
     def resume_together(self, processes: Iterable[Process]) -> bool:
         """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
@@ -449,8 +466,9 @@ class Supervisor:
             row=row, job=job, pidfd=client, memory=memory, program=self._program_of(job), limits=limits,
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, layout=self._layout,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
-            finished=self._finished, suspend_dir=self._settings.database.parent / "suspended",
-            host_pool=self.host_pool, snapshot_committed=self._committed, rank_reported=self.scopes.reported,
+            finished=self._finished, being_lost=self.being_lost,
+            suspend_dir=self._settings.database.parent / "suspended", host_pool=self.host_pool,
+            snapshot_committed=self._committed, rank_reported=self.scopes.reported,
             group_concerns=self.scopes.changed, fd_store=self._fd_store, faults=faults, recoveries=recoveries,
         )  # fmt: skip
 

@@ -21,7 +21,21 @@ from xmigd.web.forms import path_of_ours, refused
 from xmigd.web.guard import Guard
 from xmigd.web.live import Interest, Relay
 from xmigd.web.page import Front, NotLoggedIn, Page, ThePage, front_of, open_session
-from xmigd.web.pages import devices, faults, history, jobs, login, migrations, operations, overview, settings, words
+from xmigd.web.pages import (
+    checkpoints,
+    consolidation,
+    devices,
+    faults,
+    fleet,
+    history,
+    jobs,
+    login,
+    migrations,
+    operations,
+    overview,
+    settings,
+    words,
+)
 from xmigd.web.render import folder, make_templates
 from xmigd.web.sessions import Sessions
 from xmigd.web.settings import WebSettings
@@ -29,7 +43,10 @@ from xmigd.web.upstream import ApiError, make_http
 
 logger = log.get("web")
 
-PAGES = (overview, devices, jobs, migrations, faults, operations, history, settings, words, login, health)
+PAGES = (
+    overview, devices, jobs, migrations, consolidation, fleet, checkpoints, faults, operations, history, settings,
+    words, login, health,
+)  # fmt: skip
 
 
 class Files(StaticFiles):

@@ -24,6 +24,10 @@ class Sample:
     snapshot_share: float | None  # of its time, 0 to 1
     expected_stall_ms: float | None = None  # what it would wait if its server died
     stall_bound_ms: float | None = None
+    step_ms: float | None = None
+    idle_share: float | None = None  # of its devices, 0 to 1
+    peak_bytes: float | None = None  # that the program used at most
+    link_bytes_per_s: float | None = None  # to other devices
 
 
 def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> list[Sample]:
@@ -33,7 +37,7 @@ def of_series(process: dict[str, list[Any]], device: dict[str, list[Any]]) -> li
     }
     columns = (
         "live_bytes", "held_bytes", "calls_per_s", "journal_bytes", "snapshot_ms", "snapshot_share",
-        "expected_stall_ms", "stall_bound_ms",
+        "expected_stall_ms", "stall_bound_ms", "step_ms", "idle_share", "peak_bytes", "link_bytes_per_s",
     )  # fmt: skip
     nothing = [None] * len(process["at"])  # a daemon of an earlier version
     rows = zip(process["at"], *(process.get(name, nothing) for name in columns), strict=True)
@@ -71,6 +75,9 @@ class Chart:
 CHARTS = (
     (Chart("stall", "Expected stall if its server died (line), bound (dashes)", "8,9", "ms"), "expected_stall_ms"),
     (Chart("memory", "Device memory: used (line), held (dashes)", "1,2", "bytes"), "live_bytes"),
+    (Chart("step", "A step, by what its launches repeat", "10", "ms"), "step_ms"),
+    (Chart("idle", "Idle share of its devices (estimated)", "11", "percent"), "idle_share"),
+    (Chart("links", "To other devices per second", "13", "bytes"), "link_bytes_per_s"),
     (Chart("calls", "Calls executed per second", "4", "count"), "calls_per_s"),
     (Chart("journal", "Journal", "5", "bytes"), "journal_bytes"),
     (Chart("cost", "What snapshots cost, share of its time", "7", "percent"), "snapshot_share"),

@@ -84,6 +84,10 @@ class Api:
         """Change what the visitor has seen: somebody else's change since then is a problem with status 412."""
         return await self.request("PATCH", path, json=change, headers={"if-match": f'"{version}"'})
 
+    async def put(self, path: str, body: dict[str, Any], version: str) -> httpx.Response:
+        """Replace what the visitor has seen."""
+        return await self.request("PUT", path, json=body, headers={"if-match": f'"{version}"'})
+
     async def delete(self, path: str) -> httpx.Response:
         return await self.request("DELETE", path)
 

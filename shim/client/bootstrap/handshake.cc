@@ -195,6 +195,7 @@ CUresult map_job(const Answer& answer) {
     std::memcpy(&device, &process.header->devices[i], sizeof(device));
     device.name[sizeof(device.name) - 1] = 0;
     device.attribute_count = std::min(device.attribute_count, journal::kAttributes);
+    if (const uint64_t quota = process.header->memory_quota; quota != 0) device.total_bytes = std::min(device.total_bytes, quota);
   }
   for (auto& thread : process.header->threads) thread.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
   std::memcpy(job_name, answer.welcome.job, sizeof(job_name));

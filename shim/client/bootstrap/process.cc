@@ -67,15 +67,15 @@ CUresult check_peers() {
   const std::unique_lock lock(asking, std::try_to_lock);
   if (!lock) return CUDA_SUCCESS;
   static bool reported = false;
-  if (!std::exchange(reported, true)) {
-    say_aloud("the GPU server and xmigd of this process are both gone: waiting until xmigd is started again");
-  }
+  // In a pid namespace of its own a program sees neither of them, and only the daemon's answer says anything.
   switch (const Reattached answer = reattach(); answer.outcome) {
     case Reattached::kNoDaemon:
+      if (!std::exchange(reported, true)) {
+        say_aloud("the GPU server and xmigd of this process are both gone: waiting until xmigd is started again");
+      }
       break;
     case Reattached::kAccepted:
-      say_aloud("xmigd is back: going on");
-      reported = false;
+      if (std::exchange(reported, false)) say_aloud("xmigd is back: going on");
       break;
     case Reattached::kRefused:
       process.lost.store(static_cast<uint32_t>(answer.error));

@@ -264,13 +264,17 @@ void Daemon::announce(const std::string& job, const std::string& device, int cli
              {"changes", changes_ ? changes_->load() : 0},
              {"takes_output", true},
              {"takes_backlog", true},
+             {"takes_profiling", true},
+             {"takes_sharing", true},
              {"has_backlog", static_cast<bool>(backlog_)}}),
        fds);
 }
 
 void Daemon::announced() { send(dump({{"type", "announced"}})); }
 
-void Daemon::paused(uint64_t position) { send(dump({{"type", "paused"}, {"position", position}, {"t", now_ns()}})); }
+void Daemon::paused(uint64_t position, uint64_t snapshot) {
+  send(dump({{"type", "paused"}, {"position", position}, {"snapshot", snapshot}, {"t", now_ns()}}));
+}
 
 void Daemon::continued(uint64_t position) {
   send(dump({{"type", "continued"}, {"position", position}, {"t", now_ns()}}));
@@ -325,6 +329,20 @@ void Daemon::handover_failed(std::string_view text) { send(dump({{"type", "hando
 
 void Daemon::suspend_progress(uint64_t done_bytes, uint64_t total_bytes) {
   send(dump({{"type", "suspend_progress"}, {"done_bytes", done_bytes}, {"total_bytes", total_bytes}}));
+}
+
+void Daemon::snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, int fd) {
+  const bool known = fd < 0;
+  send(dump({{"type", "snapshot_slab"}, {"number", number}, {"ordinal", ordinal}, {"address", address}, {"bytes", bytes}, {"known", known}}),
+       std::span(&fd, known ? 0 : 1));
+}
+
+void Daemon::snapshot_copied(uint64_t number, uint64_t bytes, double ms, int fd) {
+  send(dump({{"type", "snapshot_copied"}, {"number", number}, {"bytes", bytes}, {"ms", ms}}), std::span(&fd, 1));
+}
+
+void Daemon::snapshot_not_copied(uint64_t number, std::string_view why) {
+  send(dump({{"type", "snapshot_not_copied"}, {"number", number}, {"text", why}}));
 }
 
 void Daemon::prepared(double ms) { send(dump({{"type", "prepared"}, {"ms", ms}})); }

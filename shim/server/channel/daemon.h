@@ -102,7 +102,8 @@ class Daemon {
   void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
                 std::span<const int> fds, bool opened);
   void announced();
-  void paused(uint64_t position);
+  // `snapshot`: that was taken there; 0: none.
+  void paused(uint64_t position, uint64_t snapshot);
   void continued(uint64_t position);
   // A rank of a communicator says what it offers the others.
   void meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer);
@@ -135,6 +136,11 @@ class Daemon {
   void prepared(double ms);
   void suspended(uint64_t snapshot, uint64_t position, uint64_t bytes, double ms);
   void suspend_failed(std::string_view text);
+  // Of a snapshot's content that was copied to memory of its own: each piece of that, then the file that names them. Or why not.
+  // Without a descriptor: it has only what the daemon knows.
+  void snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, int fd);
+  void snapshot_copied(uint64_t number, uint64_t bytes, double ms, int fd);
+  void snapshot_not_copied(uint64_t number, std::string_view why);
   void resume_failed(std::string_view code, std::string_view text);
 
  private:

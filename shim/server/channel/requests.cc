@@ -189,6 +189,7 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
   if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
+  if (fields.has("memory_quota")) fields.unsigned_number("memory_quota", assign.memory_quota);
   if (fields.has("deliver")) {
     const Json* object = fields.find("deliver");
     Delivery delivery{};
@@ -227,7 +228,9 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
     }
   }
   if (fields.has("ahead")) fields.boolean("ahead", assign.ahead);
+  if (fields.has("hold")) fields.boolean("hold", assign.hold);
   const bool may_wait = assign.mode == AssignMode::kRecover || assign.mode == AssignMode::kResume;
+  if (assign.hold && assign.mode != AssignMode::kRecover) fields.fail("only a recovery is held");
   if (assign.ahead && !may_wait) fields.fail("only a recovery or a resumption is prepared ahead");
   if (fields.has("error")) fields.integer("error", assign.error);
   if (fields.has("text")) fields.string("text", assign.text, 4096);
@@ -298,6 +301,42 @@ std::optional<Request> read_prepare_suspend(Fields& fields, std::vector<ipc::Uni
   if (file) prepare.directory = std::move(fds[0]);
   fds.clear();
   return prepare;
+}
+
+std::optional<Request> read_profiling(Fields& fields, bool trace, std::vector<ipc::UniqueFd>& fds) {
+  std::optional<Request> request;
+  uint32_t every = 0;
+  if (fds.size() != 1) fields.fail("it comes with 1 descriptor");
+  if (!trace) fields.unsigned_number("every", every);
+  if (fields.finished()) {
+    request = trace ? Request(Trace{std::move(fds[0])}) : Request(Profile{every, std::move(fds[0])});
+  }
+  fds.clear();
+  return request;
+}
+
+std::optional<Request> read_share(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  Share share;
+  fields.choice("class", share.as, {{"critical", SharingClass::kCritical}, {"best-effort", SharingClass::kBestEffort}});
+  fields.unsigned_number("ordinal", share.ordinal);
+  fields.unsigned_number("slot", share.slot);
+  fields.unsigned_number("backlog", share.backlog);
+  fields.unsigned_number("backlog_ns", share.backlog_ns);
+  fields.unsigned_number("longest_wait", share.longest_wait);
+  fields.unsigned_number("slice", share.slice);
+  if (share.ordinal >= journal::kMaxDevices || share.slot >= sharing::kSlots) fields.fail("there is no such device, or no such slot");
+  if (share.backlog == 0 || share.slice == 0) fields.fail("backlog and slice are not 0");
+  if (share.longest_wait > 10'000'000'000) fields.fail("longest_wait is more than 10 s");
+  const bool best_effort = share.as == SharingClass::kBestEffort;
+  if (fds.size() != (best_effort ? 2 : 1)) fields.fail("share comes with 1 descriptor, or with 2 if it is best-effort");
+  if (!fields.finished()) {
+    fds.clear();
+    return std::nullopt;
+  }
+  share.own = std::move(fds[0]);
+  if (best_effort) share.critical = std::move(fds[1]);
+  fds.clear();
+  return share;
 }
 
 std::optional<Request> read_met(Fields& fields) {
@@ -417,9 +456,20 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   } else if (type == "abort_suspend") {
     if (fields.finished()) request = AbortSuspend{};
   } else if (type == "pause") {
-    if (fields.finished()) request = Pause{};
+    Pause pause;
+    if (fields.has("snapshot")) fields.boolean("snapshot", pause.at_snapshot);
+    if (fields.finished()) request = pause;
+  } else if (type == "copy_snapshot") {
+    CopySnapshot copy;
+    fields.unsigned_number("number", copy.number);
+    if (fields.has("since")) fields.unsigned_number("since", copy.since);
+    if (fields.finished()) request = std::move(copy);
+  } else if (type == "forget_snapshot_copy") {
+    if (fields.finished()) request = ForgetSnapshotCopy{};
   } else if (type == "continue") {
-    if (fields.finished()) request = Continue{};
+    Continue go_on;
+    if (fields.has("if_paused")) fields.boolean("if_paused", go_on.if_paused);
+    if (fields.finished()) request = go_on;
   } else if (type == "met") {
     request = read_met(fields);
   } else if (type == "group_stop") {
@@ -436,6 +486,7 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fields.has("moves")) fields.boolean("moves", take.moves);
     if (fields.has("leaves")) fields.boolean("leaves", take.leaves);
     if (fields.has("suspends")) fields.boolean("suspends", take.suspends);
+    if (fields.has("pauses")) fields.boolean("pauses", take.pauses);
     if (fields.has("communicators")) read_numbers(fields, "communicators", take.communicators);
     if (fields.finished()) request = std::move(take);
   } else if (type == "group_continue") {
@@ -459,6 +510,12 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     CopyUnique copy;
     fields.unsigned_number("bytes", copy.bytes);
     if (fields.finished()) request = copy;
+  } else if (type == "profile" || type == "trace") {
+    request = read_profiling(fields, type == "trace", fds);
+  } else if (type == "share") {
+    request = read_share(fields, fds);
+  } else if (type == "end_trace") {
+    if (fields.finished()) request = EndTrace{};
   } else if (type == "output") {
     if (fds.size() != 1) fields.fail("output comes with 1 descriptor");
     if (fields.finished()) request = Output{std::move(fds[0])};

@@ -16,6 +16,7 @@
 #include "device/runtime.h"
 #include "ipc/fd.h"
 #include "server/channel/hosted.h"
+#include "server/sharing/sharing.h"
 
 namespace xmig::server {
 
@@ -50,12 +51,14 @@ struct Assign {
   double snapshot_cost = 0.01;   // share of time that snapshots may cost
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
+  uint64_t memory_quota = 0;  // bytes of each device that the program may have; 0: all
   bool copies_on_host = false;  // what copies from page-locked memory bring is kept in host memory (memory/copy_log.h)
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
   std::vector<device::Injection> injections;
   // kRecover: the server before it has not ended yet. kResume: other ranks are resumed with it. Nothing is entered until Enter comes.
   bool ahead = false;
+  bool hold = false;  // kRecover: it stands before the replay
   int error = 0;  // kLost
   std::string text;
   // kRecover, of a process in communicators: the last round that its group has decided, and communicators that are not made again.
@@ -98,7 +101,7 @@ struct Take {
   uint64_t snapshot = 0;
   std::vector<uint64_t> communicators;  // of a rank: attempts that the others use, too
 };
-// Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next.
+// Empty host memory that has its pages, of kPlainBytes each: for the suspension that is prepared next, or the copy of a snapshot.
 struct Room {
   std::vector<ipc::UniqueFd> slabs;
 };
@@ -131,12 +134,23 @@ struct MemoryGivenUp {
   uint64_t bytes = 0;
 };
 struct AbortSuspend {};
-struct Pause {};
+struct Pause {
+  bool at_snapshot = false;  // take one there, if that is possible
+};
+// While it is paused at this snapshot: copy its content to memory of its own, with what came as Room before (snapshot/snapshot_copy.h).
+struct CopySnapshot {
+  uint64_t number = 0;
+  uint64_t since = 0;  // a snapshot of this server whose content the daemon has; 0: none
+  std::vector<ipc::UniqueFd> room;
+};
+struct ForgetSnapshotCopy {};
 struct Rebind {
   ipc::UniqueFd journal, staging, pinned;
   int client_pid = 0;  // 0: as before
 };
-struct Continue {};
+struct Continue {
+  bool if_paused = false;  // otherwise it is an error that it is not
+};
 // From now on print there: nobody reads the pipe that the daemon before this one gave.
 struct Output {
   ipc::UniqueFd pipe;
@@ -174,6 +188,7 @@ struct GroupTake {
   bool moves = false;
   bool leaves = false;  // this one is it: hand over
   bool suspends = false;  // all stand still behind it
+  bool pauses = false;    // likewise, and nothing leaves its device
   std::vector<uint64_t> communicators;
 };
 // There will be none now: go on.
@@ -198,15 +213,25 @@ struct ReplicasNamed {};
 struct CopyUnique {
   uint64_t bytes = 0;
 };
+// Memory of the daemon's for what this server writes down of its program's work (profiling/pages.h). `every`: one of so many operations
+// is timed, or fewer; 0: none.
+struct Profile {
+  uint32_t every = 0;
+  ipc::UniqueFd page;
+};
+struct Trace {
+  ipc::UniqueFd page;
+};
+struct EndTrace {};
 struct Stop {
   std::string reason;
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
-                             MemoryGivenUp, Pause, Rebind, Continue, Output,
+                             MemoryGivenUp, Pause, CopySnapshot, ForgetSnapshotCopy, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
-                             ReplicasNamed, CopyUnique, Stop>;
+                             ReplicasNamed, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

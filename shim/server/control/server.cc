@@ -121,6 +121,7 @@ std::optional<int> Server::listen() {
   }
   daemon_.detach();
   socket_ = -1;
+  profiling_.end_trace();  // who requested it is gone
   replica_sources_.close();
   standby_memory_.gone();
   if (job_) {
@@ -179,6 +180,7 @@ std::optional<int> Server::operator()(Assign& request) {
     return kLostExit;
   }
   job_ = std::move(*job);
+  sharing_.set_quota(assignment_->memory_quota);
   if (assignment_->mode == AssignMode::kLost) {
     log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
     mark_lost(*job_, assignment_->error != 0 ? assignment_->error : device_->unknown());
@@ -272,6 +274,7 @@ void Server::serve(std::vector<Hosted> given) {
     daemon_.opened(device_->own_bytes());
     opening_changed_.notify_all();
   }
+  if (assignment_->hold) executor_->hold();
   if (const Result<> ended = executor_->run(); !ended) lose(ended.error());
 }
 
@@ -443,16 +446,19 @@ std::optional<int> Server::operator()(TakeSnapshot& request) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(Pause&) {
+std::optional<int> Server::operator()(Pause& request) {
   if (!begun_ || !executes()) return std::nullopt;
   pausing_ = true;
-  executor_->pause();
+  executor_->pause(request.at_snapshot);
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(Rebind& request) { return unpause(std::move(request)); }
 
-std::optional<int> Server::operator()(Continue&) { return unpause(std::nullopt); }
+std::optional<int> Server::operator()(Continue& request) {
+  if (request.if_paused && !pausing_) return std::nullopt;
+  return unpause(std::nullopt);
+}
 
 std::optional<int> Server::unpause(std::optional<Rebind> rebind) {
   const Result<> resumed = begun_ && executes() ? executor_->unpause(std::move(rebind)) : Error{"there is no job"};
@@ -483,7 +489,12 @@ std::optional<int> Server::operator()(Met& request) {
 
 std::optional<int> Server::operator()(GroupStop& request) { return step(std::move(request)); }
 std::optional<int> Server::operator()(GroupHold& request) { return step(std::move(request)); }
-std::optional<int> Server::operator()(GroupTake& request) { return step(std::move(request)); }
+
+std::optional<int> Server::operator()(GroupTake& request) {
+  if (request.pauses && is_executing()) pausing_ = executor_->pause_with_the_group(request.round) || pausing_;
+  return step(std::move(request));
+}
+
 std::optional<int> Server::operator()(GroupContinue& request) { return step(request); }
 
 std::optional<int> Server::step(GroupSnapshot::Step step) {
@@ -514,6 +525,42 @@ std::optional<int> Server::operator()(ReplicasNamed&) {
 std::optional<int> Server::operator()(CopyUnique& request) {
   std::vector<ReplicaSource> others = replica_sources_.take();
   if (is_executing()) executor_->host_copies().make(std::move(others), request.bytes);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(CopySnapshot& request) {
+  request.room = std::exchange(room_, {});
+  if (is_executing()) {
+    executor_->snapshot_copy().make(request.number, request.since, std::move(request.room));
+  } else {
+    daemon_.snapshot_not_copied(request.number, "the job has not begun, or is being recovered");
+  }
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ForgetSnapshotCopy&) {
+  if (is_executing()) executor_->snapshot_copy().stop();
+  return std::nullopt;
+}
+
+// A standby, too, is given them: then it writes from its first record on.
+std::optional<int> Server::operator()(Profile& request) {
+  return wanted(profiling_.profile(std::move(request.page), request.every), "profile");
+}
+
+std::optional<int> Server::operator()(Trace& request) { return wanted(profiling_.trace(std::move(request.page)), "trace"); }
+
+// Likewise.
+std::optional<int> Server::operator()(Share& request) { return wanted(sharing_.share(std::move(request)), "sharing"); }
+
+std::optional<int> Server::operator()(EndTrace&) {
+  profiling_.end_trace();
+  return wanted({}, "trace");
+}
+
+std::optional<int> Server::wanted(const Result<>& given, const char* what) {
+  if (!given) log_(Level::kError, std::string("there is no ") + what + ": " + given.why());
+  if (is_executing()) executor_->follow_profiling();
   return std::nullopt;
 }
 

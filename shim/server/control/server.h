@@ -81,6 +81,13 @@ class Server {
   std::optional<int> operator()(ReplicaMemory& request);
   std::optional<int> operator()(ReplicasNamed& request);
   std::optional<int> operator()(CopyUnique& request);
+  std::optional<int> operator()(CopySnapshot& request);
+  std::optional<int> operator()(ForgetSnapshotCopy& request);
+  std::optional<int> operator()(Profile& request);
+  std::optional<int> operator()(Share& request);
+  std::optional<int> operator()(Trace& request);
+  std::optional<int> operator()(EndTrace& request);
+  std::optional<int> wanted(const Result<>& given, const char* what);
   std::optional<int> operator()(Stop& request);
   std::optional<int> unpause(std::optional<Rebind> rebind);
 
@@ -91,7 +98,7 @@ class Server {
   void enter();
   void enter_job();
   Result<> open();
-  Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_, replica_sources_, standby_memory_}; }
+  Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_, replica_sources_, standby_memory_, profiling_, sharing_}; }
   void make_executor();
   void begin();
   void serve(std::vector<Hosted> given);
@@ -121,6 +128,8 @@ class Server {
   Membership membership_{daemon_};
   ReplicaSources replica_sources_;
   StandbyMemory standby_memory_{daemon_};
+  Profiling profiling_;
+  Sharing sharing_;
   ModulePreload preload_;
   PreparedCommunicators prepared_;
   Physical physical_;

@@ -117,6 +117,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       schedule_(static_cast<uint64_t>(limits.stall_bound * 1e9), limits.snapshot_cost, device_.recovery_ns()),
       group_([this] { interrupts_.request(Interrupts::kLook); }),
       host_copies_(services_, memory_, granules_, staging_, snapshots_),
+      snapshot_copy_(services_, memory_, granules_, staging_, snapshots_),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -124,7 +125,9 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       recovery_(services_, memory_, granules_, snapshots_, adoption_, incoming_, *this),
       handlers_({services_, device_, memory_, granules_, objects_, replies_, waits_, progress_, working_, current_, errors_,
                  schedule_, *this},
-                preload_, prepared_, snapshots_, relocation_) {
+                preload_, prepared_, snapshots_, relocation_),
+      timing_(services_.profiling, driver_, contexts_, objects_, memory_.live),
+      turns_(services_.sharing) {
   faults_.hear(this);
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     size_t bytes = 0;
@@ -142,10 +145,12 @@ Executor::~Executor() {
   placement_.close();
   watchdog_.reset();
   host_copies_.stop();
+  snapshot_copy_.stop();
   relocation_.end(false);
   incoming_.give_up();
   handlers_.collectives.abort_all();
   drain();
+  timing_.close();
   handlers_.destroy_all();
   faults_.hear(nullptr);
   unregister_shared();
@@ -173,6 +178,7 @@ Result<> Executor::prepare_journal(const Services& services, const device::Devic
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
     header.devices[ordinal] = device.describe(static_cast<int>(ordinal));
   }
+  header.memory_quota = services.sharing.quota();
   describe_peers(services);
   for (journal::ThreadSlot& slot : header.threads) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
@@ -225,11 +231,13 @@ Result<> Executor::run() {
   while (!current_.broken) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
     interrupts_.take(Interrupts::kLook);  // before anything is looked at
+    timing_.turn();
     bool worked = !stands() && execute_batch();
     if (current_.broken) break;
     worked |= waits_.poll();
     worked |= handlers_.collectives.poll();
     if (current_.broken) break;
+    look_at_neighbours(worked);
     if (placement_.bound() && gives_way()) [[unlikely]] {
       nap();
       idle_since = 0;
@@ -252,7 +260,7 @@ Result<> Executor::run() {
     look_for_rest(now);
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
     const bool soon = stands() || waits_.at_barrier();  // until the device is done, which nobody announces
-    if (now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
+    if (!turns_.holds() && now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
       const bool records_only = !soon && !waits_.watching();
       if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
       records_only ? watch_tail() : journal::cpu_relax();
@@ -353,6 +361,10 @@ bool Executor::execute_batch() {
     if (waits_.at_barrier() && !pass_barrier()) return i != 0;
     if (!load_next(tail)) return true;
     if (group_.under_way() && stop_in_front_of(op_of(current_.record), now_ns())) [[unlikely]] break;
+    if (turns_.is_best_effort() && is_kernel(op_of(current_.record)) && !is_its_turn()) [[unlikely]] {
+      publish_executed();
+      return i != 0;
+    }
     if (waits_.unarmed()) waits_.arm();
     execute_one();
     caller_ = current_.record.header().thread;
@@ -373,6 +385,26 @@ bool Executor::pass_barrier() {
   if (waits_.at_barrier()) return false;
   barrier_since_ = 0;
   return true;
+}
+
+// Other ranks may wait for whatever a process in communicators does, and a program for a replay.
+bool Executor::is_its_turn() {
+  if (replay_.running() || handlers_.collectives.grouped() || interrupts_.pending() != 0) {
+    turns_.passes();
+    return true;
+  }
+  uint64_t kernel = 0;
+  if (Args_xmLaunch launch; op_of(current_.record) != Op::xmGraphLaunch) {
+    if (current_.record.arguments(launch)) kernel = launch.function;
+  } else if (Args_xmGraphLaunch graph; current_.record.arguments(graph)) {
+    kernel = graph.exec;
+  }
+  return turns_.admits(current_.record.header().ordinal, current_.record.sequence(), kernel, progress_.done(), now_ns());
+}
+
+void Executor::look_at_neighbours(bool worked) {
+  if (turns_.look()) progress_.mark_every(turns_.is_best_effort() ? 1 : device_.mark_every());
+  if (turns_.shares()) [[unlikely]] turns_.show(worked || progress_.unfinished() || turns_.holds(), now_ns());
 }
 
 bool Executor::load_next(uint64_t tail) {
@@ -439,11 +471,20 @@ void Executor::execute() {
   if (careful) [[unlikely]] alone_ = settle();
   executing_.store(sequence, std::memory_order_relaxed);
   handlers_.streams.begin();
-  if (placement_.bound() && !makes_no_thread(op_of(current_.record))) [[unlikely]] placement_.leave();
+  if (placement_.bound() && (timing_.traces() || !makes_no_thread(op_of(current_.record)))) [[unlikely]] placement_.leave();
   contexts_.use(ordinal);
   device_.set_sequence(sequence);
   const uint64_t began = replay_.running() ? now_ns() : 0;
+  if (timing_.on()) timing_.before(current_.record, handlers_.streams, replay_.running() && current_.position < replay_.until());
   dispatch();
+  if (timing_.on()) {
+    timing_.after();
+    if (const Op op = op_of(current_.record); op == Op::xmAlloc || op == Op::xmFree) {
+      timing_.allocated();
+    } else if (op == Op::cuModuleUnload || op == Op::xmContextReset) {
+      timing_.forget_kernels();
+    }
+  }
   if (replay_.running()) [[unlikely]] replay_.took(current_.record.header().op, now_ns() - began);
   if (const auto& used = handlers_.streams.finish(); used && !only_looks(op_of(current_.record))) {
     contexts_.use(used->ordinal);
@@ -592,6 +633,7 @@ void Executor::publish_executed() {
 }
 
 void Executor::sleep() {
+  timing_.rest();
   if (waits_.watching()) placement_.free();  // they are handed to threads
   waits_.hand_over();
   journal::JournalHeader& header = job_.header();
@@ -609,7 +651,8 @@ void Executor::sleep() {
   const bool patient = header.trimmed_waiters.load() == 0 && !replay_.running() && !waits_.watching() && requests == 0;
   if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
   if (!patient) limit = kPatience;
-  const bool held_up = stands() || waits_.at_barrier();
+  if (timing_.waits()) limit = std::min(limit, kPatience);
+  const bool held_up = stands() || waits_.at_barrier() || turns_.holds();
   if (held_up) limit = kStopPatience;
   if (group_.under_way() && !stands()) limit = std::min(limit, kPatience);
   const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);
@@ -641,6 +684,7 @@ void Executor::sleep() {
 bool Executor::check_finished_replay() {
   if (!replay_.running() || current_.position < replay_.until() || !replies_.all_met()) return false;
   replay_.end();
+  timing_.did(profiling::Kind::kReplay, "replay", replay_began_, now_ns());
   ReplayReport report = replies_.report();
   report.records = replay_.records();
   daemon_.replayed(report);

@@ -30,6 +30,7 @@
 #include "server/channel/interrupts.h"
 #include "server/cuda/handlers/handlers.h"
 #include "server/cuda/objects/objects.h"
+#include "server/cuda/timing/timing.h"
 #include "server/execution.h"
 #include "server/executor/current.h"
 #include "server/executor/placement.h"
@@ -48,8 +49,10 @@
 #include "server/recovery/recovery.h"
 #include "server/recovery/replay.h"
 #include "server/services.h"
+#include "server/sharing/turns.h"
 #include "server/snapshot/group_snapshot.h"
 #include "server/snapshot/host_copies.h"
+#include "server/snapshot/snapshot_copy.h"
 #include "server/snapshot/schedule.h"
 #include "server/snapshot/snapshots.h"
 #include "server/snapshot/staging.h"
@@ -91,7 +94,12 @@ class Executor final : public Witness, private Execution {
   // From other threads.
   void stop() { interrupts_.request(Interrupts::kStop); }
   void ask_for_snapshot() { interrupts_.request(Interrupts::kSnapshot | Interrupts::kAnswer); }
-  void pause() { interrupts_.request(Interrupts::kPause); }
+  // Until unpause(), which may come before it stands.
+  void pause(bool at_snapshot);
+  // Stands at once, before anything of the replay: what the last snapshot holds is to be copied. Until unpause().
+  void hold();
+  // The same, at the snapshot that its group is about to take in this round. False: it takes no part in that.
+  bool pause_with_the_group(uint64_t round);
   // Stop at a snapshot: another server takes the job, unless unpause() comes first.
   void hand_over() { interrupts_.request(Interrupts::kHandover); }
   void suspend() { interrupts_.request(Interrupts::kSuspend); }
@@ -99,6 +107,8 @@ class Executor final : public Witness, private Execution {
   // A step of a snapshot of all ranks of a group; and what has become of a communicator that failed.
   void step(GroupSnapshot::Step step) { group_.request(std::move(step)); }
   HostCopies& host_copies() { return host_copies_; }
+  SnapshotCopy& snapshot_copy() { return snapshot_copy_; }
+  void follow_profiling() { interrupts_.request(Interrupts::kLook); }
   void communicator_lost(const std::string& name) { handlers_.collectives.lost(name); }
   // Continue, with the job's new files if there are any. The executor is paused.
   Result<> unpause(std::optional<Rebind> rebind);
@@ -114,6 +124,8 @@ class Executor final : public Witness, private Execution {
   static bool keeps_books(Op op);
   bool execute_batch();
   bool pass_barrier();
+  bool is_its_turn();
+  void look_at_neighbours(bool worked);
   bool load_next(uint64_t tail);
   void execute_one();
   void execute_injected();
@@ -164,6 +176,7 @@ class Executor final : public Witness, private Execution {
   bool device_idle();
   void drain();
   void wait_paused();
+  void stay_paused(uint64_t snapshot);
 
   // Execution: stops.cc, remake.cc
   uint64_t position() const override { return current_.position; }
@@ -176,6 +189,7 @@ class Executor final : public Witness, private Execution {
   void no_snapshot(const std::string& why);
   void snapshot_taken(Snapshots::Taken taken, const char* reason, uint64_t began, uint64_t stopped, uint64_t round);
   void park(const std::function<void()>& tell) override;
+  void stay(const std::function<void()>& tell);
   void go_on() override;
   void entered() override;
   void start_at(const SnapshotContent& content, uint64_t executed) override;
@@ -230,6 +244,7 @@ class Executor final : public Witness, private Execution {
   uint64_t work_ = 0;               // records that change device memory or what is allocated, since this server has the process
   uint64_t collective_at_ = 0;      // when the last one was begun
   uint64_t group_executed_at_ = 0;  // the last record, while it stops with the group
+  uint64_t replay_began_ = 0;
   uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot
 
   // The parts. Each is given those before it, and Execution, which this is.
@@ -239,6 +254,7 @@ class Executor final : public Witness, private Execution {
   Schedule schedule_;
   GroupSnapshot group_;
   HostCopies host_copies_;
+  SnapshotCopy snapshot_copy_;
   Relocation relocation_;
   Departure departure_;
   Adoption adoption_;
@@ -246,6 +262,8 @@ class Executor final : public Witness, private Execution {
   Replay replay_;
   Recovery recovery_;
   Handlers handlers_;
+  Timing timing_;
+  Turns turns_;
 
   // --- what other threads touch, beside parts that say so themselves
 
@@ -259,7 +277,8 @@ class Executor final : public Witness, private Execution {
   // The executor waits; the thread that listens to the daemon lets it go on.
   std::mutex pause_mutex_;
   std::condition_variable pause_changed_;
-  bool paused_ = false;           // guarded by pause_mutex_
+  bool pause_wanted_ = false, pause_at_snapshot_ = false;  // guarded by pause_mutex_
+  bool paused_ = false;           // likewise
   std::function<void()> parked_;  // likewise: tells the daemon once more why nothing is executed
 };
 

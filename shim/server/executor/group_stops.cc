@@ -70,7 +70,7 @@ bool Executor::held_up_by_the_group(uint64_t now) {
   const journal::JournalHeader& header = job_.header();
   const bool full = header.trimmed_waiters.load(std::memory_order_relaxed) != 0 && !replay_.running() &&
                     header.tail.load(std::memory_order_relaxed) == current_.position;
-  if (!full) {
+  if (!full || snapshot_copy_.under_way()) {
     full_since_ = 0;
   } else if (full_since_ == 0) {
     full_since_ = now;
@@ -96,8 +96,11 @@ void Executor::make(GroupSnapshot::Step& step, uint64_t now) {
     const uint64_t round = stop->round;
     group_.stop(std::move(*stop), now);
     group_executed_at_ = now;
-    if (!handlers_.collectives.making() && !replay_.running()) return;
-    daemon_.group_busy(round, replay_.running() ? "the process is being recovered" : "a communicator is being made");
+    const bool copying = snapshot_copy_.under_way();  // the snapshot would wait for it, and everybody for that
+    if (!handlers_.collectives.making() && !replay_.running() && !copying) return;
+    daemon_.group_busy(round, replay_.running() ? "the process is being recovered"
+                              : copying         ? "a checkpoint copies its snapshot"
+                                                : "a communicator is being made");
     group_.end();
   } else if (auto* const hold = std::get_if<GroupHold>(&step)) {
     if (group_.stage() != Stage::kStopped || group_.round() != hold->round) return;
@@ -189,7 +192,7 @@ void Executor::hold(uint64_t now) {
 // From here on, whoever recovers this process or another rank goes on from this round.
 void Executor::take_with_the_group(const GroupTake& take) {
   if (take.moves) job_.header().round_renewed.store(group_.round());
-  if (take.suspends) job_.header().round_suspended.store(group_.round());
+  if (take.suspends || take.pauses) job_.header().round_suspended.store(group_.round());
   job_.header().round_decided.store(group_.round());
   const Snapshots::Moment moment{current_.position, current_.sequence, errors_.all(), handlers_};
   snapshot_taken(snapshots_.finish(moment, relocation_.settling()), "the group's", rested_at_, group_.stopped_at(), group_.round());
@@ -204,6 +207,11 @@ void Executor::take_with_the_group(const GroupTake& take) {
   group_.end();
   if (take.leaves) return departure_.hand_over(stopped);
   if (take.suspends) return departure_.suspend_with_the_group(stopped);
+  if (take.pauses) {
+    stay_paused(snapshots_.number());
+    job_.header().round_suspended.store(0);  // a program that is restored from its dump has been suspended with the others
+    return;
+  }
   if (!take.communicators.empty()) handlers_.collectives.renew(take.communicators);
 }
 

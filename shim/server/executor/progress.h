@@ -24,6 +24,7 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
 
+  void mark_every(uint32_t records) { mark_every_ = records; }
   // The record with this sequence has put work into this stream, whose context is current.
   CUresult enqueued(CUstream stream, uint32_t ordinal, uint64_t sequence) {
     if (!last_ || last_->stream != stream || last_->ordinal != ordinal) [[unlikely]] last_ = &lane_of(stream, ordinal);
@@ -84,7 +85,7 @@ class Progress {
   void finished(Lane& lane);
 
   const DriverTable& driver_;
-  const uint32_t mark_every_;
+  uint32_t mark_every_;
   journal::Mapping words_;  // one for each lane, written by the device
   std::array<Lane, kLanes> lanes_;
   Lane* last_ = nullptr;

@@ -108,6 +108,8 @@ Result<> Executor::execute_objects(uint64_t until) {
 }
 
 void Executor::begin_replay(uint64_t executed, std::optional<Delivery> deliver, std::optional<Careful> careful) {
+  replay_began_ = now_ns();
+  timing_.turn();
   journal::JournalHeader& header = job_.header();
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
     const Failure& failure = errors_.all()[ordinal];

@@ -7,6 +7,12 @@
 
 namespace xmig::server {
 
+namespace {
+
+constexpr uint64_t kBesidesCopy = 5'000'000;  // ns: as long as the last snapshot is copied, no other is due
+
+}  // namespace
+
 // Device work that only ends when the program does something: a snapshot that waited for it could wait for ever, because the
 // program may in turn wait for records that come after the snapshot.
 bool Executor::external_waits() {
@@ -69,6 +75,7 @@ std::optional<Schedule::Stop> Executor::wants_stop(bool idle, uint64_t now) {
 }
 
 std::optional<Schedule::Stop> Executor::proposed_stop(bool idle, uint64_t now) {
+  if (snapshot_copy_.under_way()) [[unlikely]] schedule_.postpone(now + kBesidesCopy);
   if (relocation_.settle_at() != 0 && now >= relocation_.settle_at() && relocation_.begin_settling()) {
     schedule_.postpone(now_ns() + Relocation::kPatienceToSettle);
   }
@@ -167,6 +174,7 @@ void Executor::no_snapshot(const std::string& why) {
 // `began`: when the device had come to rest. `stopped`: as of take_snapshot().
 void Executor::snapshot_taken(Snapshots::Taken taken, const char* reason, uint64_t began, uint64_t stopped, uint64_t round) {
   snapshot_trouble_.clear();
+  timing_.did(profiling::Kind::kSnapshot, "snapshot", began, taken.end);
   relocation_.settle_at(0);
   const uint64_t waited = stopped != 0 ? began - stopped : 0;
   schedule_.snapshot_taken(began, taken.end, taken.once_ns, waited);
@@ -180,11 +188,43 @@ void Executor::snapshot_taken(Snapshots::Taken taken, const char* reason, uint64
   relocation_.end_settling();
 }
 
+void Executor::pause(bool at_snapshot) {
+  {
+    const std::lock_guard lock(pause_mutex_);
+    pause_wanted_ = true;
+    pause_at_snapshot_ = at_snapshot;
+  }
+  interrupts_.request(Interrupts::kPause);
+}
+
+bool Executor::pause_with_the_group(uint64_t round) {
+  if (round == 0 || group_.held() != round) return false;
+  const std::lock_guard lock(pause_mutex_);
+  pause_wanted_ = true;
+  return true;
+}
+
 void Executor::wait_paused() {
   waits_.finish_all();
   progress_.idle(current_.sequence);
   publish_executed();
-  park([this] { daemon_.paused(current_.position); });
+  bool at_snapshot = false;
+  {
+    const std::lock_guard lock(pause_mutex_);
+    at_snapshot = pause_wanted_ && pause_at_snapshot_;
+  }
+  const bool stands = snapshots_.number() != 0 && snapshots_.position() == current_.position && !snapshots_.lacks_lost();
+  stay_paused(at_snapshot && (stands || take_snapshot("checkpoint")) ? snapshots_.number() : 0);
+}
+
+// If that is wanted still. `snapshot`: of where it stands; 0: there is none.
+void Executor::stay_paused(uint64_t snapshot) {
+  bool wanted = false;
+  {
+    const std::lock_guard lock(pause_mutex_);
+    wanted = paused_ = std::exchange(pause_wanted_, false);
+  }
+  if (wanted) stay([this, snapshot] { daemon_.paused(current_.position, snapshot); });
   daemon_.continued(current_.position);
 }
 
@@ -192,6 +232,20 @@ void Executor::park(const std::function<void()>& tell) {
   {
     const std::lock_guard lock(pause_mutex_);
     paused_ = true;
+  }
+  stay(tell);
+}
+
+void Executor::hold() {
+  // The copy of a snapshot has nothing of what page-locked memory has brought since.
+  const uint64_t snapshot = memory_.copy_log.is_needed() ? 0 : snapshots_.number();
+  park([this, snapshot] { daemon_.paused(current_.position, snapshot); });
+}
+
+// As long as `paused_` is set.
+void Executor::stay(const std::function<void()>& tell) {
+  {
+    const std::lock_guard lock(pause_mutex_);
     parked_ = tell;
   }
   tell();  // not under the lock, which announce() takes while it keeps others from speaking
@@ -203,6 +257,7 @@ void Executor::park(const std::function<void()>& tell) {
 
 Result<> Executor::unpause(std::optional<Rebind> rebind) {
   const std::lock_guard lock(pause_mutex_);
+  if (!paused_ && std::exchange(pause_wanted_, false)) return {};  // it was not yet
   if (!paused_) return Error{"the server is not paused"};
   if (rebind) {
     journal::JournalHeader& old = job_.header();

@@ -31,6 +31,8 @@ class CopyLog {
   void keep_on_host();
   // Of what is needed, so much is on a device.
   uint64_t bytes_on_device() const;
+  // Does a replay from the last snapshot need bytes that the snapshot does not hold?
+  bool is_needed() const { return !last_.empty(); }
 
   // Space for the bytes of the record at `position`, at most a granule. Nothing: a snapshot has to make room.
   std::optional<uint64_t> take(uint32_t ordinal, uint64_t bytes, uint64_t position);

@@ -98,6 +98,21 @@ bool Hosting::exists(uint64_t address, uint64_t bytes) const {
   return true;
 }
 
+uint64_t Hosting::lacking(uint64_t address, uint64_t bytes) const {
+  uint64_t found = 0;
+  for (uint64_t at = address; at < address + bytes; at += kGranule) found += backed(at, kGranule) ? 0 : kGranule;
+  return found;
+}
+
+uint64_t Hosting::alive_bytes(uint32_t ordinal) const {
+  uint64_t found = 0;
+  const uint64_t base = device_base(ordinal), end = base + journal::kDeviceSpan;
+  for (auto it = backings_.lower_bound(base); it != backings_.end() && it->first < end; ++it) {
+    found += it->second.memory.bytes - it->second.dead_count * kGranule;
+  }
+  return found;
+}
+
 void Hosting::release_dead() {
   if (dead_granules_ == 0) return;
   for (auto it = backings_.begin(); it != backings_.end();) {

@@ -37,6 +37,9 @@ class Hosting {
   // it in such pieces that it can be given back as here.
   std::vector<Extent> extents() const;
   uint64_t bytes() const;
+  // What of these granules the program does not have, and what it has of an ordinal.
+  uint64_t lacking(uint64_t address, uint64_t bytes) const;
+  uint64_t alive_bytes(uint32_t ordinal) const;
 
   // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
   // since the snapshot, and is returned: the replay must find it as new.

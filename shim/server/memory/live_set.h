@@ -86,6 +86,14 @@ class LiveSet {
     }
   }
 
+  // The allocation that has this byte; null: none has.
+  const LiveRange* around(uint64_t address) const {
+    const auto next = ranges_.upper_bound(address);
+    if (next == ranges_.begin()) return nullptr;
+    const LiveRange& range = std::prev(next)->second;
+    return address - range.address < range.bytes ? &range : nullptr;
+  }
+
   // Of what is preserved.
   uint64_t bytes() const { return bytes_ - discarded_.size() * journal::kGranule; }
   // As a snapshot writes them down: in order, and the granules that have anything of them to preserve. Snapshots ask while the device stands

@@ -218,6 +218,8 @@ void Snapshots::commit(Draft& draft, const Moment& moment, bool gradually) {
   for (const auto& [number, before] : draft.changed) {
     if (before && *before != content.chunks[number].hash) changed_.push_back(content.chunks[number].address);
   }
+  note_written(draft);
+  lacks_lost_ = false;
   chunks_ = std::move(content.chunks);
   for (const uint64_t slot : draft.given_back) memory_.shadow.free(slot);
   for (const ChunkState& chunk : chunks_) staging_.consume(chunk);
@@ -231,6 +233,22 @@ void Snapshots::commit(Draft& draft, const Moment& moment, bool gradually) {
   } else {
     memory_.shadow.trim();
   }
+}
+
+// What has the slot that it had, and was not copied there, is as old as it was.
+void Snapshots::note_written(const Draft& draft) {
+  const std::vector<ChunkState>& next = draft.content.chunks;
+  std::vector<uint64_t> written(next.size(), draft.content.number);
+  for (size_t i = 0, old = 0; i < next.size() && old < chunks_.size();) {
+    if (next[i].address == chunks_[old].address) {
+      if (next[i].slot == chunks_[old].slot) written[i] = written_[old];
+      ++i, ++old;
+    } else {
+      next[i].address < chunks_[old].address ? ++i : ++old;
+    }
+  }
+  for (const Changed& changed : draft.changed) written[changed.chunk] = draft.content.number;
+  written_ = std::move(written);
 }
 
 void Snapshots::report(const Draft& draft, const Moment& moment, SnapshotReport& report) const {
@@ -406,6 +424,7 @@ Result<> Snapshots::take_over(SnapshotContent& content, uint64_t trimmed) {
     last = chunk.address;
   }
   chunks_ = std::move(content.chunks);
+  written_.assign(chunks_.size(), number_);
   return {};
 }
 
@@ -425,6 +444,7 @@ void Snapshots::place_again(const std::vector<ChunkState>& lost, uint64_t sequen
     const std::lock_guard lock(memory_.mutex);
     Result<std::vector<Hosted>> made = memory_.shadow.make_again(ordinal, slots);
     if (!made) {
+      lacks_lost_ = true;
       services_.log(Level::kWarning, "the shadow that was lost with a device is not made again before the next snapshot: " + made.why());
       continue;
     }
@@ -432,14 +452,19 @@ void Snapshots::place_again(const std::vector<ChunkState>& lost, uint64_t sequen
     memory_.shadow.add_again(*std::move(made), slots);
     services_.log(Level::kInfo, std::to_string(chunks.size() * kGranule >> 20) + " MiB of the shadow were made again in " +
                                     in_ms(now_ns() - start));
-    for (const ChunkState& chunk : chunks) {
-      std::ranges::lower_bound(chunks_, chunk.address, {}, &ChunkState::address)->slot = chunk.slot;
-    }
+    for (const ChunkState& chunk : chunks) written_again(chunk.address).slot = chunk.slot;
   }
 }
 
 void Snapshots::replace(const std::vector<ChunkState>& chunks) {
-  for (const ChunkState& chunk : chunks) std::ranges::lower_bound(chunks_, chunk.address, {}, &ChunkState::address)->hash = chunk.hash;
+  for (const ChunkState& chunk : chunks) written_again(chunk.address).hash = chunk.hash;
+}
+
+// A chunk of the last snapshot whose place was written since: no copy of that snapshot has what is there now.
+ChunkState& Snapshots::written_again(uint64_t address) {
+  const auto chunk = std::ranges::lower_bound(chunks_, address, {}, &ChunkState::address);
+  written_[static_cast<size_t>(chunk - chunks_.begin())] = number_ + 1;
+  return *chunk;
 }
 
 }  // namespace xmig::server

@@ -5,7 +5,8 @@
 // byte of the shadow changes, everything that the snapshot needs must be there: slots, and pages for its file.
 //
 // What lies in this folder: snapshot_file (what a snapshot is), snapshots (how one is taken), schedule, snapshot_policy and stall (when), staging
-// (where its content goes, and what was brought there ahead), host_copies (of what no other device has), preload (code that it needs, ahead of a recovery). A snapshot is of a
+// (where its content goes, and what was brought there ahead), host_copies (of what no other device has), snapshot_copy
+// (of all of it, for a checkpoint), preload (code that it needs, ahead of a recovery). A snapshot is of a
 // position that the caller names: the executor's own, and one day one that several processes have agreed on.
 //
 // The executor's thread's, but: ShadowWishes are any thread's, and `chunks` may be read by who has begun a batch of staging.
@@ -90,6 +91,11 @@ class Snapshots {
   uint64_t position() const { return position_; }
   uint64_t trimmed() const { return trimmed_; }
   const std::vector<ChunkState>& chunks() const { return chunks_; }  // by address
+  // Of each of them, the snapshot that wrote its slot last, as far as this server knows. What is not newer than a snapshot of this server
+  // is what that one had: not by its hash, but because nobody has written there.
+  const std::vector<uint64_t>& written() const { return written_; }
+  // What was lost with a device has no place in the shadow yet, and looks like zeros: only the program's memory has it.
+  bool lacks_lost() const { return lacks_lost_; }
 
  private:
   // Chunks of a snapshot whose content goes to their slots: where each is in the list, and its content's hash in the last snapshot if that
@@ -136,6 +142,8 @@ class Snapshots {
   Placed keep_or_move(Draft& draft, const ChunkState& old, uint64_t hash, bool zeros);
   std::optional<uint64_t> new_slot(Draft& draft, uint32_t ordinal);
   int file_of(const Draft& draft) const;
+  void note_written(const Draft& draft);
+  ChunkState& written_again(uint64_t address);
   bool fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed, uint64_t sequence);
   std::optional<uint64_t> zeros_hash();
   Place place_now() const { return evict_ ? Place::kHost : place_; }
@@ -155,6 +163,8 @@ class Snapshots {
   std::optional<Prepared> prepared_;
   uint64_t number_ = 0, position_ = 0;
   std::vector<ChunkState> chunks_;  // of the last committed snapshot, by address
+  std::vector<uint64_t> written_;
+  bool lacks_lost_ = false;
   std::vector<uint64_t> changed_;   // addresses of those whose content was not the one of the snapshot before
   std::optional<uint64_t> zeros_hash_;
   Place place_ = Place::kDevice;  // where content goes; changed between snapshots only

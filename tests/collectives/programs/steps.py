@@ -2,7 +2,8 @@
 twice or done with another rank's step shows in every later sum. STEPS 0: until the test has left `enough`.
 
 Every fortieth step a communicator is split off and ended; with SPLIT_EVERY (environment) more often. With GRAPHS
-steps are launches of a graph, which is updated every thirtieth step, and made anew as often."""
+steps are launches of a graph, which is updated every thirtieth step, and made anew as often. With IDLE_MIB there is
+memory that is written once, and compared at the end."""
 
 import os
 import random
@@ -42,6 +43,7 @@ STEPS = int(sys.argv[4])
 PAUSE = float(sys.argv[5]) if len(sys.argv) > 5 else 0.004
 SPLIT_EVERY, READ_EVERY = int(os.environ.get("SPLIT_EVERY", "40")), 8
 GRAPHS, CHANGE_EVERY = "GRAPHS" in os.environ, 30
+IDLE_MIB = int(os.environ.get("IDLE_MIB", "0"))
 
 
 def splits_at(step: int) -> bool:
@@ -63,6 +65,10 @@ def modelled(state: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
     return state
 
 
+def idle(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([RANK, number]).integers(0, 1 << 32, 1 << 18, np.uint32)
+
+
 def split(comm: c_void_p, color: int) -> c_void_p:
     made = c_void_p()
     if code := NCCL.ncclCommSplit(comm, c_int(color), c_int(RANK), byref(made), None):
@@ -77,6 +83,7 @@ def main() -> None:
     half = split(comm, RANK % 2)
     state = np.arange(RANKS * COUNT, dtype=np.uint32).reshape(RANKS, COUNT)
     memory, received, number = holding(state[RANK]), Memory(4 * PART), Memory(4 * PART)
+    unchanged = [holding(idle(number)) for number in range(IDLE_MIB)]
     mark = c_void_p()
     driver("cuEventCreate", byref(mark), 2)
 
@@ -123,6 +130,8 @@ def main() -> None:
         time.sleep(pauses.random() * 2 * PAUSE)
     expect(synchronize(on) == 0, "the last step")
     expect((memory.read(np.uint32, COUNT) == state[RANK]).all(), "the state at the end")
+    for part, one in enumerate(unchanged):
+        expect((one.read(np.uint32, 1 << 18) == idle(part)).all(), f"what was written once, part {part}")
     error = c_int()
     nccl("ncclCommGetAsyncError", comm, byref(error))
     expect(error.value == 0, f"the communicator reports {error.value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,7 @@ from xmigd.api.gate.kinds import changes
 from xmigd.security.audit import Audit
 
 AUDITED_BODY = 4 << 10  # bytes of a body that the audit keeps
+WITH_SECRETS = "/v1/webhooks"  # paths of requests whose bodies may have one
 
 
 class Auditing:
@@ -46,5 +48,18 @@ def _detail(scope: Scope) -> dict[str, Any]:
     if scope.get("query_string"):
         detail["query"] = scope["query_string"].decode("latin-1")
     if body := scope["state"]["body"]:
+        if scope["path"].startswith(WITH_SECRETS):
+            body = _without_secret(body)
         detail["body"] = body[:AUDITED_BODY].decode("utf-8", "replace")
     return detail
+
+
+def _without_secret(body: bytes) -> bytes:
+    """What is no JSON object is refused anyway, and may have one anywhere."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return b"(not a JSON object)"
+    return json.dumps(found | {"secret": "(not shown)"} if "secret" in found else found).encode()

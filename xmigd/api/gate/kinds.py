@@ -5,7 +5,9 @@ from __future__ import annotations
 from starlette.types import Scope
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-ASKING = frozenset({"/v1/migration-plans"})  # a POST because the question has a body: it changes nothing
+ASKING = frozenset(
+    {"/v1/migration-plans", "/v1/drain-plans"}
+)  # a POST because the question has a body: it changes nothing
 
 
 def reads(scope: Scope) -> bool:

@@ -10,8 +10,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
+from xmigd.web.forms import refused
 from xmigd.web.lanes import lanes
 from xmigd.web.page import Page, ThePage
+from xmigd.web.pages.checkpoints import of_job
 from xmigd.web.pages.devices import devices_of
 from xmigd.web.pages.faults import join
 from xmigd.web.paging import ThePages
@@ -22,6 +24,7 @@ Id = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 Which = Annotated[Literal["live", "suspended", "all"], Query()]
 LISTED = 100
 RANKS, SPANS = 32, 250  # of a job, on its page; of each rank
+PROFILED = 15  # operations of a profile
 LINES = 100  # of a job's log, on its page
 
 
@@ -53,8 +56,16 @@ async def one_job(page: ThePage, job: Id) -> Response:
     ranks = None
     if page.front.features.ranks:
         ranks = await page.api.get_or(None, f"/v1/jobs/{job}/ranks", limit=RANKS, spans=SPANS)
+    checkpoints, making = await of_job(page, job)
+    policy = None
+    if page.front.features.checkpoint_policies:
+        policy = await page.api.get_or(None, f"/v1/jobs/{job}/checkpoint-policy")
+    profile = None
+    if page.front.features.profile:
+        profile = await page.api.get_or(None, f"/v1/jobs/{job}/profile", limit=PROFILED)
     return await page.show(
-        "job.html", ranks=ranks, lanes=lanes(ranks["ranks"], time.time()) if ranks else None,
+        "job.html", profile=profile, checkpoints=checkpoints, making=making, policy=policy, ranks=ranks,
+        lanes=lanes(ranks["ranks"], time.time()) if ranks else None,
         job=found, processes=processes, incidents=join(recoveries, faults), samples=measured,
         charts=charts(measured), charted=processes[0] if processes else None, devices=devices, lines=lines,
     )  # fmt: skip
@@ -94,6 +105,24 @@ async def one_process(page: ThePage, process: Id) -> Response:
     return await page.show(
         "process.html", process=found, incidents=join(recoveries, faults), samples=measured,
         charts=charts(measured), devices=devices,
+    )  # fmt: skip
+
+
+@router.post("/jobs/{job}/checkpoint-policy")
+async def set_checkpoint_policy(page: ThePage, job: Id) -> Response:
+    form = await page.form()
+    every, keep, here = form.get("every", "").strip(), form.get("keep", "").strip(), f"/jobs/{job}"
+    try:
+        body = {
+            "every_minutes": float(every) if every else None, "keep": int(keep), "before_drain": "before_drain" in form,
+        }  # fmt: skip
+    except ValueError:
+        raise refused(
+            422, "invalid", "the minutes and how many are kept are numbers", "go back and correct the form"
+        ) from None
+    return await page.act(
+        page.api.put(f"/v1/jobs/{job}/checkpoint-policy", body, form.get("version", "")),
+        done="the policy applies from now on", to=here, back=here,
     )  # fmt: skip
 
 

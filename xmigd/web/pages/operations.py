@@ -34,6 +34,8 @@ async def operations(
 @router.get("/{operation}")
 async def one_operation(page: ThePage, operation: Id) -> Response:
     found = await page.api.get(f"/v1/operations/{operation}")
+    if found["kind"] == "consolidation":
+        return page.go(path_of_ours(f"/consolidation/operations/{operation}"))
     migration = (found["progress"] or {}).get("migration") or (found["result"] or {}).get("migration")
     # The operation may name it a moment before it can be read.
     if migration and await page.api.get_or(None, f"/v1/migrations/{migration}") is not None:

@@ -19,6 +19,7 @@ Memory::Memory(const Session& session, Snapshots& snapshots, Relocation& relocat
       contexts_(session.services.contexts),
       job_(session.services.job),
       standby_memory_(session.services.standby_memory),
+      quota_(session.services.sharing.quota()),
       memory_(session.memory),
       objects_(session.objects),
       current_(session.current),
@@ -45,6 +46,8 @@ CUresult Memory::on_xmGrow(Record& record) {
     current_.over(kStateIsGone);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  // What the program has got already, in a replay, is not taken from it.
+  if (!record.replied() && exceeds_quota(ordinal, args.address, args.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto grow = [&] {
     contexts_.use(ordinal);
     const std::lock_guard lock(memory_.mutex);
@@ -70,6 +73,13 @@ CUresult Memory::on_xmGrow(Record& record) {
   // Together, that and this may be enough.
   if (result == CUDA_ERROR_OUT_OF_MEMORY && gives_up_standbys(ordinal, args.bytes)) result = grow();
   return result;
+}
+
+// Only what the program has counts: snapshots, and what it has given back, are the device's matter.
+bool Memory::exceeds_quota(uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  if (quota_ == 0 || !whole_granules(address, bytes)) return false;
+  const uint64_t more = memory_.hosting.lacking(address, bytes), has = memory_.hosting.alive_bytes(ordinal);
+  return more != 0 && (has > quota_ || more > quota_ - has);
 }
 
 // Communicators that were made ahead, if that is enough. They are made again only after a while.
@@ -143,6 +153,11 @@ CUresult Memory::on_cuMemGetInfo_v2(Record& record) {
   // When the program needs the room, a snapshot releases what the program gave back, and moves the shadow out of the way; and who
   // has made communicators ahead gives them up.
   reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal) + standbys);
+  if (quota_ != 0) {
+    const uint64_t has = memory_.hosting.alive_bytes(ordinal);
+    reply.total = std::min<uint64_t>(reply.total, quota_);
+    reply.free = std::min<uint64_t>(reply.free, quota_ - std::min(quota_, has));
+  }
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;
 }

@@ -1,0 +1,52 @@
+"""A CUDA program that moves between nodes: `client.py OUTPUT STEPS PAUSE`. It appends a line for each step, so a second
+copy of it, if it ever ran, would leave lines of its own. At two thirds of the steps it waits for a file beside OUTPUT,
+`.go` instead of its suffix. With a file `.stop` it ends after the step that it does."""
+
+import ctypes
+import os
+import struct
+import sys
+import time
+from ctypes import byref, c_uint64, c_void_p
+from pathlib import Path
+
+CUDA = ctypes.CDLL("libcuda.so.1")
+N = 1 << 18
+
+
+def call(name: str, *arguments: object) -> None:
+    if code := getattr(CUDA, name)(*(c_uint64(a) if isinstance(a, int) else a for a in arguments)):
+        raise SystemExit(f"{name} returned {code}")
+
+
+def launch(kernel: c_void_p, *arguments: object) -> None:
+    pointers = (c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))  # type: ignore[arg-type]
+    call("cuLaunchKernel", kernel, N // 256, 1, 1, 256, 1, 1, 0, None, pointers, None)
+
+
+output, steps, pause = open(sys.argv[1], "a"), int(sys.argv[2]), float(sys.argv[3])  # noqa: SIM115
+go, stop = (Path(sys.argv[1]).with_suffix(suffix) for suffix in (".go", ".stop"))
+context, module, fill, saxpy, host = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
+x, y = c_uint64(), c_uint64()
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuModuleLoad", byref(module), os.environ["KERNELS"].encode())
+call("cuModuleGetFunction", byref(fill), module, b"fill")
+call("cuModuleGetFunction", byref(saxpy), module, b"saxpy")
+call("cuMemAlloc_v2", byref(x), 4 * N)
+call("cuMemAlloc_v2", byref(y), 4 * N)
+call("cuMemHostAlloc", byref(host), 4 * N, 0)
+launch(fill, y, ctypes.c_float(0), c_uint64(N))
+for step in range(steps):
+    launch(fill, x, ctypes.c_float(1 + step % 7), c_uint64(N))
+    launch(saxpy, ctypes.c_float(0.5 / (1 + step)), x, y, c_uint64(N))
+    call("cuMemcpyDtoHAsync_v2", host, y.value, 4 * N, None)
+    call("cuStreamSynchronize", None)
+    ends = [struct.unpack("<f", ctypes.string_at((host.value or 0) + at, 4))[0].hex() for at in (0, 4 * N - 4)]
+    print(step, *ends, file=output, flush=True)
+    time.sleep(pause)
+    if stop.exists():
+        break
+    while step == steps * 2 // 3 and not go.exists():
+        time.sleep(0.005)

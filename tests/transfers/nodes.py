@@ -1,0 +1,79 @@
+"""Nodes that programs move between, with daemons that die at a given place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.criu.test_client_dump import criu_or_skip
+from xmigd.demo import nodes
+from xmigd.demo.namespaces import NetworkNode
+from xmigd.demo.node import Program
+
+CLIENT = Path(__file__).with_name("client.py")
+STEPS = 60  # if nothing else is wanted
+
+
+class TransferNode(nodes.NamespacedNode):
+    def start_program(
+        self, native_dir: Path, output: Path, pause: float = 0.02, *, steps: int = STEPS,
+        request: dict[str, Any] | None = None,
+    ) -> Program:  # fmt: skip
+        """client.py, which writes to this file. `request`: what its job is to have."""
+        command: list[str | Path] = [sys.executable, CLIENT, output, str(steps), str(pause)]
+        kernels = str(native_dir / "xmig_kernels.so")
+        return self.begin(command, output.with_suffix(".out"), request=request, KERNELS=kernels)
+
+    def ctl(self, *words: str) -> str:
+        """What xmigctl prints; it succeeds."""
+        command = [sys.executable, "-m", "xmigd.cli", *words]
+        environment = os.environ | {"XMIG_RUNTIME_DIR": str(self.folder), "COLUMNS": "200"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def dies_at(self, point: str) -> None:
+        """At this place (xmigd/failpoints.py)."""
+        (self.folder / "point").write_text(point)
+
+    def has_died(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def starts_again(self) -> None:
+        (self.folder / "point").unlink(missing_ok=True)
+        if self.process is not None:
+            self.process.wait(60)
+            self.process = None
+        self.start()
+
+
+@contextlib.contextmanager
+def pair(native_dir: Path) -> Iterator[list[TransferNode]]:
+    """Two nodes that know each other and run."""
+
+    class Node(TransferNode):
+        def __init__(self, folder: Path, name: str, network: NetworkNode, place: Path) -> None:
+            super().__init__(
+                folder, name, network, place, failpoint=place / "point", device_memory=1 << 28, criu=criu_or_skip(),
+                native_dir=native_dir,
+            )  # fmt: skip
+
+    with nodes.pair(Node) as both:
+        yield list(both)
+
+
+def let_end(output: Path) -> None:
+    output.with_suffix(".go").touch()
+
+
+def wait_for_lines(output: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while not output.exists() or len(output.read_text().splitlines()) < count:
+        assert time.monotonic() < end, f"{output} has fewer than {count} lines"
+        time.sleep(0.005)

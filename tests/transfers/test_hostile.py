@@ -1,0 +1,183 @@
+"""What a peer must not do. It has its key, and is known, and sends what it should not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.criu.test_client_dump import criu_or_skip
+from tests.harness import wait_until
+from tests.peers.nodes import PeerNode, acquainted
+from xmigd import __version__
+from xmigd.checkpoints.content import HEADER, MAGIC, RESERVED
+from xmigd.errors import Unavailable
+from xmigd.native import read_layout
+from xmigd.peers.certificates import FILE, client_context, open_identity, server_name
+from xmigd.transfers.wire import HEADER as FRAME
+from xmigd.transfers.wire import LONGEST, LONGEST_PAYLOAD, PREFIX, Line
+
+Connect = Callable[[str], Line]
+
+
+@pytest.fixture(scope="module")
+def nodes(native_dir: Path) -> Iterator[list[PeerNode]]:
+    """The second one takes programs from the first, and the first from nobody."""
+    criu = criu_or_skip()
+    with ExitStack() as stack:
+        made = []
+        for name, allowed in (("friend", ""), ("victim", "friend")):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
+            node = PeerNode(folder, name, native_dir, programs_from=allowed, criu=criu)
+            made.append(stack.enter_context(node))
+        acquainted(*made)
+        yield made
+
+
+@pytest.fixture
+def connect(nodes: list[PeerNode]) -> Iterator[Connect]:
+    """As this node, to the other one."""
+    open_lines: list[Line] = []
+
+    def line(name: str) -> Line:
+        here, there = sorted(nodes, key=lambda node: node.name != name)
+        context = client_context(open_identity(here.folder), open_identity(there.folder).certificate)
+        host, _, port = there.address.rpartition(":")
+        sock = socket.create_connection((host, int(port)), 10)
+        sock.sendall(PREFIX)
+        open_lines.append(Line(context.wrap_socket(sock, server_hostname=server_name(name))))
+        return open_lines[-1]
+
+    yield line
+    for each in open_lines:
+        each.close()
+
+
+def needs(native_dir: Path, **changed: Any) -> dict[str, Any]:
+    return {
+        "xmig_version": __version__, "layout": read_layout(native_dir).layout_version, "job_name": "evil",
+        "command": "evil", "uid": 60_010, "source": "cpu:0", "pids": [4_000_000],
+        "devices": [{"kind": "cpu", "bytes": 0}], "live_bytes": 0, "program_bytes": 0, "instructions": [], "files": [],
+    } | changed  # fmt: skip
+
+
+def refused(line: Line, body: dict[str, Any], payload: bytes = b"") -> str:
+    return str(line.call(body, payload)[0]["problem"]["code"])
+
+
+def ends(line: Line) -> bool:
+    """The other side closes it, at once."""
+    with pytest.raises((Unavailable, EOFError)):
+        line.receive()
+    return True
+
+
+def test_a_peer_that_is_not_allowed(connect: Connect, native_dir: Path) -> None:
+    line = connect("victim")
+    for op in ("plan", "begin", "prepare", "go", "drop", "state"):
+        assert refused(line, {"op": op, "transfer": "1" * 32, "needs": needs(native_dir)}) == "peer_not_allowed"
+    assert refused(line, {"op": "lacking", "transfer": "1" * 32}) == "transfer_over"
+    line.send({"op": "piece", "transfer": "1" * 32}, b"x")  # not a byte behind a request
+    assert ends(line)
+
+
+def test_a_stranger(nodes: list[PeerNode], tmp_path: Path) -> None:
+    """Has a key, and nobody knows it."""
+    identity = open_identity(tmp_path)
+    assert (tmp_path / FILE).exists()
+    context = client_context(identity, None)
+    host, _, port = nodes[1].address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as sock:
+        sock.sendall(PREFIX)
+        wrapped = context.wrap_socket(sock)
+        try:
+            assert wrapped.recv(1) == b""
+        except OSError:  # of TLS, too: it is refused
+            pass
+        finally:
+            wrapped.close()
+
+
+def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: Path) -> None:
+    """About what a piece is, what a program is, and what was agreed."""
+    line, transfer = connect("friend"), "2" * 32
+    assert refused(line, {"op": "go", "transfer": transfer}) == "no_such_transfer"
+    assert refused(line, {"op": "begin", "transfer": "../../../etc/passwd", "needs": needs(native_dir)}) == "protocol"
+    line = connect("friend")
+    assert refused(line, {"op": "begin", "transfer": transfer, "needs": needs(native_dir, uid=-1)}) == "protocol"
+    line = connect("friend")
+    cases: dict[str, dict[str, Any]] = {
+        "pid_in_use": {"pids": [1]}, "other_cpu": {"instructions": ["avx9000"]}, "other_version": {"layout": 1},
+        "file_missing": {"files": [{"path": "/no/such\x1b[31m/file", "bytes": 1}]},
+        "no_room": {"devices": [{"kind": "cpu", "bytes": 1 << 50}]},
+        "pool_too_small": {"program_bytes": 1 << 50},
+    }  # fmt: skip
+    for code, changed in cases.items():
+        assert refused(line, {"op": "begin", "transfer": transfer, "needs": needs(native_dir, **changed)}) == code
+    answer, _ = line.call({"op": "begin", "transfer": transfer, "needs": needs(native_dir)})
+    assert answer["device"] in ("cpu:0", "cpu:1")
+    assert line.call({"op": "begin", "transfer": transfer, "needs": needs(native_dir)})[0] == answer  # it came twice
+
+    content = b"what it is" * 100
+    name = hashlib.sha256(content).hexdigest()
+    assert line.call({"op": "lacking", "transfer": transfer}, bytes.fromhex(name))[1] == b"\1"
+    piece = {"op": "piece", "transfer": transfer, "hash": name, "bytes": len(content)}
+    header = HEADER.pack(MAGIC, 0, RESERVED, 0, len(content))
+    assert refused(line, piece, header + content) == "damaged"
+    assert refused(line, piece, b"") == "damaged"
+    assert refused(connect("friend"), piece | {"hash": "../../x"}, b"") == "protocol"
+    assert refused(connect("friend"), piece | {"bytes": 1 << 40}, b"") == "protocol"
+    assert refused(connect("friend"), {"op": "manifest", "transfer": transfer}, b"{}") == "protocol"
+    line = connect("friend")
+    assert refused(line, {"op": "prepare", "transfer": transfer}) == "peer_lies"  # there is none
+    manifest = {
+        "id": transfer, "job": "3" * 32, "job_name": "evil", "node": "friend", "xmig_version": "1", "created_at": 0,
+        "programs": [program(uid=0)],
+    }  # fmt: skip
+    line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
+    assert refused(line, {"op": "prepare", "transfer": transfer}) == "peer_lies"  # it would be root's
+    assert refused(line, {"op": "go", "transfer": transfer}) == "transfer_not_ready"
+    manifest["programs"] = [program(uid=60_010)]
+    line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
+    line.call({"op": "prepare", "transfer": transfer})  # without any image
+    wait_until(lambda: state(nodes[1], transfer) == "dropped", "it cannot be made again")
+    assert line.call({"op": "go", "transfer": transfer})[0]["state"] == "dropped"
+    assert line.call({"op": "drop", "transfer": transfer})[0]["state"] == "dropped"
+    late = "4" * 32
+    assert line.call({"op": "drop", "transfer": late})[0]["state"] == "dropped"
+    assert refused(line, {"op": "begin", "transfer": late, "needs": needs(native_dir)}) == "transfer_over"
+    assert nodes[1].client.get("/v1/processes") == []
+
+
+def test_messages_that_are_too_long(connect: Connect) -> None:
+    for length, more in ((LONGEST + 1, 0), (2, LONGEST_PAYLOAD + 1), (1 << 31, 1 << 63)):
+        line = connect("friend")
+        line._sock.sendall(FRAME.pack(length, more))
+        assert ends(line)
+    line = connect("friend")
+    line._sock.sendall(FRAME.pack(4, 0) + b"[1]]")
+    assert ends(line)
+
+
+def dumped(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest).encode()
+
+
+def program(**changed: Any) -> dict[str, Any]:
+    nothing = {"bytes": 0, "chunks": []}
+    return {
+        "id": "5" * 32, "pid": 4_000_000, "uid": 60_010, "gid": 0, "leader": True, "command": "evil", "generation": 1,
+        "devices": [{"kind": "cpu", "name": "x", "total_bytes": 1}], "layout": 1, "shared_bytes": [0, 0, 0],
+        "memory": [], "snapshots": [nothing, nothing], "images": [], "files": [],
+    } | changed  # fmt: skip
+
+
+def state(node: PeerNode, transfer: str) -> str:
+    return str(node.client.get(f"/v1/transfers/{transfer}")["state"])

@@ -1,0 +1,152 @@
+"""Programs move between two nodes; daemons die, links are down, somebody cancels. What a program writes is what it
+writes when nobody disturbs it, and it lives on one node."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import wait_until
+from tests.migration.moves import ended, succeeded
+from tests.namespaces import needs_networks
+from tests.transfers.nodes import TransferNode, pair, wait_for_lines
+from tests.transfers.storm import Storm, compared
+from xmigd.client import Refused
+from xmigd.demo.node import Program
+from xmigd.errors import XmigError
+
+pytestmark = [pytest.mark.criu, needs_networks]
+
+KEPT = {"memory_quota": 256 << 20, "priority": "best-effort"}  # what a job has, wherever it is
+
+# Who dies at which write, and whether the program has moved when all are back.
+SOURCE, TARGET = 0, 1
+DEATHS = [
+    (SOURCE, "write.begun transfers.committed", False),
+    (SOURCE, "write.committed transfers.committed", True),
+    (TARGET, "write.committed transfers.prepared", False),
+    (TARGET, "write.committed transfers.going", True),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(native_dir: Path) -> Iterator[list[TransferNode]]:
+    with pair(native_dir) as both:
+        yield both
+
+
+@contextlib.contextmanager
+def program(nodes: list[TransferNode], native_dir: Path, folder: Path) -> Iterator[tuple[Storm, Path]]:
+    """One that runs on the first node, and in the end has written what it should."""
+    output = folder / "steps"
+    started: Program = nodes[0].start_program(native_dir, output, 0.01, steps=1_000_000, request=KEPT)
+    wait_for_lines(output, 5)
+    started.until("running")
+    yield Storm(nodes, random.Random(0)), output
+    output.with_suffix(".stop").touch()
+    wait_until(lambda: not any(node.lives() for node in nodes), "the program has ended")
+    assert compared(nodes, native_dir, output, folder) == 0
+
+
+def test_there_and_back(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
+    with program(nodes, native_dir, tmp_path) as (storm, output):
+        one, two = nodes
+        job = one.lives()[0]["job_id"]
+        assert "two/cpu:1" in one.ctl("migrate", job, "--to", "two", "--plan")
+        assert "is on two/cpu:1" in one.ctl("migrate", job, "--to", "two/cpu:1")
+        before = len(output.read_text().splitlines())
+        assert storm.where() == 1
+        there = two.lives()[0]
+        assert (there["device"], there["state"]) == ("cpu:1", "running")
+        assert one.transfers()[0]["peer_job"] == there["job_id"]
+        assert KEPT.items() <= two.client.get(f"/v1/jobs/{there['job_id']}").items()
+        assert {node.transfers()[0]["id"] for node in nodes} == {one.transfers()[0]["id"]}
+        assert [one.client.get("/v1/migrations")[0][name] for name in ("source", "target", "state")] == [
+            "cpu:0", "two/cpu:1", "done",
+        ]  # fmt: skip
+        assert [two.client.get("/v1/migrations")[0][name] for name in ("source", "target")] == ["one/cpu:0", "cpu:1"]
+        wait_for_lines(output, before + 2)
+        succeeded(two, two.move(there["job_id"], "one"))
+        assert storm.where() == 0
+        assert "running" in one.ctl("transfer", "list")
+
+
+def test_a_daemon_dies_at_each_write(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
+    with program(nodes, native_dir, tmp_path) as (storm, output):
+        for who, point, moves in DEATHS:
+            here = storm.where()
+            source, target = nodes[here], nodes[1 - here]
+            victim = source if who == SOURCE else target
+            before = len(output.read_text().splitlines())
+            victim.dies_at(point)
+            with contextlib.suppress(Refused, XmigError, OSError):
+                source.move(source.lives()[0]["job_id"], target.name)
+            wait_until(victim.has_died, f"it comes to {point}")
+            victim.starts_again()
+            storm.settle()
+            assert (storm.where() != here) is moves, f"{point}: {storm.describe()}"
+            wait_for_lines(output, before + 2)
+
+
+def test_decided_by_hand(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
+    """The target is gone at the worst moment, for good as it seems: an operator says that the program goes on here.
+    When the target is back after all, its copy is dropped."""
+    with program(nodes, native_dir, tmp_path) as (storm, output):
+        one, two = nodes
+        two.dies_at("write.begun transfers.going")
+        one.move(one.lives()[0]["job_id"], "two")
+        wait_until(two.has_died, "the target is gone")
+        wait_until(lambda: "waits for two" in one.transfers()[0]["why"], "the source says what it waits for")
+        before = len(output.read_text().splitlines())
+        transfer = one.transfers()[0]
+        assert transfer["state"] == "committed"
+        one.client.post(f"/v1/transfers/{transfer['id']}:decide", {"goes_on": "here"})
+        wait_for_lines(output, before + 5)
+        two.starts_again()
+        storm.settle()
+        assert storm.where() == 0
+        assert {node.transfers()[0]["state"] for node in nodes} == {"failed", "dropped"}
+        with pytest.raises(Refused) as caught:
+            one.client.post(f"/v1/transfers/{transfer['id']}:decide", {"goes_on": "there"})
+        assert caught.value.code == "transfer_over"
+
+
+def test_cancelled_or_unplugged(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
+    """While pieces are sent over a slow link. The program goes on where it was."""
+    with program(nodes, native_dir, tmp_path) as (storm, _):
+        one, two = nodes
+        job = one.lives()[0]["job_id"]
+        two.network.slow(4000)
+        operation = one.move(job, "two")
+        wait_until(lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent")
+        one.client.delete(f"/v1/operations/{operation['id']}")
+        assert ended(one, operation)["state"] == "cancelled"
+        operation = one.move(job, "two")
+        wait_until(lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent")
+        two.network.unplug()
+        failed = ended(one, operation)
+        two.network.plug()
+        two.network.fast()
+        assert (failed["state"], failed["error"]["code"]) == ("failed", "peer_unreachable")
+        assert failed["error"]["process_location"] == "source"
+        storm.settle()
+        assert storm.where() == 0
+        refused = {"three": "not_found", "two/cpu:7": "no_such_device", "two/cuda:0": "no_such_device"}
+        for target, code in refused.items():
+            with pytest.raises(Refused) as caught:
+                one.move(job, target)
+            assert caught.value.code == code
+
+
+def test_faults_at_random(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
+    """A short version of `python -m tests.bench --only moves-between-nodes`."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    with program(nodes, native_dir, tmp_path) as (storm, output):
+        storm.random.seed(seed)
+        for _ in range(2):
+            storm.attempt(output)

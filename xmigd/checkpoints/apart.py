@@ -1,0 +1,79 @@
+"""Programs in namespaces of their own (`xmigctl run --movable`): what is dumped is the whole pid namespace.
+
+Its first process is the root of what CRIU writes down. The program is restored with the pids that it sees, whatever
+they are on this node. A user namespace is not taken: who may make the others without one is root here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable
+from typing import Literal
+
+from xmigd.checkpoints import proc
+
+Kind = Literal["pid", "mnt", "net", "ipc", "uts"]
+KINDS: tuple[Kind, ...] = ("pid", "mnt", "net", "ipc", "uts")
+
+
+def root_in(pid: int) -> int:
+    """The first process of the pid namespace in which this one is, if that is not the daemon's and can be dumped;
+    otherwise the process itself."""
+    with contextlib.suppress(*proc.GONE, PermissionError):
+        ours, its = proc.namespaces(proc.machine()), proc.namespaces(pid)
+        if its["pid"] == ours["pid"] or its["user"] != ours["user"] or not _sees_our_files(pid):
+            return pid
+        found = pid
+        while not proc.is_init(found):
+            found = proc.Stat(found).parent
+            if found <= 1 or proc.namespaces(found)["pid"] != its["pid"]:
+                return pid
+        return found
+    return pid
+
+
+def namespaces_of(root: int) -> tuple[Kind, ...]:
+    """Those that it does not share with the daemon, if it is the first one of a pid namespace."""
+    with contextlib.suppress(*proc.GONE, PermissionError):
+        ours, its = proc.namespaces(proc.machine()), proc.namespaces(root)
+        apart = its["pid"] != ours["pid"] and its["user"] == ours["user"]
+        if apart and proc.is_init(root) and _sees_our_files(root):
+            return tuple(kind for kind in KINDS if its.get(kind) != ours.get(kind))
+    return ()
+
+
+def _sees_our_files(pid: int) -> bool:
+    """A container has others: its mounts are nothing that could be made again here."""
+    with contextlib.suppress(*proc.GONE, PermissionError):
+        return os.path.samefile(f"/proc/{pid}/root", "/")
+    return False
+
+
+def inner_pid(pid: int) -> int:
+    """As the process sees it itself. 0: it has ended."""
+    with contextlib.suppress(*proc.GONE, PermissionError):
+        return proc.pids_in_namespaces(pid)[-1]
+    return 0
+
+
+def outer_pid(pids: Iterable[int], inner: int) -> int | None:
+    """Which of these sees itself as `inner`."""
+    return next((pid for pid in pids if inner_pid(pid) == inner), None)
+
+
+def dumped_with(namespaces: Collection[str]) -> list[str]:
+    """Options of CRIU. Mounts that this node has, too, are only named; others (/proc, /dev/shm) are made again with
+    what is in them."""
+    return ["--external", "mnt[]:ms"] if "mnt" in namespaces else []
+
+
+def restored_in(folder: str, namespaces: Collection[str], command: list[str]) -> list[str]:
+    """CRIU takes the root file system from a mount. In a mount namespace of its own, so nothing is left of that."""
+    if "mnt" not in namespaces:
+        return command
+    script = 'mkdir -p "$0" && mount --rbind / "$0" && exec "$@"'
+    return [
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, folder, *command,
+        "--external", "mnt[]:ms", "--root", folder,
+    ]  # fmt: skip

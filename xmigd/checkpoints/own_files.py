@@ -1,0 +1,99 @@
+"""Files of its own for what is restored beside the job, or several times: two programs that write to one file would
+overwrite each other's output, and CRIU wants a file to be as long as it was.
+
+A copy lies beside the file, because CRIU looks for it in the same mount. It has as much of the file as there was when
+the program was written down. CRIU's list of files (images/fdinfo.proto, images/regfile.proto) gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from xmigd.checkpoints.fields import BYTES, fields, varint
+from xmigd.checkpoints.manifest import OpenFile
+from xmigd.errors import Conflict
+from xmigd.store.objects import Damaged
+
+IMAGE = "files.img"
+MAGIC_BYTES, SIZE = 8, struct.Struct("<I")
+REG, NAME = 3, 6  # fields of file_entry, and of reg_file_entry in it
+PATIENCE = 600.0  # seconds for a copy
+
+
+def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int) -> dict[str, str]:
+    """Those that the program writes to, by their names: what the copies are called. With the rights of its user, who
+    may have put something else there meanwhile. Blocks. Raises Conflict."""
+    made: dict[str, str] = {}
+    rights = {} if os.geteuid() == uid else {"user": uid, "group": gid, "extra_groups": []}
+    script = 'set -eC; : > "$2"; cp --preserve=mode --reflink=auto -- "$1" "$2" || { rm -f -- "$2"; exit 1; }'
+    try:
+        for file in files:
+            if not file.writable:
+                continue
+            copy = f"{file.path}.{suffix}"
+            for command in (
+                ["sh", "-c", script, "sh", file.path, copy],
+                ["truncate", f"--size={file.bytes}", "--", copy],
+            ):
+                done = subprocess.run(  # type: ignore[call-overload]
+                    command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+                    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}, timeout=PATIENCE, **rights,
+                )  # fmt: skip
+                if done.returncode != 0:
+                    why = done.stderr.strip().splitlines()[-1:] or [f"{command[0]} ended with {done.returncode}"]
+                    raise Conflict(f"{file.path} cannot be copied: {why[0]}", code="file_not_copied",
+                                   hint="its folder must be writable for the program's user")  # fmt: skip
+                made[file.path] = copy
+    except BaseException:
+        remove(made)
+        raise
+    return made
+
+
+def remove(made: Mapping[str, str]) -> None:
+    """The copies. Blocks."""
+    for copy in made.values():
+        with contextlib.suppress(OSError):
+            os.unlink(copy)
+
+
+def use(folder: Path, names: Mapping[str, str]) -> None:
+    """In the images in this folder: the program has these files open instead. Blocks. Raises Damaged, OSError."""
+    path = folder / IMAGE
+    path.write_bytes(renamed(path.read_bytes(), {old.encode(): new.encode() for old, new in names.items()}))
+
+
+def renamed(image: bytes, names: Mapping[bytes, bytes]) -> bytes:
+    """Raises Damaged: it is no such image."""
+    changed, at = bytearray(image[:MAGIC_BYTES]), MAGIC_BYTES
+    while at < len(image):
+        if at + SIZE.size > len(image):
+            raise Damaged("CRIU's list of files is truncated")
+        (size,) = SIZE.unpack_from(image, at)
+        entry = _renamed(image[at + SIZE.size : at + SIZE.size + size], names)
+        changed += SIZE.pack(len(entry)) + entry
+        at += SIZE.size + size
+    return bytes(changed)
+
+
+def _renamed(entry: bytes, names: Mapping[bytes, bytes]) -> bytes:
+    found = bytearray()
+    for number, kind, raw, content in fields(entry):
+        if (number, kind) == (REG, BYTES):
+            file = b"".join(
+                _text(NAME, names.get(text, text)) if (name, of) == (NAME, BYTES) else part
+                for name, of, part, text in fields(content)
+            )
+            found += _text(REG, file)
+        else:
+            found += raw
+    return bytes(found)
+
+
+def _text(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | BYTES) + varint(len(content)) + content

@@ -1,0 +1,130 @@
+"""What this node shows of itself: to its own callers, and to those of peers, as far as they see it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xmigd import __version__
+from xmigd.consolidation.plan import OVER
+from xmigd.database.reader import Reader
+from xmigd.devices.inventory import held_bytes
+from xmigd.devices.names import devices_of
+from xmigd.devices.service import Devices
+from xmigd.fleet.schemas import (
+    MOST_JOBS,
+    MOST_PROCESSES,
+    FleetDevice,
+    FleetJob,
+    FleetProcess,
+    NodeShown,
+    Way,
+)
+from xmigd.jobs import repository as jobs
+from xmigd.migrations.plan import general
+from xmigd.security.callers import Caller
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+from xmigd.text import harmless
+from xmigd.transfers import repository as transfers
+
+SEEN = 50  # transfers by which a way is judged
+PER_JOB = 64  # processes of it that are listed
+
+
+class Own:
+    def __init__(
+        self, *, supervisor: Supervisor, devices: Devices, reader: Reader, busy: Callable[[str], float | None]
+    ) -> None:
+        """`busy`: the busy share of a process, if it is known."""
+        self._supervisor = supervisor
+        self._devices = devices
+        self._reader = reader
+        self._busy = busy
+
+    async def shown(self, owner: int | None) -> NodeShown:
+        """To a caller who sees what belongs to this user. None: everything."""
+        processes = [one for one in self._supervisor.processes.values() if one.state not in OVER]
+        held = held_bytes(processes)
+        mine: dict[str, list[FleetProcess]] = {}
+        for one in processes:
+            if owner is None or one.job.uid == owner:
+                listed = mine.setdefault(one.job.id, [])
+                if len(listed) < PER_JOB:
+                    listed.append(self._process(one, len(self._supervisor.processes_of(one.job.id))))
+        return await asyncio.to_thread(self._read, owner, held, mine)
+
+    def _process(self, one: Process, of_job: int) -> FleetProcess:
+        why = next(iter(general(one, "proxy", "move")), None)
+        stays = "" if why is None else why.text
+        if not stays and one.job.nodes is not None:
+            stays = "its job has ranks on several nodes"
+        elif not stays and (of_job != 1 or one.grouped):
+            stays = "its job has several processes: these do not move to other nodes yet"
+        elif not stays and len(devices_of(one.row.device)) != 1:
+            stays = "a process with several devices is not packed with others"
+        elif not stays and (one.state != "running" or one.paused):
+            stays = f"it is {'paused' if one.paused else one.state}"
+        return FleetProcess(
+            id=one.row.id, device=one.row.device, state=one.state, memory_bytes=sum(held_bytes([one]).values()),
+            busy_share=self._busy(one.row.id), stays=harmless(stays, 300),
+        )  # fmt: skip
+
+    def _read(self, owner: int | None, held: Mapping[str, int], mine: Mapping[str, list[FleetProcess]]) -> NodeShown:
+        caller = Caller("fleet", "read", owner, None, "xmigd")
+        ids = sorted(mine)
+        listed: list[str] = []
+        count = 0
+        for id in ids:
+            count += len(mine[id])
+            if len(listed) < MOST_JOBS and count <= MOST_PROCESSES:
+                listed.append(id)
+        with self._reader.session() as session:
+            rows = jobs.details(session, listed)
+            moved = transfers.page(session, direction="out", limit=SEEN)
+        return NodeShown(
+            version=__version__, at=time.time(), devices=[_device(each, held) for each in self._devices.listed(caller)],
+            jobs=[_job(row, mine[row["id"]]) for row in rows], left_out=len(ids) - len(listed), ways=ways(moved),
+        )  # fmt: skip
+
+
+def _device(each: Any, held: Mapping[str, int]) -> FleetDevice:
+    return FleetDevice(
+        id=each.id, name=None if each.name is None else harmless(each.name, 255),
+        state=each.state if each.configured else "not_configured", why=harmless(each.why, 300),
+        memory_bytes=each.memory_bytes, used_bytes=each.used_bytes,
+        capacity_bytes=None if each.free_bytes is None else each.free_bytes + held.get(each.id, 0),
+        utilisation=each.utilisation, health=each.health, findings=[harmless(text, 300) for text in each.findings[:16]],
+        processes=each.processes,
+    )  # fmt: skip
+
+
+def _job(row: Mapping[str, Any], processes: list[FleetProcess]) -> FleetJob:
+    return FleetJob(
+        id=row["id"], name=harmless(row["name"], 255), uid=row["uid"], user=harmless(row["user"], 255),
+        state=row["state"], created_at=row["created_at"], priority=row["priority"], processes=processes,
+    )  # fmt: skip
+
+
+def ways(rows: list[dict[str, Any]]) -> dict[str, Way]:
+    """By peer, of transfers that succeeded."""
+    of_peer: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["state"] == "done":
+            of_peer.setdefault(row["peer"], []).append(row)
+    found = {}
+    for peer, done in list(of_peer.items())[:64]:
+        still = [row["standstill_ms"] for row in done if row["standstill_ms"] is not None]
+        speeds = []
+        for row in done:
+            largest = max(row["rounds"], key=lambda each: each["copied_bytes"], default=None)
+            if largest is not None and largest["ms"] > 0 and largest["copied_bytes"] > 0:
+                speeds.append(largest["copied_bytes"] * 1e3 / largest["ms"])
+        found[peer] = Way(
+            transfers=len(done), standstill_ms=statistics.median(still) if still else None,
+            bytes_per_s=statistics.median(speeds) if speeds else None,
+        )  # fmt: skip
+    return found

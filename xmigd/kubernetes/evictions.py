@@ -1,0 +1,70 @@
+"""Pods that are being deleted, by a preemption, a drain or anybody: a checkpoint of their programs within the grace.
+
+What was tried is in xMIG's operations, and nowhere else: it is tried once for each job, whoever tries it, and the pod's
+events say what became of it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from xmigd import log
+from xmigd.client import Client
+from xmigd.kubernetes import view
+from xmigd.kubernetes.api import Api, Changed
+from xmigd.kubernetes.decide import Job
+from xmigd.kubernetes.view import Pod
+from xmigd.text import harmless
+
+logger = log.get("kubernetes")
+
+SKEW = 30.0  # seconds by which the clocks of node and API server may differ
+SHORTEST = 1.0  # seconds: with less left nothing is begun
+COMPONENT = "xmig-kubernetes"
+
+
+class Evictions:
+    """`margin`: seconds before the end of a pod's grace at which a checkpoint is given up."""
+
+    def __init__(self, client: Client, api: Api, margin: float) -> None:
+        self._client = client
+        self._api = api
+        self._margin = margin
+
+    def serve(self, job: Job, pod: Pod, ends_at: float) -> None:
+        """Raises XmigError."""
+        for operation in self._client.get("/v1/operations", job=job.id, kind="preemption", limit=1):
+            if operation["created_at"] > ends_at - pod.grace - SKEW:
+                self._report(pod, operation)
+                return
+        left = ends_at - time.time() - self._margin
+        if left < SHORTEST:
+            return
+        body = {"deadline_seconds": left, "prefer": "checkpoint"}
+        operation = self._client.start(f"/v1/jobs/{job.id}:preempt", body)
+        logger.info("a pod is evicted: a checkpoint of its program", pod=pod.external_id, job=job.id[:12], within=left,
+                    operation=operation["id"])  # fmt: skip
+
+    def _report(self, pod: Pod, operation: dict[str, Any]) -> None:
+        """An event of the pod for one that has failed: of a success nothing lives that would be found here."""
+        if operation["state"] not in ("failed", "cancelled"):
+            return
+        error = operation["error"] or {}
+        now = view.timestamp(time.time())
+        event = {
+            "apiVersion": "v1", "kind": "Event",
+            # The same name each time: it is made once.
+            "metadata": {"name": f"xmig-{operation['id']}", "namespace": pod.namespace},
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
+            },
+            "reason": "CheckpointFailed", "type": "Warning",
+            "message": harmless(f"xMIG made no checkpoint: {error.get('detail')}", 1000),
+            "source": {"component": COMPONENT}, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        }  # fmt: skip
+        try:
+            self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
+        except Changed:
+            return
+        logger.warning("no checkpoint was made", pod=pod.external_id, why=error.get("detail"))

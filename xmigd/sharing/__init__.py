@@ -1,0 +1,1 @@
+"""Devices that several jobs share: classes, turns, and rotation under pressure."""

@@ -1,0 +1,27 @@
+"""What bodies about sharing say. Times are in milliseconds; what is not known is null."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from xmigd.records import Priority
+from xmigd.schemas import Answer
+
+
+class ProcessSharing(Answer):
+    process: str
+    device: str
+    shares: bool = Field(description="its server sees its neighbours, and they see it; of the class normal: never")
+    held_kernels: int = Field(description="kernels that have waited for others, of all of its servers")
+    held_ms: float = Field(description="for how long, all together")
+    overdue_kernels: int = Field(description="of these, kernels that waited as long as they may")
+
+
+class JobSharing(Answer):
+    job: str
+    priority: Priority
+    memory_quota: int | None = Field(description="bytes of each device, for each of its programs; null: all")
+    waits_ms: float | None = Field(
+        description="since it was suspended for another job of the rotation; null: it does not wait"
+    )
+    processes: list[ProcessSharing] = Field(description="that live")

@@ -1,0 +1,33 @@
+"""How a job shares its devices."""
+
+from __future__ import annotations
+
+from xmigd.processes.service import Processes
+from xmigd.security.callers import Caller
+from xmigd.sharing.neighbours import Neighbours
+from xmigd.sharing.rotation import Rotation
+from xmigd.sharing.schemas import JobSharing, ProcessSharing
+
+
+class Sharing:
+    def __init__(self, *, processes: Processes, neighbours: Neighbours, rotation: Rotation) -> None:
+        self._processes = processes
+        self._neighbours = neighbours
+        self._rotation = rotation
+
+    def of_job(self, caller: Caller, job: str) -> JobSharing:
+        """Raises NotFound: none of its programs runs."""
+        processes = self._processes.of_job(caller, job)
+        waits = self._rotation.waits(job)
+        return JobSharing(
+            job=job, priority=processes[0].job.priority, memory_quota=processes[0].job.memory_quota,
+            waits_ms=None if waits is None else waits * 1e3,
+            processes=[
+                ProcessSharing(
+                    process=each.row.id, device=each.row.device, shares=self._neighbours.shares(each.row.id),
+                    held_kernels=shown.held, held_ms=shown.held_ns / 1e6, overdue_kernels=shown.overdue,
+                )
+                for each in processes
+                for shown in [self._neighbours.waiting(each.row.id)]
+            ],
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Jobs that move to another node while they run."""

@@ -1,0 +1,459 @@
+"""Programs that come from other nodes.
+
+Invariants:
+  Nothing of a program that arrives runs before `going` is on the disk.
+  `going` is written only when its node has requested it, which that does only after it has written `committed`, or when
+  an operator has decided so by hand.
+  What is `dropped` never runs: that is on the disk before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from xmigd import log
+from xmigd.checkpoints import live
+from xmigd.checkpoints.content import HEADER, PIECE, Writing, check_places
+from xmigd.checkpoints.making import check_owners
+from xmigd.checkpoints.manifest import Chunk, Manifest, contents
+from xmigd.checkpoints.service import Checkpoints, end, tree
+from xmigd.database.reader import Reader
+from xmigd.database.writer import Writer
+from xmigd.devices.names import as_one, devices_of
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
+from xmigd.events.bus import Bus
+from xmigd.ids import new_id
+from xmigd.ipc import pidfd as pidfds
+from xmigd.migrations.places import Places
+from xmigd.operations.operation import Operation
+from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.process.migration_events import Reason
+from xmigd.store.objects import Damaged
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+from xmigd.transfers import records, repository
+from xmigd.transfers.needs import Needs, general, judge
+from xmigd.transfers.wire import LONGEST_PAYLOAD
+
+KIND = "arrival"  # operations
+MOST = 8  # that come at once
+SILENT = 120.0  # seconds without a request in which one that has not arrived is given up
+WAIT = 5.0  # seconds, at most, that a request for its state waits
+
+logger = log.get("transfers")
+
+
+class Receiving:
+    """What has come of one that is under way. Used by the threads of its connections."""
+
+    def __init__(self, peer: str, writing: Writing, stack: ExitStack) -> None:
+        self.peer = peer
+        self.writing = writing
+        self.manifest: Manifest | None = None
+        self.heard = 0.0  # monotonic seconds: of the last request
+        self._stack = stack
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Its content may be removed."""
+        with self._lock:
+            self._stack.close()
+
+
+class Arrivals:
+    def __init__(
+        self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, writer: Writer,
+        reader: Reader, places: Places, bus: Bus, allowed: Callable[[], Sequence[str]],
+    ) -> None:  # fmt: skip
+        """`allowed`: peers from which programs are taken; `*`: all that are known."""
+        self._checkpoints = checkpoints
+        self._supervisor = supervisor
+        self._operations = operations
+        self._writer = writer
+        self._reader = reader
+        self._places = places
+        self._bus = bus
+        self._allowed = allowed
+        self._receiving: dict[str, Receiving] = {}
+        self._changed = asyncio.Condition()
+        self._deciding = asyncio.Lock()  # one decision about an arrival at a time
+        operations.register(KIND, self._resolve)
+
+    # --- what peers request -------------------------------------------------------------------------------------------
+
+    def longest(self, peer: str) -> int:
+        """Bytes behind a request."""
+        return LONGEST_PAYLOAD if self._takes(peer) else 0
+
+    def in_thread(self, peer: str, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes] | None:
+        """Requests about content. None: it is another one. Raises Conflict, Damaged, Unavailable, ProtocolError."""
+        op = request.get("op")
+        if op not in ("lacking", "piece", "manifest"):
+            return None
+        receiving = self._receiving.get(str(request.get("transfer")))
+        if receiving is None or receiving.peer != peer:
+            raise Conflict("nothing of that transfer is expected", code="transfer_over")
+        receiving.heard = time.monotonic()
+        try:
+            if op == "lacking":
+                return {}, self._lacking(payload)
+            if op == "piece":
+                name, size = request.get("hash"), request.get("bytes")
+                chunk = Chunk.model_validate({"at": 0, "bytes": size, "hash": name})
+                if chunk.bytes > PIECE or len(payload) > PIECE + HEADER.size:
+                    raise ProtocolError("a piece that is too large")
+                receiving.writing.take(chunk.hash, chunk.bytes, payload)
+                return {}, b""
+            receiving.manifest = Manifest.model_validate_json(payload)
+            return {}, b""
+        except ValidationError as error:
+            raise ProtocolError(f"a request that is none: {error.errors(include_url=False)[0]['msg']}") from None
+        except OSError as error:
+            raise Unavailable(f"it cannot be stored: {error.strerror}", code="store_failed", hint="make room") from None
+
+    def _lacking(self, hashes: bytes) -> bytes:
+        if len(hashes) % 32:
+            raise ProtocolError("hashes that are none")
+        names = (hashes[at : at + 32].hex() for at in range(0, len(hashes), 32))
+        return bytes(0 if self._checkpoints.chunks.path(name).exists() else 1 for name in names)
+
+    async def in_loop(self, peer: str, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        """All others. Raises XmigError."""
+        op, id = request.get("op"), request.get("transfer")
+        if not self._takes(peer) and not (isinstance(id, str) and await self._is_of(id, peer)):
+            raise Forbidden(f"this node takes no programs from {peer}", code="peer_not_allowed",
+                            hint="an operator there names the peer in the setting programs_from")  # fmt: skip
+        if op == "plan":
+            return await self._plan(_needs(request))
+        if not isinstance(id, str) or len(id) != 32 or not id.isalnum() or not id.isascii():
+            raise ProtocolError("a request without its transfer")
+        if (receiving := self._receiving.get(id)) is not None and receiving.peer == peer:
+            receiving.heard = time.monotonic()
+        match op:
+            case "begin":
+                return await self._begin(peer, id, _needs(request), str(request.get("device", "")))
+            case "prepare":
+                return await self._prepare(peer, id)
+            case "state":
+                return await self._state(peer, id, str(request.get("seen", "")))
+            case "go":
+                return await self.go(id, by=peer)
+            case "drop":
+                return await self.drop(id, by=peer, why=f"{peer} has given it up")
+        raise ProtocolError("a request that is none")
+
+    async def _is_of(self, id: str, peer: str) -> bool:
+        """One that was begun when it was allowed is brought to its end."""
+        row = await self._row(id[:32])
+        return row is not None and (row["direction"], row["peer"]) == ("in", peer)
+
+    def _takes(self, peer: str) -> bool:
+        allowed = self._allowed()
+        return "*" in allowed or peer in allowed
+
+    async def _plan(self, needs: Needs) -> dict[str, Any]:
+        await self._checkpoints.criu.check()
+        known = {place.id: place for place in await self._places.known()}
+        own = await asyncio.to_thread(general, needs, self._checkpoints.layout)
+        targets = []
+        for name in sorted(known):
+            if len(needs.devices) == 1 and known[name].configured:
+                reasons = own + judge(needs, [name], known)
+                targets.append(
+                    {"device": name, "room_bytes": known[name].free_bytes,
+                     "reasons": [{"code": one.code, "text": one.text} for one in reasons]}
+                )  # fmt: skip
+        return {"targets": targets}
+
+    async def _begin(self, peer: str, id: str, needs: Needs, device: str) -> dict[str, Any]:
+        row = await self._row(id)
+        if row is not None:
+            self._check_of(row, peer)
+            if row["state"] != "receiving" or id not in self._receiving:
+                raise Conflict("that transfer is over", code="transfer_over")
+            return {"device": row["target"]}
+        if len(self._receiving) >= MOST:
+            raise Unavailable(f"{MOST} programs are coming already", code="too_many_transfers", hint="ask again later")
+        await self._checkpoints.criu.check()
+        device = await self._chosen(needs, device)
+        values = {
+            "id": id, "direction": "in", "peer": peer, "state": "receiving", "job_name": needs.job_name,
+            "uid": needs.uid, "command": needs.command, "source": f"{peer}/{needs.source}"[:64], "target": device,
+        }  # fmt: skip
+        stack = ExitStack()
+        try:
+            writing = stack.enter_context(self._checkpoints.chunks.writing())
+            await self._write("transfers.add", lambda session: repository.add(session, values))
+        except OSError as error:
+            stack.close()
+            raise Unavailable(f"it cannot be stored: {error.strerror}", code="store_failed") from None
+        except BaseException:
+            stack.close()
+            raise
+        receiving = self._receiving[id] = Receiving(peer, writing, stack)
+        receiving.heard = time.monotonic()
+        self._publish(values)
+        return {"device": device}
+
+    async def _chosen(self, needs: Needs, device: str) -> str:
+        """This device, or the one with the most room. Raises Conflict with what prevents it."""
+        known = {place.id: place for place in await self._places.known()}
+        own = await asyncio.to_thread(general, needs, self._checkpoints.layout)
+        if not device and len(needs.devices) == 1:
+            possible = [name for name in sorted(known) if not judge(needs, [name], known)]
+            kind = needs.devices[0].kind
+            if not possible:
+                raise Conflict(f"this node has no {kind} device with room for it", code="no_room",
+                               hint="xmigctl migrate --plan --to NODE says why of each")  # fmt: skip
+            device = max(possible, key=lambda name: known[name].free_bytes or 0)
+        try:
+            reasons: list[Reason] = own + judge(needs, devices_of(device), known)
+        except (ValueError, Invalid):
+            raise NotFound("this node has no such device", code="no_such_device") from None
+        if reasons:
+            raise Conflict("; ".join(one.text for one in reasons)[:500], code=reasons[0].code)
+        return device
+
+    async def _prepare(self, peer: str, id: str) -> dict[str, Any]:
+        row = self._check_of(await self._row(id), peer)
+        receiving = self._receiving.get(id)
+        if row["state"] == "receiving" and receiving is not None:
+            manifest = self._check_manifest(receiving.manifest, row)
+            if not await self._change(id, {"state": "preparing"}, only_in=("receiving",)):
+                return await self._state(peer, id, "receiving")
+
+            async def work(operation: Operation) -> dict[str, Any]:
+                return await self._arrive(operation, id, manifest, row, receiving)
+
+            try:
+                await self._operations.start(
+                    KIND, subject=("transfer", id), owner=row["uid"], requestor=f"node {peer}", work=work,
+                    request={"transfer": id}, cancellable=False, why_not="the other node decides about it",
+                )  # fmt: skip
+            except XmigError as error:
+                await self._over(id, error.message)
+                raise
+        return await self._state(peer, id, row["state"])
+
+    def _check_manifest(self, manifest: Manifest | None, row: dict[str, Any]) -> Manifest:
+        """Raises Invalid: it is not what was announced, or cannot be."""
+        if manifest is None or len(manifest.programs) != 1:
+            raise Invalid("there is no manifest of one program", code="peer_lies")
+        program = manifest.programs[0]
+        if program.uid != row["uid"] or manifest.id != row["id"]:
+            raise Invalid("the manifest is of another program than was announced", code="peer_lies")
+        try:
+            for content in contents(manifest):
+                check_places(content)
+                if any(chunk.bytes > PIECE for chunk in content.chunks):
+                    raise Damaged("a piece is too large")
+        except Damaged as error:
+            raise Invalid(f"the manifest cannot be right: {error.message}", code="peer_lies") from None
+        return manifest
+
+    async def _arrive(
+        self, operation: Operation, id: str, manifest: Manifest, row: dict[str, Any], receiving: Receiving
+    ) -> dict[str, Any]:
+        program = manifest.programs[0]
+
+        async def keep(made: Sequence[Process], root: int) -> None:
+            check_owners(made[0], tree(root))
+            process = made[0]
+            values = {
+                "state": "prepared", "why": f"waits for the decision of {row['peer']}", "job_id": process.job.id,
+                "process_id": process.row.id, "pid": root, "start_time": pidfds.start_time(root),
+            }  # fmt: skip
+            if not await self._change(id, values, only_in=("preparing",)):
+                raise Conflict("it was given up meanwhile", code="transfer_over")
+
+        try:
+            devices = devices_of(row["target"])
+            self._checkpoints.check_place(program, devices, needs_pid=not manifest.namespaces)
+            await asyncio.to_thread(live.check_files, program.files)
+            return await self._checkpoints.make_again(
+                operation, manifest, [as_one(devices)], f"node {row['peer']}", keep=keep
+            )
+        except Exception as error:
+            why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"
+            await self._over(id, why)
+            raise
+        finally:
+            self._receiving.pop(id, None)
+            receiving.close()
+
+    async def _state(self, peer: str, id: str, seen: str) -> dict[str, Any]:
+        """Once it is another one than was seen, or soon."""
+        row = self._check_of(await self._row(id), peer)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT), self._changed:
+                while row["state"] == seen:
+                    await self._changed.wait()
+                    row = self._check_of(await self._row(id), peer)
+        return self._shown(row)
+
+    @staticmethod
+    def _shown(row: dict[str, Any]) -> dict[str, Any]:
+        names = {"state": "state", "why": "why", "job": "job_id", "process": "process_id", "device": "target"}
+        return {name: row[column] for name, column in names.items()}
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    async def go(self, id: str, *, by: str | None) -> dict[str, Any]:
+        """It goes on here: from now on it is this node's. `by`: the peer whose decision it is; None: an operator's.
+        Raises Conflict: it has not arrived."""
+        async with self._deciding:
+            row = self._check_of(await self._row(id), by)
+            if row["state"] == "prepared":
+                if not await self._is_there(row):
+                    await self._over(id, "its program is not there any more")
+                    await self._end(row)
+                elif await self._change(id, {"state": "going", "why": ""}, only_in=("prepared",)):
+                    await self._let_go(row)
+            elif row["state"] == "going":
+                await self._let_go(row)
+            elif row["state"] not in ("running", "dropped"):
+                raise Conflict(f"it has not arrived: {row['state']}", code="transfer_not_ready")
+            return self._shown(self._check_of(await self._row(id), by))
+
+    async def drop(self, id: str, *, by: str | None, why: str) -> dict[str, Any]:
+        """Nothing of it will ever run here, if it does not run already."""
+        async with self._deciding:
+            row = await self._row(id)
+            if row is None and by is not None:  # so that a request to begin it, which is late, is refused
+                values = {
+                    "id": id, "direction": "in", "peer": by, "state": "dropped", "why": why, "job_name": "", "uid": 0,
+                    "command": "", "source": by, "target": "",
+                }  # fmt: skip
+                await self._write("transfers.add", lambda session: repository.add(session, values))
+            row = self._check_of(await self._row(id), by)
+            if row["state"] not in repository.OVER and row["state"] != "going":
+                await self._over(id, why)
+                row = self._check_of(await self._row(id), by)
+                if row["pid"] is not None and row["state"] == "dropped":
+                    await self._end(row)
+            return self._shown(row)
+
+    async def _let_go(self, row: dict[str, Any]) -> None:
+        if _is_same(row):
+            live.let_go_on(tree(row["pid"]))
+        if not await self._change(row["id"], {"state": "running", "why": ""}, only_in=("going",)):
+            return
+        row = await self._row(row["id"]) or row
+        with contextlib.suppress(Unavailable):  # figures only
+            await self._write("migrations.save", records.arrived(row, row["target"]))
+        logger.info("a program of another node goes on here", transfer=row["id"][:12], peer=row["peer"], pid=row["pid"])
+
+    async def _over(self, id: str, why: str) -> None:
+        """It is dropped, if nothing of it may run."""
+        await self._change(id, {"state": "dropped", "why": why}, only_in=("receiving", "preparing", "prepared"))
+        if (receiving := self._receiving.pop(id, None)) is not None:
+            receiving.close()
+        await asyncio.to_thread(self._checkpoints.forget, new_id())  # what nobody needs
+
+    async def _end(self, row: dict[str, Any]) -> None:
+        if not _is_same(row):
+            return
+        process = self._supervisor.processes.get(row["process_id"] or "")
+        if process is not None:
+            process.expect_end()
+        await end(tree(row["pid"]))
+
+    async def _is_there(self, row: dict[str, Any]) -> bool:
+        """A program that stands still, with all that it had: after a restart of this daemon it is found again."""
+        process = await self._checkpoints.found_again(None, row["process_id"] or "")
+        return process is not None and process.state not in ("lost", "ended") and _is_same(row)
+
+    # --- this daemon's beginning, and time ----------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """What an earlier daemon has left behind, beside operations. Before peers come."""
+        for row in await asyncio.to_thread(self._unfinished):
+            if row["state"] == "receiving":
+                await self._over(row["id"], "the daemon ended while it was received")
+            elif row["state"] == "going":
+                await self._let_go(row)
+
+    async def keep(self) -> None:
+        """Give up what is silent. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(SILENT / 8)
+            for id, receiving in list(self._receiving.items()):
+                row = await self._row(id)
+                if row is not None and row["state"] == "receiving" and time.monotonic() - receiving.heard > SILENT:
+                    with contextlib.suppress(XmigError):  # the next time, then
+                        await self._over(id, f"{receiving.peer} has sent nothing for {SILENT:g} s")
+
+    async def _resolve(self, operation: Operation) -> Outcome:
+        """What is prepared stays so. What was made by half is ended: nothing of it has run."""
+        id = operation.request.get("transfer", "")
+        row = await self._row(id)
+        if row is not None and row["state"] == "preparing":
+            await self._checkpoints.criu_has_ended(operation)
+            await self._over(id, "the daemon ended while it was prepared")
+        elif row is not None and row["state"] in ("prepared", "going", "running"):
+            await asyncio.to_thread(self._checkpoints.forget_images, operation)
+            return Outcome(state="succeeded", result=self._shown(row))
+        return interrupted(operation.row)
+
+    # --- small parts --------------------------------------------------------------------------------------------------
+
+    def _unfinished(self) -> list[dict[str, Any]]:
+        with self._reader.session() as session:
+            return [row for row in repository.unfinished(session) if row["direction"] == "in"]
+
+    async def _row(self, id: str) -> dict[str, Any] | None:
+        def read() -> dict[str, Any] | None:
+            with self._reader.session() as session:
+                return repository.get(session, id)
+
+        return await asyncio.to_thread(read)
+
+    @staticmethod
+    def _check_of(row: dict[str, Any] | None, peer: str | None) -> dict[str, Any]:
+        """Raises NotFound: it is none of this peer's."""
+        if row is None or row["direction"] != "in" or peer not in (None, row["peer"]):
+            raise NotFound("there is no such transfer", code="no_such_transfer")
+        return row
+
+    async def _change(self, id: str, values: dict[str, Any], *, only_in: tuple[str, ...]) -> bool:
+        changed: bool = await self._write(
+            repository.name_of(values), lambda session: repository.change(session, id, values, only_in=only_in)
+        )
+        if changed:
+            row = await self._row(id)
+            assert row is not None
+            self._publish(row)
+            async with self._changed:
+                self._changed.notify_all()
+        return changed
+
+    def _publish(self, row: dict[str, Any]) -> None:
+        data = {name: row.get(name) for name in ("direction", "peer", "state", "why", "source", "target")}
+        self._bus.publish("transfer.changed", "transfer", row["id"], row.get("job_id"), data, owner=row["uid"])
+
+    async def _write(self, name: Any, work: Callable[[Session], Any]) -> Any:
+        """Raises Unavailable."""
+        return await asyncio.wrap_future(self._writer.submit(name, work))
+
+
+def _needs(request: dict[str, Any]) -> Needs:
+    """Raises ProtocolError."""
+    try:
+        return Needs.model_validate(request.get("needs"))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ProtocolError(f"needs that are none: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _is_same(row: dict[str, Any]) -> bool:
+    """Is the process with its pid still the one that was restored?"""
+    return row["pid"] is not None and pidfds.start_time(row["pid"]) == row["start_time"] != 0

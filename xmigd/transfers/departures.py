@@ -1,0 +1,440 @@
+"""Jobs that leave for another node.
+
+What the program has goes ahead in rounds, as pieces that the peer lacks, while the program runs. Then the program
+stops, the last pieces go, the peer makes the program again and leaves it stopped, and says so. Then this node decides.
+
+Invariants:
+  Until `committed` is on the disk the program is this node's: whatever fails, it goes on here.
+  From then on it stays stopped here until the peer has answered: `running`, and its copy here is ended, or `dropped`,
+  which the peer never takes back, and it goes on here. Or an operator decides by hand.
+  `go` is requested only after `committed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from xmigd import log
+from xmigd.checkpoints import live
+from xmigd.checkpoints.apart import root_in
+from xmigd.checkpoints.content import Writing
+from xmigd.checkpoints.making import Making, of_the_store
+from xmigd.checkpoints.manifest import Manifest, contents
+from xmigd.checkpoints.service import Checkpoints, end, tree
+from xmigd.database.reader import Reader
+from xmigd.database.writer import Writer
+from xmigd.errors import Cancelled, Conflict, NotFound, ProtocolError, Unavailable, XmigError
+from xmigd.events.bus import Bus
+from xmigd.ids import new_id
+from xmigd.ipc import pidfd as pidfds
+from xmigd.operations.operation import Operation
+from xmigd.operations.repository import OperationRow
+from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+from xmigd.transfers import records, repository
+from xmigd.transfers.calls import Calls
+from xmigd.transfers.needs import Needs, needs_of
+
+KIND = "transfer"  # operations
+MOST_ROUNDS = 4  # ahead
+SMALL = 16 << 20  # bytes: with less than that left, another round ahead is not worth its time
+SHRINKS = 0.7  # of the round before: with more than that left, neither
+RETRY = 0.5, 5.0  # seconds between two requests to a peer that does not answer, at first and at last
+INFORM_EVERY = 5.0  # seconds between attempts to tell peers outcomes
+
+logger = log.get("transfers")
+
+Decision = Literal["here", "there"]
+Permit = Callable[[], Awaitable[None]]  # raises XmigError: it may not, and stays
+
+
+@dataclass(slots=True)
+class Leaving:
+    """One that is under way."""
+
+    id: str
+    process: Process
+    peer: str
+    device: str  # that is requested; empty: the peer chooses
+    needs: Needs
+    max_standstill_ms: float | None
+    permit: Permit | None = None  # right before the point of no return: may it go?
+    stopped_at: float | None = None  # monotonic seconds
+
+    def check_standstill(self) -> None:
+        """Raises Conflict: the program would stand still for longer than it may."""
+        if self.stopped_at is None or self.max_standstill_ms is None:
+            return
+        ms = (time.monotonic() - self.stopped_at) * 1e3
+        if ms > self.max_standstill_ms:
+            raise Conflict(f"the program stood still for {ms:.0f} ms, and may for {self.max_standstill_ms:g} ms",
+                           code="downtime", process_location="source")  # fmt: skip
+
+
+class Departures:
+    def __init__(
+        self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, writer: Writer,
+        reader: Reader, bus: Bus, calls: Calls, node: str,
+    ) -> None:  # fmt: skip
+        self._checkpoints = checkpoints
+        self._supervisor = supervisor
+        self._operations = operations
+        self._writer = writer
+        self._reader = reader
+        self._bus = bus
+        self._calls = calls
+        self._node = node
+        self._owes = asyncio.Event()  # somebody does not know yet what became of a transfer
+        self._decisions: dict[str, asyncio.Future[Decision]] = {}
+        operations.register(KIND, self._resolve)
+
+    # --- what is requested --------------------------------------------------------------------------------------------
+
+    async def plan(self, process: Process, peer: str) -> list[dict[str, Any]]:
+        """The peer's devices, each with what prevents it. Changes nothing. Raises Conflict, Unavailable, NotFound."""
+        self._calls.check_known(peer)
+        needs = await self._needs(process)
+        answer = await self._calls.call(peer, {"op": "plan", "needs": needs.model_dump(mode="json")})
+        targets = answer.get("targets")
+        if not isinstance(targets, list):
+            raise ProtocolError(f"{peer} answers what is no plan")
+        return targets
+
+    async def move(
+        self, process: Process, peer: str, device: str, *, max_downtime_ms: float | None, requestor: str,
+        id: str | None = None, permit: Permit | None = None,
+    ) -> OperationRow:  # fmt: skip
+        """`id`: of the transfer; `permit`: called right before the point of no return. Raises Conflict, NotFound,
+        Unavailable: it cannot go there."""
+        self._calls.check_known(peer)
+        needs = await self._needs(process)
+        id = id or new_id()
+        leaving = Leaving(id, process, peer, device, needs, max_downtime_ms, permit)
+        # It may not be there any more, or may not want it: that is known before anything is written down.
+        begun = await self._calls.call(peer, self._begin(leaving))
+        target = str(begun.get("device", ""))[:64]
+        values = {
+            "id": id, "direction": "out", "peer": peer, "state": "copying", "job_id": process.job.id,
+            "job_name": process.job.name, "process_id": process.row.id, "uid": process.row.uid,
+            "command": process.row.command, "source": process.row.device, "target": f"{peer}/{target}"[:64],
+            "pid": (root := root_in(process.row.pid)), "start_time": pidfds.start_time(root),
+        }  # fmt: skip
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            self._publish(values)
+            return await self._work(operation, leaving)
+
+        try:
+            return await self._operations.start(
+                KIND, subject=("process", process.row.id), job_id=process.job.id, owner=process.job.uid,
+                requestor=requestor, work=work, request={"transfer": id, "peer": peer},
+                also=lambda session: repository.add(session, values),
+            )  # fmt: skip
+        except BaseException:
+            with contextlib.suppress(XmigError):
+                await self._calls.call(peer, {"op": "drop", "transfer": id})
+            raise
+
+    async def decide(self, id: str, decision: Decision) -> None:
+        """By hand, of one whose peer is gone for good. Raises Conflict: it is not undecided."""
+        waiting = self._decisions.get(id)
+        if waiting is None or waiting.done():
+            raise Conflict("that transfer waits for no decision", code="transfer_over", hint="xmigctl transfer list")
+        waiting.set_result(decision)
+
+    async def _needs(self, process: Process) -> Needs:
+        """Raises Conflict: it cannot be moved at all, Unavailable, NotFound."""
+        await self._checkpoints.criu.check()
+        processes = self._supervisor.processes_of(process.job.id)
+        if process.job.nodes is not None:
+            raise Conflict("the job has ranks on several nodes", code="several_nodes")
+        if len(processes) != 1 or process.grouped:
+            raise Conflict("the job has several processes: that is not possible yet", code="not_one_process",
+                           hint="make a checkpoint, and restore it on the other node")  # fmt: skip
+        if process.state != "running" or process.paused or process.machine.move is not None:
+            what = "paused" if process.paused else "being moved" if process.machine.move else process.state
+            raise Conflict(f"the process is {what}", code="not_running", hint="wait until it runs, or resume it")
+        await self._checkpoints.check_movable(process, root_in(process.row.pid))
+        return await asyncio.to_thread(needs_of, process, self._checkpoints.layout)
+
+    @staticmethod
+    def _begin(leaving: Leaving) -> dict[str, Any]:
+        return {
+            "op": "begin", "transfer": leaving.id, "device": leaving.device,
+            "needs": leaving.needs.model_dump(mode="json"),
+        }  # fmt: skip
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    async def _work(self, operation: Operation, leaving: Leaving) -> dict[str, Any]:
+        record = records.Record(leaving.process, f"{leaving.peer}/{leaving.device}", operation.id)
+        try:
+            with contextlib.ExitStack() as stack:
+                with of_the_store("it cannot be stored"):
+                    writing = stack.enter_context(self._checkpoints.chunks.writing())
+                making = await self._send(operation, leaving, writing, record)
+            return await self._switch(operation, leaving, making, record)
+        except Exception as error:
+            await self._write(record.failed(error))
+            raise
+        finally:
+            await asyncio.to_thread(self._checkpoints.forget, new_id())  # what was only for this
+
+    async def _send(self, operation: Operation, leaving: Leaving, writing: Writing, record: records.Record) -> Making:
+        """Everything is at the peer, which has made the program again. Here it stands still. Raises XmigError: it goes
+        on here."""
+        making: Making | None = None
+        try:
+            for number in range(1, MOST_ROUNDS + 1):
+                record.phase("copying")
+                if record.is_small(SMALL, SHRINKS):
+                    break
+                ahead = self._making(leaving, stop=False)
+                await self._round(operation, leaving, ahead, writing, record, number)
+            record.phase("committing")
+            leaving.stopped_at = time.monotonic()
+            making = self._making(leaving, stop=True)
+            manifest = await self._round(operation, leaving, making, writing, record, record.rounds + 1)
+            record.phase("handing_over")
+            operation.progress("handing_over")
+            document = manifest.model_dump_json().encode()
+            await asyncio.to_thread(self._calls.send_manifest, leaving.peer, leaving.id, document)
+            await self._prepared(operation, leaving)
+            if leaving.permit is not None:
+                await leaving.permit()
+                leaving.check_standstill()
+            operation.point_of_no_return(f"{leaving.peer} has it")
+            await self._change(leaving.id, {"state": "committed", "rounds": record.iterations()}, only_in=("copying",))
+        except Exception as error:
+            if making is not None:
+                await making.go_on()
+            why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"
+            await self._change(leaving.id, {"state": "failed", "why": why}, only_in=("copying",))
+            self._owes.set()
+            if isinstance(error, XmigError) and error.process_location is None:
+                error.process_location = "source"
+            raise
+        return making
+
+    def _making(self, leaving: Leaving, *, stop: bool) -> Making:
+        making = self._checkpoints.making(leaving.process, stop=stop)
+        making.check_room()
+        return making
+
+    async def _round(
+        self, operation: Operation, leaving: Leaving, making: Making, writing: Writing, record: records.Record,
+        number: int,
+    ) -> Manifest:  # fmt: skip
+        """Write the program down, and send what the peer lacks of it."""
+        operation.check_cancelled("source")
+        began = time.monotonic()
+        with self._checkpoints.works_in(operation) as images:
+            programs = await making.write_down(
+                operation, writing, images, lambda: self._checkpoints.reporter(operation)
+            )
+        manifest = making.manifest(leaving.id, self._node, programs)
+        operation.check_cancelled("source")
+        leaving.check_standstill()
+        pieces = [chunk for content in contents(manifest) for chunk in content.chunks]
+        total = sum(piece.bytes for piece in pieces)
+        operation.progress("sending", total_bytes=total, round=number)
+        loop = asyncio.get_running_loop()
+
+        def sent(count: int) -> None:
+            leaving.check_standstill()
+            loop.call_soon_threadsafe(lambda: operation.progress("sending", processed_bytes=count))
+            if operation.cancelled.is_set():
+                raise Cancelled("it was cancelled", process_location="source")
+
+        copied = await asyncio.to_thread(
+            self._calls.send_content, leaving.peer, leaving.id, self._checkpoints.chunks, pieces, sent
+        )
+        record.round(copied, total, (time.monotonic() - began) * 1e3)
+        return manifest
+
+    async def _prepared(self, operation: Operation, leaving: Leaving) -> None:
+        """Wait until the peer has the program, stopped. Raises Conflict: it cannot, Unavailable."""
+        answer = await self._calls.call(leaving.peer, {"op": "prepare", "transfer": leaving.id})
+        while answer.get("state") == "preparing":
+            operation.check_cancelled("source")
+            leaving.check_standstill()
+            request = {"op": "state", "transfer": leaving.id, "seen": "preparing"}
+            answer = await self._calls.call(leaving.peer, request)
+        if answer.get("state") != "prepared":
+            raise Conflict(f"{leaving.peer} cannot take it: {answer.get('why')}"[:500], code="not_prepared")
+
+    async def _switch(
+        self, operation: Operation, leaving: Leaving, making: Making, record: records.Record
+    ) -> dict[str, Any]:
+        """It is decided. Raises Conflict: the peer does not have it any more, and it goes on here."""
+        answer = await self._outcome(operation, leaving.id, leaving.peer)
+        standstill = None if leaving.stopped_at is None else (time.monotonic() - leaving.stopped_at) * 1e3
+        if answer is None:
+            await making.go_on()
+            raise self._stays(leaving.peer)
+        await self._end_here(leaving.process, leaving.process.row.pid, leaving.process.row.start_time)
+        result = await self._is_over(leaving.id, leaving.peer, answer, standstill)
+        await self._write(record.done(result["device"], standstill))
+        return result | {"rounds": record.rounds, "processed_bytes": record.copied, "downtime_ms": standstill}
+
+    @staticmethod
+    def _stays(peer: str) -> Conflict:
+        return Conflict(f"{peer} does not have it any more; it goes on here", code="transfer_dropped",
+                        process_location="source")  # fmt: skip
+
+    async def _outcome(self, operation: Operation, id: str, peer: str) -> dict[str, Any] | None:
+        """What became of it, however long that takes to find out. None: it is this node's again, as is on the disk."""
+        decided = self._decisions[id] = asyncio.get_running_loop().create_future()
+        operation.progress("switching")
+        delay = RETRY[0]
+        try:
+            while True:
+                try:
+                    answer = await self._calls.call(peer, {"op": "go", "transfer": id})
+                except XmigError as error:
+                    why = error.message
+                else:
+                    if answer.get("state") == "running":
+                        return answer
+                    if answer.get("state") == "dropped":
+                        await self._is_ours_again(id, f"{peer} has dropped it")
+                        return None
+                    why = f"{peer} answers {str(answer.get('state'))[:40]!r}"
+                operation.progress("waiting", why=why)
+                waits = f"it is stopped here, and waits for {peer} to say whether it runs there: {why}"
+                with contextlib.suppress(Unavailable):  # a note only
+                    await self._change(id, {"why": waits[:500]}, only_in=("committed",))
+                logger.warning("a transfer waits for its peer", transfer=id[:12], peer=peer, why=why)
+                await asyncio.wait([decided], timeout=delay)
+                if decided.done():
+                    decision = decided.result()
+                    logger.warning("a transfer was decided by hand", transfer=id[:12], peer=peer, decision=decision)
+                    if decision == "there":
+                        return {}
+                    await self._is_ours_again(id, "decided by hand: it goes on here")
+                    return None
+                delay = min(2 * delay, RETRY[1])
+        finally:
+            self._decisions.pop(id, None)
+
+    async def _is_ours_again(self, id: str, why: str) -> None:
+        """On the disk, before anything of it goes on, however long that takes."""
+        while True:
+            try:
+                await self._change(id, {"state": "failed", "why": why}, only_in=("committed",))
+                return
+            except Unavailable as error:
+                logger.error("a transfer's outcome cannot be written yet", transfer=id[:12], why=error.message)
+                await asyncio.sleep(RETRY[1])
+
+    async def _is_over(self, id: str, peer: str, answer: dict[str, Any], standstill: float | None) -> dict[str, Any]:
+        job, device = (str(answer.get(name) or "")[:64] for name in ("job", "device"))
+        values: dict[str, Any] = {"state": "done", "why": "", "peer_job": job[:32] or None, "peer_informed": True}
+        if standstill is not None:
+            values["standstill_ms"] = standstill
+        await self._change(id, values, only_in=("committed",))
+        logger.info("a program goes on at a peer", transfer=id[:12], peer=peer, job=job[:12], device=device)
+        return {
+            "transfer": id, "node": peer, "job": job, "device": device, "target": f"{peer}/{device}",
+            "process_location": "target",
+        }  # fmt: skip
+
+    async def _end_here(self, process: Process | None, pid: int, start_time: int) -> None:
+        """It runs elsewhere: what is here, stopped, ends."""
+        if process is not None:
+            process.expect_end()
+        if pidfds.start_time(pid) != start_time:
+            return
+        pids = tree(pid)
+        killing = asyncio.ensure_future(end(pids))
+        await asyncio.sleep(0)
+        if process is not None:
+            process.let_go_on()
+        await killing
+
+    # --- after a restart, and beside ----------------------------------------------------------------------------------
+
+    async def _resolve(self, operation: Operation) -> Outcome:
+        id = operation.request.get("transfer", "")
+        await self._checkpoints.criu_has_ended(operation)
+        row = await asyncio.to_thread(self._row, id)
+        if row is None:
+            return interrupted(operation.row)
+        process = await self._checkpoints.found_again(operation, row["process_id"])
+        if row["state"] == "committed":
+            answer = await self._outcome(operation, id, row["peer"])
+            if answer is not None:
+                await self._end_here(process, row["pid"], row["start_time"])
+                return Outcome(state="succeeded", result=await self._is_over(id, row["peer"], answer, None))
+            self._go_on_here(process, row)
+            return Outcome(state="failed", error=self._stays(row["peer"]))
+        if row["state"] == "done":
+            await self._end_here(process, row["pid"], row["start_time"])
+            return Outcome(state="succeeded", result={"transfer": id, "node": row["peer"], "job": row["peer_job"]})
+        self._go_on_here(process, row)
+        await self._change(id, {"state": "failed", "why": "xmigd ended in the middle of it"}, only_in=("copying",))
+        return interrupted(operation.row, "source")
+
+    def _go_on_here(self, process: Process | None, row: dict[str, Any]) -> None:
+        if pidfds.start_time(row["pid"]) == row["start_time"]:
+            live.let_go_on(tree(row["pid"]))
+        if process is not None:
+            process.let_go_on()
+
+    async def keep(self) -> None:
+        """Tell peers of what has failed, until they know. Until it is cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._owes.wait(), INFORM_EVERY)
+            self._owes.clear()
+            for row in await asyncio.to_thread(self._owed):
+                await self._inform(row["id"], row["peer"], row["state"])
+
+    async def _inform(self, id: str, peer: str, state: str) -> None:
+        """It waits for nobody: what is not known now, the next attempt says."""
+        try:
+            if state == "failed":
+                await self._calls.call(peer, {"op": "drop", "transfer": id})
+            await self._change(id, {"peer_informed": True}, only_in=repository.OVER)
+        except NotFound:  # the peer is not known any more
+            await self._change(id, {"peer_informed": True}, only_in=repository.OVER)
+        except XmigError as error:
+            logger.info("a peer does not know yet what became of a transfer", peer=peer, why=error.message)
+
+    def _owed(self) -> list[dict[str, Any]]:
+        with self._reader.session() as session:
+            rows = repository.unfinished(session)
+            return [row for row in rows if row["direction"] == "out" and row["state"] in repository.OVER]
+
+    # --- small parts --------------------------------------------------------------------------------------------------
+
+    def _row(self, id: str) -> dict[str, Any] | None:
+        with self._reader.session() as session:
+            return repository.get(session, id)
+
+    async def _change(self, id: str, values: dict[str, Any], *, only_in: tuple[str, ...]) -> None:
+        """Raises Unavailable: it is not on the disk."""
+
+        def work(session: Session) -> dict[str, Any] | None:
+            repository.change(session, id, values, only_in=only_in)
+            return repository.get(session, id)
+
+        row = await asyncio.wrap_future(self._writer.submit(repository.name_of(values), work))
+        if row is not None and "state" in values:
+            self._publish(row)
+
+    async def _write(self, work: Callable[[Session], Any]) -> None:
+        with contextlib.suppress(Unavailable):  # figures only
+            await asyncio.wrap_future(self._writer.submit("migrations.save", work))
+
+    def _publish(self, row: dict[str, Any]) -> None:
+        data = {name: row.get(name) for name in ("direction", "peer", "state", "why", "source", "target")}
+        self._bus.publish("transfer.changed", "transfer", row["id"], row.get("job_id"), data, owner=row["uid"])

@@ -1,0 +1,121 @@
+"""Where peers call: each connection is served by a thread of its own, beside the loop, which recovers programs.
+
+A request that concerns more than pieces is handled in the loop. What a peer may request at all, `Arrivals` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from xmigd import log
+from xmigd.errors import ProtocolError, TooManyRequests, XmigError
+from xmigd.peers.certificates import fingerprint_of, server_context
+from xmigd.peers.links import PeerLinks
+from xmigd.text import harmless
+from xmigd.transfers.calls import as_answer
+from xmigd.transfers.wire import PREFIX, STEP, Line, prepare
+
+CONNECTIONS = 16  # of one peer at once
+PATIENCE = 120.0  # seconds that a request may take in the loop
+
+logger = log.get("transfers")
+
+Handler = Callable[[str, dict[str, Any], bytes], Awaitable[dict[str, Any]]]
+Quick = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]  # None: it is for the loop
+Longest = Callable[[str], int]  # bytes behind a request of this peer
+
+
+class Door:
+    """`in_loop` handles requests in the loop, `in_thread` those about content, in the connection's thread."""
+
+    def __init__(self, links: PeerLinks, *, in_loop: Handler, in_thread: Quick, longest: Longest) -> None:
+        self._links = links
+        self._in_loop = in_loop
+        self._in_thread = in_thread
+        self._longest = longest
+        self._loop = asyncio.get_running_loop()
+        self._open: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        links.other_connections[PREFIX] = self.welcome
+
+    async def welcome(self, sock: socket.socket) -> None:
+        """A connection whose first byte is ours. Returns once it is known who is there. Raises OSError, ValueError."""
+        welcomed: asyncio.Future[None] = self._loop.create_future()
+        certificates = [link.peer.certificate for link in self._links.links() if link.peer.certificate is not None]
+        context = server_context(self._links.identity, certificates, lambda name: None)
+        prepare(sock)
+        sock.recv(len(PREFIX))
+        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=self._serve, args=(wrapped, welcomed), daemon=True, name="transfer").start()
+        try:
+            async with asyncio.timeout(STEP):
+                await welcomed
+        except BaseException:
+            with contextlib.suppress(OSError):
+                wrapped.shutdown(socket.SHUT_RDWR)  # its thread ends
+            raise
+
+    def _serve(self, wrapped: ssl.SSLSocket, welcomed: asyncio.Future[None]) -> None:
+        try:
+            wrapped.do_handshake()
+        except (OSError, ValueError) as error:
+            wrapped.close()
+            self._report(welcomed, error)
+            return
+        fingerprint = fingerprint_of(wrapped.getpeercert(binary_form=True) or b"")
+        peer = next((link.peer.name for link in self._links.links() if link.peer.fingerprint == fingerprint), None)
+        if peer is None:
+            wrapped.close()
+            self._report(welcomed, ValueError(f"nobody here has the fingerprint {fingerprint}"))
+            return
+        self._report(welcomed, None)
+        with self._lock:
+            self._open[peer] += 1
+            full = self._open[peer] > CONNECTIONS
+        try:
+            self._answer_all(peer, Line(wrapped), full=full)
+        except EOFError:
+            pass
+        except (XmigError, RuntimeError) as error:  # the loop has ended
+            logger.info("a connection of a peer ends", peer=peer, why=harmless(str(error)))
+        except Exception:
+            logger.exception("a connection of a peer failed", peer=peer)
+        finally:
+            with self._lock:
+                self._open[peer] -= 1
+            wrapped.close()
+
+    def _answer_all(self, peer: str, line: Line, *, full: bool) -> None:
+        while True:
+            request, payload = line.receive(self._longest(peer))
+            try:
+                if full:
+                    raise TooManyRequests(f"{peer} has {CONNECTIONS} connections")
+                found = self._in_thread(peer, request, payload)
+                if found is None:
+                    handling = asyncio.run_coroutine_threadsafe(self._handle(peer, request, payload), self._loop)
+                    found = handling.result(PATIENCE), b""
+            except ProtocolError as error:
+                line.send(as_answer(error))
+                raise
+            except XmigError as error:
+                found = as_answer(error), b""
+            line.send(*found)
+
+    async def _handle(self, peer: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        return await self._in_loop(peer, request, payload)
+
+    def _report(self, welcomed: asyncio.Future[None], error: Exception | None) -> None:
+        def report() -> None:
+            if not welcomed.done():
+                welcomed.set_result(None) if error is None else welcomed.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(report)

@@ -1,0 +1,49 @@
+"""What bodies about transfers say. Times are Unix seconds; *_ms are milliseconds; what is not known is null."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from xmigd.schemas import Answer
+
+
+class TransferRound(Answer):
+    n: int
+    copied_bytes: int = Field(description="that the peer lacked")
+    ms: float
+
+
+class TransferInfo(Answer):
+    """A job that moves to another node, or comes from one."""
+
+    id: str = Field(description="the same on both nodes")
+    direction: Literal["out", "in"]
+    peer: str = Field(description="the other node")
+    state: Literal[
+        "copying", "committed", "done", "failed", "receiving", "preparing", "prepared", "going", "running", "dropped"
+    ] = Field(
+        description="out: copying, then committed (stopped, the peer is to say), done or failed; in: receiving, "
+        "preparing, prepared (stopped, it waits for the other node's decision), going, then running or dropped"
+    )
+    why: str
+    job_id: str | None = Field(description="on this node")
+    job_name: str
+    process_id: str | None = Field(description="on this node")
+    peer_job: str | None = Field(description="the job on the other node")
+    uid: int
+    user: str
+    command: str
+    source: str
+    target: str
+    rounds: list[TransferRound]
+    standstill_ms: float | None
+    created_at: float
+    ended_at: float | None
+
+
+class DecisionRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    goes_on: Literal["here", "there"] = Field(description="on which node the program goes on")

@@ -1,0 +1,128 @@
+"""What daemons send each other about a transfer: requests and answers, each with bytes behind it, over TLS.
+
+A connection goes to the port for peers. Its first byte says that it is none of a link (docs/peers.md). TLS follows,
+with the same pinned certificates. Each message is a header of 12 bytes, JSON, and a payload. Nothing in here trusts the
+other side: every length has a limit before anything of it is read, and every read and write a time.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import socket
+import ssl
+import struct
+import termios
+from typing import Any
+
+from xmigd.errors import ProtocolError, Unavailable
+
+PREFIX = b"T"  # a record of TLS never begins with it
+HEADER = struct.Struct(">IQ")  # bytes of JSON, bytes of the payload
+LONGEST = 1 << 20  # bytes of JSON
+LONGEST_PAYLOAD = 64 << 20  # bytes: a manifest of 1 TiB
+STEP = 5.0  # seconds for connecting with TLS
+STALL = 20.0  # seconds in which nothing at all comes or goes
+BLOCK = 64 << 10  # bytes that are written at once: each has that time
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
+GIVEN_UP = 10_000  # ms after which what was sent and not received is a lost connection
+
+
+class Line:
+    """One connection. Its methods block; one thread at a time uses it."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        sock.settimeout(STALL)
+
+    def send(self, body: dict[str, Any], payload: bytes = b"") -> None:
+        """Raises Unavailable: the connection is lost."""
+        text = json.dumps(body, separators=(",", ":")).encode()
+        if len(text) > LONGEST:
+            raise ProtocolError(f"a message of {len(text)} bytes; at most {LONGEST} are sent")
+        try:
+            self._sock.sendall(HEADER.pack(len(text), len(payload)) + text)
+            view = memoryview(payload)
+            for at in range(0, len(payload), BLOCK):
+                self._sock.sendall(view[at : at + BLOCK])
+        except OSError as error:
+            raise lost(error) from None
+
+    def receive(self, longest: int = LONGEST_PAYLOAD) -> tuple[dict[str, Any], bytes]:
+        """The next message, with at most so many bytes behind it. Raises Unavailable, ProtocolError, EOFError: the
+        other side has closed it."""
+        length, more = HEADER.unpack(self._exactly(HEADER.size, first=True))
+        if length > LONGEST or more > longest:
+            raise ProtocolError(f"a message of {length} and {more} bytes, which is more than allowed")
+        try:
+            body = json.loads(self._exactly(length))
+        except (ValueError, RecursionError):
+            raise ProtocolError("a message that is no JSON") from None
+        if not isinstance(body, dict):
+            raise ProtocolError("a message that is no object")
+        return body, self._exactly(more)
+
+    def call(self, body: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """The answer. Raises Unavailable, ProtocolError."""
+        self.send(body, payload)
+        return self.answer()
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """To what was sent. Raises Unavailable, ProtocolError."""
+        try:
+            return self.receive()
+        except EOFError:
+            raise Unavailable("the peer has closed the connection", code="peer_unreachable") from None
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _exactly(self, length: int, *, first: bool = False) -> bytes:
+        content = bytearray(length)
+        view, at = memoryview(content), 0
+        while at < length:
+            try:
+                count = self._receive_some(view[at:])
+            except OSError as error:
+                raise lost(error) from None
+            if count == 0:
+                if first and at == 0:
+                    raise EOFError
+                raise Unavailable("the connection ended in the middle of a message", code="peer_unreachable")
+            at += count
+        return bytes(content)
+
+    def _receive_some(self, view: memoryview) -> int:
+        """Over a slow link the answer comes late: as long as what was sent still leaves, it is waited for. Raises
+        OSError."""
+        before = self._unsent()
+        while True:
+            try:
+                return self._sock.recv_into(view, len(view))
+            except TimeoutError:
+                if (now := self._unsent()) == before:
+                    raise
+                before = now
+
+    def _unsent(self) -> int:
+        """Bytes that were sent, and that the other side has not acknowledged."""
+        found = array.array("i", [0])
+        fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, found)
+        return found[0]
+
+
+def lost(error: OSError) -> Unavailable:
+    why = error.strerror or str(error) or type(error).__name__
+    return Unavailable(f"the connection to the peer is lost: {why}", code="peer_unreachable",
+                       hint="xmigctl peer list says whether it is connected")  # fmt: skip
+
+
+def prepare(sock: socket.socket) -> None:
+    """A peer that is gone, or behind a link that is down, is noticed within ten seconds."""
+    sock.settimeout(STEP)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP)
