@@ -90,6 +90,24 @@ def test_a_daemon_is_killed(two: list[RankNode], tmp_path: Path, which: int, als
     assert ranks.lines() == done(ranks)
 
 
+def test_a_daemon_is_away_while_a_server_of_its_node_is_lost(two: list[RankNode], tmp_path: Path) -> None:
+    """The other ranks' collectives fail, and who leads is not sent why: nobody is given up for that."""
+    ranks = Ranks(two, 2, tmp_path, "steps", 0)
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    seen = two[0].log.read_text().count("a collective failed")
+    server = next(row["server_pid"] for where, row in ranks.processes() if where is two[1])
+    two[1].kill()
+    kill(server)
+    # Reported each second, and twice more after both times at which the one who leads looks for a reason.
+    harness.wait_until(lambda: two[0].log.read_text().count("a collective failed") >= seen + 4, "collectives fail", 60)
+    two[1].start()
+    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
+    ranks.until_all_run()
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+
+
 def test_a_node_is_not_in_reach(two: list[RankNode], tmp_path: Path) -> None:
     """A server is lost meanwhile: the recovery waits for the other node."""
     ranks = Ranks(two, 2, tmp_path, "steps", 0)

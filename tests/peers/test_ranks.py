@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,12 @@ class Log:
     def line(self, *_: object, **__: object) -> None: ...
 
 
-def make_ranks(members: dict[str, Member], may_begin: Callable[[], bool] = lambda: True) -> Ranks:
+def make_ranks(
+    members: dict[str, Member], may_begin: Callable[[], bool] = lambda: True,
+    hear_all: Callable[[Callable[[], None]], None] = lambda then: then(),
+) -> Ranks:  # fmt: skip
     log: Any = Log()
-    return Ranks(members, log, History(), 0, 0, 1, 1000, 0, lambda *_: None, "report", may_begin)
+    return Ranks(members, log, History(), 0, 0, 1, 1000, 0, lambda *_: None, "report", may_begin, hear_all)
 
 
 class Node:
@@ -192,3 +196,67 @@ def test_lists_of_nodes() -> None:
     with pytest.raises(Invalid, match="no address"):
         Node(network, "b", "0.0.0.0").scopes.check("a,b")
     assert new_job(name="", command="", uid=0, device=None, registered=True, nodes="a,b")[0].nodes == "a,b"
+
+
+def test_nobody_is_given_up_before_the_node_of_today_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective fails while the daemon of its other rank is not there: that one's loss may be what it failed of."""
+    monkeypatch.setattr("xmigd.groups.groups.LOOK_AGAIN", 1)
+    network = FakeNetwork("a", "b", "c")
+    heard: list[dict[str, Any]] = []
+
+    def again() -> Node:
+        b = Node(network, "b")
+        b.scopes.received = lambda peer, body: heard.append(body)  # type: ignore[method-assign]
+        return b
+
+    def sent(kind: str) -> list[dict[str, Any]]:
+        return [one for one in heard if one["kind"] == kind]
+
+    async def until(kind: str) -> None:
+        while not sent(kind):
+            await asyncio.sleep(0)
+            network.deliver()
+
+    async def main() -> None:
+        a, b = Node(network, "a"), again()
+        a.scopes.settled()
+        network.connect("a", "b")
+        b.links.send("a", here(ONE, OTHER))
+        for rank, process in enumerate((ONE, OTHER)):
+            b.links.send("a", joined(process, rank))
+        failure = {"type": "communicator_failed", "name": NAME, "rank": 0, "why": "rank 1 of 2 is gone"}
+        b.links.send("a", body("reported", stand=stand(ONE), server=0, message=failure))
+        network.deliver()
+        await until("catch_up")
+        network.restart("b")
+        b = again()
+        network.connect("a", "b")
+        heard.clear()
+        network.deliver()
+        assert [one["kind"] for one in heard] == ["who_is_here"]
+        b.links.send("a", here(ONE, OTHER))
+        await until("catch_up")
+        assert not sent("send"), "ONE is not to be given up yet"
+        b.links.send("a", body("caught_up", number=sent("catch_up")[0]["number"] + 1))  # that nobody waits for
+        b.links.send("a", body("caught_up", number=sent("catch_up")[0]["number"]))
+        await until("send")
+        assert [json.loads(one["text"])["type"] for one in sent("send")] == ["communicator_lost"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@in_a_loop
+def test_a_node_is_not_caught_up_before_it_knows_who_is_here() -> None:
+    network = FakeNetwork("a", "b")
+    b, answers = Node(network, "b"), list[str]()
+    network["a"].register("ranks", Node(FakeNetwork("a"), "a").scopes)
+    a = network["a"].all_users()[0]
+    a.received = lambda peer, body: answers.append(body["kind"])  # type: ignore[method-assign]
+    network.connect()
+    network["a"].send("b", body("catch_up", number=4))
+    network.deliver()
+    assert answers == []
+    b.scopes.settled()
+    network["a"].send("b", body("catch_up", number=4))
+    network.deliver()
+    assert answers == ["caught_up"]

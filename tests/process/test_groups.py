@@ -382,10 +382,46 @@ class TestHangs:
 
 
 class TestFailures:
-    def test_an_answer_after_a_second_look(self) -> None:
+    def test_an_answer_once_all_nodes_are_heard(self) -> None:
         groups = made((N, "ab"))
         assert groups.failed(0, "a", N) == []
-        assert groups.wake(g.LOOK_AGAIN) == [g.CommunicatorLost("a", N)]
+        assert groups.wake(g.LOOK_AGAIN) == [g.Doubt("a", N)]
+        for t in (g.LOOK_AGAIN + 1, 10 * g.LOOK_AGAIN):
+            assert groups.failed(t, "a", N) == []
+            assert groups.due is None, "it depends on the nodes alone"
+        assert groups.heard(10 * g.LOOK_AGAIN, "a", N) == []
+        assert groups.failed(10 * g.LOOK_AGAIN, "a", N) == []
+        assert groups.wake(11 * g.LOOK_AGAIN) == [g.CommunicatorLost("a", N)]
+        assert groups.heard(12 * g.LOOK_AGAIN, "a", N) == []
+        assert groups.due is None
+
+    @pytest.mark.parametrize("heard", [False, True])
+    def test_none_if_a_node_has_seen_a_loss(self, heard: bool) -> None:
+        groups = made((N, "ab"))
+        groups.failed(0, "a", N)
+        assert groups.wake(g.LOOK_AGAIN) == [g.Doubt("a", N)]
+        if heard:
+            groups.heard(g.LOOK_AGAIN, "a", N)
+        groups.broken(g.LOOK_AGAIN, "b", "killed")
+        groups.heard(2 * g.LOOK_AGAIN, "a", N)
+        assert groups.wake(9 * g.LOOK_AGAIN) == []
+        assert groups.due is None
+
+    def test_a_program_that_ends_meanwhile(self) -> None:
+        groups = made((N, "ab"))
+        groups.failed(0, "a", N)
+        groups.wake(g.LOOK_AGAIN)
+        groups.gone(g.LOOK_AGAIN, "a")
+        assert groups.heard(g.LOOK_AGAIN, "a", N) == []
+        assert groups.due is None
+
+    def test_none_before_all_are_there(self) -> None:
+        groups = made((N, "ab"), opened=False)
+        assert groups.failed(0, "a", "unknown") == []
+        assert groups.failed(0, "a", N) == []
+        assert groups.wake(g.LOOK_AGAIN) == []
+        groups.open(g.LOOK_AGAIN)
+        assert groups.wake(2 * g.LOOK_AGAIN) == [g.CommunicatorLost("a", "unknown"), g.Doubt("a", N)]
 
     def test_none_if_the_group_recovers(self) -> None:
         groups = made((N, "ab"))

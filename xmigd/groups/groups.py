@@ -167,6 +167,13 @@ class Recover(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt(Instruction):
+    """A collective has failed, and nobody is known to be lost: `heard`, once all nodes have sent what they knew."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommunicatorLost(Instruction):
     name: str
 
@@ -262,6 +269,7 @@ class Groups:
         self._groups: dict[str, _Group] = {}  # by process
         self._rounds: dict[int, _Group] = {}  # that are under way, by number
         self._failures: dict[tuple[str, Key], int] = {}  # when to look again
+        self._doubts: dict[tuple[str, Key], bool] = {}  # of these, True: all nodes are heard
         self._hangs: dict[str, int] = {}  # likewise, whether the whole group of this process is stuck
         self._orphans: set[str] = set()
         self._leaving: list[_Group] = []  # in which a rank is to leave its server
@@ -1003,6 +1011,8 @@ class Groups:
     def _ends(self, process: str, fate: Literal["lost", "gone"]) -> None:
         self._orphans.discard(process)
         self._unresolved.pop(process, None)
+        for case in [one for one in self._doubts if one[0] == process]:
+            del self._doubts[case]
         member = self._members.get(process)
         if member is None or member.fate == "gone":
             return
@@ -1050,14 +1060,33 @@ class Groups:
         return self._out
 
     def _look_why(self, process: str, key: Key, *, first: bool) -> None:
-        group, found = self._groups.get(process), self._communicators.get(key)
+        """The loss of another node's rank is known here once that node's daemon has seen it, and has the connection to
+        send it: nobody is given up before each node was heard."""
+        case, group, found = (process, key), self._groups.get(process), self._communicators.get(key)
         if group is not None and group.recovering:
+            self._doubts.pop(case, None)
             return  # which ends its server
         unanswered = found is not None and all(self._is_living(one) for one in found.ranks.values())
-        if unanswered and first:
-            self._failures.setdefault((process, key), self._t + LOOK_AGAIN)
-        else:
+        if self._opened and not unanswered:
+            self._doubts.pop(case, None)
             self._out.append(CommunicatorLost(process, key[1]))
+        elif first or not self._opened:
+            if case not in self._doubts:
+                self._failures.setdefault(case, self._t + LOOK_AGAIN)
+        elif self._doubts.pop(case, False):
+            self._out.append(CommunicatorLost(process, key[1]))
+        else:
+            self._doubts[case] = False
+            self._out.append(Doubt(process, key[1]))
+
+    def heard(self, t: int, process: str, name: str) -> list[Instruction]:
+        """After a `Doubt`: what the nodes knew then is known here."""
+        self._begin(t)
+        case = (process, (self._members[process].who.uid, name)) if process in self._members else None
+        if case in self._doubts:
+            self._doubts[case] = True
+            self._failures[case] = t + LOOK_AGAIN
+        return self._out
 
     # --- hangs -----------------------------------------------------------------------------------------------------
 

@@ -227,6 +227,9 @@ class Jobs:
         now = time.monotonic_ns()
         processes = self._supervisor.processes_of(job)
         info.memory_bytes = sum(map(_memory, processes))
+        if info.state in ("running", "suspended") and processes:  # as its processes are shown: records come later
+            info.suspended = sum(process.state == "suspended" for process in processes)
+            info.state = "suspended" if info.suspended == len(processes) else "running"
         stalls = [process.stall() for process in processes]
         info.expected_stall_ms = max((each.expected(now) / 1e6 for each in stalls if each is not None), default=None)
         return info

@@ -135,6 +135,9 @@ class Following:
         match message:
             case n.WhoIsHere():
                 self._report_who_is_here()
+            case n.CatchUp(number=number):
+                if self._settled:  # else `here` is to come, and then the question again
+                    self._send(n.CaughtUp(nodes=self._nodes, number=number))
             case n.Tell(process=name) if (process := self._own(name)) is not None:
                 process.tell(message.at(now()))
             case n.Send(process=name, server=number, text=text) if (process := self._own(name)) is not None:

@@ -43,12 +43,14 @@ class Ranks:
         copies_bound: int, suspend_patience: float, first_round: int, replica_check: float,
         stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
         may_begin: Callable[[], bool] = lambda: True,
+        hear_all: Callable[[Callable[[], None]], None] = lambda then: then(),
     ) -> None:  # fmt: skip
         """`first_round`: higher than any of an earlier daemon. `stop_job`: a job's policy says so. `may_begin`: are all
-        there whom a round needs?"""
+        there whom a round needs? `hear_all` calls its argument once all that other nodes know now is known here."""
         self._processes = processes
         self._job_log = job_log
         self._may_begin = may_begin
+        self._hear_all = hear_all
         self._copies_bound = copies_bound  # of host memory, for what only one device has
         self._loop = asyncio.get_running_loop()
         self._opened = False
@@ -361,6 +363,8 @@ class Ranks:
                 process.tell(e.GroupHopeless(t=now(), reason=reason))
             case g.Recover(members=members):
                 self._recover(members)
+            case g.Doubt(process=doubting, name=name):
+                self._hear_all(lambda: self._tell(lambda t: self._groups.heard(t, doubting, name)))
             case g.CommunicatorLost(name=name):
                 process.send_active(m.pack("communicator_lost", name=name))
             case g.Note(text=text):

@@ -29,7 +29,8 @@ class Leading:
     """Of the jobs of some nodes, the first of which this one is."""
 
     def __init__(
-        self, nodes: str, links: Links, make_ranks: Callable[[dict[str, Member], Callable[[], bool]], Ranks],
+        self, nodes: str, links: Links,
+        make_ranks: Callable[[dict[str, Member], Callable[[], bool], Callable[[Callable[[], None]], None]], Ranks],
         job_of: Callable[[int, str, str], JobRow],
     ) -> None:  # fmt: skip
         """`job_of`: by user, name and nodes."""
@@ -39,7 +40,10 @@ class Leading:
         self._absent = set(nodes.split(",")[1:])  # nodes that have not reported who is there
         self._settled = self._opened = False
         self._job_of = job_of
-        self.ranks = make_ranks(self._members, self._all_are_in_reach)
+        # What waits until nodes have sent what they knew: by number, these nodes and what to do then.
+        self._questions: dict[int, tuple[set[str], Callable[[], None]]] = {}
+        self._last_question = 0
+        self.ranks = make_ranks(self._members, self._all_are_in_reach, self._hear_all)
         for peer in self._absent:
             self._ask(peer)
 
@@ -94,6 +98,8 @@ class Leading:
                 self.ranks.committed(self._far(peer, stand), number)
             case n.Changed(stand=stand, what=what, why=why):
                 self.ranks.changed(self._far(peer, stand), _instruction(what, why))
+            case n.CaughtUp(number=number):
+                self._heard(peer, number)
             case n.Finished(process=name):
                 if (gone := self._members.get(name)) is not None:
                     self._check(peer, gone)
@@ -110,6 +116,8 @@ class Leading:
         for one in processes:
             self.ranks.returned(self._far(peer, one.stand), one)
         self._open()
+        for number in [number for number, (nodes, _) in self._questions.items() if peer in nodes]:
+            self._send(peer, n.CatchUp(nodes=self._nodes, number=number))  # an earlier daemon was to answer it
 
     def _gone(self, process: Member) -> None:
         self.ranks.changed(process, _instruction("gone", ""))
@@ -146,6 +154,23 @@ class Leading:
     def _all_are_in_reach(self) -> bool:
         others = self._nodes.split(",")[1:]
         return not self._absent and all(self._links.connected(peer) for peer in others)
+
+    def _hear_all(self, then: Callable[[], None]) -> None:
+        others = set(self._nodes.split(",")[1:])
+        if not others:
+            then()
+            return
+        self._last_question += 1
+        self._questions[self._last_question] = (others, then)
+        for peer in sorted(others - self._absent):  # these get it once they are there
+            self._send(peer, n.CatchUp(nodes=self._nodes, number=self._last_question))
+
+    def _heard(self, peer: str, number: int) -> None:
+        nodes, then = self._questions.get(number, (set[str](), None))
+        nodes.discard(peer)
+        if then is not None and not nodes:
+            del self._questions[number]
+            then()
 
     def _open(self) -> None:
         if self._settled and not self._absent and not self._opened:

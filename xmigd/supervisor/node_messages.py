@@ -107,6 +107,13 @@ class Finished(Message):
     process: m.JobId
 
 
+class CaughtUp(Message):
+    """Behind all that this node knew when `catch_up` came."""
+
+    kind: Literal["caught_up"] = "caught_up"
+    number: m.Number
+
+
 # --- from the one who leads ------------------------------------------------------------------------------------------
 
 
@@ -114,6 +121,13 @@ class WhoIsHere(Message):
     """Answered with `here`, once the daemon knows it."""
 
     kind: Literal["who_is_here"] = "who_is_here"
+
+
+class CatchUp(Message):
+    """Answered with `caught_up`."""
+
+    kind: Literal["catch_up"] = "catch_up"
+    number: m.Number
 
 
 _EVENTS = {one.__name__: TypeAdapter(one) for one in (e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo)}
@@ -196,7 +210,7 @@ class Met(Message):
 
 
 NodeMessage = Annotated[
-    Here | Reported | HeldAgain | Committed | Changed | Finished | WhoIsHere | Tell | Send | Met,
+    Here | Reported | HeldAgain | Committed | Changed | Finished | CaughtUp | WhoIsHere | CatchUp | Tell | Send | Met,
     Field(discriminator="kind"),
 ]
 _adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)

@@ -30,7 +30,7 @@ class Scopes:
 
     def __init__(
         self, *, local: Ranks, links: Links, address: str, processes: Mapping[str, Process], jobs: Mapping[str, JobRow],
-        make_ranks: Callable[[dict[str, Member], Callable[[], bool]], Ranks],
+        make_ranks: Callable[[dict[str, Member], Callable[[], bool], Callable[[Callable[[], None]], None]], Ranks],
     ) -> None:  # fmt: skip
         self._local = local
         self._links = links

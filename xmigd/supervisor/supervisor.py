@@ -282,12 +282,14 @@ class Supervisor:
         in_use = [name for one in self.processes.values() for name in devices_of(one.row.device)]
         return least_used(free, in_use) if free else device
 
-    def _make_ranks(self, members: dict[str, Member], may_begin: Callable[[], bool]) -> Ranks:
+    def _make_ranks(
+        self, members: dict[str, Member], may_begin: Callable[[], bool], hear_all: Callable[[Callable[[], None]], None]
+    ) -> Ranks:  # fmt: skip
         """Of jobs of several nodes. Rounds are numbered by the time of day: the nodes have no other in common. Nothing
         is made ahead, copied or compared: what other nodes' devices hold is not in reach."""
         return Ranks(
             members, self.job_log, self.history, 0, 0, self._settings.recovery_timeout, time.time_ns(), 0,
-            self._end_for_corruption, self._settings.replica_policy, may_begin,
+            self._end_for_corruption, self._settings.replica_policy, may_begin, hear_all,
         )  # fmt: skip
 
     def together(self, process: Process) -> list[Process]:
