@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=("decoder", "training", "both"), required=True)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--rate", type=float, default=50)
+    parser.add_argument("--rate", type=float, default=20)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=24)
