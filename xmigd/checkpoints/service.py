@@ -38,7 +38,7 @@ from xmigd.checkpoints.settling import Settling
 from xmigd.checkpoints.several import root_of, whole_root
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.devices.names import as_one, devices_of
+from xmigd.devices.names import as_one, devices_of, in_turn
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
@@ -165,10 +165,11 @@ class Checkpoints:
     def making(self, process: Process, *, stop: bool) -> Making:
         """Raises Conflict."""
         processes = self._supervisor.processes_of(process.job.id)
+        processes.sort(key=lambda one: (one.row.start_time, one.row.pid))  # as others see them in turn
         if any(one.paused for one in processes):
             raise Conflict("the process is paused", code="paused")
         alone = root_in(process.row.pid) if len(processes) == 1 else None
-        root = whole_root(process.row.pid) or alone or root_of(process.job.id, processes)
+        root = whole_root(process.row.pid) or alone or root_of(process.job, processes)
         return Making(processes, root, criu=self.criu, layout=self.layout, stop=stop, groups=self._supervisor)
 
     async def restore(
@@ -691,15 +692,7 @@ def chosen_devices(programs: Sequence[Program], named: Sequence[str], before: st
     program was, if the checkpoint does not say it of each."""
     if not named:
         return [devices_of(program.device or before) for program in programs]
-    needed = sum(len(program.devices) for program in programs)
-    in_turn = len(programs) > 1 and all(len(program.devices) == 1 for program in programs)
-    if len(named) != needed and not in_turn:
-        raise Invalid(f"the program had {needed} devices, and {len(named)} are named")
-    chosen, at = [], 0
-    for program in programs:
-        chosen.append([named[(at + number) % len(named)] for number in range(len(program.devices))])
-        at += len(program.devices)
-    return chosen
+    return in_turn([len(program.devices) for program in programs], named)
 
 
 def tree(pid: int) -> list[int]:
