@@ -339,8 +339,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "
                      "under xMIG."),
     "several_processes": (
-        "The job has several processes or ranks, and checkpoints are of one.",
-        "Make one of a job with one process.",
+        "The job's processes do not descend from one of the job, or its ranks share communicators with other jobs.",
+        "Start them with one launcher under `xmigctl run`, such as torchrun.",
     ),
     "source_lost": (
         "The server that had the program died before it had handed over.",

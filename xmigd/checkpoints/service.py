@@ -39,7 +39,7 @@ from xmigd.checkpoints.several import root_of, whole_root
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of, in_turn
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -68,6 +68,7 @@ logger = log.get("checkpoints")
 CREATE, RESTORE, VERIFY = "checkpoint", "restoration", "verification"  # operations
 EXPORT, IMPORT = "export", "import"
 GONE_WITHIN = 5.0  # seconds in which a parent takes note of the end of a program
+KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
 FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daemon is found again
 
 
@@ -394,10 +395,11 @@ class Checkpoints:
 
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
-        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None,
+        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
-        that raises, nothing is left of it. Raises Conflict, Damaged, Unavailable."""
+        that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. Raises Conflict,
+        Damaged, Unavailable."""
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
@@ -430,7 +432,10 @@ class Checkpoints:
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     operation.progress("resuming")
-                    await self._carried_out(self._moves.resume(made, [], requestor=requestor))
+                    if asleep:
+                        await self._until_kept(made)
+                    else:
+                        await self._carried_out(self._moves.resume(made, [], requestor=requestor))
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
@@ -449,6 +454,15 @@ class Checkpoints:
         return _as_restored(manifest.id, made) | {
             "root": root, "ms": (time.monotonic() - began) * 1e3, "files": copies,
         }  # fmt: skip
+
+    @staticmethod
+    async def _until_kept(made: Sequence[Process]) -> None:
+        """By servers, which outlive this daemon. Raises Unavailable."""
+        deadline = time.monotonic() + KEPT_WITHIN
+        while not all(one.machine.kept for one in made):
+            if time.monotonic() > deadline or any(one.state != "suspended" for one in made):
+                raise Unavailable("no server has taken what the suspended processes have; the daemon's log says why")
+            await asyncio.sleep(0.01)
 
     @staticmethod
     def _published(manifest: Manifest, texts: Sequence[str]) -> list[Published]:

@@ -56,8 +56,9 @@ logger = log.get("transfers")
 class Receiving:
     """What has come of one that is under way. Used by the threads of its connections."""
 
-    def __init__(self, peer: str, writing: Writing, stack: ExitStack) -> None:
+    def __init__(self, peer: str, writing: Writing, stack: ExitStack, *, asleep: bool) -> None:
         self.peer = peer
+        self.asleep = asleep
         self.writing = writing
         self.manifest: Manifest | None = None
         self.heard = 0.0  # monotonic seconds: of the last request
@@ -210,7 +211,7 @@ class Arrivals:
         except BaseException:
             stack.close()
             raise
-        receiving = self._receiving[id] = Receiving(peer, writing, stack)
+        receiving = self._receiving[id] = Receiving(peer, writing, stack, asleep=needs.asleep)
         receiving.heard = time.monotonic()
         self._publish(values)
         return {"device": device}
@@ -295,7 +296,7 @@ class Arrivals:
                 self._checkpoints.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
             await asyncio.to_thread(live.check_files, manifest.programs[0].files)
             return await self._checkpoints.make_again(
-                operation, manifest, row["devices"], f"node {row['peer']}", keep=keep
+                operation, manifest, row["devices"], f"node {row['peer']}", keep=keep, asleep=receiving.asleep
             )
         except Exception as error:
             why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"

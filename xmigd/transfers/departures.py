@@ -172,8 +172,10 @@ class Departures:
         await self._checkpoints.criu.check()
         if process.job.nodes is not None:
             raise Conflict("the job has ranks on several nodes", code="several_nodes")
-        for one in self._supervisor.processes_of(process.job.id):
-            if one.state != "running" or one.paused or one.machine.move is not None:
+        processes = self._supervisor.processes_of(process.job.id)
+        wanted = "suspended" if all(one.state == "suspended" for one in processes) else "running"
+        for one in processes:
+            if one.state != wanted or one.paused or one.machine.move is not None:
                 what = "paused" if one.paused else "being moved" if one.machine.move else one.state
                 whose = "the process" if one is process else f"process {one.row.id[:12]} of its job"
                 raise Conflict(f"{whose} is {what}", code="not_running", hint="wait until it runs, or resume it")
@@ -211,14 +213,15 @@ class Departures:
         on here."""
         making: Making | None = None
         try:
-            for number in range(1, MOST_ROUNDS + 1):
+            asleep = leaving.needs.asleep  # nothing changes, and nobody waits
+            for number in range(1, 1 if asleep else MOST_ROUNDS + 1):
                 record.phase("copying")
                 if record.is_small(SMALL, SHRINKS):
                     break
                 ahead = self._making(leaving, stop=False)
                 await self._round(operation, leaving, ahead, writing, record, number)
             record.phase("committing")
-            leaving.stopped_at = time.monotonic()
+            leaving.stopped_at = None if asleep else time.monotonic()
             making = self._making(leaving, stop=True)
             manifest = await self._round(operation, leaving, making, writing, record, record.rounds + 1)
             record.phase("handing_over")

@@ -69,6 +69,7 @@ class Needs(Strict):
     uid: Annotated[int, Field(ge=0, lt=1 << 32)]
     pids: Annotated[tuple[Pid, ...], Field(max_length=1024)]  # that have to be free; in a namespace of its own: none
     programs: Annotated[tuple[ProgramNeed, ...], Field(min_length=1, max_length=MOST_PROGRAMS)]
+    asleep: bool = False  # all are suspended, and stay so
     live_bytes: Count
     program_bytes: Count
     instructions: Annotated[tuple[Annotated[str, Field(max_length=40)], ...], Field(max_length=1024)]
@@ -99,6 +100,7 @@ def needs_of(processes: Sequence[Process], root: int, layout: Layout) -> Needs:
         xmig_version=__version__, layout=layout.layout_version, job_name=job.name, command=first.command,
         uid=first.uid, pids=() if namespaces_of(root) else tuple(pids),
         programs=tuple(_needs_of_one(one, its) for one, its in zip(processes, needed, strict=True)),
+        asleep=processes[0].state == "suspended",
         live_bytes=sum(sum(its) if last is None else last.live_bytes for its, last in zip(needed, lasts, strict=True)),
         program_bytes=program_bytes(root),
         instructions=tuple(sorted(instructions())), files=tuple(files[path] for path in sorted(files)[:MOST_FILES]),
