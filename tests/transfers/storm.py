@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tests.harness import wait_until
+from tests.migration.moves import OVER as ENDED
 from tests.transfers.nodes import TransferNode, wait_for_lines
 from xmigd.client import Refused
 from xmigd.errors import XmigError
@@ -104,7 +105,8 @@ class Storm:
         def settled() -> bool:
             with contextlib.suppress(Refused, XmigError, OSError):
                 rows = [row for node in self.nodes for row in node.transfers()]
-                over = all(row["state"] in OVER for row in rows)
+                begun = [row for node in self.nodes for row in node.client.get("/v1/operations")]
+                over = all(row["state"] in OVER for row in rows) and all(row["state"] in ENDED for row in begun)
                 count = sum(len(node.lives()) for node in self.nodes)
                 return over and count == self.programs and self._runs()
             return False
