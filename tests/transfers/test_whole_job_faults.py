@@ -28,27 +28,21 @@ def job(nodes: list[TransferNode], tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
-def test_a_daemon_or_a_program_dies(job: Job) -> None:
-    """At each side of the decision. The source's daemon is gone while a rank's server dies at the target, which is
-    recovered, or a rank itself: then nothing of it runs there."""
-    for who, point, dies, moves in (
-        ("source", "write.committed transfers.committed", "pid", False),
-        ("source", "write.committed transfers.committed", "server_pid", True),
-        ("target", "write.committed transfers.going", "", True),
-    ):
-        here, target = job.where(), job.target
-        victim = job.source if who == "source" else target
-        victim.dies_at(point)
+def test_a_program_dies_at_the_target(job: Job) -> None:
+    """While it stands still there, decided, and the source's daemon is gone. A rank's server: all are recovered there.
+    A rank itself: then nothing of it runs there."""
+    for dies, moves in (("pid", False), ("server_pid", True)):
+        here, source, target = job.where(), job.source, job.target
+        source.dies_at("write.committed transfers.committed")
         job.move()
-        wait_until(victim.has_died, f"it comes to {point}")
-        if dies:
-            assert target.transfers()[0]["state"] == "prepared"
-            killed(target, target.lives()[-1][dies])
+        wait_until(source.has_died, "it is decided")
+        assert target.transfers()[0]["state"] == "prepared"
+        killed(target, target.lives()[-1][dies])
         if dies == "server_pid":
             wait_until(lambda: all(one["recoveries"] for one in target.lives()), "they are recovered")  # noqa: B023
-        victim.starts_again()
+        source.starts_again()
         job.settle()
-        assert (job.where() != here) is moves, f"{point} {dies}: {job.describe()}"
+        assert (job.where() != here) is moves, f"{dies}: {job.describe()}"
         job.goes_on()
 
 
