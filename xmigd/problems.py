@@ -120,6 +120,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A move of a plan over nodes failed, and the plan stopped there. What was moved stays where it is.",
         "The text names the cause; make a new plan when it is gone.",
     ),
+    "job_changed": (
+        "Processes of the job began or ended while it was moved to another node.",
+        "Ask for it again, once all of them run; the job goes on where it was.",
+    ),
     "job_over": ("The job is over, and was requested to be predicted.", "`xmigctl job show` says how long it took."),
     "job_stays": (
         "Another process of its job cannot move: a job moves whole or not at all.",
@@ -144,8 +148,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "`xmigctl check-movable` lists what, and what to do.",
     ),
     "not_one_process": (
-        "A job of several processes does not move between nodes yet.",
-        "Make a checkpoint, export it, and restore it on the other node.",
+        "An order of the fleet moves one process to another node, and the job has several.",
+        "`xmigctl migrate JOB --to NODE` moves all of them.",
     ),
     "not_prepared": (
         "The other node could not make the program again; the message says why.",
@@ -335,8 +339,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "
                      "under xMIG."),
     "several_processes": (
-        "The job has several processes or ranks, and checkpoints are of one.",
-        "Make one of a job with one process.",
+        "The job's processes do not descend from one of the job, or its ranks share communicators with other jobs.",
+        "Start them with one launcher under `xmigctl run`, such as torchrun.",
     ),
     "source_lost": (
         "The server that had the program died before it had handed over.",
@@ -368,6 +372,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "too_many_listeners": ("Too many listen to events already.", "Ask for pages: `?after=`."),
     "too_many_peers": ("There are 64 peers.", "Remove one that is gone."),
+    "too_many_processes": ("The job has more processes than are moved at once.", "Nothing: it stays where it is."),
     "too_many_requests": (
         "One caller asks more often than `request_rate`.",
         "Ask less often; `Retry-After` says when.",

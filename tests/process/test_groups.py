@@ -52,6 +52,21 @@ class TestTies:
 
 
 class TestRounds:
+    def test_rounds_are_later_than_those_that_a_member_was_in_elsewhere(self) -> None:
+        groups = made((N, "ab"))
+        groups.later_than(5000)
+        groups.later_than(200)
+        groups.later_than(g.NEVER)  # nobody can have been
+        assert groups.wanted(1, "a") == [g.Stop("a", 5001, {}), g.Stop("b", 5001, {})]
+
+    def test_a_round_of_an_earlier_daemon_is_one_by_any_number(self) -> None:
+        groups = made((N, "ab"), opened=False)
+        assert groups.held(1, "a", 700) == []
+        groups.later_than(700)
+        assert groups.open(2) == [g.Resolve("a", 700)]
+        assert groups.held(3, "b", 700) == [g.Resolve("b", 700)]
+        assert groups.wanted(4, "a") == [g.Stop("a", 701, {}), g.Stop("b", 701, {})]
+
     def test_nobody_waits_for_a_rank_that_is_left_in_a_communicator(self) -> None:
         groups = made((N, "abc"), (M, "abc"))
         groups.communicator(0, who("b"), M, 1, 3, "past")  # it has ended it, and a snapshot was taken

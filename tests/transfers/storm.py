@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tests.harness import wait_until
+from tests.migration.moves import OVER as ENDED
 from tests.transfers.nodes import TransferNode, wait_for_lines
 from xmigd.client import Refused
 from xmigd.errors import XmigError
@@ -37,6 +38,7 @@ FAULTS = {
 class Storm:
     nodes: list[TransferNode]
     random: random.Random
+    programs: int = 1  # of the job
     moved: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -103,8 +105,10 @@ class Storm:
         def settled() -> bool:
             with contextlib.suppress(Refused, XmigError, OSError):
                 rows = [row for node in self.nodes for row in node.transfers()]
-                over = all(row["state"] in OVER for row in rows)
-                return over and sum(len(node.lives()) for node in self.nodes) == 1 and self._runs()
+                begun = [row for node in self.nodes for row in node.client.get("/v1/operations")]
+                over = all(row["state"] in OVER for row in rows) and all(row["state"] in ENDED for row in begun)
+                count = sum(len(node.lives()) for node in self.nodes)
+                return over and count == self.programs and self._runs()
             return False
 
         try:
@@ -116,7 +120,7 @@ class Storm:
         return [(node.name, node.transfers()[:2], node.lives()) for node in self.nodes]
 
     def _runs(self) -> bool:
-        return any(each["state"] == "running" for node in self.nodes for each in node.lives())
+        return all(each["state"] == "running" for node in self.nodes for each in node.lives())
 
     def where(self) -> int:
         found = [number for number, node in enumerate(self.nodes) if node.lives()]

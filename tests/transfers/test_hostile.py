@@ -63,9 +63,13 @@ def connect(nodes: list[PeerNode]) -> Iterator[Connect]:
 def needs(native_dir: Path, **changed: Any) -> dict[str, Any]:
     return {
         "xmig_version": __version__, "layout": read_layout(native_dir).layout_version, "job_name": "evil",
-        "command": "evil", "uid": 60_010, "source": "cpu:0", "pids": [4_000_000],
-        "devices": [{"kind": "cpu", "bytes": 0}], "live_bytes": 0, "program_bytes": 0, "instructions": [], "files": [],
+        "command": "evil", "uid": 60_010, "pids": [4_000_000],
+        "programs": [need()], "live_bytes": 0, "program_bytes": 0, "instructions": [], "files": [],
     } | changed  # fmt: skip
+
+
+def need(size: int = 0) -> dict[str, Any]:
+    return {"device": "cpu:0", "devices": [{"kind": "cpu", "bytes": size}]}
 
 
 def refused(line: Line, body: dict[str, Any], payload: bytes = b"") -> str:
@@ -116,11 +120,14 @@ def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: P
     cases: dict[str, dict[str, Any]] = {
         "pid_in_use": {"pids": [1]}, "other_cpu": {"instructions": ["avx9000"]}, "other_version": {"layout": 1},
         "file_missing": {"files": [{"path": "/no/such\x1b[31m/file", "bytes": 1}]},
-        "no_room": {"devices": [{"kind": "cpu", "bytes": 1 << 50}]},
+        "no_room": {"programs": [need(), need(1 << 50)]},
         "pool_too_small": {"program_bytes": 1 << 50},
     }  # fmt: skip
     for code, changed in cases.items():
         assert refused(line, {"op": "begin", "transfer": transfer, "needs": needs(native_dir, **changed)}) == code
+    several = {"op": "begin", "transfer": transfer, "needs": needs(native_dir, programs=[need(), need()])}
+    for devices, code in ((["cpu:0", "cpu:7"], "no_such_device"), (["/etc", ""], "no_such_device"), ([1], "protocol")):
+        assert refused(connect("friend"), several | {"devices": devices}) == code
     answer, _ = line.call({"op": "begin", "transfer": transfer, "needs": needs(native_dir)})
     assert answer["device"] in ("cpu:0", "cpu:1")
     assert line.call({"op": "begin", "transfer": transfer, "needs": needs(native_dir)})[0] == answer  # it came twice
@@ -144,12 +151,21 @@ def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: P
     line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
     assert refused(line, {"op": "prepare", "transfer": transfer}) == "peer_lies"  # it would be root's
     assert refused(line, {"op": "go", "transfer": transfer}) == "transfer_not_ready"
+    for programs in ([], [program(uid=60_010), program(uid=60_010, pid=4_000_001, id="6" * 32)], [program(devices=[])]):
+        manifest["programs"] = programs  # not as many, or not with as many devices, as were announced
+        line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
+        assert refused(line, {"op": "prepare", "transfer": transfer}) == "peer_lies"
     manifest["programs"] = [program(uid=60_010)]
     line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
     line.call({"op": "prepare", "transfer": transfer})  # without any image
     wait_until(lambda: state(nodes[1], transfer) == "dropped", "it cannot be made again")
     assert line.call({"op": "go", "transfer": transfer})[0]["state"] == "dropped"
     assert line.call({"op": "drop", "transfer": transfer})[0]["state"] == "dropped"
+    twice = {"op": "begin", "transfer": "7" * 32, "needs": needs(native_dir, programs=[need(), need()])}
+    assert line.call(twice)[0]["device"] == "cpu:0,cpu:1"
+    manifest |= {"id": "7" * 32, "programs": [program(uid=60_010)] * 2}  # one process as two
+    line.call({"op": "manifest", "transfer": "7" * 32}, dumped(manifest))
+    assert refused(line, {"op": "prepare", "transfer": "7" * 32}) == "peer_lies"
     late = "4" * 32
     assert line.call({"op": "drop", "transfer": late})[0]["state"] == "dropped"
     assert refused(line, {"op": "begin", "transfer": late, "needs": needs(native_dir)}) == "transfer_over"

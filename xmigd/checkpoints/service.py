@@ -38,8 +38,8 @@ from xmigd.checkpoints.settling import Settling
 from xmigd.checkpoints.several import root_of, whole_root
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.devices.names import as_one, devices_of
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound
+from xmigd.devices.names import as_one, devices_of, in_turn
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -68,6 +68,7 @@ logger = log.get("checkpoints")
 CREATE, RESTORE, VERIFY = "checkpoint", "restoration", "verification"  # operations
 EXPORT, IMPORT = "export", "import"
 GONE_WITHIN = 5.0  # seconds in which a parent takes note of the end of a program
+KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
 FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daemon is found again
 
 
@@ -165,10 +166,11 @@ class Checkpoints:
     def making(self, process: Process, *, stop: bool) -> Making:
         """Raises Conflict."""
         processes = self._supervisor.processes_of(process.job.id)
+        processes.sort(key=lambda one: (one.row.start_time, one.row.pid))  # as others see them in turn
         if any(one.paused for one in processes):
             raise Conflict("the process is paused", code="paused")
         alone = root_in(process.row.pid) if len(processes) == 1 else None
-        root = whole_root(process.row.pid) or alone or root_of(process.job.id, processes)
+        root = whole_root(process.row.pid) or alone or root_of(process.job, processes)
         return Making(processes, root, criu=self.criu, layout=self.layout, stop=stop, groups=self._supervisor)
 
     async def restore(
@@ -393,10 +395,11 @@ class Checkpoints:
 
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
-        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None,
+        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
-        that raises, nothing is left of it. Raises Conflict, Damaged, Unavailable."""
+        that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. Raises Conflict,
+        Damaged, Unavailable."""
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
@@ -429,7 +432,10 @@ class Checkpoints:
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     operation.progress("resuming")
-                    await self._carried_out(self._moves.resume(made, [], requestor=requestor))
+                    if asleep:
+                        await self._until_kept(made)
+                    else:
+                        await self._carried_out(self._moves.resume(made, [], requestor=requestor))
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
@@ -448,6 +454,15 @@ class Checkpoints:
         return _as_restored(manifest.id, made) | {
             "root": root, "ms": (time.monotonic() - began) * 1e3, "files": copies,
         }  # fmt: skip
+
+    @staticmethod
+    async def _until_kept(made: Sequence[Process]) -> None:
+        """By servers, which outlive this daemon. Raises Unavailable."""
+        deadline = time.monotonic() + KEPT_WITHIN
+        while not all(one.machine.kept for one in made):
+            if time.monotonic() > deadline or any(one.state != "suspended" for one in made):
+                raise Unavailable("no server has taken what the suspended processes have; the daemon's log says why")
+            await asyncio.sleep(0.01)
 
     @staticmethod
     def _published(manifest: Manifest, texts: Sequence[str]) -> list[Published]:
@@ -691,15 +706,7 @@ def chosen_devices(programs: Sequence[Program], named: Sequence[str], before: st
     program was, if the checkpoint does not say it of each."""
     if not named:
         return [devices_of(program.device or before) for program in programs]
-    needed = sum(len(program.devices) for program in programs)
-    in_turn = len(programs) > 1 and all(len(program.devices) == 1 for program in programs)
-    if len(named) != needed and not in_turn:
-        raise Invalid(f"the program had {needed} devices, and {len(named)} are named")
-    chosen, at = [], 0
-    for program in programs:
-        chosen.append([named[(at + number) % len(named)] for number in range(len(program.devices))])
-        at += len(program.devices)
-    return chosen
+    return in_turn([len(program.devices) for program in programs], named)
 
 
 def tree(pid: int) -> list[int]:

@@ -9,12 +9,14 @@ from pathlib import Path
 from xmigd.checkpoints import proc
 from xmigd.checkpoints.apart import root_in
 from xmigd.errors import Conflict
+from xmigd.ipc import pidfd as pidfds
+from xmigd.records import JobRow
 from xmigd.supervisor.process import Process
 
 WHOLE = "XMIG_CHECKPOINT_WHOLE=1"  # in the environment of a tree that is dumped from its first process on
 
 
-def root_of(job: str, processes: Sequence[Process]) -> int:
+def root_of(job: JobRow, processes: Sequence[Process]) -> int:
     """The nearest process of the job from which all of these descend, one of them or what started them. Raises
     Conflict."""
     paths = [_path(one.row.pid) for one in processes]
@@ -44,9 +46,12 @@ def _path(pid: int) -> list[int]:
     return path
 
 
-def _belongs(pid: int, job: str) -> bool:
-    """Was it started in this job? What has started the job is nobody's to dump."""
-    return _has(pid, f"XMIG_JOB={job}:")
+def _belongs(pid: int, job: JobRow) -> bool:
+    """Was it started in this job? What has started the job is nobody's to dump. One that was restored has the
+    environment of the job that it was, and ends with the process from which all descend."""
+    if job.restored_from is not None:
+        return pid == job.runner_pid and pidfds.start_time(pid) == job.runner_start
+    return _has(pid, f"XMIG_JOB={job.id}:")
 
 
 def _has(pid: int, variable: str) -> bool:

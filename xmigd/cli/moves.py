@@ -10,7 +10,6 @@ import typer
 from xmigd.cli.common import (
     JobOption,
     LimitOption,
-    ProcessArgument,
     ProcessOrJobArgument,
     YesOption,
     confirm,
@@ -45,10 +44,16 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    process: ProcessArgument,
+    process: ProcessOrJobArgument,
     target: Annotated[str | None, typer.Argument(help="the device, for example cuda:1")] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="NODE[/DEVICE]", help="another node, a peer, and its device")
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="NODE[/DEVICES]",
+            help="another node, a peer, for all processes of the job; and its devices, which these get in turn: "
+            "cuda:0,cuda:1",
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="only say where it may go, and why not elsewhere")] = False,
     engine: Annotated[Engine, typer.Option("--engine", help="how")] = Engine.proxy,
@@ -60,15 +65,19 @@ def migrate(
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
-    """Move a running program to another device, or with --to to another node. It pauses for a moment; nothing else
-    changes for it."""
+    """Move a running program to another device, or with --to its whole job to another node. It pauses for a moment;
+    nothing else changes for it."""
     if target is not None and to is not None:
         raise CommandError("a device of this node and another node are named: name one of them", exit_code=Exit.USAGE)
     client = connect()
-    found = find_process(client, process)
+    found = find_process(client, process) if to is None else find_processes(client, process)[1][0]
     if plan and to is not None:
-        body = {"process": found["id"], "engine": engine.value, "node": to.partition("/")[0]}
-        _show_plan(client.post("/v1/migration-plans", body), to if "/" in to else None, output)
+        body = {"process": found["id"], "engine": engine.value, "node": to}
+        answer = client.post("/v1/migration-plans", body)
+        whole = len(answer["places"]) > 1
+        _show_plan(answer, to if "/" in to and not whole else None, output)
+        if whole:
+            _show_places(answer, output)
         return
     if plan:
         _show_plan(client.post("/v1/migration-plans", {"process": found["id"], "engine": engine.value}), target, output)
@@ -82,7 +91,10 @@ def migrate(
     operation = carry_out(client, "/v1/migrations", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
-        console.print(f"{process_label(found)} is on [bold]{escape(result['target'])}[/bold]{_figures(result)}")
+        count = len(result.get("processes") or [found])
+        whose = process_label(found) if count == 1 else f"{escape(found['job_name'])}: {count} processes"
+        verb = "is" if count == 1 else "are"
+        console.print(f"{whose} {verb} on [bold]{escape(result['target'])}[/bold]{_figures(result, count)}")
 
 
 def migrations(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
@@ -215,6 +227,19 @@ def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None
         raise CommandError("it cannot go there" if target else "it can go nowhere", exit_code=Exit.REFUSED)
 
 
+def _show_places(plan: dict[str, Any], output: Output) -> None:
+    """Where each process of a job would go, to another node."""
+    if output is not Output.json:
+        rows = [
+            {"process": each["process"][:12], "source": each["source"], "device": each["device"],
+             "why": "; ".join(f"{reason['text']} ({reason['code']})" for reason in each["reasons"]) or None}
+            for each in plan["places"]
+        ]  # fmt: skip
+        show(rows, output, {"process": "PROCESS", "source": "FROM", "device": "TO", "why": "WHY"}, "")
+    if any(each["reasons"] for each in plan["places"]):
+        raise CommandError("the job cannot go there", exit_code=Exit.REFUSED)
+
+
 def _count(operation: dict[str, Any]) -> int:
     """Of processes that it was about."""
     return len(operation["result"].get("ranks") or [None])
@@ -228,11 +253,11 @@ def _all_of(found: list[dict[str, Any]], operation: dict[str, Any], verb: str = 
     return f"{escape(found[0]['job_name'])}: {count} processes{verb and ' are'}"
 
 
-def _figures(result: dict[str, Any]) -> str:
+def _figures(result: dict[str, Any], count: int = 1) -> str:
     """What of its figures is known."""
     parts = []
     if result.get("downtime_ms") is not None:
-        parts.append(f"it stood still for {milliseconds(result['downtime_ms'])}")
+        parts.append(f"{'it' if count == 1 else 'they'} stood still for {milliseconds(result['downtime_ms'])}")
     if result.get("processed_bytes") is not None:
         parts.append(f"{size(result['processed_bytes'])} copied")
     if result.get("rounds"):

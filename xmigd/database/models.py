@@ -256,6 +256,9 @@ class Transfer(Base):
     target: Mapped[str] = mapped_column(String(64))
     pid: Mapped[int | None]  # from which all descend
     start_time: Mapped[int | None]  # with the pid, its identity
+    processes: Mapped[list[str]] = mapped_column(JSON)  # here, all that have devices: process_id is the first
+    devices: Mapped[list[str]] = mapped_column(JSON)  # here, of each of them
+    pids: Mapped[list[list[int]]] = mapped_column(JSON)  # with start times: all that stand still here
     peer_job: Mapped[str | None] = mapped_column(String(32))
     peer_informed: Mapped[bool]  # of the outcome
     rounds: Mapped[list[dict[str, Any]]] = mapped_column(JSON)

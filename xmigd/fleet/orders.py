@@ -134,6 +134,9 @@ class Orders:
         process = self._supervisor.processes.get(order.process)
         if process is None or process.job.id != order.job:
             raise Conflict(f"process {order.process[:12]} has ended", code="plan_stale", hint="make a new plan")
+        if order.node != self._node and len(self._supervisor.processes_of(order.job)) != 1:
+            raise Conflict("an order moves one process to another node, and the job has several",
+                           code="not_one_process", hint="xmigctl migrate --to NODE moves all of them")  # fmt: skip
         if process.row.device != order.source:
             raise Conflict(f"process {order.process[:12]} is on {process.row.device}, not on {order.source}",
                            code="plan_stale", hint="make a new plan")  # fmt: skip
@@ -178,7 +181,7 @@ class Orders:
                 await self._leases.verify(self._node, order.job, order.token)
 
         row = await self._departures.move(
-            process, order.node, order.device, max_downtime_ms=None, requestor=requestor, id=order.id, permit=permit
+            process, order.node, [order.device], max_downtime_ms=None, requestor=requestor, id=order.id, permit=permit
         )
         ended = asyncio.ensure_future(self._operations.ended(row))
         cancel = asyncio.ensure_future(operation.cancelled.wait())

@@ -63,7 +63,7 @@ class Own:
         if not stays and one.job.nodes is not None:
             stays = "its job has ranks on several nodes"
         elif not stays and (of_job != 1 or one.grouped):
-            stays = "its job has several processes: these do not move to other nodes yet"
+            stays = "its job has several processes: these are not packed with others"
         elif not stays and len(devices_of(one.row.device)) != 1:
             stays = "a process with several devices is not packed with others"
         elif not stays and (one.state != "running" or one.paused):

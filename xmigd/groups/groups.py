@@ -280,6 +280,16 @@ class Groups:
         self._out: list[Instruction] = []
         self._t = 0
 
+    def later_than(self, number: int) -> None:
+        """So are all rounds that begin from now on: a member was in that one, on another node or before a boot, where
+        they are numbered by another clock. Which one was decided last is known by its number. It is read from memory
+        that programs may write to: one that no clock has reached is none."""
+        if number >= NEVER:
+            return
+        self._next_round = max(self._next_round, number + 1)
+        if not self._opened:
+            self._first_round = max(self._first_round, number + 1)
+
     @property
     def due(self) -> int | None:
         """When to call `wake`."""
@@ -768,7 +778,7 @@ class Groups:
 
     def held(self, t: int, process: str, number: int) -> list[Instruction]:
         self._begin(t)
-        if number < self._first_round:
+        if number < self._first_round or not self._opened:  # until then none of ours has begun
             if self._opened:
                 self._out.append(Resolve(process, number))
             else:
@@ -783,7 +793,7 @@ class Groups:
 
     def held_again(self, t: int, process: str, number: int) -> list[Instruction]:
         """It is held in a round, and what it was sent of that is lost."""
-        if number < self._first_round:
+        if number < self._first_round or not self._opened:
             return self.held(t, process, number)
         self._begin(t)
         group = self._groups.get(process)

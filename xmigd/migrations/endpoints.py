@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
+from xmigd.devices.names import together
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
 from xmigd.errors import Conflict, NotFound, ProtocolError
 from xmigd.migrations import repository
@@ -24,6 +25,7 @@ from xmigd.migrations.schemas import (
     Engine,
     MigrationInfo,
     MoveRequest,
+    PlaceInfo,
     PlanInfo,
     PlanRequest,
     ReasonInfo,
@@ -37,6 +39,7 @@ from xmigd.operations.schemas import OperationInfo
 from xmigd.processes.service import Processes
 from xmigd.supervisor.process import Process
 from xmigd.text import harmless
+from xmigd.transfers.departures import Plan
 from xmigd.transfers.service import Transfers, is_node
 
 router = make_router("/v1")
@@ -70,29 +73,39 @@ def is_native(process: str, engine: Engine = "driver") -> bool:
     return True
 
 
-def elsewhere(process: Process, node: str, targets: list[dict[str, Any]]) -> PlanInfo:
+def elsewhere(process: Process, node: str, plan: Plan) -> PlanInfo:
     """What a peer has answered. Raises ProtocolError: it is no plan."""
+    name = node.partition("/")[0]
     try:
-        seen = [
+        targets = [
             TargetInfo(
-                device=harmless(f"{node}/{each['device']}", 129), allowed=not each["reasons"],
-                room_bytes=each["room_bytes"],
-                reasons=[
-                    ReasonInfo(code=harmless(why["code"], 40), text=harmless(why["text"], 500))
-                    for why in each["reasons"]
-                ],
+                device=harmless(f"{name}/{each['device']}", 129), allowed=not each["reasons"],
+                room_bytes=each["room_bytes"], reasons=_reasons(each["reasons"]),
             )
-            for each in targets[:MAX_TARGETS]
+            for each in plan.targets[:MAX_TARGETS]
         ]  # fmt: skip
-    except (ValidationError, KeyError, TypeError):
-        raise ProtocolError(f"{node} answers what is no plan") from None
-    last = process.last_snapshot
-    live = None if last is None else last.live_bytes
-    free = None if live is None else max(0, process.program_bytes - live)
+        places = [
+            PlaceInfo(
+                process=one.row.id, source=one.row.device, reasons=_reasons(each["reasons"]),
+                device=None if each["device"] is None else harmless(f"{name}/{each['device']}", 129),
+            )
+            for one, each in zip(plan.processes, plan.places, strict=True)
+        ]  # fmt: skip
+    except (ValidationError, AttributeError, KeyError, TypeError, ValueError):
+        raise ProtocolError(f"{name} answers what is no plan") from None
+    lasts = [one.last_snapshot for one in plan.processes]
+    known = [last.live_bytes for last in lasts if last is not None]
+    live = sum(known) if len(known) == len(lasts) else None
+    held = sum(one.program_bytes for one in plan.processes)
     return PlanInfo(
-        process=process.row.id, engine="proxy", source=process.row.device, live_bytes=live,
-        held_bytes=process.program_bytes, free_bytes=free, targets=seen,
+        process=process.row.id, engine="proxy", source=together(one.row.device for one in plan.processes),
+        live_bytes=live, held_bytes=held, free_bytes=None if live is None else max(0, held - live), targets=targets,
+        places=places,
     )  # fmt: skip
+
+
+def _reasons(given: list[dict[str, str]]) -> list[ReasonInfo]:
+    return [ReasonInfo(code=harmless(why["code"], 40), text=harmless(why["text"], 500)) for why in given]
 
 
 @router.post("/migration-plans", operation_id="plan_migration")
@@ -124,7 +137,8 @@ async def start_migration(
     request: MoveRequest,
     response: Response,
 ) -> OperationInfo:
-    """Move a process to another device while it runs; with target `NODE` or `NODE/DEVICE` to another node.
+    """Move a process to another device while it runs; with target `NODE` or `NODE/DEVICES` all processes of its job to
+    another node.
     `max_downtime_ms`: give it up rather than let it stand longer. With engine=driver a program that was not started
     under xMIG, pid:1234, which stands still meanwhile."""
     if is_native(request.process, request.engine):

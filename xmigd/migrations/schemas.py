@@ -10,6 +10,7 @@ from xmigd.schemas import Answer
 from xmigd.text import VISIBLE
 
 Engine = Literal["proxy", "driver"]
+TARGET = 1024  # characters of a node and its devices
 
 
 class Request(BaseModel):
@@ -20,7 +21,12 @@ class PlanRequest(Request):
     process: Annotated[str, Field(max_length=64)]
     engine: Engine = "proxy"
     node: Annotated[
-        str | None, Field(max_length=64, description="a peer: its devices, in the place of this node's; for operators")
+        str | None,
+        Field(
+            max_length=TARGET,
+            description="a peer, as `NODE` or `NODE/DEVICES`: for all processes of the job, in the place of this "
+            "node's devices; for operators",
+        ),
     ] = None
 
 
@@ -38,6 +44,13 @@ class TargetInfo(Answer):
     expected_downtime_basis: str | None = Field(default=None, description="what that is estimated from")
 
 
+class PlaceInfo(Answer):
+    process: str
+    source: str = Field(description="its device")
+    device: str | None = Field(description="that it would get; null: there is none for it")
+    reasons: list[ReasonInfo] = Field(description="what prevents that")
+
+
 class PlanInfo(Answer):
     process: str
     engine: str
@@ -46,12 +59,20 @@ class PlanInfo(Answer):
     held_bytes: int = Field(description="device memory that it has")
     free_bytes: int | None = Field(description="of that, what it does not use now: not copied")
     targets: list[TargetInfo]
+    places: list[PlaceInfo] = Field(
+        default=[], description="to another node: of each process of the job, in the order in which they began"
+    )
 
 
 class MoveRequest(Request):
     process: Annotated[str, Field(max_length=64)]
     target: Annotated[
-        str, Field(max_length=129, description="a device; NODE or NODE/DEVICE: another node, for operators")
+        str,
+        Field(
+            max_length=TARGET,
+            description="a device; `NODE` or `NODE/DEVICES`: another node, to which all processes of the job go, which "
+            "get these devices in turn, in the order in which they began; for operators",
+        ),
     ]
     engine: Engine = "proxy"
     max_downtime_ms: Annotated[float | None, Field(gt=0, le=3_600_000)] = None

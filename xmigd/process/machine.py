@@ -119,6 +119,11 @@ class Machine(Recovery):
 
     # --- moves ------------------------------------------------------------------------------------------------
 
+    @property
+    def kept(self) -> bool:
+        """Of a suspended process: has its holder everything?"""
+        return self.holder is not None and self.servers.get(self.holder) == "keeping"
+
     def why_not_move(self, kind: v.Kind) -> v.Reason | None:
         """None: it may begin."""
         if self.move is not None:

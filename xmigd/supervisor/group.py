@@ -214,6 +214,7 @@ class Ranks:
 
     def resume(self, processes: Sequence[Member]) -> bool:
         """These are resumed as one from now on. False: it is one that was suspended alone."""
+        self._begin_later(processes)
         if not processes[0].suspended_at():
             return False
         names = [process.row.id for process in processes]
@@ -221,6 +222,10 @@ class Ranks:
         self._tell(lambda t: self._groups.forget(t, names))
         self._resumptions.begin(names)
         return True
+
+    def _begin_later(self, processes: Iterable[Member]) -> None:
+        """They may have been in rounds of another node."""
+        self._groups.later_than(max((number for process in processes for number in process.rounds()), default=0))
 
     # Pauses.
 
@@ -607,6 +612,7 @@ class Ranks:
 
     def _open(self) -> None:
         self._opened = True
+        self._begin_later(self._processes.values())
         self._wake_those_left_behind()
         self._count_standby_bytes()  # what an earlier daemon has counted there is not known here
         marked = [process.row.id for process in self._processes.values() if any(process.rounds())]

@@ -28,7 +28,7 @@ from xmigd.checkpoints.manifest import Chunk, Manifest, contents
 from xmigd.checkpoints.service import Checkpoints, end, tree
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.devices.names import as_one, devices_of
+from xmigd.devices.names import as_one, devices_of, in_turn, together
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
@@ -41,7 +41,8 @@ from xmigd.store.objects import Damaged
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.transfers import records, repository
-from xmigd.transfers.needs import Needs, general, judge
+from xmigd.transfers.needs import MOST_PROGRAMS, Needs, choose, general, judge, judge_all
+from xmigd.transfers.stopped import are_whole, left, written
 from xmigd.transfers.wire import LONGEST_PAYLOAD
 
 KIND = "arrival"  # operations
@@ -55,8 +56,9 @@ logger = log.get("transfers")
 class Receiving:
     """What has come of one that is under way. Used by the threads of its connections."""
 
-    def __init__(self, peer: str, writing: Writing, stack: ExitStack) -> None:
+    def __init__(self, peer: str, writing: Writing, stack: ExitStack, *, asleep: bool) -> None:
         self.peer = peer
+        self.asleep = asleep
         self.writing = writing
         self.manifest: Manifest | None = None
         self.heard = 0.0  # monotonic seconds: of the last request
@@ -133,14 +135,14 @@ class Arrivals:
             raise Forbidden(f"this node takes no programs from {peer}", code="peer_not_allowed",
                             hint="an operator there names the peer in the setting programs_from")  # fmt: skip
         if op == "plan":
-            return await self._plan(_needs(request))
+            return await self._plan(_needs(request), _devices(request))
         if not isinstance(id, str) or len(id) != 32 or not id.isalnum() or not id.isascii():
             raise ProtocolError("a request without its transfer")
         if (receiving := self._receiving.get(id)) is not None and receiving.peer == peer:
             receiving.heard = time.monotonic()
         match op:
             case "begin":
-                return await self._begin(peer, id, _needs(request), str(request.get("device", "")))
+                return await self._begin(peer, id, _needs(request), _devices(request))
             case "prepare":
                 return await self._prepare(peer, id)
             case "state":
@@ -160,21 +162,29 @@ class Arrivals:
         allowed = self._allowed()
         return "*" in allowed or peer in allowed
 
-    async def _plan(self, needs: Needs) -> dict[str, Any]:
+    async def _plan(self, needs: Needs, named: list[str]) -> dict[str, Any]:
         await self._checkpoints.criu.check()
         known = {place.id: place for place in await self._places.known()}
         own = await asyncio.to_thread(general, needs, self._checkpoints.layout)
         targets = []
-        for name in sorted(known):
-            if len(needs.devices) == 1 and known[name].configured:
-                reasons = own + judge(needs, [name], known)
+        if all(len(one.devices) == 1 for one in needs.programs):
+            for name in sorted(name for name, place in known.items() if place.configured):
+                # For any of the programs.
+                reasons = own + min((judge(one, [name], known) for one in needs.programs), key=len)
                 targets.append(
-                    {"device": name, "room_bytes": known[name].free_bytes,
-                     "reasons": [{"code": one.code, "text": one.text} for one in reasons]}
+                    {"device": name, "room_bytes": known[name].free_bytes, "reasons": _as_answer(reasons)}
                 )  # fmt: skip
-        return {"targets": targets}
+        places = _in_turn(needs, named) if named else choose(needs, known)
+        against = judge_all(needs, places, known)
+        processes: list[dict[str, Any]] = [
+            {"device": as_one(devices), "reasons": _as_answer(own + reasons)}
+            for devices, reasons in zip(places, against, strict=True)
+        ]
+        for one in needs.programs[len(places) :]:
+            processes.append({"device": None, "reasons": _as_answer([*own, _no_device(one.devices[0].kind)])})
+        return {"targets": targets, "processes": processes}
 
-    async def _begin(self, peer: str, id: str, needs: Needs, device: str) -> dict[str, Any]:
+    async def _begin(self, peer: str, id: str, needs: Needs, named: list[str]) -> dict[str, Any]:
         row = await self._row(id)
         if row is not None:
             self._check_of(row, peer)
@@ -184,10 +194,12 @@ class Arrivals:
         if len(self._receiving) >= MOST:
             raise Unavailable(f"{MOST} programs are coming already", code="too_many_transfers", hint="ask again later")
         await self._checkpoints.criu.check()
-        device = await self._chosen(needs, device)
+        devices = [as_one(each) for each in await self._chosen(needs, named)]
+        device = together(devices)[:64]
         values = {
             "id": id, "direction": "in", "peer": peer, "state": "receiving", "job_name": needs.job_name,
             "uid": needs.uid, "command": needs.command, "source": f"{peer}/{needs.source}"[:64], "target": device,
+            "devices": devices,
         }  # fmt: skip
         stack = ExitStack()
         try:
@@ -199,29 +211,29 @@ class Arrivals:
         except BaseException:
             stack.close()
             raise
-        receiving = self._receiving[id] = Receiving(peer, writing, stack)
+        receiving = self._receiving[id] = Receiving(peer, writing, stack, asleep=needs.asleep)
         receiving.heard = time.monotonic()
         self._publish(values)
         return {"device": device}
 
-    async def _chosen(self, needs: Needs, device: str) -> str:
-        """This device, or the one with the most room. Raises Conflict with what prevents it."""
+    async def _chosen(self, needs: Needs, named: list[str]) -> list[list[str]]:
+        """These devices in turn, or those with the most room: of each program. Raises Conflict with what prevents
+        it."""
         known = {place.id: place for place in await self._places.known()}
         own = await asyncio.to_thread(general, needs, self._checkpoints.layout)
-        if not device and len(needs.devices) == 1:
-            possible = [name for name in sorted(known) if not judge(needs, [name], known)]
-            kind = needs.devices[0].kind
-            if not possible:
-                raise Conflict(f"this node has no {kind} device with room for it", code="no_room",
-                               hint="xmigctl migrate --plan --to NODE says why of each")  # fmt: skip
-            device = max(possible, key=lambda name: known[name].free_bytes or 0)
-        try:
-            reasons: list[Reason] = own + judge(needs, devices_of(device), known)
-        except (ValueError, Invalid):
-            raise NotFound("this node has no such device", code="no_such_device") from None
+        places = _in_turn(needs, named) if named else choose(needs, known)
+        reasons = list(own)
+        several = len(needs.programs) > 1
+        for number, against in enumerate(judge_all(needs, places, known), 1):
+            whose = f"process {number} of {len(needs.programs)}: " if several else ""
+            reasons += [Reason(one.code, f"{whose}{one.text}") for one in against]
+        if len(places) < len(needs.programs):
+            more = f", which is process {len(places) + 1} of {len(needs.programs)}" if several else ""
+            raise Conflict(f"{_no_device(needs.programs[len(places)].devices[0].kind).text}{more}", code="no_room",
+                           hint="xmigctl migrate --plan --to NODE says why of each")  # fmt: skip
         if reasons:
             raise Conflict("; ".join(one.text for one in reasons)[:500], code=reasons[0].code)
-        return device
+        return places
 
     async def _prepare(self, peer: str, id: str) -> dict[str, Any]:
         row = self._check_of(await self._row(id), peer)
@@ -246,10 +258,15 @@ class Arrivals:
 
     def _check_manifest(self, manifest: Manifest | None, row: dict[str, Any]) -> Manifest:
         """Raises Invalid: it is not what was announced, or cannot be."""
-        if manifest is None or len(manifest.programs) != 1:
-            raise Invalid("there is no manifest of one program", code="peer_lies")
-        program = manifest.programs[0]
-        if program.uid != row["uid"] or manifest.id != row["id"]:
+        if manifest is None:
+            raise Invalid("there is no manifest", code="peer_lies")
+        programs = manifest.programs
+        announced = [len(devices_of(one)) for one in row["devices"]]
+        if (
+            manifest.id != row["id"] or any(one.uid != row["uid"] for one in programs)
+            or [len(one.devices) for one in programs] != announced
+            or len({one.pid for one in programs}) != len(programs) or len({one.id for one in programs}) != len(programs)
+        ):  # fmt: skip
             raise Invalid("the manifest is of another program than was announced", code="peer_lies")
         try:
             for content in contents(manifest):
@@ -263,24 +280,23 @@ class Arrivals:
     async def _arrive(
         self, operation: Operation, id: str, manifest: Manifest, row: dict[str, Any], receiving: Receiving
     ) -> dict[str, Any]:
-        program = manifest.programs[0]
-
         async def keep(made: Sequence[Process], root: int) -> None:
             check_owners(made[0], tree(root))
-            process = made[0]
+            first = made[0]
             values = {
-                "state": "prepared", "why": f"waits for the decision of {row['peer']}", "job_id": process.job.id,
-                "process_id": process.row.id, "pid": root, "start_time": pidfds.start_time(root),
+                "state": "prepared", "why": f"waits for the decision of {row['peer']}", "job_id": first.job.id,
+                "process_id": first.row.id, "processes": [one.row.id for one in made], "pid": root,
+                "start_time": pidfds.start_time(root), "pids": written(tree(root)),
             }  # fmt: skip
             if not await self._change(id, values, only_in=("preparing",)):
                 raise Conflict("it was given up meanwhile", code="transfer_over")
 
         try:
-            devices = devices_of(row["target"])
-            self._checkpoints.check_place(program, devices, needs_pid=not manifest.namespaces)
-            await asyncio.to_thread(live.check_files, program.files)
+            for program, device in zip(manifest.programs, row["devices"], strict=True):
+                self._checkpoints.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
+            await asyncio.to_thread(live.check_files, manifest.programs[0].files)
             return await self._checkpoints.make_again(
-                operation, manifest, [as_one(devices)], f"node {row['peer']}", keep=keep
+                operation, manifest, row["devices"], f"node {row['peer']}", keep=keep, asleep=receiving.asleep
             )
         except Exception as error:
             why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"
@@ -343,8 +359,7 @@ class Arrivals:
             return self._shown(row)
 
     async def _let_go(self, row: dict[str, Any]) -> None:
-        if _is_same(row):
-            live.let_go_on(tree(row["pid"]))
+        live.let_go_on(left(row))
         if not await self._change(row["id"], {"state": "running", "why": ""}, only_in=("going",)):
             return
         row = await self._row(row["id"]) or row
@@ -360,17 +375,16 @@ class Arrivals:
         await asyncio.to_thread(self._checkpoints.forget, new_id())  # what nobody needs
 
     async def _end(self, row: dict[str, Any]) -> None:
-        if not _is_same(row):
-            return
-        process = self._supervisor.processes.get(row["process_id"] or "")
-        if process is not None:
-            process.expect_end()
-        await end(tree(row["pid"]))
+        for name in row["processes"]:
+            if (process := self._supervisor.processes.get(name)) is not None:
+                process.expect_end()
+        await end(left(row))
 
     async def _is_there(self, row: dict[str, Any]) -> bool:
-        """A program that stands still, with all that it had: after a restart of this daemon it is found again."""
-        process = await self._checkpoints.found_again(None, row["process_id"] or "")
-        return process is not None and process.state not in ("lost", "ended") and _is_same(row)
+        """All that stands still, with all that it had: after a restart of this daemon it is found again."""
+        found = [await self._checkpoints.found_again(None, name) for name in row["processes"]]
+        alive = all(one is not None and one.state not in ("losing", "lost", "ended") for one in found)
+        return alive and are_whole(row)
 
     # --- this daemon's beginning, and time ----------------------------------------------------------------------------
 
@@ -454,6 +468,26 @@ def _needs(request: dict[str, Any]) -> Needs:
         raise ProtocolError(f"needs that are none: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _is_same(row: dict[str, Any]) -> bool:
-    """Is the process with its pid still the one that was restored?"""
-    return row["pid"] is not None and pidfds.start_time(row["pid"]) == row["start_time"] != 0
+def _devices(request: dict[str, Any]) -> list[str]:
+    """That are named. Raises ProtocolError."""
+    named = request.get("devices", [])
+    most = 8 * MOST_PROGRAMS
+    if not isinstance(named, list) or len(named) > most or not all(isinstance(n, str) and len(n) <= 64 for n in named):
+        raise ProtocolError("devices that are none")
+    return named
+
+
+def _in_turn(needs: Needs, named: list[str]) -> list[list[str]]:
+    """Raises Conflict: that many are not needed."""
+    try:
+        return in_turn([len(one.devices) for one in needs.programs], named)
+    except Invalid as error:
+        raise Conflict(error.message, code="wrong_number") from None
+
+
+def _no_device(kind: str) -> Reason:
+    return Reason("no_room", f"this node has no {kind} device with room for it")
+
+
+def _as_answer(reasons: Sequence[Reason]) -> list[dict[str, str]]:
+    return [{"code": one.code, "text": one.text} for one in reasons]

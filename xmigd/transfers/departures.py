@@ -1,5 +1,6 @@
 """Jobs that leave for another node.
 
+A job leaves as a whole, with all of its processes; of ranks that share communicators all stand at the same snapshot.
 What the program has goes ahead in rounds, as pieces that the peer lacks, while the program runs. Then the program
 stops, the last pieces go, the peer makes the program again and leaves it stopped, and says so. Then this node decides.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,11 +24,10 @@ from sqlalchemy.orm import Session
 
 from xmigd import log
 from xmigd.checkpoints import live
-from xmigd.checkpoints.apart import root_in
 from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.making import Making, of_the_store
 from xmigd.checkpoints.manifest import Manifest, contents
-from xmigd.checkpoints.service import Checkpoints, end, tree
+from xmigd.checkpoints.service import Checkpoints, end
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.errors import Cancelled, Conflict, NotFound, ProtocolError, Unavailable, XmigError
@@ -42,6 +42,7 @@ from xmigd.supervisor.supervisor import Supervisor
 from xmigd.transfers import records, repository
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.needs import Needs, needs_of
+from xmigd.transfers.stopped import left, written
 
 KIND = "transfer"  # operations
 MOST_ROUNDS = 4  # ahead
@@ -61,9 +62,10 @@ class Leaving:
     """One that is under way."""
 
     id: str
-    process: Process
+    processes: Sequence[Process]  # all of the job, in the order in which they began
+    root: int  # from which all descend
     peer: str
-    device: str  # that is requested; empty: the peer chooses
+    devices: Sequence[str]  # that are requested, in turn; none: the peer chooses
     needs: Needs
     max_standstill_ms: float | None
     permit: Permit | None = None  # right before the point of no return: may it go?
@@ -77,6 +79,15 @@ class Leaving:
         if ms > self.max_standstill_ms:
             raise Conflict(f"the program stood still for {ms:.0f} ms, and may for {self.max_standstill_ms:g} ms",
                            code="downtime", process_location="source")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a peer has answered, which is not to be believed yet."""
+
+    processes: Sequence[Process]
+    targets: list[Any]  # its devices, each with what prevents any of them there
+    places: list[Any]  # of each of them: the device that it would get, and what prevents that
 
 
 class Departures:
@@ -98,34 +109,40 @@ class Departures:
 
     # --- what is requested --------------------------------------------------------------------------------------------
 
-    async def plan(self, process: Process, peer: str) -> list[dict[str, Any]]:
-        """The peer's devices, each with what prevents it. Changes nothing. Raises Conflict, Unavailable, NotFound."""
+    async def plan(self, process: Process, peer: str, devices: Sequence[str] = ()) -> Plan:
+        """For its job. `devices`: those that its processes get in turn; none: the peer chooses. Changes nothing. Raises
+        Conflict, Unavailable, NotFound."""
         self._calls.check_known(peer)
-        needs = await self._needs(process)
-        answer = await self._calls.call(peer, {"op": "plan", "needs": needs.model_dump(mode="json")})
-        targets = answer.get("targets")
-        if not isinstance(targets, list):
+        making, needs = await self._needs(process)
+        request = {"op": "plan", "needs": needs.model_dump(mode="json"), "devices": list(devices)}
+        answer = await self._calls.call(peer, request)
+        targets, places = answer.get("targets"), answer.get("processes")
+        if not isinstance(targets, list) or not isinstance(places, list) or len(places) != len(making.processes):
             raise ProtocolError(f"{peer} answers what is no plan")
-        return targets
+        return Plan(making.processes, targets, places)
 
     async def move(
-        self, process: Process, peer: str, device: str, *, max_downtime_ms: float | None, requestor: str,
+        self, process: Process, peer: str, devices: Sequence[str], *, max_downtime_ms: float | None, requestor: str,
         id: str | None = None, permit: Permit | None = None,
     ) -> OperationRow:  # fmt: skip
-        """`id`: of the transfer; `permit`: called right before the point of no return. Raises Conflict, NotFound,
-        Unavailable: it cannot go there."""
+        """Its job. `devices`: those that its processes get in turn; none: the peer chooses. `id`: of the transfer;
+        `permit`: called right before the point of no return. Raises Conflict, NotFound, Unavailable: it cannot go
+        there."""
         self._calls.check_known(peer)
-        needs = await self._needs(process)
+        making, needs = await self._needs(process)
+        process = making.processes[0]
         id = id or new_id()
-        leaving = Leaving(id, process, peer, device, needs, max_downtime_ms, permit)
+        leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, permit)
         # It may not be there any more, or may not want it: that is known before anything is written down.
         begun = await self._calls.call(peer, self._begin(leaving))
         target = str(begun.get("device", ""))[:64]
         values = {
             "id": id, "direction": "out", "peer": peer, "state": "copying", "job_id": process.job.id,
             "job_name": process.job.name, "process_id": process.row.id, "uid": process.row.uid,
-            "command": process.row.command, "source": process.row.device, "target": f"{peer}/{target}"[:64],
-            "pid": (root := root_in(process.row.pid)), "start_time": pidfds.start_time(root),
+            "command": process.row.command, "source": needs.source, "target": f"{peer}/{target}"[:64],
+            "pid": making.root, "start_time": pidfds.start_time(making.root),
+            "processes": [one.row.id for one in making.processes],
+            "devices": [one.row.device for one in making.processes],
         }  # fmt: skip
 
         async def work(operation: Operation) -> dict[str, Any]:
@@ -150,32 +167,35 @@ class Departures:
             raise Conflict("that transfer waits for no decision", code="transfer_over", hint="xmigctl transfer list")
         waiting.set_result(decision)
 
-    async def _needs(self, process: Process) -> Needs:
-        """Raises Conflict: it cannot be moved at all, Unavailable, NotFound."""
+    async def _needs(self, process: Process) -> tuple[Making, Needs]:
+        """Of its job. Raises Conflict: it cannot be moved at all, Unavailable, NotFound."""
         await self._checkpoints.criu.check()
-        processes = self._supervisor.processes_of(process.job.id)
         if process.job.nodes is not None:
             raise Conflict("the job has ranks on several nodes", code="several_nodes")
-        if len(processes) != 1 or process.grouped:
-            raise Conflict("the job has several processes: that is not possible yet", code="not_one_process",
-                           hint="make a checkpoint, and restore it on the other node")  # fmt: skip
-        if process.state != "running" or process.paused or process.machine.move is not None:
-            what = "paused" if process.paused else "being moved" if process.machine.move else process.state
-            raise Conflict(f"the process is {what}", code="not_running", hint="wait until it runs, or resume it")
-        await self._checkpoints.check_movable(process, root_in(process.row.pid))
-        return await asyncio.to_thread(needs_of, process, self._checkpoints.layout)
+        processes = self._supervisor.processes_of(process.job.id)
+        wanted = "suspended" if all(one.state == "suspended" for one in processes) else "running"
+        for one in processes:
+            if one.state != wanted or one.paused or one.machine.move is not None:
+                what = "paused" if one.paused else "being moved" if one.machine.move else one.state
+                whose = "the process" if one is process else f"process {one.row.id[:12]} of its job"
+                raise Conflict(f"{whose} is {what}", code="not_running", hint="wait until it runs, or resume it")
+        making = self._checkpoints.making(process, stop=False)
+        making.check_room()
+        await self._checkpoints.check_movable(making.processes[0], making.root)
+        needs = await asyncio.to_thread(needs_of, making.processes, making.root, self._checkpoints.layout)
+        return making, needs
 
     @staticmethod
     def _begin(leaving: Leaving) -> dict[str, Any]:
         return {
-            "op": "begin", "transfer": leaving.id, "device": leaving.device,
+            "op": "begin", "transfer": leaving.id, "devices": list(leaving.devices),
             "needs": leaving.needs.model_dump(mode="json"),
         }  # fmt: skip
 
     # --- the work -----------------------------------------------------------------------------------------------------
 
     async def _work(self, operation: Operation, leaving: Leaving) -> dict[str, Any]:
-        record = records.Record(leaving.process, f"{leaving.peer}/{leaving.device}", operation.id)
+        record = records.Record(leaving.processes, leaving.needs.source, f"{leaving.peer}/", operation.id)
         try:
             with contextlib.ExitStack() as stack:
                 with of_the_store("it cannot be stored"):
@@ -193,14 +213,15 @@ class Departures:
         on here."""
         making: Making | None = None
         try:
-            for number in range(1, MOST_ROUNDS + 1):
+            asleep = leaving.needs.asleep  # nothing changes, and nobody waits
+            for number in range(1, 1 if asleep else MOST_ROUNDS + 1):
                 record.phase("copying")
                 if record.is_small(SMALL, SHRINKS):
                     break
                 ahead = self._making(leaving, stop=False)
                 await self._round(operation, leaving, ahead, writing, record, number)
             record.phase("committing")
-            leaving.stopped_at = time.monotonic()
+            leaving.stopped_at = None if asleep else time.monotonic()
             making = self._making(leaving, stop=True)
             manifest = await self._round(operation, leaving, making, writing, record, record.rounds + 1)
             record.phase("handing_over")
@@ -212,7 +233,8 @@ class Departures:
                 await leaving.permit()
                 leaving.check_standstill()
             operation.point_of_no_return(f"{leaving.peer} has it")
-            await self._change(leaving.id, {"state": "committed", "rounds": record.iterations()}, only_in=("copying",))
+            committed = {"state": "committed", "rounds": record.iterations(), "pids": written(making.pids)}
+            await self._change(leaving.id, committed, only_in=("copying",))
         except Exception as error:
             if making is not None:
                 await making.go_on()
@@ -225,9 +247,17 @@ class Departures:
         return making
 
     def _making(self, leaving: Leaving, *, stop: bool) -> Making:
-        making = self._checkpoints.making(leaving.process, stop=stop)
+        making = self._checkpoints.making(leaving.processes[0], stop=stop)
+        self._check_same(leaving)
         making.check_room()
         return making
+
+    def _check_same(self, leaving: Leaving) -> None:
+        """Has the job the processes that were announced? Raises Conflict."""
+        known = {one.row.id for one in self._supervisor.processes_of(leaving.processes[0].job.id)}
+        if known != {one.row.id for one in leaving.processes}:
+            raise Conflict("processes of the job began or ended while it was moved", code="job_changed",
+                           hint="ask for it again, once all of them run")  # fmt: skip
 
     async def _round(
         self, operation: Operation, leaving: Leaving, making: Making, writing: Writing, record: records.Record,
@@ -240,6 +270,7 @@ class Departures:
             programs = await making.write_down(
                 operation, writing, images, lambda: self._checkpoints.reporter(operation)
             )
+        self._check_same(leaving)  # one that had just begun was dumped without what it has on its device
         manifest = making.manifest(leaving.id, self._node, programs)
         operation.check_cancelled("source")
         leaving.check_standstill()
@@ -280,10 +311,18 @@ class Departures:
         if answer is None:
             await making.go_on()
             raise self._stays(leaving.peer)
-        await self._end_here(leaving.process, leaving.process.row.pid, leaving.process.row.start_time)
+        row = await asyncio.to_thread(self._row, leaving.id)
+        assert row is not None
+        await self._end_here(leaving.processes, row)
         result = await self._is_over(leaving.id, leaving.peer, answer, standstill)
         await self._write(record.done(result["device"], standstill))
-        return result | {"rounds": record.rounds, "processed_bytes": record.copied, "downtime_ms": standstill}
+        processes = [one.row.id for one in leaving.processes]
+        return result | {
+            "processes": processes,
+            "rounds": record.rounds,
+            "processed_bytes": record.copied,
+            "downtime_ms": standstill,
+        }
 
     @staticmethod
     def _stays(peer: str) -> Conflict:
@@ -347,17 +386,14 @@ class Departures:
             "process_location": "target",
         }  # fmt: skip
 
-    async def _end_here(self, process: Process | None, pid: int, start_time: int) -> None:
+    async def _end_here(self, processes: Sequence[Process], row: dict[str, Any]) -> None:
         """It runs elsewhere: what is here, stopped, ends."""
-        if process is not None:
-            process.expect_end()
-        if pidfds.start_time(pid) != start_time:
-            return
-        pids = tree(pid)
-        killing = asyncio.ensure_future(end(pids))
+        for one in processes:
+            one.expect_end()
+        killing = asyncio.ensure_future(end(left(row)))
         await asyncio.sleep(0)
-        if process is not None:
-            process.let_go_on()
+        for one in processes:
+            one.let_go_on()
         await killing
 
     # --- after a restart, and beside ----------------------------------------------------------------------------------
@@ -368,26 +404,26 @@ class Departures:
         row = await asyncio.to_thread(self._row, id)
         if row is None:
             return interrupted(operation.row)
-        process = await self._checkpoints.found_again(operation, row["process_id"])
+        found = [await self._checkpoints.found_again(operation, name) for name in row["processes"]]
+        processes = [one for one in found if one is not None]
         if row["state"] == "committed":
             answer = await self._outcome(operation, id, row["peer"])
             if answer is not None:
-                await self._end_here(process, row["pid"], row["start_time"])
+                await self._end_here(processes, row)
                 return Outcome(state="succeeded", result=await self._is_over(id, row["peer"], answer, None))
-            self._go_on_here(process, row)
+            self._go_on_here(processes, row)
             return Outcome(state="failed", error=self._stays(row["peer"]))
         if row["state"] == "done":
-            await self._end_here(process, row["pid"], row["start_time"])
+            await self._end_here(processes, row)
             return Outcome(state="succeeded", result={"transfer": id, "node": row["peer"], "job": row["peer_job"]})
-        self._go_on_here(process, row)
+        self._go_on_here(processes, row)
         await self._change(id, {"state": "failed", "why": "xmigd ended in the middle of it"}, only_in=("copying",))
         return interrupted(operation.row, "source")
 
-    def _go_on_here(self, process: Process | None, row: dict[str, Any]) -> None:
-        if pidfds.start_time(row["pid"]) == row["start_time"]:
-            live.let_go_on(tree(row["pid"]))
-        if process is not None:
-            process.let_go_on()
+    def _go_on_here(self, processes: Sequence[Process], row: dict[str, Any]) -> None:
+        live.let_go_on(left(row))
+        for one in processes:
+            one.let_go_on()
 
     async def keep(self) -> None:
         """Tell peers of what has failed, until they know. Until it is cancelled."""

@@ -1,4 +1,4 @@
-"""What a program needs of the node to which it moves, read from the program, and whether this node has it.
+"""What a job's programs need of the node to which they move, read from them, and whether this node has it.
 
 The other node's daemon reads it before anything is sent. It is a courtesy, for an early refusal: what arrives is
 checked again, and CRIU checks what it restores.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,10 +17,12 @@ from pydantic import Field
 
 from xmigd import __version__
 from xmigd.checkpoints import live
-from xmigd.checkpoints.apart import namespaces_of, root_in
+from xmigd.checkpoints.apart import namespaces_of
 from xmigd.checkpoints.manifest import Count, Strict, Text
 from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.room import program_bytes
+from xmigd.devices.names import together
+from xmigd.errors import Conflict
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.migrations.plan import Place, needed_bytes, size
 from xmigd.native import Layout
@@ -28,6 +31,7 @@ from xmigd.supervisor.process import Process
 from xmigd.text import harmless
 
 MOST_FILES = 4096
+MOST_PROGRAMS = 256
 # Of x86; what else /proc/cpuinfo lists is not used by programs, or is the kernel's own.
 INSTRUCTIONS = ("avx", "sse", "ssse", "fma", "bmi", "amx", "sha", "xsave", "vaes", "movdir")
 MORE_INSTRUCTIONS = frozenset(
@@ -50,40 +54,63 @@ class DeviceNeed(Strict):
     bytes: Count
 
 
+class ProgramNeed(Strict):
+    """One of those that have devices. The others only have files, and pids."""
+
+    device: Annotated[str, Field(max_length=64)]  # that it has, by its node's name
+    devices: Annotated[tuple[DeviceNeed, ...], Field(min_length=1, max_length=8)]
+
+
 class Needs(Strict):
     xmig_version: Text
     layout: Count
     job_name: Annotated[str, Field(max_length=255)]
     command: Text
     uid: Annotated[int, Field(ge=0, lt=1 << 32)]
-    source: Annotated[str, Field(max_length=64)]  # its device, by its node's name
     pids: Annotated[tuple[Pid, ...], Field(max_length=1024)]  # that have to be free; in a namespace of its own: none
-    devices: Annotated[tuple[DeviceNeed, ...], Field(min_length=1, max_length=8)]
+    programs: Annotated[tuple[ProgramNeed, ...], Field(min_length=1, max_length=MOST_PROGRAMS)]
+    asleep: bool = False  # all are suspended, and stay so
     live_bytes: Count
     program_bytes: Count
     instructions: Annotated[tuple[Annotated[str, Field(max_length=40)], ...], Field(max_length=1024)]
     files: Annotated[tuple[File, ...], Field(max_length=MOST_FILES)]
 
+    @property
+    def source(self) -> str:
+        """Their devices."""
+        return together(one.device for one in self.programs)[:64]
 
-def needs_of(process: Process, layout: Layout) -> Needs:
-    """Blocks. Raises NotFound: it has ended; Conflict: a file's name cannot be sent."""
-    root = root_in(process.row.pid)
+
+def needs_of(processes: Sequence[Process], root: int, layout: Layout) -> Needs:
+    """`root`: from which all descend. Blocks. Raises NotFound: it has ended; Conflict: a file's name cannot be sent,
+    or there are too many processes."""
+    if len(processes) > MOST_PROGRAMS:
+        raise Conflict(f"the job has {len(processes)} processes; at most {MOST_PROGRAMS} can be moved at once",
+                       code="too_many_processes")  # fmt: skip
     pids = processes_of(root)
     files = {file.path: File(path=file.path, bytes=None if file.writable else file.bytes)
              for file in live.open_files(pids)}  # fmt: skip
     for path in _mapped(pids):
         with contextlib.suppress(OSError):
             files.setdefault(path, File(path=path, bytes=os.stat(path).st_size))
-    needed = needed_bytes(process)
-    kind = process.row.device.partition(":")[0]
-    last = process.last_snapshot
+    job, first = processes[0].job, processes[0].row
+    needed = [needed_bytes(one) for one in processes]
+    lasts = [one.last_snapshot for one in processes]
     return Needs(
-        xmig_version=__version__, layout=layout.layout_version, job_name=process.job.name, command=process.row.command,
-        uid=process.row.uid, source=process.row.device, pids=() if namespaces_of(root) else tuple(pids),
-        devices=tuple(DeviceNeed(kind=kind, bytes=count) for count in needed),  # type: ignore[arg-type]
-        live_bytes=sum(needed) if last is None else last.live_bytes, program_bytes=program_bytes(root),
+        xmig_version=__version__, layout=layout.layout_version, job_name=job.name, command=first.command,
+        uid=first.uid, pids=() if namespaces_of(root) else tuple(pids),
+        programs=tuple(_needs_of_one(one, its) for one, its in zip(processes, needed, strict=True)),
+        asleep=processes[0].state == "suspended",
+        live_bytes=sum(sum(its) if last is None else last.live_bytes for its, last in zip(needed, lasts, strict=True)),
+        program_bytes=program_bytes(root),
         instructions=tuple(sorted(instructions())), files=tuple(files[path] for path in sorted(files)[:MOST_FILES]),
     )  # fmt: skip
+
+
+def _needs_of_one(process: Process, needed: Sequence[int]) -> ProgramNeed:
+    kind = process.row.device.partition(":")[0]
+    devices = tuple(DeviceNeed(kind=kind, bytes=count) for count in needed)  # type: ignore[arg-type]
+    return ProgramNeed(device=process.row.device, devices=devices)
 
 
 def general(needs: Needs, layout: Layout, *, running: Iterable[str] = ()) -> list[Reason]:
@@ -111,27 +138,66 @@ def general(needs: Needs, layout: Layout, *, running: Iterable[str] = ()) -> lis
     return reasons
 
 
-def judge(needs: Needs, devices: Sequence[str], known: dict[str, Place]) -> list[Reason]:
-    """What prevents it on these devices."""
-    if len(devices) != len(needs.devices):
-        text = f"the program has {len(needs.devices)} device(s), {len(devices)} are named"
+def judge(
+    need: ProgramNeed, devices: Sequence[str], known: dict[str, Place], taken: Mapping[str, int] | None = None
+) -> list[Reason]:  # fmt: skip
+    """What prevents this program on these devices. `taken`: bytes, by those that it comes with."""
+    if len(devices) != len(need.devices):
+        text = f"the program has {len(need.devices)} device(s), {len(devices)} are named"
         return [Reason("wrong_number", text)]
+    if len(set(devices)) != len(devices):
+        return [Reason("wrong_number", "a device is named twice for one program")]
     reasons = []
-    for name, need in zip(devices, needs.devices, strict=True):
+    for name, one in zip(devices, need.devices, strict=True):
         place = known.get(name)
         if place is None or not place.configured:
             reasons.append(Reason("no_such_device", f"this node has no device {harmless(name, 64)}"))
             continue
-        if name.partition(":")[0] != need.kind:
-            reasons.append(Reason("other_kind", f"the program uses a {need.kind} device; {name} is of another kind"))
+        if name.partition(":")[0] != one.kind:
+            reasons.append(Reason("other_kind", f"the program uses a {one.kind} device; {name} is of another kind"))
         if place.cordoned:
             reasons.append(Reason("cordoned", f"{name} is cordoned"))
         if not place.healthy:
             reasons.append(Reason("failing", f"{name} cannot be trusted: {place.why}"))
-        if place.free_bytes is not None and place.free_bytes < need.bytes:
-            text = f"{name} has room for {size(place.free_bytes)}, the program needs {size(need.bytes)}"
+        room = None if place.free_bytes is None else max(0, place.free_bytes - (taken or {}).get(name, 0))
+        if room is not None and room < one.bytes:
+            text = f"{name} has room for {size(room)}, the program needs {size(one.bytes)}"
             reasons.append(Reason("no_room", text))
     return reasons
+
+
+def judge_all(needs: Needs, places: Sequence[Sequence[str]], known: dict[str, Place]) -> list[list[Reason]]:
+    """What prevents each of the programs on its devices, all at once. There may be fewer places than programs."""
+    taken: Counter[str] = Counter()
+    found = []
+    for need, devices in zip(needs.programs, places, strict=False):
+        found.append(judge(need, devices, known, taken))
+        taken.update({name: one.bytes for name, one in zip(devices, need.devices, strict=False)})
+    return found
+
+
+def choose(needs: Needs, known: dict[str, Place]) -> list[list[str]]:
+    """Devices for each of the programs: those that the fewest of them have, and of these the one with the most room.
+    Fewer than there are programs: there is none for the next one."""
+    taken: Counter[str] = Counter()
+    users: Counter[str] = Counter()
+    chosen: list[list[str]] = []
+
+    def rank(name: str) -> tuple[int, int]:
+        return users[name], taken[name] - (known[name].free_bytes or 0)
+
+    for need in needs.programs:
+        its: list[str] = []
+        for one in need.devices:
+            alone = need.model_copy(update={"devices": (one,)})
+            possible = [name for name in sorted(known) if name not in its and not judge(alone, [name], known, taken)]
+            if not possible:
+                return chosen
+            its.append(min(possible, key=rank))
+            taken[its[-1]] += one.bytes
+        users.update(its)
+        chosen.append(its)
+    return chosen
 
 
 def instructions() -> set[str]:

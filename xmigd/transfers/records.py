@@ -4,7 +4,7 @@ is in the table of transfers."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -19,12 +19,13 @@ Write = Callable[[Session], None]
 
 
 class Record:
-    """At the node that it leaves."""
+    """At the node that it leaves: of all processes of the job, with the first of them."""
 
-    def __init__(self, process: Process, target: str, operation: str) -> None:
+    def __init__(self, processes: Sequence[Process], source: str, target: str, operation: str) -> None:
+        first = processes[0].row
         self._record = MigrationRecord(
-            id=new_id(), kind="move", process=process.row.id, operation=operation, source=process.row.device,
-            target=target[:64], started=time.monotonic_ns(), device=process.row.device,
+            id=new_id(), kind="move", process=first.id, operation=operation, source=source,
+            target=target[:64], started=time.monotonic_ns(), device=first.device,
         )  # fmt: skip
         self.copied = 0  # bytes that were sent
 

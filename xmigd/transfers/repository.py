@@ -23,7 +23,15 @@ def name_of(values: dict[str, Any]) -> Write:
 
 
 def add(session: Session, values: dict[str, Any]) -> None:
-    defaults = {"why": "", "peer_informed": False, "rounds": [], "created_at": time.time()}
+    defaults = {
+        "why": "",
+        "peer_informed": False,
+        "rounds": [],
+        "processes": [],
+        "devices": [],
+        "pids": [],
+        "created_at": time.time(),
+    }
     session.add(Transfer(**defaults | values))
 
 

@@ -30,7 +30,9 @@ class TransferInfo(Answer):
     why: str
     job_id: str | None = Field(description="on this node")
     job_name: str
-    process_id: str | None = Field(description="on this node")
+    process_id: str | None = Field(description="on this node: the first of `processes`")
+    processes: list[str] = Field(description="on this node, in the order in which they began")
+    devices: list[str] = Field(description="on this node, of each of `processes`")
     peer_job: str | None = Field(description="the job on the other node")
     uid: int
     user: str

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from xmigd.database.reader import Reader
+from xmigd.devices.names import each_of
 from xmigd.errors import Conflict, NotFound
 from xmigd.leases.leases import Leases
 from xmigd.operations.repository import OperationRow
@@ -16,7 +17,7 @@ from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.transfers import repository
 from xmigd.transfers.arrivals import Arrivals
-from xmigd.transfers.departures import Departures
+from xmigd.transfers.departures import Departures, Plan
 from xmigd.transfers.schemas import TransferInfo
 from xmigd.users import user_name
 
@@ -35,24 +36,27 @@ class Transfers:
         self._node = node
         self._holding: set[asyncio.Task[None]] = set()
 
-    async def plan(self, process: Process, node: str) -> list[dict[str, Any]]:
-        """The node's devices, each with what prevents it. Raises Conflict, NotFound, Unavailable."""
-        return await self._departures.plan(process, node)
+    async def plan(self, process: Process, target: str) -> Plan:
+        """Of its job, to `NODE` or `NODE/DEVICES`. Raises Conflict, NotFound, Unavailable."""
+        node, _, devices = target.partition("/")
+        return await self._departures.plan(process, node, each_of(devices))
 
     async def move(
         self, process: Process, target: str, *, max_downtime_ms: float | None, requestor: str
     ) -> OperationRow:
-        """To `NODE` or `NODE/DEVICE`. Raises Conflict, NotFound, Unavailable: it cannot go there."""
-        node, _, device = target.partition("/")
+        """Its job, to `NODE` or `NODE/DEVICES`, which its processes get in turn. Raises Conflict, NotFound,
+        Unavailable: it cannot go there."""
+        node, _, text = target.partition("/")
+        devices = each_of(text)
         if self._leases is None:
             return await self._departures.move(
-                process, node, device, max_downtime_ms=max_downtime_ms, requestor=requestor
+                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor
             )
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._leases.hold(self._node, process.job.id))
             check = partial(self._leases.verify, self._node, process.job.id, lease.token)
             row = await self._departures.move(
-                process, node, device, max_downtime_ms=max_downtime_ms, requestor=requestor, permit=check
+                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor, permit=check
             )
             holding = asyncio.ensure_future(self._hold(stack.pop_all(), row))
             self._holding.add(holding)
@@ -98,5 +102,5 @@ def is_node(target: str) -> bool:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    hidden = ("pid", "start_time", "peer_informed")
+    hidden = ("pid", "start_time", "pids", "peer_informed")
     return {name: value for name, value in row.items() if name not in hidden} | {"user": user_name(row["uid"])}

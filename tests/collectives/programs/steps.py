@@ -3,7 +3,8 @@ twice or done with another rank's step shows in every later sum. STEPS 0: until 
 
 Every fortieth step a communicator is split off and ended; with SPLIT_EVERY (environment) more often. With GRAPHS
 steps are launches of a graph, which is updated every thirtieth step, and made anew as often. With IDLE_MIB there is
-memory that is written once, and compared at the end."""
+memory that is written once, and compared at the end. With LOGGED each rank writes the number of each step to
+`steps.RANK` in the folder: a second copy of it, if it ever ran, would leave numbers of its own."""
 
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from capture import UPDATED, capture, executable, launch, update
 from nccl import (
+    FOLDER,
     NCCL,
     RANK,
     RANKS,
@@ -103,8 +105,10 @@ def main() -> None:
         driver("cuStreamWaitEvent", on, mark, 0)
 
     made = c_void_p()
+    log = open(FOLDER / f"steps.{RANK}" if "LOGGED" in os.environ else os.devnull, "a")  # noqa: SIM115
     there("began")
     for step in steps(STEPS, READ_EVERY):
+        print(step, file=log, flush=True)
         driver("cuMemsetD32Async", number.address, step * RANKS + RANK, PART, on)
         if GRAPHS:
             if step % CHANGE_EVERY == 0:
