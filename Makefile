@@ -20,7 +20,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: openapi demo check checks test bench gpu gpu-kit docs coverage lint native-test fetch pytest fuzz sanitize build venv dist \
-  sanitize-beside-packages built-packages packages clean
+  lint-beside-native-test sanitize-beside-packages built-packages packages clean
 
 setup := packaging/setup
 python := .venv/bin/python
@@ -28,15 +28,18 @@ python := .venv/bin/python
 contract := tests/api/test_contract.py
 # One more than processors, since they wait for daemons and programs; files in the order of tests/conftest.py.
 workers := --numprocesses=$$(($$(nproc) + 1)) --dist=loadfile --no-loadscope-reorder
+linted := $(python) -m ruff check . && $(python) -m ruff format --check . && \
+  .venv/bin/lint-imports --no-logo --cache-dir .cache/imports && $(python) -m mypy
+collected := $(python) -m pytest --collect-only --quiet --quiet --ignore=$(contract) >build/collected.log
 sanitized := $(setup)/native_tests.sh asan && $(setup)/native_tests.sh tsan
 
 demo: build
 	$(python) -m xmigd.cli demo $(ARGS)
 
 # pytest comes last: its closing line says how many tests ran.
-test: fetch lint native-test sanitize-beside-packages fuzz pytest
+test: fetch lint-beside-native-test sanitize-beside-packages fuzz pytest
 
-check: lint native-test
+check: lint-beside-native-test
 	$(python) -m pytest $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
 
 checks: venv
@@ -68,10 +71,14 @@ venv:
 	@$(setup)/venv.sh
 
 lint: venv
-	$(python) -m ruff check .
-	$(python) -m ruff format --check .
-	.venv/bin/lint-imports --no-logo --cache-dir .cache/imports
-	$(python) -m mypy
+	$(linted)
+
+# One processor's work, while native tests wait. What pytest compiles of the tests, workers would compile each for itself.
+lint-beside-native-test: venv
+	@mkdir -p build
+	{ $(linted) && $(collected); } >build/lint.log 2>&1 & lint=$$!; trap 'kill $$lint' INT TERM; \
+	  $(setup)/native_tests.sh native; tested=$$?; \
+	  wait $$lint; linted=$$?; cat build/lint.log; exit $$((tested | linted))
 
 # What takes longest to come, while the processors compile. Whoever needs it waits for it, and says so if it does not come.
 fetch: venv

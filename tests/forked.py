@@ -1,5 +1,5 @@
 """Daemons that are forked from a process that has imported everything (zygote.py): they start in a fraction of the
-time. What happens when one is executed, tests/daemon has."""
+time, also in other namespaces. What happens when one is executed, tests/daemon has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,7 @@ from xmigd.demo import node
 ROOT = Path(__file__).parent.parent
 PATIENCE = 0.05  # seconds for which one thread listens to the zygote before another may
 AT_FIRST = dict(os.environ)  # not what a test has set for itself
+first = threading.Lock()  # of several nodes that start at once, one makes what all use
 
 
 class Zygote:
@@ -40,10 +41,17 @@ class Zygote:
         self._reported = b""
         self._ended: dict[int, int] = {}
 
-    def fork(self, environment: Mapping[str, str], log: Path, folder: Path | None = None) -> Forked:
-        """A daemon, in `folder`. What it says goes into `log`."""
+    def fork(
+        self, environment: Mapping[str, str], log: Path, folder: Path | None = None, *, program: Path | None = None,
+        namespaces: Sequence[Path] = (),
+    ) -> Forked:  # fmt: skip
+        """A daemon, in `folder`. What it says goes into `log`. `program`: what is executed instead of xmigd.
+        `namespaces`: which it enters; with one of processes among them, the daemon is this one's child."""
         assert self._process.stdin is not None
-        wanted = {"env": dict(environment), "log": str(log), "folder": str(folder or Path.cwd())}
+        wanted = {
+            "env": dict(environment), "log": str(log), "folder": str(folder or Path.cwd()),
+            "program": program and str(program), "namespaces": list(map(str, namespaces)),
+        }  # fmt: skip
         with self._lock:
             self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
             self._process.stdin.flush()
@@ -150,14 +158,23 @@ def new_database() -> bytes:
         return path.read_bytes()
 
 
+def begin(
+    node: node.Node, log: IO[bytes], database: Path, *, program: Path | None = None, namespaces: Sequence[Path] = ()
+) -> Forked:
+    """The daemon of a node, as Zygote.fork has it, with a new `database` if there is none."""
+    assert can_be(node.environment), "forked, it would not be what it is when it is executed"
+    with first:
+        zygote()
+        if not database.exists() and database.parent.exists():
+            database.write_bytes(new_database())
+            database.chmod(0o600)
+    return zygote().fork(node.environment, Path(log.name), program=program, namespaces=namespaces)
+
+
 class Node(node.Node):
     """A node like any."""
 
     def popen(self, log: IO[bytes]) -> node.Child:
         if not can_be(self.environment):
             return super().popen(log)
-        database = Path(self.environment["XMIG_DATABASE"])
-        if not database.exists() and database.parent.exists():
-            database.write_bytes(new_database())
-            database.chmod(0o600)
-        return zygote().fork(self.environment, Path(log.name))
+        return begin(self, log, Path(self.environment["XMIG_DATABASE"]))

@@ -1,11 +1,14 @@
 """Daemons that start fast: a process that has imported everything forks one for each line on its standard input,
-`{"env": ..., "log": ..., "folder": ...}`. It answers with the pid, and says `PID STATUS` when one has ended, as
-wait() has it. Nothing but the time to import is saved; each is a daemon like any. Its other end is forked.py."""
+`{"env": ..., "log": ..., "folder": ..., "program": ..., "namespaces": [...]}`. It answers with the pid, and says
+`PID STATUS` when one has ended, as wait() has it. Nothing but the time to import is saved; each is a daemon like any.
+Its other end is forked.py."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import runpy
 import select
 import signal
 import sys
@@ -29,18 +32,45 @@ assert cryptography.x509.CertificateBuilder is not None  # with its first start
 assert uvicorn.lifespan.off.LifespanOff is not None
 
 
-def become_a_daemon(environment: dict[str, str], log: str, folder: str) -> None:
-    os.setsid()
-    os.chdir(folder)
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(namespaces: list[str]) -> None:
+    """All of them are opened before the first is entered: then the others' paths may lead elsewhere."""
+    opened = [os.open(path, os.O_RDONLY) for path in namespaces]
+    for fd, path in zip(opened, namespaces, strict=True):
+        if libc.setns(fd, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        os.close(fd)
+    if any(path.endswith("/pid") for path in namespaces):  # it is for children
+        be_parent_of(os.fork())
+
+
+def be_parent_of(pid: int) -> None:
+    """End as the child does, and as a shell says it. The child goes on."""
+    if pid:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+
+
+def become_a_daemon(
+    env: dict[str, str], log: str, folder: str, program: str | None, namespaces: list[str]
+) -> None:  # fmt: skip
     for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_APPEND), (2, os.O_WRONLY | os.O_APPEND)):
         fd = os.open(os.devnull if number == 0 else log, flags | (os.O_CREAT if number else 0), 0o600)
         os.dup2(fd, number)
         os.close(fd)
+    enter(namespaces)
+    os.setsid()
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
-    failpoints.arm(environment.get("XMIG_FAILPOINT", ""))
+    os.environ.update(env)
+    failpoints.arm(env.get("XMIG_FAILPOINT", ""))
     sys.argv = ["xmigd"]
-    main()
+    if program:
+        runpy.run_path(program, run_name="__main__")
+    else:
+        main()
 
 
 def serve() -> None:
@@ -70,7 +100,7 @@ def serve() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(woken)
             os.close(wake)
-            become_a_daemon(wanted["env"], wanted["log"], wanted["folder"])
+            become_a_daemon(**wanted)
             sys.exit()
         running += 1
         print(pid, flush=True)

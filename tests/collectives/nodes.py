@@ -10,13 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests import harness
 from tests.collectives.conftest import PROGRAMS
 from tests.namespaces import NetworkNode, nodes
 from tests.peers.nodes import PeerNode, acquainted
-from xmigd.demo import node
 from xmigd.demo.node import Program
 
 PORT = 7460
@@ -25,17 +24,13 @@ PORT = 7460
 class RankNode(PeerNode):
     """A daemon and the network that it is in."""
 
+    executed = None
+
     def __init__(self, folder: Path, name: str, native_dir: Path, network: NetworkNode, **settings: object) -> None:
         self.network = network
         super().__init__(
-            folder, name, native_dir, address=network.address, port=PORT, command=network.command,
+            folder, name, native_dir, network=network, port=PORT,
             **({"devices": "cpu:0,cpu:1", "device_memory": 1 << 30} | settings),
-        )  # fmt: skip
-
-    def popen(self, log: IO[bytes]) -> node.Child:
-        return subprocess.Popen(
-            [*self._command, sys.executable, "-m", "xmigd.main"], env=self.environment, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
 

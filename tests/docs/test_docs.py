@@ -81,12 +81,16 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """Of all commands. To make them takes longer than to look for them in a page."""
+    return {name for name, _ in cli.commands(get_command(make_app()))}
+
+
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_prose_exist(path: Path) -> None:
+def test_commands_in_prose_exist(path: Path, names: set[str]) -> None:
     """`xmigctl ...` in any page is a command that there is, and `make ...` a target."""
     text = path.read_text()
-    root = get_command(make_app())
-    names = {name for name, _ in cli.commands(root)}
     groups = {name[: space.start()] for name in names for space in re.finditer(" ", name)}
     for words in re.findall(r"xmigctl((?: [a-z]+(?:-[a-z]+)*)+)", text):
         named, *rest = words.split()

@@ -7,15 +7,15 @@ import contextlib
 import json
 import random
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tests.harness import ROOT, wait_until
+from tests import forked
+from tests.harness import wait_until
+from tests.namespaces import PLACES, NetworkNode
 from xmigd.demo import node
 
 TALKING = Path(__file__).with_name("talking.py")
@@ -28,25 +28,27 @@ def free_port() -> int:
 
 
 class PeerNode(node.Node):
-    """A daemon that talks to others (talking.py). `command`: what comes before it, for a network of its own."""
+    """A daemon that talks to others (talking.py), maybe in a network of its own."""
+
+    executed: Path | None = TALKING  # None: xmigd as it is
 
     def __init__(
-        self, folder: Path, name: str, native_dir: Path, *, address: str = "127.0.0.1", port: int | None = None,
-        command: Sequence[str] = (), **settings: object,
+        self, folder: Path, name: str, native_dir: Path, *, network: NetworkNode | None = None,
+        port: int | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self.name = name
         self.port = free_port() if port is None else port
+        address = "127.0.0.1" if network is None else network.address
         self.address = f"{address}:{self.port}"
-        self._command = list(command)
+        self._namespaces = [] if network is None else [PLACES / network.name]
         more = {"device_memory": 1 << 20} | settings
         super().__init__(
             folder, node=name, peer_host=address, peer_port=self.port, native_dir=native_dir, **more
         )  # fmt: skip
 
     def popen(self, log: IO[bytes]) -> node.Child:
-        return subprocess.Popen(
-            [*self._command, sys.executable, TALKING], env=self.environment | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        return forked.begin(
+            self, log, self.folder / "xmig.db", program=self.executed, namespaces=self._namespaces
         )  # fmt: skip
 
     @property

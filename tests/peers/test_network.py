@@ -61,7 +61,7 @@ def joined(native_dir: Path, each: list[NetworkNode]) -> Iterator[list[PeerNode]
         made = []
         for network, name in zip(each, "abcdefgh", strict=False):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
-            node = PeerNode(folder, name, native_dir, address=network.address, port=PORT, command=network.command)
+            node = PeerNode(folder, name, native_dir, network=network, port=PORT)
             made.append(stack.enter_context(node))
         acquainted(*made)
         yield made

@@ -9,18 +9,22 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from tests import forked
 from tests.criu.test_client_dump import criu_or_skip
 from xmigd.demo import nodes
 from xmigd.demo.namespaces import NetworkNode
-from xmigd.demo.node import Program
+from xmigd.demo.node import Child, Program
 
 CLIENT = Path(__file__).with_name("client.py")
 STEPS = 60  # if nothing else is wanted
 
 
 class TransferNode(nodes.NamespacedNode):
+    def popen(self, log: IO[bytes]) -> Child:
+        return nodes.Inside(forked.begin(self, log, self.folder / "xmig.db", namespaces=self.namespaces))
+
     def start_program(
         self, native_dir: Path, output: Path, pause: float = 0.02, *, steps: int = STEPS,
         request: dict[str, Any] | None = None,

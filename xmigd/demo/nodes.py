@@ -33,9 +33,9 @@ PIDS = {"one": 5_000, "two": 15_000}
 
 
 class Inside:
-    """A process in other namespaces: a shell waits for it, signals go to itself."""
+    """A process in other namespaces: its parent waits for it, signals go to itself."""
 
-    def __init__(self, entering: subprocess.Popen[Any]) -> None:
+    def __init__(self, entering: node.Child) -> None:
         self._entering = entering
         self.pid = entering.pid
         self.returncode: int | None = None
@@ -75,6 +75,11 @@ class NamespacedNode(node.Node):
         wait(lambda: bool(_children(self._first.pid)), "the node has no first process")
         self._init = _children(self._first.pid)[0]
         wait(lambda: Path(f"/proc/{self._init}/comm").read_text() == "sleep\n", "its folder is not mounted")
+
+    @property
+    def namespaces(self) -> list[Path]:
+        """In the order in which they are entered."""
+        return [Path(f"/proc/{self._init}/ns") / kind for kind in ("net", "pid", "mnt")]
 
     def close(self) -> None:
         """End all that is there."""
