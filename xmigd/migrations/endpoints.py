@@ -6,21 +6,21 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query, Response
-from pydantic import ValidationError
 
 from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
-from xmigd.errors import Conflict, NotFound, ProtocolError
+from xmigd.errors import Conflict, NotFound
 from xmigd.migrations import repository
-from xmigd.migrations.drains import Drains, Step
-from xmigd.migrations.plan import MAX_TARGETS
+from xmigd.migrations.drains import Drains, Step, Ways
+from xmigd.migrations.plan import Target
 from xmigd.migrations.schemas import (
     DrainPlanInfo,
     DrainPlanRequest,
     DrainRequest,
     DrainStep,
+    DrainWays,
     Engine,
     MigrationInfo,
     MoveRequest,
@@ -36,7 +36,6 @@ from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
 from xmigd.processes.service import Processes
 from xmigd.supervisor.process import Process
-from xmigd.text import harmless
 from xmigd.transfers.service import Transfers, is_node
 
 router = make_router("/v1")
@@ -70,28 +69,15 @@ def is_native(process: str, engine: Engine = "driver") -> bool:
     return True
 
 
-def elsewhere(process: Process, node: str, targets: list[dict[str, Any]]) -> PlanInfo:
-    """What a peer has answered. Raises ProtocolError: it is no plan."""
-    try:
-        seen = [
-            TargetInfo(
-                device=harmless(f"{node}/{each['device']}", 129), allowed=not each["reasons"],
-                room_bytes=each["room_bytes"],
-                reasons=[
-                    ReasonInfo(code=harmless(why["code"], 40), text=harmless(why["text"], 500))
-                    for why in each["reasons"]
-                ],
-            )
-            for each in targets[:MAX_TARGETS]
-        ]  # fmt: skip
-    except (ValidationError, KeyError, TypeError):
-        raise ProtocolError(f"{node} answers what is no plan") from None
+def elsewhere(process: Process, targets: list[Target]) -> PlanInfo:
+    """What a peer has answered."""
     last = process.last_snapshot
     live = None if last is None else last.live_bytes
     free = None if live is None else max(0, process.program_bytes - live)
     return PlanInfo(
         process=process.row.id, engine="proxy", source=process.row.device, live_bytes=live,
-        held_bytes=process.program_bytes, free_bytes=free, targets=seen,
+        held_bytes=process.program_bytes, free_bytes=free,
+        targets=[TargetInfo.model_validate(asdict(target) | {"allowed": target.allowed}) for target in targets],
     )  # fmt: skip
 
 
@@ -107,7 +93,7 @@ async def plan_migration(
     elif request.node is not None:
         caller.check_operator()
         process = processes.controlled(caller, request.process)
-        return elsewhere(process, request.node, await transfers.plan(process, request.node))
+        return elsewhere(process, await transfers.plan(process, request.node))
     else:
         plan = await moves.plan(processes.controlled(caller, request.process), request.engine)
     targets = [asdict(target) | {"allowed": target.allowed} for target in plan.targets]
@@ -240,28 +226,49 @@ async def resume_job(
 async def drain_device(
     drains: TheDrains, caller: OperatorCaller, device: ProcessId, request: DrainRequest, response: Response
 ) -> OperationInfo:
-    """Cordon it and move every process off it, one after the other. `within_seconds`: what is not moved by then stays
-    where it is; `parts` of the operation's progress say of each process what became of it."""
+    """Cordon it and move every process off it, one after the other: to another device of this node, or to one of
+    `nodes`. `otherwise`: what becomes of a job that cannot move, with all of its processes. `within_seconds`: what has
+    not left by then stays where it is; `parts` of the operation's progress say of each process what became of it."""
     row = await drains.drain(
-        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds
+        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds,
+        ways=_ways(request),
+    )  # fmt: skip
+    return accepted(row, response)
+
+
+@router.post("/node:drain", operation_id="drain_node", status_code=202, responses=ACCEPTED)
+async def drain_node(
+    drains: TheDrains, caller: OperatorCaller, request: DrainRequest, response: Response
+) -> OperationInfo:  # fmt: skip
+    """The same with all devices of this node, as one: nothing moves to another of them."""
+    row = await drains.drain_node(
+        reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds, ways=_ways(request)
     )
     return accepted(row, response)
 
 
 @router.post("/drain-plans", operation_id="plan_drain")
 async def plan_drain(drains: TheDrains, _: OperatorCaller, request: DrainPlanRequest) -> DrainPlanInfo:
-    """What would be moved where if these devices were drained now, and what would be stuck, and why. Changes nothing.
-    For operators."""
+    """What would become of each process if these devices were drained now, and why it would not be moved. Asks the
+    other nodes. Changes nothing. For operators."""
     devices = list(dict.fromkeys(request.devices))
-    steps = [_step(step) for step in await drains.plan(devices)]
-    stuck = sum(step.target is None for step in steps)
-    return DrainPlanInfo(devices=devices, moves=len(steps) - stuck, stuck=stuck, steps=steps)
+    steps = [_step(step) for step in await drains.plan(devices, _ways(request))]
+    moves = sum(step.how in ("move", "transfer") for step in steps)
+    stuck = sum(step.how == "stuck" for step in steps)
+    return DrainPlanInfo(
+        devices=devices, moves=moves, preempted=len(steps) - moves - stuck, stuck=stuck, steps=steps
+    )  # fmt: skip
+
+
+def _ways(request: DrainWays) -> Ways:
+    return Ways(nodes=tuple(request.nodes), otherwise=request.otherwise)
 
 
 def _step(step: Step) -> DrainStep:
     process = step.process
     return DrainStep(
         process=process.row.id, job_id=process.job.id, job_name=process.job.name, source=process.row.device,
-        target=step.target, needed_bytes=step.needed_bytes, expected_downtime_ms=step.expected_downtime_ms,
+        how=step.how, target=step.target, needed_bytes=step.needed_bytes,
+        expected_downtime_ms=step.expected_downtime_ms,
         reasons=[ReasonInfo(code=reason.code, text=reason.text) for reason in step.reasons],
     )  # fmt: skip

@@ -98,6 +98,10 @@ class Departures:
 
     # --- what is requested --------------------------------------------------------------------------------------------
 
+    def peers(self) -> list[str]:
+        """All that are known."""
+        return self._calls.peers()
+
     async def plan(self, process: Process, peer: str) -> list[dict[str, Any]]:
         """The peer's devices, each with what prevents it. Changes nothing. Raises Conflict, Unavailable, NotFound."""
         self._calls.check_known(peer)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 from xmigd.database.reader import Reader
-from xmigd.errors import Conflict, NotFound
+from xmigd.errors import Conflict, NotFound, ProtocolError
 from xmigd.leases.leases import Leases
+from xmigd.migrations.plan import MAX_TARGETS, Target
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
+from xmigd.process.migration_events import Reason
+from xmigd.schemas import EXACT
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
+from xmigd.text import harmless
 from xmigd.transfers import repository
 from xmigd.transfers.arrivals import Arrivals
 from xmigd.transfers.departures import Departures
@@ -35,9 +40,19 @@ class Transfers:
         self._node = node
         self._holding: set[asyncio.Task[None]] = set()
 
-    async def plan(self, process: Process, node: str) -> list[dict[str, Any]]:
-        """The node's devices, each with what prevents it. Raises Conflict, NotFound, Unavailable."""
-        return await self._departures.plan(process, node)
+    def nodes(self, named: Sequence[str]) -> list[str]:
+        """These peers, each once; `*`: all. Raises NotFound."""
+        known = self._departures.peers()
+        wanted = [node for name in named for node in (known if name == "*" else [name])]
+        for node in wanted:
+            if node not in known:
+                raise NotFound(f"there is no peer {node[:64]!r}", hint="xmigctl peer list lists them")
+        return list(dict.fromkeys(wanted))
+
+    async def plan(self, process: Process, node: str) -> list[Target]:
+        """The node's devices, as NODE/DEVICE, each with what prevents it. Raises Conflict, NotFound, Unavailable,
+        ProtocolError."""
+        return targets_of(node, await self._departures.plan(process, node))
 
     async def move(
         self, process: Process, target: str, *, max_downtime_ms: float | None, requestor: str
@@ -90,6 +105,25 @@ class Transfers:
             raise Conflict(f"the transfer is {info.state}: it waits for no decision", code="transfer_over",
                            hint="xmigctl transfer list")  # fmt: skip
         return await asyncio.to_thread(self.find, caller, info.id)
+
+
+def targets_of(node: str, answer: list[dict[str, Any]]) -> list[Target]:
+    """What a peer has answered. Raises ProtocolError: it is no plan."""
+    try:
+        found = [
+            Target(
+                device=harmless(f"{node}/{each['device']}", 129), room_bytes=each["room_bytes"],
+                reasons=[Reason(harmless(why["code"], 40), harmless(why["text"], 500)) for why in each["reasons"]],
+            )
+            for each in answer[:MAX_TARGETS]
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError):
+        raise ProtocolError(f"{node} answers what is no plan") from None
+    for each in found:
+        room = each.room_bytes
+        if room is not None and (type(room) is not int or not 0 <= room <= EXACT):
+            raise ProtocolError(f"{node} answers what is no plan")
+    return found
 
 
 def is_node(target: str) -> bool:
