@@ -3,7 +3,8 @@
 //   command: ["/usr/lib64/xmig/xmigd/native/xmig-pod", "python", "train.py"]
 //
 // It asks the adapter of its node, by the socket beside that of programs, with SOCK_SEQPACKET messages:
-//   it sends    continue DEVICES ($CUDA_VISIBLE_DEVICES), then  signal NUMBER  for each that it gets
+//   it sends    continue DEVICES ($CUDA_VISIBLE_DEVICES), once something runs  follow  instead (the adapter was started
+//               again), then  signal NUMBER  for each that it gets
 //   it is sent  anew, or  running and then  ended CODE, or  refused WHY
 //
 // - With `anew` it becomes the command. Without xMIG's variables it does that at once.
@@ -134,7 +135,8 @@ int main(int count, char** words) {
   while (session.running || Clock::now() - since < kPatience) {
     const int socket = connected(path);
     if (socket >= 0) {
-      if (sent(socket, "continue " + std::string(variable("CUDA_VISIBLE_DEVICES")))) session.follow(socket);
+      const std::string devices{variable("CUDA_VISIBLE_DEVICES")};
+      if (sent(socket, session.running ? "follow" : "continue " + devices)) session.follow(socket);
       ::close(socket);
       since = Clock::now();
     }

@@ -191,7 +191,10 @@ def test_from_another_node(xmig: Node, native_dir: Path, cluster: Cluster, adapt
     with ended_with_it(process):
         adapter.until(lambda: cluster.joined(pod) == restored["root"], "it is taken up, in the group of the pod")
         adapter.until(lambda: known(xmig, pod), "it is that pod's")
+        adapter.kill()  # and how the program ends, the next one finds out
         let_end(steps)
+        adapter.until(lambda: not known(xmig, pod), "it has ended")
+        adapter.start()
         assert process.wait(60) == 0, (tmp_path / "e1.err").read_text()
     assert len(steps.read_text().splitlines()) == STEPS
     cluster.end("e1")

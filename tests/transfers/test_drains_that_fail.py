@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import wait_until
 from tests.migration.moves import ended, succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.drains import drain, program, takes_programs
@@ -22,11 +23,14 @@ def nodes(native_dir: Path) -> Iterator[list[TransferNode]]:
 
 
 def test_the_other_node_dies(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
-    """When the move is decided. Nothing else is done with the job, and the drain waits for no longer than it may."""
+    """When the move is decided, and the drain is cancelled then. Nothing else is done with the job."""
     one, two = nodes
     with program(nodes, native_dir, tmp_path) as (_, storm, output):
         two.dies_at("write.begun transfers.going")
-        failed = ended(one, drain(one, nodes=["two"], otherwise="suspend", within_seconds=5))
+        operation = drain(one, nodes=["two"], otherwise="suspend")
+        wait_until(two.has_died, "the other node dies")
+        one.client.delete(f"/v1/operations/{operation['id']}")
+        failed = ended(one, operation)
         assert (failed["state"], failed["error"]["code"]) == ("failed", "drain_incomplete")
         (part,) = failed["progress"]["parts"]
         assert (part["how"], part["state"], part["target"].partition("/")[0]) == ("transfer", "undecided", "two")
@@ -42,10 +46,25 @@ def test_the_time_is_up(nodes: list[TransferNode], native_dir: Path, tmp_path: P
     """While it is sent over a slow link: the move is cancelled, and what is left of the time is for the suspension."""
     one, two = nodes
     with program(nodes, native_dir, tmp_path) as (started, _, __):
-        two.network.slow(1500)
-        (part,) = succeeded(one, drain(one, nodes=["two"], otherwise="either", within_seconds=20))["result"]["parts"]
+        two.network.slow(1000)
+        (part,) = succeeded(one, drain(one, nodes=["two"], otherwise="either", within_seconds=30))["result"]["parts"]
         two.network.fast()
         assert part["how"] == "host"
         assert [(each["how"], "the time was up" in each["why"]) for each in part["tried"]][-1] == ("transfer", True)
+        takes_programs(one)
+        succeeded(one, one.client.post(f"/v1/jobs/{started.job}:resume", {}))
+
+
+def test_without_a_lease(native_dir: Path, tmp_path: Path) -> None:
+    """Nothing moves to another node, and no move begins: the job is suspended."""
+    with (
+        pair(native_dir, etcd_endpoints="http://127.0.0.1:9") as nodes,
+        program(nodes, native_dir, tmp_path) as (started, _, __),
+    ):
+        one = nodes[0]
+        (part,) = succeeded(one, drain(one, nodes=["two"], otherwise="suspend"))["result"]["parts"]
+        assert part["how"] == "host"
+        assert "etcd" in part["tried"][-1]["why"]
+        assert one.transfers() == []
         takes_programs(one)
         succeeded(one, one.client.post(f"/v1/jobs/{started.job}:resume", {}))

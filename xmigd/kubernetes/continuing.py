@@ -44,6 +44,7 @@ LONGEST = 4096  # bytes of a message
 MOST = 256  # connections
 MOST_OF_USER = 64  # of these
 KNOWN_WITHIN = 30.0  # seconds in which a pod is known of whose program runs already
+SEEN_WITHIN = 10.0  # seconds in which xmigd knows how a program has ended, if it gets to know it
 INTERVAL = 0.1  # seconds between two looks
 OVER = ("ended", "stopped", "lost")  # jobs
 NEXT = ("not_preempted", "continued_already", "not_found")  # this job left nothing to go on from
@@ -189,23 +190,23 @@ class _Waiting:
         self._pid = pid
         self._uid = uid
         self._devices = ""  # its $CUDA_VISIBLE_DEVICES
-        self._begun = False  # something was restored
 
     def serve(self) -> None:
         with contextlib.closing(Fd(os.pidfd_open(self._pid))) as pidfd:
             self._pidfd = pidfd
-            first = self._received(KNOWN_WITHIN)
-            if not first.startswith("continue"):
+            word, _, self._devices = self._received(KNOWN_WITHIN).partition(" ")
+            if word not in ("continue", "follow"):
                 raise Gone
-            self._devices = first.removeprefix("continue").strip()
             pod: Pod | None = None
             try:
                 pod = self._pod()
-                root = self._root(pod)
-                if root is None:
+                found = self._root(pod, began=word == "follow")
+                if found is not None:
+                    self._follow(pod, *found)
+                elif word == "continue":
                     self._send("anew")
                 else:
-                    self._follow(pod, *root)
+                    self._end(self._last(pod), None)
             except XmigError as error:
                 if isinstance(error, NoDaemon):
                     raise Gone from None  # xmigd is being started again: it asks anew
@@ -234,9 +235,9 @@ class _Waiting:
 
     # --- what it goes on from -----------------------------------------------------------------------------------------
 
-    def _root(self, pod: Pod) -> tuple[str, int] | None:
-        """The job and the first process of what was restored for it. None: nothing is there to go on from. Raises
-        XmigError."""
+    def _root(self, pod: Pod, *, began: bool) -> tuple[str, int] | None:
+        """The job and the first process of what was restored for it. `began`: it was, before the adapter ended. None:
+        nothing is there to go on from, or it has ended. Raises XmigError."""
         if not pod.origin or not pod.checkpoint:
             return None
         end = time.monotonic() + KNOWN_WITHIN
@@ -244,7 +245,7 @@ class _Waiting:
             with self._owner.choosing(pod.origin):
                 jobs = self._jobs(pod)
                 found = self._restored(pod, jobs)
-                if found is not None:
+                if found is not None or began:
                     return found
                 # What is being evicted may leave something for this one.
                 if not self._is_leaving(jobs, patient=time.monotonic() < end):
@@ -293,6 +294,14 @@ class _Waiting:
                     self._take(pod, job["id"], result["root"])
                     return job["id"], result["root"]
         return None
+
+    def _last(self, pod: Pod) -> str:
+        """What this pod went on with last, which is over. Raises Conflict."""
+        found = self._client.get("/v1/jobs", external_id=pod.external_id, limit=1000)
+        for job in found:
+            if job["uid"] == self._uid and job["restored_from"] is not None:
+                return str(job["id"])
+        raise Conflict("xMIG does not know any more what this pod went on with")
 
     def _go_on(self, pod: Pod, jobs: Sequence[dict[str, Any]]) -> tuple[str, int] | None:
         for job in jobs:
@@ -380,9 +389,13 @@ class _Waiting:
 
     def _end(self, job: str, status: int | None) -> None:
         end = exits.end_of(status)
-        if end == exits.UNKNOWN:
+        over = time.monotonic() + SEEN_WITHIN
+        while end == exits.UNKNOWN:  # xmigd may see it a moment later
             seen = self._client.get(f"/v1/jobs/{job}")
             end = exits.End(seen["exit_code"], seen["exit_signal"])
+            if time.monotonic() > over:
+                break
+            time.sleep(INTERVAL)
         if end == exits.UNKNOWN:
             self._send("refused this kernel does not say how the restored program ended (Linux 6.15 does)")
         else:
