@@ -354,7 +354,9 @@ class _Waiting:
                 yield [each["id"]]
 
     def _take(self, pod: Pod, job: str, root: int) -> None:
-        """Raises XmigError."""
+        """Raises XmigError. The first thing is that it is announced: from then on its container never begins anew,
+        whatever becomes of this adapter."""
+        self._send("running")
         self._owner.join(root, self._pid)
         self._check()
         self._client.patch(f"/v1/jobs/{job}", {"external_id": pod.external_id, "labels": pod.labels}, "*")
@@ -369,7 +371,6 @@ class _Waiting:
             return
         with contextlib.closing(pidfd):
             started = pidfds.start_time(root)
-            self._send("running")
             while not select.select([pidfd.fileno()], [], [], 0)[0]:
                 self._check()
                 ready = select.select([pidfd.fileno(), self._connection.fileno()], [], [], 1.0)[0]
