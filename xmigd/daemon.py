@@ -244,9 +244,6 @@ async def serve(settings: Settings) -> None:
             supervisor=supervisor, moves=moves, operations=operations, admission=admission, bus=bus,
             slice=settings.rotation_slice,
         )  # fmt: skip
-        drains = Drains(
-            supervisor=supervisor, moves=moves, operations=operations, places=places, devices=settings.device_names
-        )
         webhooks = Webhooks(
             writer=writer, reader=Reader(writer, reading), bus=bus, settings=settings,
             keep=lambda: policies.group("retention", RetentionPolicy).events,
@@ -293,7 +290,6 @@ async def serve(settings: Settings) -> None:
             checkpoints=checkpoints, jobs=the_jobs, supervisor=supervisor, operations=operations, writer=writer,
             reader=reader, bus=bus, audit=audit, settings=settings,
         )  # fmt: skip
-        drains.before = checkpoint_policies.before_drain
         arrivals = Arrivals(
             checkpoints=checkpoints, supervisor=supervisor, operations=operations, writer=writer, reader=reader,
             places=places, bus=bus, allowed=lambda: settings.programs_from.split(","),
@@ -318,6 +314,15 @@ async def serve(settings: Settings) -> None:
         preemptions = Preemptions(
             supervisor=supervisor, moves=moves, checkpoints=checkpoints, operations=operations, jobs=the_jobs,
             processes=the_processes,
+        )  # fmt: skip
+        transfers = Transfers(
+            departures=departures, arrivals=arrivals, reader=reader, operations=operations, leases=leases,
+            node=settings.node,
+        )  # fmt: skip
+        drains = Drains(
+            supervisor=supervisor, moves=moves, transfers=transfers, preemptions=preemptions, operations=operations,
+            places=places, reader=reader, before=checkpoint_policies.before_drain, node=settings.node,
+            devices=settings.device_names,
         )  # fmt: skip
         the_devices = Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus)
         health = Health(
@@ -351,10 +356,7 @@ async def serve(settings: Settings) -> None:
             Peers(links, peer_address),
             checkpoints,
             checkpoint_policies,
-            Transfers(
-                departures=departures, arrivals=arrivals, reader=reader, operations=operations, leases=leases,
-                node=settings.node,
-            ),
+            transfers,
             preemptions,
             Sharing(processes=the_processes, neighbours=neighbours, rotation=rotation),
             Bulk(

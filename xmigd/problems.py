@@ -334,6 +334,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A request was not here within `request_timeout`, or a connection was opened and nothing was requested.",
         "Send headers and body without a pause.",
     ),
+    "scheduled": (
+        "A drain does not move a job to another node that a scheduler has started: it would be over there for that.",
+        "Let the scheduler move it, or do it by hand: `xmigctl migrate JOB --to NODE`.",
+    ),
     "same_device": ("The process is on the target already.", "Choose another one."),
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),
     "several_gpus": ("The program uses several GPUs, and the driver's checkpoints move programs with one.", "Run it "

@@ -15,7 +15,7 @@ cp -r xmigd migrations "$kit"
 cp -r tests/bench tests/conformance tests/differential tests/gpu "$kit/tests"
 : >"$kit/tests/__init__.py"  # or another package of this name, installed there, comes first
 find "$kit" -name __pycache__ -prune -exec rm -rf {} +
-strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,libnccl.so.2,xmig-server,xmig-descriptor-store,xmig-nvml-probe}
+strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,libnccl.so.2,xmig-server,xmig-descriptor-store,xmig-nvml-probe,xmig-pod}
 include="$(.venv/bin/python -c 'from tests.bench.native import cuda_include; print(cuda_include())')"
 "${CC:-cc}" -O2 -I"$include" tests/gpu/programs/launches.c -o "$kit/tests/gpu/programs/launches" -ldl
 

@@ -55,6 +55,7 @@ class Cluster:
         self.token.write_text(token)
         self.proc = folder / "proc"
         self.proc.mkdir(exist_ok=True)
+        self.groups = folder / "groups"
         self.client = httpx.Client(
             base_url=url, headers={"Authorization": f"Bearer {admin}"}, verify=not ca, trust_env=False,
             timeout=60,
@@ -125,14 +126,16 @@ class Cluster:
 
     # --- pods ---------------------------------------------------------------------------------------------------------
 
-    def pod(self, name: str, *, grace: int = 120, **annotations: str) -> Json:
-        """On this node, under xMIG. `annotations`: without xmig.io/, with _ for -."""
+    def pod(self, name: str, *, grace: int = 120, owner: str = "", place: str = "", **annotations: str) -> Json:
+        """On this node, under xMIG. `owner`: uid of its controller. `place`: among the pods of that. `annotations`:
+        without xmig.io/, with _ for -."""
         found = {f"xmig.io/{key.replace('_', '-')}": value for key, value in ({"job": "true"} | annotations).items()}
         return self.post("/api/v1/namespaces/default/pods", {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": name, "namespace": "default", "annotations": found,
-                "ownerReferences": [OWNER | {"uid": str(uuid.uuid4())}],
+                "labels": {"batch.kubernetes.io/job-completion-index": place} if place else {},
+                "ownerReferences": [OWNER | {"uid": owner or str(uuid.uuid4())}],
             },
             "spec": {
                 "nodeName": NODE, "terminationGracePeriodSeconds": grace, "automountServiceAccountToken": False,
@@ -143,12 +146,25 @@ class Cluster:
 
     def put(self, pid: int, pod: Json | str) -> None:
         """A process into the control group of a pod, or into this one."""
-        group = pod
+        group = pod if isinstance(pod, str) else self.group(pod)
         if not isinstance(pod, str):
-            slice = f"kubepods-burstable-pod{pod['metadata']['uid'].replace('-', '_')}.slice"
-            group = f"/kubepods.slice/kubepods-burstable.slice/{slice}/cri-containerd-0123.scope"
+            (self.groups / group.lstrip("/")).mkdir(parents=True, exist_ok=True)
         (self.proc / str(pid)).mkdir(exist_ok=True)
         (self.proc / str(pid) / "cgroup").write_text(f"0::{group}\n")
+
+    @staticmethod
+    def group(pod: Json) -> str:
+        slice = f"kubepods-burstable-pod{pod['metadata']['uid'].replace('-', '_')}.slice"
+        return f"/kubepods.slice/kubepods-burstable.slice/{slice}/cri-containerd-0123.scope"
+
+    def joined(self, pod: Json) -> int | None:
+        """The process that was brought into the control group of a pod last. From then on it is in there."""
+        try:
+            pid = int((self.groups / self.group(pod).lstrip("/") / "cgroup.procs").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        self.put(pid, pod)
+        return pid
 
     def annotate(self, pod: str, **annotations: str | None) -> None:
         found = {f"xmig.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
@@ -169,7 +185,8 @@ class Adapter:
     def __init__(self, cluster: Cluster, xmig: Node, **settings: object) -> None:
         values = {
             "node_name": NODE, "server": cluster.url, "token": cluster.token, "ca": cluster.ca or cluster.token,
-            "interval": 0.1, "margin": 0.5, "proc": cluster.proc, "pods_folder": xmig.folder / "pods",
+            "interval": 0.1, "margin": 0.5, "proc": cluster.proc, "control_groups": cluster.groups,
+            "pods_folder": xmig.folder / "pods",
         } | settings  # fmt: skip
         self.log = cluster.folder / "xmig-kubernetes.log"
         self._environment = os.environ | {

@@ -75,7 +75,10 @@ def test_a_pod_is_a_job(xmig: Node, native_dir: Path, cluster: Cluster, adapter:
     cluster.put(forged.process.pid, f"/user.slice/user-1000.slice/kubepods.slice/kubepods-pod{uid}.slice")
     cluster.put(mine.process.pid, pod)
     adapter.until(lambda: of(xmig, mine.job)["external_id"] == claims["external_id"], "it is the pod's")
-    assert of(xmig, mine.job)["labels"] == {"k8s/namespace": "default", "k8s/pod": "p1", "k8s/owner": "Job/train"}
+    owner = pod["metadata"]["ownerReferences"][0]["uid"]
+    assert of(xmig, mine.job)["labels"] == {
+        "k8s/namespace": "default", "k8s/pod": "p1", "k8s/owner": "Job/train", "k8s/origin": f"default/{owner}//",
+    }  # fmt: skip
     adapter.until(lambda: of(xmig, forged.job)["external_id"] is None, "the claim is removed")
     assert of(xmig, forged.job)["labels"] == {"team": "b"}
     # In a group below that of another pod, and in a pod that does not want it.
@@ -240,4 +243,4 @@ def test_programs_have_a_socket_of_their_own(xmig: Node, adapter: Adapter) -> No
     xmig.stop()
     xmig.start()
     adapter.until(lambda: (folder / "client.sock").samefile(own), "it is the new daemon's")
-    assert [each.name for each in folder.iterdir()] == ["client.sock"]
+    assert sorted(each.name for each in folder.iterdir()) == ["client.sock", "continue.sock"]

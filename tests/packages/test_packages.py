@@ -187,7 +187,7 @@ def test_the_wheel_says_where_it_runs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for part in (
         "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "xmig-server", "xmig-descriptor-store", "xmig-nvml-probe",
-        "xmig_kernels.so",
+        "xmig-pod", "xmig_kernels.so",
     ):  # fmt: skip
         assert f"xmigd/native/{part}" in names
     assert any(name.endswith("share/xmig/xmigd.service") for name in names)

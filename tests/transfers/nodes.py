@@ -58,14 +58,14 @@ class TransferNode(nodes.NamespacedNode):
 
 
 @contextlib.contextmanager
-def pair(native_dir: Path) -> Iterator[list[TransferNode]]:
+def pair(native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
     """Two nodes that know each other and run."""
 
     class Node(TransferNode):
         def __init__(self, folder: Path, name: str, network: NetworkNode, place: Path) -> None:
             super().__init__(
                 folder, name, network, place, failpoint=place / "point", device_memory=1 << 28, criu=criu_or_skip(),
-                native_dir=native_dir,
+                native_dir=native_dir, **settings,
             )  # fmt: skip
 
     with nodes.pair(Node) as both:

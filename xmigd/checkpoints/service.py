@@ -128,23 +128,7 @@ class Checkpoints:
     ) -> OperationRow:  # fmt: skip
         """`last`: of one that is being lost, whose server stands at its last snapshot. Raises Conflict,
         Unavailable: it cannot be made."""
-        await self.criu.check()
-        if process.job.nodes is not None:
-            raise Conflict("the job has ranks on several nodes: that is not possible yet", code="several_nodes")
-        if any(row.kind == CREATE and row.job_id == process.job.id for row in self._operations.active()):
-            raise Conflict("a checkpoint of this job is being made already", code="operation_under_way",
-                           hint="xmigctl op list shows it")  # fmt: skip
-        if last:
-            making: Making = MakingLast(
-                [process], root_in(process.row.pid), criu=self.criu, layout=self.layout, stop=False,
-                groups=self._supervisor,
-            )  # fmt: skip
-        else:
-            making = self.making(process, stop=stop)
-        making.check_room()
-        await self.check_movable(process, making.root)
-        earlier = await asyncio.to_thread(self.page, job=process.job.id)
-        await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
+        making = await self._prepared(process, stop=stop, last=last)
         id = new_id()
 
         async def work(operation: Operation) -> dict[str, Any]:
@@ -162,6 +146,31 @@ class Checkpoints:
                 "awake": [one.row.id for one in making.awake], "by_policy": by_policy,
             },
         )  # fmt: skip
+
+    async def check_creation(self, process: Process) -> None:
+        """Raises Conflict, Unavailable: a checkpoint of its job cannot be made now. Changes nothing."""
+        await self._prepared(process, stop=True, last=False)
+
+    async def _prepared(self, process: Process, *, stop: bool, last: bool) -> Making:
+        """Raises Conflict, Unavailable: it cannot be made."""
+        await self.criu.check()
+        if process.job.nodes is not None:
+            raise Conflict("the job has ranks on several nodes: that is not possible yet", code="several_nodes")
+        if any(row.kind == CREATE and row.job_id == process.job.id for row in self._operations.active()):
+            raise Conflict("a checkpoint of this job is being made already", code="operation_under_way",
+                           hint="xmigctl op list shows it")  # fmt: skip
+        if last:
+            making: Making = MakingLast(
+                [process], root_in(process.row.pid), criu=self.criu, layout=self.layout, stop=False,
+                groups=self._supervisor,
+            )  # fmt: skip
+        else:
+            making = self.making(process, stop=stop)
+        making.check_room()
+        await self.check_movable(process, making.root)
+        earlier = await asyncio.to_thread(self.page, job=process.job.id)
+        await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
+        return making
 
     def making(self, process: Process, *, stop: bool) -> Making:
         """Raises Conflict."""
@@ -556,7 +565,7 @@ class Checkpoints:
         ]
         if made:
             result = _as_restored(operation.request.get("checkpoint", ""), made)
-            return Outcome(state="succeeded", result=result | {"ms": None})
+            return Outcome(state="succeeded", result=result | {"root": pid, "ms": None})
         return interrupted(operation.row)
 
     async def criu_has_ended(self, operation: Operation) -> int | None:

@@ -158,11 +158,29 @@ def resume(
         console.print(f"{_all_of(found, operation, '')} {verb} on, on [bold]{targets}[/bold]")
 
 
+class Otherwise(StrEnum):
+    stay = "stay"
+    suspend = "suspend"
+    checkpoint = "checkpoint"
+    either = "either"
+
+
 def drain(
-    device: Annotated[str, typer.Argument(help="for example cuda:0")],
+    device: Annotated[str | None, typer.Argument(help="for example cuda:0")] = None,
+    every: Annotated[bool, typer.Option("--all", help="all devices of this node, in the place of one")] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to", metavar="NODE", help="another node, a peer, for what no other device of this node takes; may be "
+            "given again: the first that has a place; '*': all peers",
+        ),
+    ] = None,
+    otherwise: Annotated[
+        Otherwise, typer.Option("--otherwise", help="what becomes of a job that cannot move, or whose move fails")
+    ] = Otherwise.stay,
     reason: Annotated[str, typer.Option("--reason", help="why, for others to read")] = "",
     within: Annotated[
-        str | None, typer.Option("--within", metavar="TIME", help="5m, 1h, ...: what is not moved by then stays")
+        str | None, typer.Option("--within", metavar="TIME", help="5m, 1h, ...: what has not left by then stays")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only say what would go where, and what would be stuck, and why")
@@ -171,27 +189,45 @@ def drain(
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
-) -> None:
-    """Move every program off a device. It is cordoned first, so that none comes."""
+) -> None:  # fmt: skip
+    """Move every program off a device, or with --all off all devices of this node. They are cordoned first, so that
+    none comes."""
+    if (device is None) is not every:
+        raise CommandError("name a device, or all with --all", hint="xmigctl device list", exit_code=Exit.USAGE)
+    ways = {"nodes": to or [], "otherwise": otherwise.value}
     if dry_run:
-        _show_drain_plan(connect().post("/v1/drain-plans", {"devices": [device]}), output)
+        client = connect()
+        known = [each["id"] for each in client.get("/v1/devices") if each["configured"]] if device is None else [device]
+        _show_drain_plan(client.post("/v1/drain-plans", {"devices": known} | ways), output)
         return
-    confirm(f"Cordon {device} and move every program off it?", yes)
+    what = device or "all devices of this node"
+    confirm(f"Cordon {what} and move every program off {'it' if device else 'them'}?", yes)
     client = connect()
-    path = f"/v1/devices/{device}:drain"
-    body = {"reason": reason, "within_seconds": None if within is None else seconds(within)}
+    path = f"/v1/devices/{device}:drain" if device else "/v1/node:drain"
+    body = {"reason": reason, "within_seconds": None if within is None else seconds(within)} | ways
     operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
-        for part in operation["result"]["parts"]:
-            console.print(f"{part['process'][:12]}  {escape(part['source'])} → {escape(part['target'])}")
-        console.print(f"{operation['result']['moved']} program(s) were moved; {escape(device)} is cordoned")
+        result = operation["result"]
+        for part in result["parts"]:
+            place = part["target"] or PLACES.get(part["how"], part["how"])
+            console.print(f"{part['process'][:12]}  {escape(part['source'])} → {escape(place)}")
+        rest = f", {result['preempted']} were preempted" if result["preempted"] else ""
+        console.print(
+            f"{result['moved']} program(s) were moved{rest}; {escape(what)} {'is' if device else 'are'} cordoned"
+        )
+
+
+PLACES = {"host": "host memory", "file": "files", "checkpoint": "a checkpoint"}  # of what was preempted
 
 
 def _show_drain_plan(plan: dict[str, Any], output: Output) -> None:
     steps = [
-        step | {"job": step["job_name"], "why": "; ".join(reason["text"] for reason in step["reasons"]) or None}
+        step | {
+            "job": step["job_name"], "target": step["target"] or PLACES.get(step["how"]),
+            "why": "; ".join(reason["text"] for reason in step["reasons"]) or None,
+        }
         for step in plan["steps"]
-    ]
+    ]  # fmt: skip
     columns = {"job": "JOB", "process": "PROCESS", "source": "FROM", "target": "TO", "needed_bytes": "MEMORY",
                "expected_downtime_ms": "DOWNTIME", "why": "WHY"}  # fmt: skip
     if output is Output.json:

@@ -18,6 +18,7 @@ from xmigd.client import Client, Refused
 from xmigd.errors import XmigError
 from xmigd.kubernetes import decide, view
 from xmigd.kubernetes.api import Api, ApiError, Changed
+from xmigd.kubernetes.continuing import Continuing
 from xmigd.kubernetes.decide import Health, Job
 from xmigd.kubernetes.evictions import Evictions
 from xmigd.kubernetes.rules import Rules
@@ -49,6 +50,10 @@ class Adapter:
         self._pods = Watched(api, "/api/v1/pods", self._wake.set, **named)
         self._rules = Rules(api, settings.node_name, self._wake.set)
         self._evictions = Evictions(client, api, settings.margin)
+        self._continuing = Continuing(
+            client, proc=settings.proc, groups=settings.control_groups, pods=self._known_pods,
+            report=self._evictions.report_continuation,
+        )  # fmt: skip
 
     def stop(self) -> None:
         self._stopping = True
@@ -65,6 +70,11 @@ class Adapter:
             self._wake.clear()
             self._look()
             self._wake.wait(self._settings.interval)
+        self._continuing.stop()
+
+    def _known_pods(self) -> dict[str, view.Pod] | None:
+        objects = self._pods.objects
+        return None if objects is None else view.pods(objects)
 
     def _check_groups(self) -> None:
         """In a namespace of its own, paths of control groups do not begin at the root, and no pod is recognized."""
@@ -76,6 +86,7 @@ class Adapter:
     def _look(self) -> None:
         health = self._health()
         self._part("socket", self._link_socket)
+        self._part("continuing", self._listen)
         self._part("condition", lambda: self._write_condition(health))
         self._part("taint", lambda: self._write_taint(health))
         self._part("device taints", lambda: self._rules.write(health))
@@ -163,10 +174,9 @@ class Adapter:
                     self._client.start(f"{path}:drain", body)
 
     def _serve_pods(self) -> None:
-        objects = self._pods.objects
-        if objects is None:
+        pods = self._known_pods()
+        if pods is None:
             return
-        pods = view.pods(objects)
         for job in self._jobs(pods):
             with self._job_may_be_over():
                 change = decide.identity(job)
@@ -241,3 +251,8 @@ class Adapter:
         made.unlink(missing_ok=True)
         os.link(socket, made)
         made.rename(linked)
+
+    def _listen(self) -> None:
+        """For pods that may go on from a checkpoint."""
+        if self._pods_folder.is_dir():
+            self._continuing.listen(self._pods_folder)

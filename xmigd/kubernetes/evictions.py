@@ -6,6 +6,7 @@ events say what became of it.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Any
 
@@ -50,21 +51,29 @@ class Evictions:
         """An event of the pod for one that has failed: of a success nothing lives that would be found here."""
         if operation["state"] not in ("failed", "cancelled"):
             return
-        error = operation["error"] or {}
+        why = (operation["error"] or {}).get("detail")
+        # The same name each time: it is made once.
+        if self._event(pod, f"xmig-{operation['id']}", "CheckpointFailed", f"xMIG made no checkpoint: {why}"):
+            logger.warning("no checkpoint was made", pod=pod.external_id, why=why)
+
+    def report_continuation(self, pod: Pod, why: str) -> None:
+        """An event of a pod that could not go on. Raises XmigError."""
+        name = "xmig-" + hashlib.sha256(f"{pod.uid}/{why}".encode()).hexdigest()[:32]  # once for each reason
+        self._event(pod, name, "ContinueFailed", f"it does not go on from its checkpoint: {why}")
+
+    def _event(self, pod: Pod, name: str, reason: str, message: str) -> bool:
+        """Was it made now?"""
         now = view.timestamp(time.time())
         event = {
-            "apiVersion": "v1", "kind": "Event",
-            # The same name each time: it is made once.
-            "metadata": {"name": f"xmig-{operation['id']}", "namespace": pod.namespace},
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": pod.namespace},
             "involvedObject": {
                 "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
             },
-            "reason": "CheckpointFailed", "type": "Warning",
-            "message": harmless(f"xMIG made no checkpoint: {error.get('detail')}", 1000),
+            "reason": reason, "type": "Warning", "message": harmless(message, 1000),
             "source": {"component": COMPONENT}, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         }  # fmt: skip
         try:
             self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
         except Changed:
-            return
-        logger.warning("no checkpoint was made", pod=pod.external_id, why=error.get("detail"))
+            return False
+        return True

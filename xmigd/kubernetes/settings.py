@@ -50,6 +50,10 @@ class KubernetesSettings(Configuration):
         description="seconds before the end of a pod's grace at which a checkpoint is given up",
     )
     proc: Path = Field(default=Path("/proc"), description="the machine's processes, by their pids there")
+    control_groups: Path = Field(
+        default=Path("/sys/fs/cgroup"),
+        description="the machine's control groups: what is restored for a pod comes into its",
+    )
     pods_folder: Path | None = Field(
         default=None,
         description="folder that pods mount, with the programs' socket; on the file system of xMIG's runtime "

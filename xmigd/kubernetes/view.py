@@ -15,6 +15,10 @@ JOB = "xmig.io/job"  # annotation of a pod: "true": its programs run under xMIG
 ON_EVICTION = "xmig.io/on-eviction"  # annotation of a pod: "checkpoint"
 SUSPEND = "xmig.io/suspend"  # annotation of a pod: "true": its programs give their devices back
 DRAIN = "xmig.io/drain"  # annotation of a node that is unschedulable: seconds in which its devices are emptied
+ORIGIN = "k8s/origin"  # label of a job: whose place its pod has
+# Labels of pods: which of its controller's pods this is, and of which version of the controller's template.
+PLACES = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+REVISION = "controller-revision-hash"
 LONGEST_DRAIN = 86400.0  # seconds
 LONGEST_ID = 255  # characters of an external id
 UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
@@ -39,6 +43,7 @@ class Pod:
     suspend: bool
     ends_at: float | None = None  # Unix seconds: when its grace is over; None: nobody has deleted it
     grace: float = 0.0  # seconds before that, in which it was deleted
+    origin: str = ""  # the same of a pod that its controller starts in the place of this one; empty: it has none
 
     @property
     def external_id(self) -> str:
@@ -48,7 +53,9 @@ class Pod:
 
     @property
     def labels(self) -> dict[str, str]:
-        found = {"k8s/namespace": self.namespace, "k8s/pod": self.name, "k8s/owner": self.owner}
+        found = {
+            "k8s/namespace": self.namespace, "k8s/pod": self.name, "k8s/owner": self.owner, ORIGIN: self.origin
+        }  # fmt: skip
         return {key: value[:255] for key, value in found.items() if value}
 
 
@@ -68,8 +75,28 @@ def pods(objects: Iterable[Mapping[str, Any]]) -> dict[str, Pod]:
             checkpoint=annotations.get(ON_EVICTION) == "checkpoint", suspend=annotations.get(SUSPEND) == "true",
             ends_at=seconds(metadata.get("deletionTimestamp")),
             grace=_number(metadata.get("deletionGracePeriodSeconds")),
+            origin=_origin(namespace, owner, _mapping(metadata.get("labels"))),
         )  # fmt: skip
     return found
+
+
+def _origin(namespace: str, owner: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
+    """A controller that was made anew, under its old name, has another uid. Too long: none."""
+    uid = _text(owner.get("uid"))
+    if not uid:
+        return ""
+    place = next((_text(labels.get(name)) for name in PLACES if name in labels), "")
+    found = f"{namespace}/{uid}/{place}/{_text(labels.get(REVISION))}"
+    return found if len(found) <= LONGEST_ID and found.isascii() and found.isprintable() else ""
+
+
+def group_of(proc: Path, pid: int) -> str | None:
+    """The control group of a process, of version 2, from the root on. None: there is none, or it is none of ours."""
+    with contextlib.suppress(OSError):
+        for line in (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
+            if line.startswith("0::/") and ".." not in line and line != "0::/":
+                return line.removeprefix("0::")
+    return None
 
 
 def pod_of(proc: Path, pid: int) -> str | None:

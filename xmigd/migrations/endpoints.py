@@ -6,22 +6,21 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query, Response
-from pydantic import ValidationError
 
 from xmigd.api.dependencies import AnyCaller, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.devices.names import together
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
-from xmigd.errors import Conflict, NotFound, ProtocolError
+from xmigd.errors import Conflict, NotFound
 from xmigd.migrations import repository
-from xmigd.migrations.drains import Drains, Step
-from xmigd.migrations.plan import MAX_TARGETS
+from xmigd.migrations.drains import Drains, Step, Ways
 from xmigd.migrations.schemas import (
     DrainPlanInfo,
     DrainPlanRequest,
     DrainRequest,
     DrainStep,
+    DrainWays,
     Engine,
     MigrationInfo,
     MoveRequest,
@@ -38,9 +37,7 @@ from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
 from xmigd.processes.service import Processes
 from xmigd.supervisor.process import Process
-from xmigd.text import harmless
-from xmigd.transfers.departures import Plan
-from xmigd.transfers.service import Transfers, is_node
+from xmigd.transfers.service import Elsewhere, Transfers, is_node
 
 router = make_router("/v1")
 ProcessId = Annotated[str, Path(max_length=64)]
@@ -73,39 +70,25 @@ def is_native(process: str, engine: Engine = "driver") -> bool:
     return True
 
 
-def elsewhere(process: Process, node: str, plan: Plan) -> PlanInfo:
-    """What a peer has answered. Raises ProtocolError: it is no plan."""
-    name = node.partition("/")[0]
-    try:
-        targets = [
-            TargetInfo(
-                device=harmless(f"{name}/{each['device']}", 129), allowed=not each["reasons"],
-                room_bytes=each["room_bytes"], reasons=_reasons(each["reasons"]),
-            )
-            for each in plan.targets[:MAX_TARGETS]
-        ]  # fmt: skip
-        places = [
-            PlaceInfo(
-                process=one.row.id, source=one.row.device, reasons=_reasons(each["reasons"]),
-                device=None if each["device"] is None else harmless(f"{name}/{each['device']}", 129),
-            )
-            for one, each in zip(plan.processes, plan.places, strict=True)
-        ]  # fmt: skip
-    except (ValidationError, AttributeError, KeyError, TypeError, ValueError):
-        raise ProtocolError(f"{name} answers what is no plan") from None
-    lasts = [one.last_snapshot for one in plan.processes]
+def elsewhere(process: Process, plan: Elsewhere) -> PlanInfo:
+    """What a peer has answered."""
+    processes = [place.process for place in plan.places]
+    lasts = [one.last_snapshot for one in processes]
     known = [last.live_bytes for last in lasts if last is not None]
     live = sum(known) if len(known) == len(lasts) else None
-    held = sum(one.program_bytes for one in plan.processes)
+    held = sum(one.program_bytes for one in processes)
+    places = [
+        PlaceInfo(
+            process=place.process.row.id, source=place.process.row.device, device=place.device,
+            reasons=[ReasonInfo(code=why.code, text=why.text) for why in place.reasons],
+        )
+        for place in plan.places
+    ]  # fmt: skip
     return PlanInfo(
-        process=process.row.id, engine="proxy", source=together(one.row.device for one in plan.processes),
-        live_bytes=live, held_bytes=held, free_bytes=None if live is None else max(0, held - live), targets=targets,
-        places=places,
+        process=process.row.id, engine="proxy", source=together(one.row.device for one in processes),
+        live_bytes=live, held_bytes=held, free_bytes=None if live is None else max(0, held - live), places=places,
+        targets=[TargetInfo.model_validate(asdict(target) | {"allowed": target.allowed}) for target in plan.targets],
     )  # fmt: skip
-
-
-def _reasons(given: list[dict[str, str]]) -> list[ReasonInfo]:
-    return [ReasonInfo(code=harmless(why["code"], 40), text=harmless(why["text"], 500)) for why in given]
 
 
 @router.post("/migration-plans", operation_id="plan_migration")
@@ -120,7 +103,7 @@ async def plan_migration(
     elif request.node is not None:
         caller.check_operator()
         process = processes.controlled(caller, request.process)
-        return elsewhere(process, request.node, await transfers.plan(process, request.node))
+        return elsewhere(process, await transfers.plan(process, request.node))
     else:
         plan = await moves.plan(processes.controlled(caller, request.process), request.engine)
     targets = [asdict(target) | {"allowed": target.allowed} for target in plan.targets]
@@ -254,28 +237,49 @@ async def resume_job(
 async def drain_device(
     drains: TheDrains, caller: OperatorCaller, device: ProcessId, request: DrainRequest, response: Response
 ) -> OperationInfo:
-    """Cordon it and move every process off it, one after the other. `within_seconds`: what is not moved by then stays
-    where it is; `parts` of the operation's progress say of each process what became of it."""
+    """Cordon it and move every process off it, one after the other: to another device of this node, or to one of
+    `nodes`. `otherwise`: what becomes of a job that cannot move, with all of its processes. `within_seconds`: what has
+    not left by then stays where it is; `parts` of the operation's progress say of each process what became of it."""
     row = await drains.drain(
-        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds
+        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds,
+        ways=_ways(request),
+    )  # fmt: skip
+    return accepted(row, response)
+
+
+@router.post("/node:drain", operation_id="drain_node", status_code=202, responses=ACCEPTED)
+async def drain_node(
+    drains: TheDrains, caller: OperatorCaller, request: DrainRequest, response: Response
+) -> OperationInfo:  # fmt: skip
+    """The same with all devices of this node, as one: nothing moves to another of them."""
+    row = await drains.drain_node(
+        reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds, ways=_ways(request)
     )
     return accepted(row, response)
 
 
 @router.post("/drain-plans", operation_id="plan_drain")
 async def plan_drain(drains: TheDrains, _: OperatorCaller, request: DrainPlanRequest) -> DrainPlanInfo:
-    """What would be moved where if these devices were drained now, and what would be stuck, and why. Changes nothing.
-    For operators."""
+    """What would become of each process if these devices were drained now, and why it would not be moved. Asks the
+    other nodes. Changes nothing. For operators."""
     devices = list(dict.fromkeys(request.devices))
-    steps = [_step(step) for step in await drains.plan(devices)]
-    stuck = sum(step.target is None for step in steps)
-    return DrainPlanInfo(devices=devices, moves=len(steps) - stuck, stuck=stuck, steps=steps)
+    steps = [_step(step) for step in await drains.plan(devices, _ways(request))]
+    moves = sum(step.how in ("move", "transfer") for step in steps)
+    stuck = sum(step.how == "stuck" for step in steps)
+    return DrainPlanInfo(
+        devices=devices, moves=moves, preempted=len(steps) - moves - stuck, stuck=stuck, steps=steps
+    )  # fmt: skip
+
+
+def _ways(request: DrainWays) -> Ways:
+    return Ways(nodes=tuple(request.nodes), otherwise=request.otherwise)
 
 
 def _step(step: Step) -> DrainStep:
     process = step.process
     return DrainStep(
         process=process.row.id, job_id=process.job.id, job_name=process.job.name, source=process.row.device,
-        target=step.target, needed_bytes=step.needed_bytes, expected_downtime_ms=step.expected_downtime_ms,
+        how=step.how, target=step.target, needed_bytes=step.needed_bytes,
+        expected_downtime_ms=step.expected_downtime_ms,
         reasons=[ReasonInfo(code=reason.code, text=reason.text) for reason in step.reasons],
     )  # fmt: skip

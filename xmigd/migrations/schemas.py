@@ -97,7 +97,28 @@ class ResumeRequest(Request):
         return self.devices if self.device is None else [self.device]
 
 
-class DrainRequest(Request):
+Otherwise = Literal["stay", "suspend", "checkpoint", "either"]
+
+
+class DrainWays(Request):
+    """What a drain may do beside moves to other devices of this node."""
+
+    nodes: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(
+            max_length=64,
+            description="peers to which a job moves that no other device of this node takes: to the first that has a "
+            "place for it; `*`: all peers",
+        ),
+    ] = []
+    otherwise: Otherwise = Field(
+        default="stay",
+        description="what becomes of a job that cannot move, or whose move fails: it stays; or it is preempted: "
+        "suspended to host memory, ended as a checkpoint, or either: what is possible first",
+    )
+
+
+class DrainRequest(DrainWays):
     reason: Annotated[str, Field(max_length=500, pattern=VISIBLE)] = ""
 
     within_seconds: Annotated[
@@ -106,7 +127,7 @@ class DrainRequest(Request):
     ] = None
 
 
-class DrainPlanRequest(Request):
+class DrainPlanRequest(DrainWays):
     devices: Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=64)]
 
 
@@ -117,17 +138,22 @@ class DrainStep(Answer):
     job_id: str
     job_name: str
     source: str
-    target: str | None = Field(description="null: it is stuck")
+    how: Literal["move", "transfer", "host", "file", "checkpoint", "stuck"] = Field(
+        description="moved to another device, transferred to another node, suspended to host memory or to files, ended "
+        "as a checkpoint; stuck: it stays"
+    )
+    target: str | None = Field(description="the device, of another node with its name; null: it is not moved")
     needed_bytes: int = Field(description="device memory that the target would need for it")
     expected_downtime_ms: float | None
-    reasons: list[ReasonInfo] = Field(description="why it is stuck")
+    reasons: list[ReasonInfo] = Field(description="why it is stuck, or not moved")
 
 
 class DrainPlanInfo(Answer):
     """One process after the other, each with the room that those before it would leave."""
 
     devices: list[str]
-    moves: int
+    moves: int = Field(description="to other devices and other nodes")
+    preempted: int
     stuck: int
     steps: list[DrainStep]
 

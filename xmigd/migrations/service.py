@@ -74,6 +74,11 @@ class Moves:
             record.expected_downtime_ms, record.expected_downtime_basis = expected.ms, expected.basis
         return await self._start(process, "move", [[_Part(process, record)]], requestor)
 
+    async def against_suspension(self, processes: Iterable[Process], to: str) -> list[Reason]:
+        """What prevents suspending all of these now, and with each of them all ranks of its group."""
+        ranks = [one for group in self._groups_of(processes) for one in group]
+        return await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder)
+
     async def suspend(self, processes: Iterable[Process], to: str, *, requestor: str) -> OperationRow:
         """With each of them all ranks of its group. Raises Conflict: one cannot be, and none is."""
         groups = self._groups_of(processes)
@@ -199,7 +204,16 @@ class Moves:
         except XmigError as error:
             part |= {"state": "failed", "why": str(error), "code": error.code}
             return
-        part |= {"target": target, "operation": row.id, "state": row.state}
+        part["target"] = target
+        await self.follow_part(row, part, cancelled=cancelled, ends=ends)
+
+    async def follow_part(
+        self, row: OperationRow, part: dict[str, Any], *, cancelled: asyncio.Event, ends: float | None = None,
+        patience: float | None = None,
+    ) -> OperationRow | None:  # fmt: skip
+        """The same of any operation that is a part of another one. `patience`: seconds for which one that cannot be
+        cancelled any more is waited for; None: until it is over. Returns it if it is over."""
+        part |= {"operation": row.id, "state": row.state}
         ended = asyncio.ensure_future(self._operations.ended(row))
         cancel = asyncio.ensure_future(cancelled.wait())
         left = None if ends is None else max(0.0, ends - time.monotonic())
@@ -209,11 +223,23 @@ class Moves:
         if not ended.done():
             with contextlib.suppress(XmigError):  # past the point of no return, or over
                 self._operations.cancel(row.id)
+            await asyncio.wait([ended], timeout=patience)
+        if not ended.done():
+            ended.cancel()
+            part |= {
+                "state": "undecided", "code": None,
+                "why": "it is past its point of no return, and not over: its operation goes on",
+            }  # fmt: skip
+            return None
         row = await ended
         problem = row.error or {}
-        part |= {"state": row.state, "why": problem.get("detail"), "code": problem.get("code")}
+        part |= {
+            "state": row.state, "why": problem.get("detail"), "code": problem.get("code"),
+            "process_location": problem.get("process_location"),
+        }  # fmt: skip
         if late and row.state != "succeeded":
             part["why"] = "the time was up while it was moved; it is where it was"
+        return row
 
     # --- after a restart --------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from xmigd.migrations.service import OPERATION, Moves
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.process.migration_events import Reason
 from xmigd.processes.service import Processes
 from xmigd.scheduling.schemas import Prefer
 from xmigd.security.callers import Caller
@@ -74,16 +75,45 @@ class Preemptions:
 
     async def preempt(self, caller: Caller, job: str, *, seconds: float, prefer: Prefer) -> OperationRow:
         """Raises NotFound: none of its programs runs. Raises Conflict: it is being preempted already."""
-        processes = self._processes.of_job(caller, job)
+        owner = self._processes.of_job(caller, job)[0].job.uid
+        return await self.preempt_job(job, owner, seconds=seconds, prefer=prefer, requestor=caller.name)
+
+    async def preempt_job(
+        self, job: str, owner: int, *, seconds: float, prefer: Prefer, requestor: str
+    ) -> OperationRow:  # fmt: skip
+        """The same for the daemon itself, with the user whose job it is."""
         ends = time.monotonic() + seconds
 
         async def work(operation: Operation) -> dict[str, Any]:
             return await self._preempt(operation, job, prefer, ends)
 
         return await self._operations.start(
-            PREEMPTION, subject=(PREEMPTION, job), job_id=job, owner=processes[0].job.uid, requestor=caller.name,
+            PREEMPTION, subject=(PREEMPTION, job), job_id=job, owner=owner, requestor=requestor,
             work=work, request={"prefer": prefer, "deadline": time.time() + seconds},
         )  # fmt: skip
+
+    async def foresee(
+        self, job: str, prefer: Prefer, before: Sequence[Process] = ()
+    ) -> tuple[Method | None, list[Reason]]:  # fmt: skip
+        """How it would be preempted now, and what prevents the ways that are tried before. Changes nothing. `before`:
+        processes that would be in host memory by then."""
+        reasons: list[Reason] = []
+        processes = self._supervisor.processes_of(job)
+        for method in METHODS[prefer]:
+            try:
+                if not processes:
+                    raise Conflict("the job has ended meanwhile", code="program_exited")
+                if method == "checkpoint":
+                    await self._checkpoints.check_creation(processes[0])
+                    return method, reasons
+                also = before if method == "host" else ()
+                against = await self._moves.against_suspension([*processes, *also], method)
+                if not against:
+                    return method, reasons
+                reasons += [Reason(why.code, f"{NAMES[method]}: {why.text}") for why in against]
+            except XmigError as error:
+                reasons.append(Reason(error.code, f"{NAMES[method]}: {error.message}"))
+        return None, reasons
 
     async def continue_(self, caller: Caller, job: str, devices: Sequence[str]) -> OperationRow:
         """Resume it if it is suspended; restore it, in a job of its own, if it was preempted as a checkpoint. Raises

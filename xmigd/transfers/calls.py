@@ -33,6 +33,9 @@ class Calls:
     def __init__(self, links: PeerLinks) -> None:
         self._links = links
 
+    def peers(self) -> list[str]:
+        return [link.peer.name for link in self._links.links()]
+
     def check_known(self, peer: str) -> KnownPeer:
         """Raises NotFound, Unavailable."""
         found = next((link.peer for link in self._links.links() if link.peer.name == peer), None)

@@ -109,6 +109,10 @@ class Departures:
 
     # --- what is requested --------------------------------------------------------------------------------------------
 
+    def peers(self) -> list[str]:
+        """All that are known."""
+        return self._calls.peers()
+
     async def plan(self, process: Process, peer: str, devices: Sequence[str] = ()) -> Plan:
         """For its job. `devices`: those that its processes get in turn; none: the peer chooses. Changes nothing. Raises
         Conflict, Unavailable, NotFound."""

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from xmigd.database.reader import Reader
 from xmigd.devices.names import each_of
-from xmigd.errors import Conflict, NotFound
+from xmigd.errors import Conflict, NotFound, ProtocolError
 from xmigd.leases.leases import Leases
+from xmigd.migrations.plan import MAX_TARGETS, Target
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
+from xmigd.process.migration_events import Reason
+from xmigd.schemas import EXACT
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
+from xmigd.text import harmless
 from xmigd.transfers import repository
 from xmigd.transfers.arrivals import Arrivals
 from xmigd.transfers.departures import Departures, Plan
 from xmigd.transfers.schemas import TransferInfo
 from xmigd.users import user_name
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A process of a job that goes to another node."""
+
+    process: Process
+    device: str | None  # NODE/DEVICE that it would get; None: there is none for it
+    reasons: list[Reason]  # what prevents that
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a job would find on another node."""
+
+    targets: list[Target]  # its devices, as NODE/DEVICE; empty if a program has several
+    places: list[Placed]  # of all its processes, in the order in which they began
 
 
 class Transfers:
@@ -36,10 +59,19 @@ class Transfers:
         self._node = node
         self._holding: set[asyncio.Task[None]] = set()
 
-    async def plan(self, process: Process, target: str) -> Plan:
-        """Of its job, to `NODE` or `NODE/DEVICES`. Raises Conflict, NotFound, Unavailable."""
+    def nodes(self, named: Sequence[str]) -> list[str]:
+        """These peers, each once; `*`: all. Raises NotFound."""
+        known = self._departures.peers()
+        wanted = [node for name in named for node in (known if name == "*" else [name])]
+        for node in wanted:
+            if node not in known:
+                raise NotFound(f"there is no peer {node[:64]!r}", hint="xmigctl peer list lists them")
+        return list(dict.fromkeys(wanted))
+
+    async def plan(self, process: Process, target: str) -> Elsewhere:
+        """Of its job, to `NODE` or `NODE/DEVICES`. Raises Conflict, NotFound, Unavailable, ProtocolError."""
         node, _, devices = target.partition("/")
-        return await self._departures.plan(process, node, each_of(devices))
+        return checked(node, await self._departures.plan(process, node, each_of(devices)))
 
     async def move(
         self, process: Process, target: str, *, max_downtime_ms: float | None, requestor: str
@@ -94,6 +126,36 @@ class Transfers:
             raise Conflict(f"the transfer is {info.state}: it waits for no decision", code="transfer_over",
                            hint="xmigctl transfer list")  # fmt: skip
         return await asyncio.to_thread(self.find, caller, info.id)
+
+
+def checked(node: str, plan: Plan) -> Elsewhere:
+    """What a peer has answered. Raises ProtocolError: it is no plan."""
+    try:
+        targets = [
+            Target(
+                device=harmless(f"{node}/{each['device']}", 129), room_bytes=each["room_bytes"],
+                reasons=_reasons(each["reasons"]),
+            )
+            for each in plan.targets[:MAX_TARGETS]
+        ]  # fmt: skip
+        places = [
+            Placed(
+                process=process, reasons=_reasons(each["reasons"]),
+                device=None if each["device"] is None else harmless(f"{node}/{each['device']}", 129),
+            )
+            for process, each in zip(plan.processes, plan.places, strict=True)
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ProtocolError(f"{node} answers what is no plan") from None
+    for target in targets:
+        room = target.room_bytes
+        if room is not None and (type(room) is not int or not 0 <= room <= EXACT):
+            raise ProtocolError(f"{node} answers what is no plan")
+    return Elsewhere(targets, places)
+
+
+def _reasons(answer: list[dict[str, Any]]) -> list[Reason]:
+    return [Reason(harmless(why["code"], 40), harmless(why["text"], 500)) for why in answer]
 
 
 def is_node(target: str) -> bool:
