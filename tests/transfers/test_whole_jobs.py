@@ -12,6 +12,7 @@ import pytest
 from tests.harness import found_again, wait_until
 from tests.migration.moves import ended, reaches, succeeded
 from tests.namespaces import needs_networks
+from tests.transfers.drains import drain, takes_programs
 from tests.transfers.nodes import TransferNode, pair, wait_for_lines
 from tests.transfers.ranks import RANKS, Job, job_of_ranks
 from tests.transfers.storm import compared
@@ -52,6 +53,21 @@ def test_there_and_back(job: Job) -> None:
     back = succeeded(two, job.move())
     assert back["result"]["target"] == "one/cpu:0,cpu:1"
     assert job.where() == 0
+    job.goes_on()
+
+
+def test_its_node_is_drained(job: Job) -> None:
+    """One part of the drain for each rank, which all left in one transfer."""
+    one, two = job.nodes
+    processes = {each["id"]: each["device"] for each in one.lives()}
+    planned = one.client.post("/v1/drain-plans", {"devices": ["cpu:0", "cpu:1"], "nodes": ["two"]})["steps"]
+    assert {each["process"]: each["how"] for each in planned} == dict.fromkeys(processes, "transfer")
+    assert sorted(each["target"] for each in planned) == ["two/cpu:0", "two/cpu:1"]
+    result = succeeded(one, drain(one, nodes=["two"]))["result"]
+    assert {each["process"]: each["source"] for each in result["parts"]} == processes
+    assert ({each["how"] for each in result["parts"]}, result["moved"]) == ({"transfer"}, RANKS)
+    assert (job.where(), len(one.transfers())) == (1, len(two.transfers()))
+    takes_programs(one)
     job.goes_on()
 
 
