@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from xmigd.groups import groups as g
+from xmigd.groups import instructions as i
 from xmigd.groups.groups import Groups, Who
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
 from xmigd.ipc import messages as m
@@ -235,39 +235,39 @@ class GroupWorld:
         for name, phase in enumerate(("mapped", "restored", "replayed", "resumed")):
             server.outbox.append(("phase", {"name": phase, "records": name + self.t}))
 
-    def do_group(self, instruction: g.Instruction) -> None:
+    def do_group(self, instruction: i.Instruction) -> None:
         self.history.instructed(self.t, instruction)
         rank = int(instruction.process)
         match instruction:
-            case g.Tie(on=on):
+            case i.Tie(on=on):
                 self.tell(rank, e.Grouped, on=on)
-            case g.Stop(round=round, counts=counts):
+            case i.Stop(round=round, counts=counts):
                 self.send(rank, "stop", round=round, counts=dict(counts))
-            case g.Hold(round=round):
+            case i.Hold(round=round):
                 self.send(rank, "hold", round=round)
-            case g.Take(round=round, suspends=suspends):
+            case i.Take(round=round, suspends=suspends):
                 self.takes.setdefault(round, set()).add(rank)
                 if suspends:
                     self.tell(rank, v.GroupSuspends)
                 self.send(rank, "take", round=round, suspends=suspends)
-            case g.NotSuspended(reason=reason):
+            case i.NotSuspended(reason=reason):
                 self.tell(rank, v.GroupRefuses, text=reason)
-            case g.AllSuspended():
+            case i.AllSuspended():
                 self.tell(rank, v.GroupSuspended)
             case LetIn():
                 self.tell(rank, v.GroupResumes, gone=self.groups.lacking(str(rank)))
             case NotResumed(reason=reason):
                 self.tell(rank, v.GroupRefuses, text=reason)
-            case g.Continue(round=round):
+            case i.Continue(round=round):
                 assert round not in self.takes, "a decision was taken back"
                 self.send(rank, "continue", round=round)
-            case g.Break(reason=reason):
+            case i.Break(reason=reason):
                 self.tell(rank, e.GroupLost, reason=reason)
-            case g.Hung(reason=reason):
+            case i.Hung(reason=reason):
                 self.tell(rank, e.GroupHung, reason=reason)
-            case g.Hopeless(reason=reason):
+            case i.Hopeless(reason=reason):
                 self.tell(rank, e.GroupHopeless, reason=reason)
-            case g.Recover(members=members):
+            case i.Recover(members=members):
                 decided = max(self.journals[int(one)].decided for one in members)
                 for one, gone in members.items():
                     self.tell(int(one), e.GroupGo, decided=decided, gone=gone)

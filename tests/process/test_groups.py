@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from xmigd.groups import groups as g
+from xmigd.groups import instructions as i
 from xmigd.groups.groups import Groups, Who
 
 MS = 1_000_000
@@ -29,8 +30,8 @@ def made(*communicators: tuple[str, str], opened: bool = True) -> Groups:
     return groups
 
 
-def all_stop(groups: Groups, number: int, processes: str, counts: dict[str, int]) -> list[g.Instruction]:
-    out: list[g.Instruction] = []
+def all_stop(groups: Groups, number: int, processes: str, counts: dict[str, int]) -> list[i.Instruction]:
+    out: list[i.Instruction] = []
     for process in processes:
         out += groups.stopped(MS, process, number, counts)
     return out
@@ -40,15 +41,15 @@ class TestTies:
     def test_who_has_a_communicator_is_tied_until_it_is_past(self) -> None:
         groups = Groups(1)
         groups.open(0)
-        assert groups.communicator(0, who("a"), N, 0, 2, "joined") == [g.Tie("a", True)]
+        assert groups.communicator(0, who("a"), N, 0, 2, "joined") == [i.Tie("a", True)]
         assert groups.communicator(0, who("a"), N, 0, 2, "joined") == []
         assert groups.communicator(0, who("a"), N, 0, 2, "ended") == []
-        assert groups.communicator(0, who("a"), N, 0, 2, "past") == [g.Tie("a", False)]
+        assert groups.communicator(0, who("a"), N, 0, 2, "past") == [i.Tie("a", False)]
 
     def test_communicators_of_different_users_are_different(self) -> None:
         groups = made((N, "a"))
         groups.communicator(0, Who("b", 1001, "job"), N, 0, 1, "joined")
-        assert groups.wanted(1, "a") == [g.Stop("a", 100, {})]
+        assert groups.wanted(1, "a") == [i.Stop("a", 100, {})]
 
 
 class TestRounds:
@@ -57,15 +58,15 @@ class TestRounds:
         groups.later_than(5000)
         groups.later_than(200)
         groups.later_than(g.NEVER)  # nobody can have been
-        assert groups.wanted(1, "a") == [g.Stop("a", 5001, {}), g.Stop("b", 5001, {})]
+        assert groups.wanted(1, "a") == [i.Stop("a", 5001, {}), i.Stop("b", 5001, {})]
 
     def test_a_round_of_an_earlier_daemon_is_one_by_any_number(self) -> None:
         groups = made((N, "ab"), opened=False)
         assert groups.held(1, "a", 700) == []
         groups.later_than(700)
-        assert groups.open(2) == [g.Resolve("a", 700)]
-        assert groups.held(3, "b", 700) == [g.Resolve("b", 700)]
-        assert groups.wanted(4, "a") == [g.Stop("a", 701, {}), g.Stop("b", 701, {})]
+        assert groups.open(2) == [i.Resolve("a", 700)]
+        assert groups.held(3, "b", 700) == [i.Resolve("b", 700)]
+        assert groups.wanted(4, "a") == [i.Stop("a", 701, {}), i.Stop("b", 701, {})]
 
     def test_nobody_waits_for_a_rank_that_is_left_in_a_communicator(self) -> None:
         groups = made((N, "abc"), (M, "abc"))
@@ -74,14 +75,14 @@ class TestRounds:
         groups.wanted(0, "a")
         for process, counts in (("a", {N: 1, M: 0}), ("b", {N: 1}), ("c", {N: 1})):
             out = groups.stopped(MS, process, 100, counts)
-        assert out == [g.Hold("a", 100, (M,)), g.Hold("b", 100, ()), g.Hold("c", 100, ())]
+        assert out == [i.Hold("a", 100, (M,)), i.Hold("b", 100, ()), i.Hold("c", 100, ())]
 
     def test_a_round_that_fits_at_once(self) -> None:
         groups = made((N, "ab"))
-        assert groups.wanted(0, "a") == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
-        assert all_stop(groups, 100, "ab", {N: 3}) == [g.Hold("a", 100, ()), g.Hold("b", 100, ())]
+        assert groups.wanted(0, "a") == [i.Stop("a", 100, {}), i.Stop("b", 100, {})]
+        assert all_stop(groups, 100, "ab", {N: 3}) == [i.Hold("a", 100, ()), i.Hold("b", 100, ())]
         assert groups.held(0, "a", 100) == []
-        assert groups.held(0, "b", 100) == [g.Take("a", 100), g.Take("b", 100)]
+        assert groups.held(0, "b", 100) == [i.Take("a", 100), i.Take("b", 100)]
         assert groups.wanted(1, "a") == []
         groups.committed(1, "a", 100)
         assert groups.wanted(g.BETWEEN_ROUNDS, "a") == []
@@ -95,12 +96,12 @@ class TestRounds:
         groups.stopped(0, "a", 100, {N: 3, M: 1, f"{N}:0>2": 2})
         groups.stopped(0, "b", 100, {N: 4})
         assert groups.stopped(0, "c", 100, {N: 4}) == [
-            g.Stop("a", 100, {N: 4}), g.Stop("b", 100, {M: 1}), g.Stop("c", 100, {f"{N}:0>2": 2}),
+            i.Stop("a", 100, {N: 4}), i.Stop("b", 100, {M: 1}), i.Stop("c", 100, {f"{N}:0>2": 2}),
         ]  # fmt: skip
         groups.stopped(0, "a", 100, {N: 4, M: 1, f"{N}:0>2": 2})
         groups.stopped(0, "b", 100, {N: 4, M: 1})
         assert groups.stopped(0, "c", 100, {N: 5, f"{N}:0>2": 2}) == [
-            g.Stop("a", 100, {N: 5}), g.Stop("b", 100, {N: 5}),
+            i.Stop("a", 100, {N: 5}), i.Stop("b", 100, {N: 5}),
         ]  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ class TestRounds:
         groups.wanted(0, "a")
         groups.stopped(0, "a", 100, {N: 4}, behind[0])
         assert groups.stopped(0, "b", 100, {N: 4}, behind[1]) == [
-            g.Hold("a", 100, (), same_place=same), g.Hold("b", 100, (), same_place=same),
+            i.Hold("a", 100, (), same_place=same), i.Hold("b", 100, (), same_place=same),
         ]  # fmt: skip
 
     @pytest.mark.parametrize("reached", [3, 2])
@@ -119,10 +120,10 @@ class TestRounds:
         groups = made((N, "ab"))
         groups.wanted(0, "a")
         groups.stopped(0, "a", 100, {N: 4}, 0)
-        assert groups.stopped(0, "b", 100, {N: 4}, 3) == [g.Stop("a", 100, {}, 3)]
+        assert groups.stopped(0, "b", 100, {N: 4}, 3) == [i.Stop("a", 100, {}, 3)]
         same = reached == 3
         assert groups.stopped(0, "a", 100, {N: 4}, reached) == [
-            g.Hold("a", 100, (), same_place=same), g.Hold("b", 100, (), same_place=same),
+            i.Hold("a", 100, (), same_place=same), i.Hold("b", 100, (), same_place=same),
         ]  # fmt: skip
 
     def test_who_is_behind_goes_on_to_the_place_of_the_others(self) -> None:
@@ -130,9 +131,9 @@ class TestRounds:
         groups.wanted(0, "a")
         groups.stopped(0, "a", 100, {N: 4}, 2)
         groups.stopped(0, "b", 100, {N: 5}, 1)
-        assert groups.stopped(0, "c", 100, {N: 5}, 0) == [g.Stop("a", 100, {N: 5}, 1)]
-        assert groups.stopped(0, "a", 100, {N: 5}, 1) == [g.Stop("c", 100, {}, 1)]
-        assert all(one.same_place for one in groups.stopped(0, "c", 100, {N: 5}, 1) if isinstance(one, g.Hold))
+        assert groups.stopped(0, "c", 100, {N: 5}, 0) == [i.Stop("a", 100, {N: 5}, 1)]
+        assert groups.stopped(0, "a", 100, {N: 5}, 1) == [i.Stop("c", 100, {}, 1)]
+        assert all(one.same_place for one in groups.stopped(0, "c", 100, {N: 5}, 1) if isinstance(one, i.Hold))
 
     def test_who_never_comes_to_the_same_place_is_sent_on_now_and_then(self) -> None:
         groups, t, sent_on = made((N, "ab")), 0, []
@@ -141,9 +142,9 @@ class TestRounds:
             groups.wanted(t, "a")
             groups.stopped(t, "a", number, {N: 4}, 0)
             more = groups.stopped(t, "b", number, {N: 4}, 3)
-            sent_on.append(isinstance(more[0], g.Stop))
+            sent_on.append(isinstance(more[0], i.Stop))
             if sent_on[-1]:
-                assert isinstance(groups.stopped(t, "a", number, {N: 4}, 1)[0], g.Hold)
+                assert isinstance(groups.stopped(t, "a", number, {N: 4}, 1)[0], i.Hold)
             for event in (groups.held, groups.committed):
                 for one in "ab":
                     event(t, one, number)
@@ -160,7 +161,7 @@ class TestRounds:
             out = groups.wake(g.GRACE + g.PATIENCE)
         else:
             out = groups.communicator(1, who("a"), M, 0, 2, "joined")
-        assert out == [g.Continue("a", 100), g.Continue("b", 100)]
+        assert out == [i.Continue("a", 100), i.Continue("b", 100)]
         assert groups.due is None
         assert groups.held(2, "a", 100) == []
 
@@ -196,7 +197,7 @@ class TestRounds:
         for took in [9, None, None, None, 90, 1, 1, 40, 1, 1, 1, 1, 1]:
             t += 10_000 * MS
             (stop, *_) = groups.wanted(t, "a")
-            assert isinstance(stop, g.Stop)
+            assert isinstance(stop, i.Stop)
             assert groups.due is not None
             patiences.append((groups.due - g.GRACE - t) // MS)
             if took is None:
@@ -215,7 +216,7 @@ class TestRounds:
         groups = made((N, "ab"), (M, "ab"))
         groups.communicator(0, who("a"), M, 0, 2, "ended")
         groups.wanted(0, "a")
-        assert all_stop(groups, 100, "ab", {N: 0, M: 0}) == [g.Hold("a", 100, ()), g.Hold("b", 100, (M,))]
+        assert all_stop(groups, 100, "ab", {N: 0, M: 0}) == [i.Hold("a", 100, ()), i.Hold("b", 100, (M,))]
 
 
 class TestLeaving:
@@ -224,10 +225,10 @@ class TestLeaving:
     def test_at_the_next_round(self) -> None:
         groups = made((N, "ab"))
         keys = groups.whole("a")
-        assert groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE) == [g.Stop(p, 100, {}) for p in "ab"]
+        assert groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE) == [i.Stop(p, 100, {}) for p in "ab"]
         all_stop(groups, 100, "ab", {N: 3})
         groups.held(0, "a", 100)
-        assert groups.held(0, "b", 100) == [g.Take("a", 100, True, True, (1,)), g.Take("b", 100, True, False, (1,))]
+        assert groups.held(0, "b", 100) == [i.Take("a", 100, True, True, (1,)), i.Take("b", 100, True, False, (1,))]
 
     def test_not_with_what_has_become_void(self) -> None:
         """The round is taken all the same. When it is prepared once more it leaves with that."""
@@ -236,26 +237,26 @@ class TestLeaving:
         groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE)
         all_stop(groups, 100, "ab", {N: 3})
         groups.held(0, "a", 100)
-        assert [type(one) for one in groups.not_yet(0, "a")] == [g.Stays]
+        assert [type(one) for one in groups.not_yet(0, "a")] == [i.Stays]
         assert groups.not_yet(0, "a") == []
-        assert groups.held(0, "b", 100) == [g.Take("a", 100), g.Take("b", 100)]
+        assert groups.held(0, "b", 100) == [i.Take("a", 100), i.Take("b", 100)]
         for process in "ab":
             groups.committed(0, process, 100)
         later = g.BETWEEN_ROUNDS
         again = {"a": (2,), "b": (2,)}
-        assert groups.leave(later, "a", keys, again, g.LEAVE_PATIENCE) == [g.Stop(p, 101, {}) for p in "ab"]
+        assert groups.leave(later, "a", keys, again, g.LEAVE_PATIENCE) == [i.Stop(p, 101, {}) for p in "ab"]
         all_stop(groups, 101, "ab", {N: 1})
         groups.held(later, "a", 101)
-        assert groups.held(later, "b", 101) == [g.Take("a", 101, True, True, (2,)), g.Take("b", 101, True, False, (2,))]
+        assert groups.held(later, "b", 101) == [i.Take("a", 101, True, True, (2,)), i.Take("b", 101, True, False, (2,))]
 
 
 class TestRecovery:
     def test_all_go_on_when_all_wait(self) -> None:
         groups = made((N, "ab"))
         out = groups.broken(0, "b", "killed")
-        assert [type(one) for one in out] == [g.Note, g.Break]
+        assert [type(one) for one in out] == [i.Note, i.Break]
         assert groups.awaits(0, "a") == []
-        assert groups.awaits(0, "b") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.awaits(0, "b") == [i.Recover("a", {"a": (), "b": ()})]
         assert groups.wanted(g.BETWEEN_ROUNDS, "a") != []
 
     def test_without_one_whose_program_has_exited(self) -> None:
@@ -263,13 +264,13 @@ class TestRecovery:
         groups.broken(0, "b", "killed")
         groups.awaits(0, "a")
         groups.awaits(0, "b")
-        assert groups.gone(0, "c") == [g.Recover("a", {"a": (N,), "b": (N,)})]
+        assert groups.gone(0, "c") == [i.Recover("a", {"a": (N,), "b": (N,)})]
 
     def test_nobody_if_one_is_lost(self) -> None:
         groups = made((N, "ab"))
         groups.broken(0, "b", "killed")
         groups.awaits(0, "a")
-        assert groups.lost(0, "b", "too often") == [g.Hopeless("a", "rank 1 of its communicator was lost: too often")]
+        assert groups.lost(0, "b", "too often") == [i.Hopeless("a", "rank 1 of its communicator was lost: too often")]
 
     def test_a_tie_holds_until_all_have_committed(self) -> None:
         groups = made((N, "ab"))
@@ -279,9 +280,9 @@ class TestRecovery:
         groups.held(0, "b", 100)
         groups.committed(0, "a", 100)
         assert groups.communicator(0, who("a"), N, 0, 2, "past") == []
-        assert g.Break("a", "the server of rank 1 was lost: killed") in groups.broken(0, "b", "killed")
+        assert i.Break("a", "the server of rank 1 was lost: killed") in groups.broken(0, "b", "killed")
         groups.awaits(0, "a")
-        assert groups.awaits(0, "b") == [g.Recover("a", {"a": (), "b": ()}), g.Tie("a", False)]
+        assert groups.awaits(0, "b") == [i.Recover("a", {"a": (), "b": ()}), i.Tie("a", False)]
 
 
 class TestDifferingMemory:
@@ -289,17 +290,17 @@ class TestDifferingMemory:
         groups = made((N, "abc"))
         out = groups.differs(1, "b", "it differs")
         assert out == [
-            g.Note("b", "it differs: all 3 ranks recover together"),
-            *(g.Break(process, "it differs") for process in "abc"),
+            i.Note("b", "it differs: all 3 ranks recover together"),
+            *(i.Break(process, "it differs") for process in "abc"),
         ]
         assert groups.differs(2, "b", "again") == [], "they do already"
         assert groups.awaits(3, "a") == groups.awaits(3, "b") == []
-        assert groups.awaits(4, "c") == [g.Recover("a", {"a": (), "b": (), "c": ()})]
+        assert groups.awaits(4, "c") == [i.Recover("a", {"a": (), "b": (), "c": ()})]
 
     def test_a_round_is_given_up_unless_it_is_decided(self) -> None:
         groups = made((N, "ab"))
         groups.wanted(0, "a")
-        assert g.Continue("a", 100) in groups.differs(1, "b", "it differs")
+        assert i.Continue("a", 100) in groups.differs(1, "b", "it differs")
         groups = made((N, "ab"))
         groups.wanted(0, "a")
         all_stop(groups, 100, "ab", {N: 1})
@@ -321,10 +322,10 @@ class TestHangs:
         assert groups.due == self.LATER
         reason = "no rank has got further for 30 s"
         assert groups.wake(self.LATER) == [
-            g.Note("a", f"{reason}: all 2 ranks recover together"), g.Hung("a", reason), g.Hung("b", reason),
+            i.Note("a", f"{reason}: all 2 ranks recover together"), i.Hung("a", reason), i.Hung("b", reason),
         ]  # fmt: skip
         groups.awaits(self.LATER, "a")
-        assert groups.awaits(self.LATER, "b") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.awaits(self.LATER, "b") == [i.Recover("a", {"a": (), "b": ()})]
         assert groups.due is None
 
     def test_one_who_waits_for_nobody_is_waited_for(self) -> None:
@@ -336,7 +337,7 @@ class TestHangs:
     def test_groups_of_their_own(self) -> None:
         groups = made((N, "ab"), (M, "cd"))
         self.stuck(groups, "abc")
-        assert {one.process for one in groups.wake(self.LATER) if isinstance(one, g.Hung)} == {"a", "b"}
+        assert {one.process for one in groups.wake(self.LATER) if isinstance(one, i.Hung)} == {"a", "b"}
 
     @pytest.mark.parametrize("event", ["further", "new", "round", "broken"])
     def test_meanwhile(self, event: str) -> None:
@@ -385,7 +386,7 @@ class TestHangs:
         groups = made((N, "ab"))
         self.stuck(groups, "ab")
         groups.wanted(self.LATER - 1, "a")
-        assert groups.wake(self.LATER)[:2] == [g.Continue("a", 100), g.Continue("b", 100)]
+        assert groups.wake(self.LATER)[:2] == [i.Continue("a", 100), i.Continue("b", 100)]
 
     def test_a_new_daemon(self) -> None:
         groups = made((N, "ab"), opened=False)
@@ -400,13 +401,13 @@ class TestFailures:
     def test_an_answer_once_all_nodes_are_heard(self) -> None:
         groups = made((N, "ab"))
         assert groups.failed(0, "a", N) == []
-        assert groups.wake(g.LOOK_AGAIN) == [g.Doubt("a", N)]
+        assert groups.wake(g.LOOK_AGAIN) == [i.Doubt("a", N)]
         for t in (g.LOOK_AGAIN + 1, 10 * g.LOOK_AGAIN):
             assert groups.failed(t, "a", N) == []
             assert groups.due is None, "it depends on the nodes alone"
         assert groups.heard(10 * g.LOOK_AGAIN, "a", N) == []
         assert groups.failed(10 * g.LOOK_AGAIN, "a", N) == []
-        assert groups.wake(11 * g.LOOK_AGAIN) == [g.CommunicatorLost("a", N)]
+        assert groups.wake(11 * g.LOOK_AGAIN) == [i.CommunicatorLost("a", N)]
         assert groups.heard(12 * g.LOOK_AGAIN, "a", N) == []
         assert groups.due is None
 
@@ -414,7 +415,7 @@ class TestFailures:
     def test_none_if_a_node_has_seen_a_loss(self, heard: bool) -> None:
         groups = made((N, "ab"))
         groups.failed(0, "a", N)
-        assert groups.wake(g.LOOK_AGAIN) == [g.Doubt("a", N)]
+        assert groups.wake(g.LOOK_AGAIN) == [i.Doubt("a", N)]
         if heard:
             groups.heard(g.LOOK_AGAIN, "a", N)
         groups.broken(g.LOOK_AGAIN, "b", "killed")
@@ -436,7 +437,7 @@ class TestFailures:
         assert groups.failed(0, "a", N) == []
         assert groups.wake(g.LOOK_AGAIN) == []
         groups.open(g.LOOK_AGAIN)
-        assert groups.wake(2 * g.LOOK_AGAIN) == [g.CommunicatorLost("a", "unknown"), g.Doubt("a", N)]
+        assert groups.wake(2 * g.LOOK_AGAIN) == [i.CommunicatorLost("a", "unknown"), i.Doubt("a", N)]
 
     def test_none_if_the_group_recovers(self) -> None:
         groups = made((N, "ab"))
@@ -451,12 +452,12 @@ class TestFailures:
         assert groups.failed(0, "c", N) == [], "it may be one of those that are still missing"
         groups.open(0)
         groups.communicator(0, who("a"), N, 0, 2, "past")
-        assert groups.failed(0, "a", N) == [g.CommunicatorLost("a", N)]
+        assert groups.failed(0, "a", N) == [i.CommunicatorLost("a", N)]
 
     def test_at_once_if_a_program_is_gone(self) -> None:
         groups = made((N, "ab"))
         groups.gone(0, "b")
-        assert groups.failed(0, "a", N) == [g.CommunicatorLost("a", N)]
+        assert groups.failed(0, "a", N) == [i.CommunicatorLost("a", N)]
 
 
 class TestNewDaemon:
@@ -464,8 +465,8 @@ class TestNewDaemon:
         groups = made((N, "ab"), opened=False)
         assert groups.wanted(0, "a") == []
         assert groups.held(0, "a", 7) == []
-        assert groups.open(0) == [g.Resolve("a", 7)]
-        assert groups.held(0, "b", 7) == [g.Resolve("b", 7)]
+        assert groups.open(0) == [i.Resolve("a", 7)]
+        assert groups.held(0, "b", 7) == [i.Resolve("b", 7)]
 
     def test_who_missed_the_decision_gets_it_again(self) -> None:
         """Of another node, whose daemon was started again."""
@@ -473,20 +474,20 @@ class TestNewDaemon:
         groups.wanted(0, "a")
         all_stop(groups, 100, "ab", {N: 3})
         groups.held(0, "a", 100)
-        assert groups.held(0, "b", 100) == [g.Take("a", 100), g.Take("b", 100)]
-        assert groups.held_again(1, "b", 100) == [g.Take("b", 100)]
+        assert groups.held(0, "b", 100) == [i.Take("a", 100), i.Take("b", 100)]
+        assert groups.held_again(1, "b", 100) == [i.Take("b", 100)]
         groups.committed(2, "b", 100)
-        assert groups.held_again(3, "b", 100) == [g.Continue("b", 100)]
-        assert groups.held_again(3, "a", 7) == [g.Resolve("a", 7)]
+        assert groups.held_again(3, "b", 100) == [i.Continue("b", 100)]
+        assert groups.held_again(3, "a", 7) == [i.Resolve("a", 7)]
 
     def test_a_round_whose_messages_may_be_lost_is_given_up(self) -> None:
         groups = made((N, "ab"))
         groups.wanted(0, "a")
-        assert groups.unheard(1, "b") == [g.Continue("a", 100), g.Continue("b", 100)]
+        assert groups.unheard(1, "b") == [i.Continue("a", 100), i.Continue("b", 100)]
         assert groups.unheard(1, "b") == []
         assert groups.unheard(1, "stranger") == []
         assert all_stop(groups, 100, "ab", {N: 3}) == []
-        assert groups.held_again(2, "b", 100) == [g.Continue("b", 100)]
+        assert groups.held_again(2, "b", 100) == [i.Continue("b", 100)]
         assert groups.fate_of("b") == "well"
         assert groups.fate_of("stranger") is None
 
@@ -495,21 +496,21 @@ class TestNewDaemon:
         groups.communicator(0, who("a"), N, 0, 2, "joined")
         groups.orphan(who("b"))
         groups.awaits(0, "b")
-        assert groups.open(0) == [g.Break("a", "a member's server ended while no daemon was there")]
-        assert groups.awaits(0, "a") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.open(0) == [i.Break("a", "a member's server ended while no daemon was there")]
+        assert groups.awaits(0, "a") == [i.Recover("a", {"a": (), "b": ()})]
 
     def test_an_orphan_that_was_in_no_group_goes_on_alone(self) -> None:
         groups = made((N, "ab"), opened=False)
         groups.orphan(who("c"))
         groups.awaits(0, "c")
-        assert groups.open(0) == [g.Tie("c", False)]
+        assert groups.open(0) == [i.Tie("c", False)]
 
     def test_orphans_of_which_only_their_journals_tell(self) -> None:
         groups = Groups(100)
         for one in "ab":
             groups.orphan(who(one))
             groups.awaits(0, one)
-        assert groups.open(0, "ab") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.open(0, "ab") == [i.Recover("a", {"a": (), "b": ()})]
 
 
 class TestManyRanks:
@@ -530,11 +531,11 @@ class TestManyRanks:
         holds = self.answers(ahead, lambda one: groups.stopped(MS, one, 100, counts(one, 4)))
         takes = self.answers(holds, lambda one: groups.held(MS, one, 100))
         assert [len(wave) for wave in (stops, ahead, holds, takes)] == [8000, 7000, 8000, 8000]
-        assert self.answers(takes, lambda one: groups.committed(MS, one, 100)) == [g.Settled(takes[-1].process)]
-        breaks = [one for one in groups.broken(MS, names[3], "killed") if isinstance(one, g.Break)]
+        assert self.answers(takes, lambda one: groups.committed(MS, one, 100)) == [i.Settled(takes[-1].process)]
+        breaks = [one for one in groups.broken(MS, names[3], "killed") if isinstance(one, i.Break)]
         assert len(breaks) == 7999
         goes = self.answers(breaks, lambda one: groups.awaits(MS, one)) + groups.awaits(MS, names[3])
-        assert [len(one.members) for one in goes if isinstance(one, g.Recover)] == [8000]
+        assert [len(one.members) for one in goes if isinstance(one, i.Recover)] == [8000]
         done = time.process_time()
         print(f"{self.RANKS} ranks: tied in {tied - begun:.2f} s, round and recovery in {done - tied:.2f} s")
 
@@ -548,15 +549,15 @@ class TestManyRanks:
         for name in names:
             assert groups.stuck(1, name, 300.0) == []
         out = groups.wake(1 + g.STUCK_PATIENCE)
-        assert sum(isinstance(one, g.Hung) for one in out) == self.RANKS
+        assert sum(isinstance(one, i.Hung) for one in out) == self.RANKS
         print(f"{self.RANKS} ranks: stuck in {time.process_time() - begun:.2f} s")
 
     @staticmethod
     def answers(
-        wave: Sequence[g.Instruction], answer: Callable[[str], list[g.Instruction]]
-    ) -> list[g.Instruction]:  # fmt: skip
+        wave: Sequence[i.Instruction], answer: Callable[[str], list[i.Instruction]]
+    ) -> list[i.Instruction]:  # fmt: skip
         """All get what was sent, and all answer."""
-        out: list[g.Instruction] = []
+        out: list[i.Instruction] = []
         for one in wave:
             assert out == []
             out = answer(one.process)
@@ -570,7 +571,7 @@ def counts(process: str, all_ranks: int) -> dict[str, int]:
 class TestPauses:
     """For a checkpoint, all members of a group stand still behind one round."""
 
-    def held(self, groups: Groups, number: int) -> list[g.Instruction]:
+    def held(self, groups: Groups, number: int) -> list[i.Instruction]:
         all_stop(groups, number, "ab", {N: 3})
         groups.held(MS, "a", number)
         return groups.held(MS, "b", number)
@@ -578,15 +579,15 @@ class TestPauses:
     def test_at_the_next_round_once_all_are_to(self) -> None:
         groups = made((N, "ab"))
         assert groups.pause(0, ["a"]) == []
-        assert groups.pause(0, ["b"]) == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
-        assert self.held(groups, 100) == [g.Take("a", 100, pauses=True), g.Take("b", 100, pauses=True)]
+        assert groups.pause(0, ["b"]) == [i.Stop("a", 100, {}), i.Stop("b", 100, {})]
+        assert self.held(groups, 100) == [i.Take("a", 100, pauses=True), i.Take("b", 100, pauses=True)]
         assert not groups.is_to_pause("a")
 
     def test_a_round_that_was_under_way_will_do(self) -> None:
         groups = made((N, "ab"))
         groups.wanted(0, "a")
         assert groups.pause(0, ["a", "b"]) == []
-        assert self.held(groups, 100) == [g.Take("a", 100, pauses=True), g.Take("b", 100, pauses=True)]
+        assert self.held(groups, 100) == [i.Take("a", 100, pauses=True), i.Take("b", 100, pauses=True)]
 
     def test_it_is_tried_until_it_fits_or_nobody_wants_it(self) -> None:
         groups, t = made((N, "ab")), 0
@@ -595,38 +596,38 @@ class TestPauses:
             groups.busy(t, "b", number, "a checkpoint copies its snapshot")
             assert groups.due is not None
             t = groups.due
-            assert [type(one) for one in groups.wake(t)] == [g.Stop, g.Stop]
+            assert [type(one) for one in groups.wake(t)] == [i.Stop, i.Stop]
         assert groups.not_to_pause(t, ["a", "b"]) == []
-        assert self.held(groups, 105) == [g.Take("a", 105), g.Take("b", 105)]
+        assert self.held(groups, 105) == [i.Take("a", 105), i.Take("b", 105)]
 
     def test_one_that_is_not_to_any_more_lets_none_pause(self) -> None:
         groups = made((N, "ab"))
         groups.pause(0, ["a", "b"])
         groups.not_to_pause(0, ["a"])
-        assert self.held(groups, 100) == [g.Take("a", 100), g.Take("b", 100)]
+        assert self.held(groups, 100) == [i.Take("a", 100), i.Take("b", 100)]
 
     def test_none_while_they_are_recovered(self) -> None:
         groups = made((N, "ab"))
         groups.pause(0, ["a", "b"])
         groups.broken(1, "b", "it was killed")
-        assert not any(isinstance(one, g.Stop) for one in groups.wake(10**12))
+        assert not any(isinstance(one, i.Stop) for one in groups.wake(10**12))
 
 
 class TestSuspensions:
     """All members of a group are suspended with one round, or none is."""
 
-    def prepared(self, groups: Groups, processes: str) -> list[g.Instruction]:
-        out: list[g.Instruction] = []
+    def prepared(self, groups: Groups, processes: str) -> list[i.Instruction]:
+        out: list[i.Instruction] = []
         for process in processes:
             groups.suspend(0, process)
         for process in processes:
             out += groups.prepared(0, process)
         return out
 
-    def decided(self, groups: Groups, processes: str) -> list[g.Instruction]:
+    def decided(self, groups: Groups, processes: str) -> list[i.Instruction]:
         self.prepared(groups, processes)
         all_stop(groups, 100, processes, {N: 3})
-        out: list[g.Instruction] = []
+        out: list[i.Instruction] = []
         for process in processes:
             out += groups.held(MS, process, 100)
         for process in processes:
@@ -638,10 +639,10 @@ class TestSuspensions:
         assert groups.suspend(0, "a") == []
         assert groups.prepared(0, "a") == []
         assert groups.suspend(0, "b") == []
-        assert groups.prepared(0, "b") == [g.Stop("a", 100, {}), g.Stop("b", 100, {})]
-        assert all_stop(groups, 100, "ab", {N: 3}) == [g.Hold("a", 100, (), True), g.Hold("b", 100, (), True)]
+        assert groups.prepared(0, "b") == [i.Stop("a", 100, {}), i.Stop("b", 100, {})]
+        assert all_stop(groups, 100, "ab", {N: 3}) == [i.Hold("a", 100, (), True), i.Hold("b", 100, (), True)]
         groups.held(1, "a", 100)
-        assert groups.held(1, "b", 100) == [g.Take("a", 100, suspends=True), g.Take("b", 100, suspends=True)]
+        assert groups.held(1, "b", 100) == [i.Take("a", 100, suspends=True), i.Take("b", 100, suspends=True)]
         assert groups.committed(2, "a", 100) == []
         assert groups.committed(2, "b", 100) == []
 
@@ -650,7 +651,7 @@ class TestSuspensions:
         self.decided(groups, "ab")
         assert groups.suspended(2, "a") == []
         out = groups.suspended(2, "b")
-        assert out == [g.AllSuspended("a"), g.AllSuspended("b"), g.Tie("a", False), g.Tie("b", False)]
+        assert out == [i.AllSuspended("a"), i.AllSuspended("b"), i.Tie("a", False), i.Tie("b", False)]
         assert groups.wanted(3, "a") == []
         assert groups.broken(3, "a", "its server is killed") == []
 
@@ -661,10 +662,10 @@ class TestSuspensions:
             groups.busy(t, "b", number, "a communicator is being made")
             assert groups.due == t + g.BETWEEN_ROUNDS
             t += g.BETWEEN_ROUNDS
-            assert [type(one) for one in groups.wake(t)] == [g.Stop, g.Stop]
+            assert [type(one) for one in groups.wake(t)] == [i.Stop, i.Stop]
         out = groups.wake(g.SUSPEND_PATIENCE)
-        assert out[:2] == [g.Continue("a", 110), g.Continue("b", 110)]
-        assert out[2] == g.NotSuspended(
+        assert out[:2] == [i.Continue("a", 110), i.Continue("b", 110)]
+        assert out[2] == i.NotSuspended(
             "a", "the ranks could not stand still together in time: a communicator is being made"
         )
 
@@ -674,8 +675,8 @@ class TestSuspensions:
         groups.prepared(0, "a")
         assert groups.due == g.GATHER_PATIENCE
         (out,) = groups.wake(g.GATHER_PATIENCE)
-        assert out == g.NotSuspended("a", "not all ranks of its group are to be suspended")
-        assert isinstance(groups.prepared(g.GATHER_PATIENCE, "b")[0], g.NotSuspended)
+        assert out == i.NotSuspended("a", "not all ranks of its group are to be suspended")
+        assert isinstance(groups.prepared(g.GATHER_PATIENCE, "b")[0], i.NotSuspended)
 
     def test_one_is_not_suspended_after_all(self) -> None:
         """What was prepared for the round is given up first: who holds waits for that."""
@@ -683,8 +684,8 @@ class TestSuspensions:
         self.prepared(groups, "ab")
         all_stop(groups, 100, "ab", {N: 3})
         out = groups.stay(MS, "b", "it was cancelled")
-        assert out[:2] == [g.Continue("a", 100), g.Continue("b", 100)]
-        assert {type(one) for one in out[2:]} == {g.NotSuspended}
+        assert out[:2] == [i.Continue("a", 100), i.Continue("b", 100)]
+        assert {type(one) for one in out[2:]} == {i.NotSuspended}
 
     @pytest.mark.parametrize("when", ["prepared", "decided", "suspended"])
     def test_a_server_is_lost(self, when: str) -> None:
@@ -696,25 +697,25 @@ class TestSuspensions:
         if when == "suspended":
             groups.suspended(2, "a")
         out = groups.broken(3, "b", "killed")
-        assert g.Break("a", "the server of rank 1 was lost: killed") in out
-        assert (g.NotSuspended("a", "the server of a rank was lost") in out) == (when == "prepared")
+        assert i.Break("a", "the server of rank 1 was lost: killed") in out
+        assert (i.NotSuspended("a", "the server of a rank was lost") in out) == (when == "prepared")
         assert groups.suspended(4, "b") == groups.suspended(4, "a") == []
         groups.awaits(5, "a")
-        assert groups.awaits(5, "b") == [g.Recover("a", {"a": (), "b": ()})]
+        assert groups.awaits(5, "b") == [i.Recover("a", {"a": (), "b": ()})]
 
     def test_the_last_program_that_was_waited_for_ends(self) -> None:
         groups = made((N, "ab"))
         self.decided(groups, "ab")
         groups.suspended(2, "a")
-        assert groups.gone(3, "b") == [g.AllSuspended("a"), g.Tie("a", False)]
+        assert groups.gone(3, "b") == [i.AllSuspended("a"), i.Tie("a", False)]
 
     def test_a_rank_that_moves_meanwhile(self) -> None:
         groups = made((N, "ab"))
         groups.leave(0, "a", [(1000, N)], {}, MS)
-        assert isinstance(groups.suspend(0, "b")[0], g.NotSuspended)
+        assert isinstance(groups.suspend(0, "b")[0], i.NotSuspended)
         groups = made((N, "ab"))
         groups.suspend(0, "b")
-        assert groups.leave(0, "a", [(1000, N)], {}, MS) == [g.Stays("a", "its group is being suspended")]
+        assert groups.leave(0, "a", [(1000, N)], {}, MS) == [i.Stays("a", "its group is being suspended")]
 
     def test_who_is_missing_after_a_resumption(self) -> None:
         groups = made((N, "ab"), (M, "ac"))
@@ -729,12 +730,12 @@ class TestSuspensions:
     def test_a_new_daemon_finds_one_suspended(self) -> None:
         groups = made((N, "ab"), opened=False)
         assert groups.woken(1, who("c"), "a") == [
-            g.Break("a", "a member was suspended when the daemon was lost"),
-            g.Break("b", "a member was suspended when the daemon was lost"),
+            i.Break("a", "a member was suspended when the daemon was lost"),
+            i.Break("b", "a member was suspended when the daemon was lost"),
         ]
         groups.open(2)
         groups.awaits(3, "c")
         groups.awaits(3, "a")
-        assert groups.awaits(3, "b") == [g.Recover("a", {"a": (), "b": (), "c": ()})]
+        assert groups.awaits(3, "b") == [i.Recover("a", {"a": (), "b": (), "c": ()})]
         groups.communicator(4, who("c"), M, 0, 1, "joined")
         assert groups.others("c") == ["a", "b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xmigd.groups import groups as g
+from xmigd.groups import instructions as i
 from xmigd.groups.groups import Who
 from xmigd.groups.meetings import Answer
 from xmigd.ipc import messages as m
@@ -44,15 +45,15 @@ def held(history: History, t: int, process: str, number: int = 7) -> None:
     history.reported(t, who(process), m.GroupHeld(type="group_held", round=number))
 
 
-def to_all(history: History, t: int, processes: str, kind: type[g.Stop] | type[g.Hold] | type[g.Take]) -> None:
+def to_all(history: History, t: int, processes: str, kind: type[i.Stop] | type[i.Hold] | type[i.Take]) -> None:
     for one in processes:
         match kind:
-            case g.Stop:
-                history.instructed(t, g.Stop(one, 7, {}))
-            case g.Hold:
-                history.instructed(t, g.Hold(one, 7, ()))
-            case g.Take:
-                history.instructed(t, g.Take(one, 7))
+            case i.Stop:
+                history.instructed(t, i.Stop(one, 7, {}))
+            case i.Hold:
+                history.instructed(t, i.Hold(one, 7, ()))
+            case i.Take:
+                history.instructed(t, i.Take(one, 7))
 
 
 def rank_of(history: History, process: str, job: str = "job") -> Rank:
@@ -70,18 +71,18 @@ def waits(history: History, process: str) -> str | None:
 class TestRounds:
     def test_a_round_that_fits(self) -> None:
         history = made("abc")
-        to_all(history, 1 * MS, "abc", g.Stop)
+        to_all(history, 1 * MS, "abc", i.Stop)
         stopped(history, 2 * MS, "a")
         stopped(history, 3 * MS, "c")
         assert waits(history, "a") == "rank 1 to stop"
         assert waits(history, "b") is None
         stopped(history, 5 * MS, "b")
-        to_all(history, 5 * MS, "abc", g.Hold)
+        to_all(history, 5 * MS, "abc", i.Hold)
         held(history, 6 * MS, "b")
         assert waits(history, "b") == "ranks 0, 2 to prepare the snapshot"
         held(history, 7 * MS, "c")
         held(history, 9 * MS, "a")
-        to_all(history, 9 * MS, "abc", g.Take)
+        to_all(history, 9 * MS, "abc", i.Take)
         for t, process in ((10, "a"), (11, "b"), (12, "c")):
             history.committed(t * MS, process, 7)
         assert did(history, "a") == [
@@ -96,10 +97,10 @@ class TestRounds:
 
     def test_who_is_behind_goes_on(self) -> None:
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
+        to_all(history, 1 * MS, "ab", i.Stop)
         stopped(history, 2 * MS, "a")
         stopped(history, 3 * MS, "b")
-        history.instructed(3 * MS, g.Stop("a", 7, {N: 4}))
+        history.instructed(3 * MS, i.Stop("a", 7, {N: 4}))
         assert waits(history, "b") == "rank 0 to stop"
         assert rank_of(history, "a").activity == "stopping"
         (round,) = history.rounds_of("job")
@@ -116,7 +117,7 @@ class TestRounds:
     )  # fmt: skip
     def test_it_is_given_up(self, cause: str, t: int, why: str) -> None:
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
+        to_all(history, 1 * MS, "ab", i.Stop)
         stopped(history, 2 * MS, "a")
         match cause:
             case "busy":
@@ -125,7 +126,7 @@ class TestRounds:
                 history.changed(t, "b", e.GroupBroken("killed"))
             case "gone":
                 history.changed(t, "b", e.SaveState("draining", 0, "the program has exited"))
-        history.instructed(t, g.Continue("a", 7))
+        history.instructed(t, i.Continue("a", 7))
         assert rank_of(history, "a").activity == "running"
         (round,) = history.rounds_of("job")
         assert why in round.given_up
@@ -133,20 +134,20 @@ class TestRounds:
 
     def test_who_has_not_prepared(self) -> None:
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
+        to_all(history, 1 * MS, "ab", i.Stop)
         stopped(history, 2 * MS, "a")
         stopped(history, 2 * MS, "b")
-        to_all(history, 2 * MS, "ab", g.Hold)
+        to_all(history, 2 * MS, "ab", i.Hold)
         held(history, 3 * MS, "b")
-        history.instructed(2 * MS + g.HOLD_PATIENCE, g.Continue("a", 7))
+        history.instructed(2 * MS + g.HOLD_PATIENCE, i.Continue("a", 7))
         assert history.rounds_of("job")[0].given_up == "rank 0 had not prepared the snapshot after 2 s"
 
     def test_a_server_is_lost_after_the_decision(self) -> None:
         """Its snapshot stands all the same; nobody waits for its word."""
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
-        to_all(history, 2 * MS, "ab", g.Hold)
-        to_all(history, 3 * MS, "ab", g.Take)
+        to_all(history, 1 * MS, "ab", i.Stop)
+        to_all(history, 2 * MS, "ab", i.Hold)
+        to_all(history, 3 * MS, "ab", i.Take)
         history.committed(4 * MS, "a", 7)
         history.changed(5 * MS, "b", e.GroupBroken("killed"))
         assert history._rounds == {}
@@ -154,11 +155,11 @@ class TestRounds:
 
     def test_a_rank_leaves_its_server_at_a_round(self) -> None:
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
-        to_all(history, 2 * MS, "ab", g.Hold)
+        to_all(history, 1 * MS, "ab", i.Stop)
+        to_all(history, 2 * MS, "ab", i.Hold)
         for process in "ab":
             held(history, 3 * MS, process)
-            history.instructed(3 * MS, g.Take(process, 7, True, process == "b", ()))
+            history.instructed(3 * MS, i.Take(process, 7, True, process == "b", ()))
             history.committed(4 * MS, process, 7)
         assert [rank_of(history, one).activity for one in "ab"] == ["running", "moving"]
         history.changed(9 * MS, "b", e.SaveState("running", 1, "moved"))
@@ -168,7 +169,7 @@ class TestRounds:
         history = made("ab")
         held(history, 1 * MS, "a", 3)
         assert rank_of(history, "a").activity == "holding"
-        history.instructed(2 * MS, g.Resolve("a", 3))
+        history.instructed(2 * MS, i.Resolve("a", 3))
         assert rank_of(history, "a").activity == "running"
 
 
@@ -183,11 +184,11 @@ class TestRecoveries:
         history = made("ab")
         history.changed(1 * MS, "b", e.GroupBroken("killed"))
         history.changed(1 * MS, "b", e.SaveState("recovering", 1, "killed"))
-        history.instructed(1 * MS, g.Break("a", "the server of rank 1 was lost"))
+        history.instructed(1 * MS, i.Break("a", "the server of rank 1 was lost"))
         history.changed(2 * MS, "b", e.AwaitGroup())
         assert waits(history, "b") == "the server of rank 0 to end"
         history.changed(8 * MS, "a", e.AwaitGroup())
-        history.instructed(8 * MS, g.Recover("a", {"a": (), "b": ()}))
+        history.instructed(8 * MS, i.Recover("a", {"a": (), "b": ()}))
         history.changed(20 * MS, "a", resumed(restored=12 * MS, t=19 * MS))
         assert did(history, "a")[1:] == [
             (1, "ending", None), (8, "waiting", None), (8, "restoring", None), (12, "replaying", None),
@@ -197,7 +198,7 @@ class TestRecoveries:
 
     def test_what_a_lost_server_had_sent_comes_late(self) -> None:
         history = made("ab")
-        to_all(history, 1 * MS, "ab", g.Stop)
+        to_all(history, 1 * MS, "ab", i.Stop)
         history.changed(2 * MS, "a", e.GroupBroken("killed"))
         stopped(history, 3 * MS, "a")
         history.changed(4 * MS, "a", e.AwaitGroup())
@@ -209,7 +210,7 @@ class TestRecoveries:
         for process in "ab":
             history.changed(1 * MS, process, e.GroupBroken("killed"))
             history.changed(2 * MS, process, e.AwaitGroup())
-        history.instructed(2 * MS, g.Recover("a", {"a": (), "b": ()}))
+        history.instructed(2 * MS, i.Recover("a", {"a": (), "b": ()}))
         history.meets(3 * MS, who("a"), m.Meet(type="meet", meeting=M, rank=0, ranks=2, offer=""))
         history.answered(3 * MS, "a", [Answer("a", 1, M, 0, missing="1")])
         assert rank_of(history, "a").activity == "restoring"
@@ -293,8 +294,8 @@ class TestCommunicators:
             has(history, process, N, rank, 3, job=f"job {process}")
         assert [one.who.process for one in history.ranks_of(0, "job b")] == ["a", "b", "c"]
         assert history.ranks_of(0, "another") == []
-        history.instructed(1, g.Stop("a", 7, {}))
-        history.instructed(1, g.Stop("b", 7, {}))
+        history.instructed(1, i.Stop("a", 7, {}))
+        history.instructed(1, i.Stop("b", 7, {}))
         assert [len(history.rounds_of(f"job {one}")) for one in "abc"] == [1, 1, 0]
 
 
@@ -302,8 +303,8 @@ class TestBounds:
     def test_changes(self) -> None:
         history = made("a")
         for number in range(h.MOST_CHANGES):
-            history.instructed(number, g.Stop("a", number + 1, {}))
-            history.instructed(number, g.Continue("a", number + 1))
+            history.instructed(number, i.Stop("a", number + 1, {}))
+            history.instructed(number, i.Continue("a", number + 1))
         assert len(rank_of(history, "a").changes) == h.MOST_CHANGES
         assert len(history.rounds_of("job")) == h.MOST_ROUNDS
         assert history._rounds == {}
@@ -314,7 +315,7 @@ class TestBounds:
             has(history, str(rank), N, rank, 1024)
         for number in range(1, 20):
             for rank in range(1024):
-                history.instructed(number, g.Stop(str(rank), number, {}))
+                history.instructed(number, i.Stop(str(rank), number, {}))
         assert {len(one.changes) for one in history.ranks_of(0, "job")} == {h.LEAST_CHANGES}
 
     def test_communicators_that_have_ended(self) -> None:
@@ -350,7 +351,7 @@ class TestBounds:
 def test_what_is_no_rank_is_not_observed() -> None:
     history = History()
     history.changed(1, "a", e.SaveState("running", 0, ""))
-    history.instructed(1, g.Stop("a", 7, {}))
+    history.instructed(1, i.Stop("a", 7, {}))
     history.committed(1, "a", 7)
     history.finished(1, "a")
     assert (history.ranks_of(1, "job"), history._rounds) == ([], {})

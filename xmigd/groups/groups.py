@@ -32,6 +32,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xmigd.groups.instructions import (
+    AllSuspended,
+    Break,
+    CommunicatorLost,
+    Continue,
+    Doubt,
+    Hold,
+    Hopeless,
+    Hung,
+    Instruction,
+    Note,
+    NotSuspended,
+    Recover,
+    Resolve,
+    Settled,
+    Stays,
+    Stop,
+    Take,
+    Tie,
+)
+
 GRACE = 60_000_000  # ns in which a rank may go on, so that it stops right behind a collective
 PATIENCE = 50_000_000  # ns, from the first stop until all fit, at least: twice what it took lately, and twice as long
 MOST_PATIENCE = 200_000_000  # after each time that it was not enough
@@ -42,10 +63,8 @@ SUSPEND_STOP_PATIENCE = 1_000_000_000  # ns, likewise PATIENCE
 SUSPEND_HOLD_PATIENCE = 10_000_000_000  # ns, likewise HOLD_PATIENCE: as long as a device may take to come to rest
 GATHER_PATIENCE = 5_000_000_000  # ns, until all members are to be suspended, if one is
 NEVER = 1 << 62
-TRIES, OF_ROUNDS = (
-    3,
-    16,
-)  # where ranks do not come to the same place, they are sent on to it in so many rounds of so many
+# Where ranks do not come to the same place, they are sent on to it in so many rounds of so many.
+TRIES, OF_ROUNDS = 3, 16
 STUCK_PATIENCE = 2_000_000_000  # ns, that all ranks are stuck: whoever is no longer says so within a second
 LOOK_AGAIN = 500_000_000  # ns: a collective may fail before the death that it failed of is seen
 BETWEEN_ROUNDS = 10_000_000  # ns
@@ -65,127 +84,6 @@ class Who:
     process: str
     uid: int
     job: str
-
-
-# --- instructions --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    process: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tie(Instruction):
-    """From now on it is a group's member, or is none any more."""
-
-    on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stop(Instruction):
-    round: int
-    counts: Mapping[str, int]
-    behind: int | None = None  # launches and copies behind a collective, where others have stopped
-
-
-@dataclass(frozen=True, slots=True)
-class Hold(Instruction):
-    round: int
-    gone: tuple[str, ...]
-    suspends: bool = False
-    same_place: bool = False  # all are as many launches and copies behind the same collective
-
-
-@dataclass(frozen=True, slots=True)
-class Take(Instruction):
-    round: int
-    moves: bool = False  # a rank of the group does, and all use what they have prepared for that
-    leaves: bool = False  # this one
-    communicators: tuple[int, ...] = ()
-    suspends: bool = False  # with all others
-    pauses: bool = False  # likewise, and goes on from there
-
-
-@dataclass(frozen=True, slots=True)
-class NotSuspended(Instruction):
-    """It was to be suspended with all members of its group, and is not."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AllSuspended(Instruction):
-    """All members of its group stand suspended: what it has on its device can go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stays(Instruction):
-    """It was to leave its server, and does not. `changed`: for its communicators are others now."""
-
-    reason: str
-    changed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Continue(Instruction):
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resolve(Instruction):
-    """It is held in a round of an earlier daemon: taken if any journal says that it was decided, else given up."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Break(Instruction):
-    """Another member's server is lost: kill this one's, too."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hung(Instruction):
-    """No member gets further: kill its server, as those of all others."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hopeless(Instruction):
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recover(Instruction):
-    """All members wait: let each go on, from the round that any of their journals says was decided last. `process` is
-    the first of them. With each, the communicators that it does not make again."""
-
-    members: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt(Instruction):
-    """A collective has failed, and nobody is known to be lost: `heard`, once all nodes have sent what they knew."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicatorLost(Instruction):
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settled(Instruction):
-    """The group of this process has a new snapshot, of all its ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note(Instruction):
-    text: str
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from xmigd.groups.groups import Instruction, Key
+from xmigd.groups.groups import Key
+from xmigd.groups.instructions import Instruction
 
 MOST_OF_PROCESS = 64  # communicators; a recovery makes the others
 FIRST_PAUSE = 5_000_000_000  # ns, after an attempt that failed

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from xmigd.groups.groups import Instruction
+from xmigd.groups.instructions import Instruction
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from xmigd.groups import groups as g
-from xmigd.groups.groups import Key, Who
+from xmigd.groups import instructions as g
+from xmigd.groups.groups import HOLD_PATIENCE, PATIENCE, Key, State, Who
 from xmigd.groups.meetings import Answer
 from xmigd.ipc import messages as m
 from xmigd.process import events as e
@@ -442,7 +442,7 @@ class History:
         del job.ranks[rank.who.process]
         del self._ranks[rank.who.process]
 
-    def _communicator(self, t: int, who: Who, key: Key, rank: int, size: int, state: g.State) -> None:
+    def _communicator(self, t: int, who: Who, key: Key, rank: int, size: int, state: State) -> None:
         found = self._communicators.get(key)
         if state == "past":
             if found is not None and found.ranks.get(rank) == who.process:
@@ -521,9 +521,9 @@ class History:
             return round.busy
         holding = round.fitted is not None
         late = _named(self._not_yet(round, "holding" if holding else "stopped"))
-        if holding and t - (round.fitted or t) >= g.HOLD_PATIENCE:
-            return f"{late} had not prepared the snapshot after {g.HOLD_PATIENCE / 1e9:g} s"
-        if not holding and t - round.began >= g.PATIENCE:
+        if holding and t - (round.fitted or t) >= HOLD_PATIENCE:
+            return f"{late} had not prepared the snapshot after {HOLD_PATIENCE / 1e9:g} s"
+        if not holding and t - round.began >= PATIENCE:
             return f"{late} had not come to where all can stop after {(t - round.began) / 1e6:.0f} ms"
         return "a communicator was made, or has ended"
 

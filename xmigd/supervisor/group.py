@@ -9,7 +9,7 @@ from typing import Literal
 
 from xmigd import log
 from xmigd.devices.names import devices_of
-from xmigd.groups import groups as g
+from xmigd.groups import instructions as g
 from xmigd.groups import prepared as p
 from xmigd.groups.groups import Groups, Who
 from xmigd.groups.meetings import Meetings, Offer
