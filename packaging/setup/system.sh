@@ -28,8 +28,6 @@ build)
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv python3-pip
   # Tests of several nodes give each a network of its own.
   command -v ip >/dev/null && command -v tc >/dev/null || need iproute2 iproute
-  # CRIU restores networks with connections by it. Debian has it in /usr/sbin, which not everybody's PATH names.
-  PATH="$PATH:/usr/sbin" command -v iptables-restore >/dev/null || need iptables iptables
   ;;
 packages)
   command -v rpmbuild >/dev/null || need rpm rpm-build

@@ -178,6 +178,7 @@ def _why(log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").splitlines()
         found = [match[1] for line in lines if (match := ERROR.match(line)) is not None]
-        found = [one for one in found if not one.startswith("rlimit:")]  # it goes on without
-        return "; ".join(found[:2])
+        # It goes on without these: the second is tried at each start.
+        real = [one for one in found if not one.startswith("rlimit:") and "iptables-restore" not in one]
+        return "; ".join((real or found)[:2])
     return ""
