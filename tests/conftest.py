@@ -22,7 +22,7 @@ settings.load_profile("patient")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # In this order workers take the files of these folders, before all others: those that last longest. So no worker still
-# has one of them when the others have nothing left to do: nothing behind them has a file that lasts for half a minute.
+# has one of them when the others have nothing left to do.
 LONGEST_FIRST = (
     "frameworks", "gpu", "conformance", "migration", "packages", "recovery", "crash", "transfers", "slurm", "daemon",
     "criu", "collectives", "fleet", "differential", "web", "cli", "api", "peers", "consolidation", "names", "sharing",
