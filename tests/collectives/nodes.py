@@ -48,14 +48,16 @@ def cluster(native_dir: Path, count: int, **settings: object) -> Iterator[list[R
 class Ranks:
     """Of one program, the same number on each node."""
 
-    def __init__(self, on: list[RankNode], each: int, folder: Path, name: str, *arguments: object) -> None:
+    def __init__(
+        self, on: list[RankNode], each: int, folder: Path, name: str, *arguments: object, **environment: str
+    ) -> None:
         self.nodes = on
         self.count = each * len(on)
         names = [one.name for one in on]
         command = [sys.executable, PROGRAMS / "launch.py", self.count, folder, PROGRAMS / f"{name}.py", *arguments]
         self.programs: list[Program] = []
         for number, one in enumerate(on):
-            part = {"OF_NODE": f"{each * number}-{each * (number + 1) - 1}"}
+            part = {"OF_NODE": f"{each * number}-{each * (number + 1) - 1}"} | environment
             words = [*one.network.command, *map(str, command)]
             self.programs.append(one.program(words, name=name, nodes=names, environment=part))
 
