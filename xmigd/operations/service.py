@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +29,7 @@ from xmigd.ids import new_id
 from xmigd.operations import repository
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow, OperationState
+from xmigd.waiting import happens
 
 logger = log.get("operations")
 
@@ -160,8 +160,7 @@ class Operations:
         found = self._active.get(operation)
         if found is None:
             return None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(found.ended.wait(), seconds)
+        await happens(found.ended, seconds)
         return found.row
 
     async def ended(self, row: OperationRow) -> OperationRow:

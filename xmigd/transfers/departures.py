@@ -43,6 +43,7 @@ from xmigd.transfers import records, repository
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.needs import Needs, needs_of
 from xmigd.transfers.stopped import left, written
+from xmigd.waiting import happens
 
 KIND = "transfer"  # operations
 MOST_ROUNDS = 4  # ahead
@@ -432,8 +433,7 @@ class Departures:
     async def keep(self) -> None:
         """Tell peers of what has failed, until they know. Until it is cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._owes.wait(), INFORM_EVERY)
+            await happens(self._owes, INFORM_EVERY)
             self._owes.clear()
             for row in await asyncio.to_thread(self._owed):
                 await self._inform(row["id"], row["peer"], row["state"])
