@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,14 +126,16 @@ class Departures:
         return Plan(making.processes, targets, places)
 
     async def move(
-        self, process: Process, peer: str, devices: Sequence[str], *, max_downtime_ms: float | None, requestor: str,
-        id: str | None = None, permit: Permit | None = None,
+        self, process: Process, peer: str, devices: Sequence[str] | Mapping[str, str], *,
+        max_downtime_ms: float | None, requestor: str, id: str | None = None, permit: Permit | None = None,
     ) -> OperationRow:  # fmt: skip
-        """Its job. `devices`: those that its processes get in turn; none: the peer chooses. `id`: of the transfer;
-        `permit`: called right before the point of no return. Raises Conflict, NotFound, Unavailable: it cannot go
-        there."""
+        """Its job. `devices`: those that its processes get in turn, or, by process, those of all of them; none: the
+        peer chooses. `id`: of the transfer; `permit`: called right before the point of no return. Raises Conflict,
+        NotFound, Unavailable: it cannot go there."""
         self._calls.check_known(peer)
         making, needs = await self._needs(process)
+        if isinstance(devices, Mapping):
+            devices = _in_order(making.processes, devices)
         process = making.processes[0]
         id = id or new_id()
         leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, permit)
@@ -478,3 +480,11 @@ class Departures:
     def _publish(self, row: dict[str, Any]) -> None:
         data = {name: row.get(name) for name in ("direction", "peer", "state", "why", "source", "target")}
         self._bus.publish("transfer.changed", "transfer", row["id"], row.get("job_id"), data, owner=row["uid"])
+
+
+def _in_order(processes: Sequence[Process], devices: Mapping[str, str]) -> list[str]:
+    """The device of each. Raises Conflict: they are of other processes."""
+    if {one.row.id for one in processes} != set(devices):
+        raise Conflict("the job has other processes than devices were named for", code="job_changed",
+                       hint="ask for it again, once all of them run")  # fmt: skip
+    return [devices[one.row.id] for one in processes]
