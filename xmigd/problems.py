@@ -147,16 +147,12 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Something that the program has open or mapped cannot be restored.",
         "`xmigctl check-movable` lists what, and what to do.",
     ),
-    "not_one_process": (
-        "An order of the fleet moves one process to another node, and the job has several.",
-        "`xmigctl migrate JOB --to NODE` moves all of them.",
-    ),
     "not_prepared": (
         "The other node could not make the program again; the message says why.",
         "Do what it says; the program goes on where it was.",
     ),
     "order_refused": (
-        "An order has the id of another operation.",
+        "An order has the id of another operation, or names several processes for devices of their own node.",
         "Make a new plan.",
     ),
     "order_superseded": (

@@ -282,12 +282,12 @@ def test_changes_at_once(node: Node, targets: list[Target]) -> None:
         changes += [threads.submit(change, number) for number in range(8)]
         assert removal.result() == 204
         assert {each.result() for each in changes} <= {200, 404}
-    before = [len(each.taken) for each in targets]
+    taken = [len(each.taken) for each in targets]
     witness = Target(url=targets[0].url + "&witness=1")
     add(node, witness, "job.created")
     made = happened(node)
     until(lambda: targets[0].jobs()[-1:] == [made], "who is there has it")
-    assert [len(each.taken) for each in targets] == [before[0] + 1, before[1]]
+    assert [len(each.taken) for each in targets] == [taken[0] + 1, taken[1]]
 
 
 def test_the_secret_is_nowhere(node: Node, target: Target) -> None:
