@@ -5,14 +5,13 @@ only where programs are left running, and not where they are left stopped. So it
 before anybody lets them go on, also if the daemon has ended meanwhile. The end of the mode resets SO_REUSEADDR, which
 is set again to what it was.
 
-A script of its own that imports nothing of xMIG: programs stand still while it is started.
+A script of its own that imports little, and nothing of xMIG: programs stand still while it is started.
 """
 
 import contextlib
 import ctypes
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -24,12 +23,13 @@ GONE = (FileNotFoundError, ProcessLookupError)
 def main() -> int:
     root, command = int(sys.argv[1]), sys.argv[2:]
     reused = {inode: _reused(sock) for inode, sock in _connections(root)}
-    code = subprocess.run(command, close_fds=False, check=False).returncode
+    _, status = os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)
     for inode, sock in _connections(root):
         if sock.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
             sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, OFF)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused.get(inode, 0))
-    return code
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code  # by a signal
 
 
 def _connections(root: int) -> Iterator[tuple[str, socket.socket]]:
