@@ -191,8 +191,8 @@ def is_usable(step_ms: float | None) -> bool:
 
 def main() -> None:
     os.nice(10)  # recoveries come first
-    asked = json.load(sys.stdin)
-    found = scale([Measured(**each) for each in asked["measured"]], asked["devices"])
+    request = json.load(sys.stdin)
+    found = scale([Measured(**each) for each in request["measured"]], request["devices"])
     json.dump([asdict(each) for each in found], sys.stdout)
 
 
