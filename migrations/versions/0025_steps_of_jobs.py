@@ -1,6 +1,6 @@
 """How long a step of a job takes, and on how many devices
 
-Revision: 0026
+Revision: 0025
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0026"
+revision = "0025"
 down_revision = "0024"
 branch_labels = None
 depends_on = None
