@@ -68,6 +68,7 @@ class Preemptions:
         self._operations = operations
         self._jobs = jobs
         self._processes = processes
+        self._continuing = asyncio.Lock()  # from the look whether it has continued until its restoration has begun
         operations.register(PREEMPTION, self._resolve)
 
     # --- what is requested --------------------------------------------------------------------------------------------
@@ -133,11 +134,16 @@ class Preemptions:
                 f"job {info.name} is over, and was not preempted as a checkpoint", code="not_preempted",
                 hint="xmigctl checkpoint list lists its checkpoints; xmigctl restore restores one",
             )  # fmt: skip
-        again = await asyncio.to_thread(self._restored, checkpoint)
-        if again is not None:
-            raise Conflict(f"job {info.name} has continued already, as job {again}", code="continued_already",
-                           hint=f"xmigctl job show {again[:12]}")  # fmt: skip
-        return await self._checkpoints.restore(caller, checkpoint, devices, requestor=caller.name)
+        async with self._continuing:
+            for row in self._operations.active():
+                if (row.kind, row.subject_id) == (RESTORE, checkpoint):
+                    raise Conflict(f"job {info.name} is being continued", code="operation_under_way", operation=row.id,
+                                   hint=f"wait for it: GET /v1/operations/{row.id}/wait")  # fmt: skip
+            again = await asyncio.to_thread(self._restored, checkpoint)
+            if again is not None:
+                raise Conflict(f"job {info.name} has continued already, as job {again}", code="continued_already",
+                               hint=f"xmigctl job show {again[:12]}")  # fmt: skip
+            return await self._checkpoints.restore(caller, checkpoint, devices, requestor=caller.name)
 
     def may_continue(self, job: str) -> bool:
         """Was it preempted as a checkpoint, and has not gone on since? Reads the database."""

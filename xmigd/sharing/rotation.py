@@ -122,10 +122,10 @@ class Rotation:
                 kept.add(device)
 
     def _is_ours(self, job: str) -> bool:
-        """Was it suspended here, and has nobody requested anything else since?"""
+        """Was it suspended here, and has nobody requested anything else since? None is left of those long ago."""
         found = (self._operations.find(job=job, kind=kind, state="succeeded", limit=1) for kind in LEAVES_OR_COMES)
         last = max((row for rows in found for row in rows), key=lambda row: row.ended_at or 0.0, default=None)
-        return last is not None and (last.kind, last.requestor) == (OPERATION["suspend"], REQUESTOR)
+        return last is None or (last.kind, last.requestor) == (OPERATION["suspend"], REQUESTOR)
 
     async def _free(self, device: str, bytes: int, for_whom: JobRow) -> bool:
         """Suspend as few as are necessary. False: that would not make room, and nothing was done."""
