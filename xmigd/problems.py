@@ -101,7 +101,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "exists": ("A checkpoint with this id is here already.", "Nothing."),
     "file_changed": (
-        "A file that the program had open has another size than it had.",
+        "A file that the program had open has another size or owner than it had, or a link leads to another one.",
         "Bring it back; a log is truncated to the size that the message names.",
     ),
     "file_in_use": (

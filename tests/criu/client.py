@@ -4,6 +4,7 @@ What a test does to it comes before its end, however late: after two thirds of t
 nothing else, until there is a file beside OUTPUT, `.go` instead of its suffix."""
 
 import ctypes
+import mmap
 import os
 import struct
 import sys
@@ -34,6 +35,11 @@ def read() -> list[str]:
 
 output, steps, pause = open(sys.argv[1], "w"), int(sys.argv[2]), float(sys.argv[3])  # noqa: SIM115
 go = Path(sys.argv[1]).with_suffix(".go")
+if "ALSO" in os.environ:
+    also = open(os.environ["ALSO"], "r+")  # noqa: SIM115
+    if "MAPPED" in os.environ:
+        mapped = mmap.mmap(also.fileno(), 0, prot=mmap.PROT_READ)
+        also.close()
 context, module, fill, saxpy, host = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
 x, y = c_uint64(), c_uint64()
 call("cuInit", 0)

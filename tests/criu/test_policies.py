@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,66 @@ def test_the_disk_becomes_full_in_the_middle(
         assert other.client.get("/v1/checkpoints") == []
         assert [each.name for each in disk.rglob("*") if each.is_file()] == ["other"]
         end_well(program, output, native_dir)
+
+
+def where(node: Node) -> dict[str, list[str]]:
+    return {each["id"]: each["places"] for each in node.client.get("/v1/checkpoints")}
+
+
+def test_what_is_on_the_disk_stays_until_a_newer_one_is(
+    native_dir: Path, tmp_path: Path, small_disk: SmallDisk
+) -> None:
+    """In host memory a checkpoint does not outlive the machine: it takes nobody's place."""
+    output = tmp_path / "steps"
+    settings = {"criu": criu_or_skip(), "checkpoint_memory_mib": 1024, "checkpoint_memory_dir": tmp_path / "memory"}
+    with harness.own_node(native_dir, port=-1, **settings) as node:
+        program = begun(node, native_dir, output)
+        disk = small_disk(64)
+        (disk / "objects").mkdir(mode=0o700)
+        (node.folder / "checkpoints").mkdir(mode=0o700, exist_ok=True)
+        (node.folder / "checkpoints" / "objects").symlink_to(disk / "objects")
+        often, never = ({"every_minutes": every, "keep": 1, "before_drain": False} for every in (OFTEN, 1000.0))
+        node.client.put(path(program), often, "*")
+        harness.wait_until(lambda: any("disk" in places for places in where(node).values()), "one is on the disk")
+        node.client.put(path(program), never, "*")
+        settled = lambda: quiet(node) and all("disk" in places for places in where(node).values())  # noqa: E731
+        harness.wait_until(settled, "all are on the disk")
+        before, filler = where(node).keys(), disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+
+        def in_memory_only() -> int:
+            now = where(node)
+            assert before & now.keys(), "the newest that is on the disk stays"
+            return sum("disk" not in places for places in now.values())
+
+        node.client.put(path(program), often, "*")
+        harness.wait_until(lambda: in_memory_only() > 2, "there are some in host memory only", 120)
+        filler.unlink()
+        harness.wait_until(lambda: not before & where(node).keys(), "newer ones are on the disk", 120)
+        harness.wait_until(lambda: len(where(node)) <= 3, "and only the newest are left", 120)
+        node.client.put(path(program), never, "*")
+        harness.wait_until(lambda: quiet(node), "the last one is over")
+        end_well(program, output, native_dir)
+
+
+def test_the_clock_is_set_back(node: Node, native_dir: Path, tmp_path: Path) -> None:
+    """By a day: checkpoints that are made then are the newest nevertheless."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    policy = {"every_minutes": OFTEN, "keep": 1, "before_drain": False}
+    node.client.put(path(program), policy, "*")
+    harness.wait_until(lambda: bool(made(node)), "a checkpoint by the clock")
+    node.client.put(path(program), policy | {"every_minutes": 1000.0}, "*")
+    harness.wait_until(lambda: quiet(node), "the last one is over")
+    before = set(made(node))
+    node.kill()
+    with contextlib.closing(sqlite3.connect(node.environment["XMIG_DATABASE"])) as database, database:
+        database.execute("UPDATE checkpoints SET created_at = created_at + 86400")
+    node.start()
+    harness.found_again(node)
+    node.client.put(path(program), policy, "*")
+    harness.wait_until(lambda: not before & set(made(node)), "a newer one takes its place", 60)
+    assert made(node)
+    end_well(program, output, native_dir)

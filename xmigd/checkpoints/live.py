@@ -23,6 +23,7 @@ from xmigd.checkpoints.known import Places, known_after, known_contents, places_
 from xmigd.checkpoints.manifest import Content, Image, Memory, OpenFile, Program
 from xmigd.checkpoints.manifest import Device as DeviceSeen
 from xmigd.checkpoints.movable import processes_of
+from xmigd.checkpoints.opened import check_name
 from xmigd.devices import header
 from xmigd.devices.names import devices_of
 from xmigd.errors import Conflict, NotFound
@@ -165,7 +166,7 @@ def open_files(pids: Iterable[int]) -> list[OpenFile]:
                     writable = bool(entry.lstat().st_mode & stat.S_IWUSR)
                     earlier = found.get(path)
                     writable = writable or (earlier is not None and earlier.writable)
-                    found[path] = OpenFile(path=path, bytes=status.st_size, writable=writable)
+                    found[path] = OpenFile(path=path, bytes=status.st_size, writable=writable, owner=status.st_uid)
     return [found[path] for path in sorted(found)]
 
 
@@ -213,6 +214,7 @@ def check_files(files: Iterable[OpenFile], *, copied: bool = False) -> None:
     """Are the files there that the program had open, as far as it knows them? `copied`: those that it writes to may be
     longer now. Raises Conflict."""
     for file in files:
+        check_name(file.path)
         try:
             size = os.stat(file.path).st_size
         except OSError as error:

@@ -59,6 +59,7 @@ class OpenFile(Strict):
     path: Text
     bytes: Count  # that it had
     writable: bool
+    owner: Count | None = None  # user; None: not known
 
 
 class Device(Strict):

@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from xmigd.checkpoints.fields import BYTES, fields, varint
@@ -70,15 +70,23 @@ def use(folder: Path, names: Mapping[str, str]) -> None:
 
 def renamed(image: bytes, names: Mapping[bytes, bytes]) -> bytes:
     """Raises Damaged: it is no such image."""
-    changed, at = bytearray(image[:MAGIC_BYTES]), MAGIC_BYTES
+    changed = bytearray(image[:MAGIC_BYTES])
+    for entry in entries(image):
+        entry = _renamed(entry, names)
+        changed += SIZE.pack(len(entry)) + entry
+    return bytes(changed)
+
+
+def entries(image: bytes) -> Iterator[bytes]:
+    """Of each file. Raises Damaged: it is no such image."""
+    at = MAGIC_BYTES
     while at < len(image):
         if at + SIZE.size > len(image):
             raise Damaged("CRIU's list of files is truncated")
         (size,) = SIZE.unpack_from(image, at)
-        entry = _renamed(image[at + SIZE.size : at + SIZE.size + size], names)
-        changed += SIZE.pack(len(entry)) + entry
-        at += SIZE.size + size
-    return bytes(changed)
+        at += SIZE.size
+        yield image[at : at + size]
+        at += size
 
 
 def _renamed(entry: bytes, names: Mapping[bytes, bytes]) -> bytes:

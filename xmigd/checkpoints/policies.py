@@ -170,6 +170,9 @@ class CheckpointPolicies:
         for known in (self._failures, self._not_before):
             for job in known.keys() - live:
                 del known[job]
+        now = time.time()  # the clock may have been set back: what is noted for later than it can be is void
+        self._failures = {job: failures for job, failures in self._failures.items() if failures.at <= now}
+        self._not_before = {job: at for job, at in self._not_before.items() if at <= now + BUSY_AGAIN}
         jobs = [job for job in live if self._of(job).every is not None]
         if not jobs:
             return LOOK_EVERY
@@ -184,15 +187,16 @@ class CheckpointPolicies:
     async def _due(self, jobs: list[str]) -> dict[str, float]:
         def read() -> tuple[dict[str, float], dict[str, float]]:
             with self._reader.session() as session:
-                return repository.newest(session, jobs), repository.begun(session, jobs)
+                return repository.newest(session, jobs, time.time()), repository.begun(session, jobs)
 
         newest, begun = await asyncio.to_thread(read)
-        found = {}
+        found, now = {}, time.time()
         for job in jobs:
             own = self._own.get(job)
             since = newest.get(job)
             if since is None:
                 since = max(begun.get(job, 0.0), 0.0 if own is None else own.updated_at)
+            since = since if since <= now else 0.0
             if (at := due_at(self._of(job), since, self._failures.get(job))) is not None:
                 found[job] = at
         return found
@@ -251,19 +255,23 @@ class CheckpointPolicies:
         finally:
             self._audit.outcome(intent, XMIGD, action, outcome)
         logger.info("a checkpoint was made", job=job[:12], checkpoint=result["checkpoint"][:12], why=why)
-        await self._tidy(job, result["checkpoint"])
+        await self._tidy(job)
 
-    async def _tidy(self, job: str, newest: str) -> None:
-        """Remove those that are too many, now that a newer one is whole. Raises XmigError: it is not."""
+    async def _tidy(self, job: str) -> None:
+        """Remove those that are too many, if a newer one is whole on the disk. Raises XmigError: it is not."""
 
-        def read() -> list[str]:
+        def read() -> list[tuple[str, bool]]:
             with self._reader.session() as session:
                 return repository.by_policy(session, job)
 
-        if len(await asyncio.to_thread(read)) <= (keep := self._of(job).keep):
+        made = await asyncio.to_thread(read)
+        # The last one may be in host memory only, and would be lost with the machine.
+        settled = next((place for place, (_, on_disk) in enumerate(made) if on_disk), len(made))
+        old = made[max(self._of(job).keep, settled + 1) :]
+        if not old:
             return
-        await self._succeeded(await self._checkpoints.verify(XMIGD, newest, requestor=XMIGD.name))
-        for checkpoint in (await asyncio.to_thread(read))[keep:]:
+        await self._succeeded(await self._checkpoints.verify(XMIGD, made[settled][0], requestor=XMIGD.name))
+        for checkpoint, _ in old:
             try:
                 await self._checkpoints.remove(XMIGD, checkpoint)
             except XmigError as error:  # somebody restores it, say: the next time, then

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, func, literal_column, or_, select, update
 from sqlalchemy.orm import Session
 
 from xmigd.database.models import Checkpoint, CheckpointPolicy, Job, UnmirroredCheckpoint
@@ -45,15 +45,18 @@ def remove(session: Session, checkpoint: str, *, mirrored: bool) -> None:
         session.merge(UnmirroredCheckpoint(id=checkpoint))
 
 
-def by_policy(session: Session, job: str) -> list[str]:
-    """The ids of those that were made of this job without a request, the newest first."""
-    made = select(Checkpoint.id).where(Checkpoint.job_id == job, Checkpoint.by_policy)
-    return list(session.scalars(made.order_by(Checkpoint.created_at.desc(), Checkpoint.id)))
+def by_policy(session: Session, job: str) -> list[tuple[str, bool]]:
+    """Those that were made of this job without a request, the last one first: the id, and whether it is on the disk.
+    In the order in which they were written: a clock may have been set back."""
+    made = select(Checkpoint.id, Checkpoint.on_disk).where(Checkpoint.job_id == job, Checkpoint.by_policy)
+    return [(row[0], row[1]) for row in session.execute(made.order_by(literal_column("rowid").desc()))]
 
 
-def newest(session: Session, jobs: list[str]) -> dict[str, float]:
-    """When the newest one of each of these jobs was made."""
-    query = select(Checkpoint.job_id, func.max(Checkpoint.created_at)).where(Checkpoint.job_id.in_(jobs))
+def newest(session: Session, jobs: list[str], now: float) -> dict[str, float]:
+    """When the newest one of each of these jobs was made. What is later than now is from before the clock was set
+    back."""
+    query = select(Checkpoint.job_id, func.max(Checkpoint.created_at))
+    query = query.where(Checkpoint.job_id.in_(jobs), Checkpoint.created_at <= now)
     return {row[0]: row[1] for row in session.execute(query.group_by(Checkpoint.job_id))}
 
 

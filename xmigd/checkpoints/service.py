@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import log
-from xmigd.checkpoints import archive, live, own_files, repository
+from xmigd.checkpoints import archive, live, opened, own_files, repository
 from xmigd.checkpoints.apart import outer_pid, root_in
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
@@ -431,10 +431,13 @@ class Checkpoints:
                         partial(own_files.copy_files, first.files, operation.row.id[:12], uid=first.uid, gid=first.gid)
                     )
                     await asyncio.to_thread(own_files.use, images, copies)
+                names = await asyncio.to_thread(opened.check_names, images)
                 operation.point_of_no_return("the program is being restored")
                 operation.progress("restoring")
                 root = await self.criu.restore(images, leader=programs[0].leader, namespaces=manifest.namespaces)
                 try:
+                    owners = {file.path: file.owner for file in programs[0].files}
+                    await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
                     await asyncio.to_thread(pass_on, published, root)
                     priority = await asyncio.to_thread(self._class_of, manifest, operation.row.owner)
                     job = self._job_of(manifest, root, devices, operation.row.owner, priority)

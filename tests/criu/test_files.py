@@ -1,0 +1,135 @@
+"""What a restored program has open is what it had open, also if something else was put there meanwhile.
+
+CRIU opens files by their names, as root. So the user of a program could have it open what only root may read or write.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import harness
+from tests.criu.test_checkpoints import checkpoint
+from tests.criu.test_client_dump import ROOT, STEPS, criu_or_skip, wait_for_lines
+from tests.migration.moves import ended
+from xmigd.client import Refused
+from xmigd.demo.node import Node, Program
+
+pytestmark = pytest.mark.criu
+SECRET = "what the program never had open\n"
+
+
+@pytest.fixture(scope="module")
+def node(native_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Its CRIU does first what `before` has, in the moment after the daemon has looked at everything."""
+    criu = tmp_path_factory.mktemp("criu") / "criu"
+    criu.write_text(f'#!/bin/sh\n[ ! -e "{criu}-$1" ] || . "{criu}-$1"\nexec "{criu_or_skip()}" "$@"\n')
+    criu.chmod(0o755)
+    with harness.own_node(native_dir, devices="cpu:0", port=-1, criu=criu) as node:
+        yield node
+
+
+@pytest.fixture
+def before(node: Node) -> Iterator[Callable[[str, str], None]]:
+    """Before CRIU does this, a shell does that."""
+    criu = Path(node.environment["XMIG_CRIU"])
+    scripts: list[Path] = []
+
+    def add(action: str, script: str) -> None:
+        scripts.append(criu.with_name(f"criu-{action}"))
+        scripts[-1].write_text(script)
+
+    yield add
+    for path in scripts:
+        path.unlink()
+
+
+def begun(node: Node, native_dir: Path, output: Path, **variables: str) -> Program:
+    command = [sys.executable, str(ROOT / "tests" / "criu" / "client.py"), str(output), str(STEPS), "0.02"]
+    program = node.program(
+        command, environment=variables | {"KERNELS": str(native_dir / "xmig_kernels.so")}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for_lines(output, STEPS // 4)
+    return program
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The program's file."""
+    return written(tmp_path / "own" / "log", "x" * len(SECRET))
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """Another one, as long, and with the same rights."""
+    return written(tmp_path / "secret" / "log", SECRET)
+
+
+def written(path: Path, content: str) -> Path:
+    path.parent.mkdir()
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
+def link_file(own: Path, secret: Path) -> None:
+    own.unlink()
+    own.symlink_to(secret)
+
+
+def link_folder(own: Path, secret: Path) -> None:
+    own.parent.rename(own.parent.with_name("before"))
+    own.parent.symlink_to(secret.parent)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "mapped"), [(link_file, False), (link_folder, False), (link_file, True)],
+    ids=["file", "folder", "mapped"],
+)  # fmt: skip
+def test_a_link_leads_elsewhere(
+    node: Node, native_dir: Path, tmp_path: Path, own: Path, secret: Path, exchange: Callable[[Path, Path], None],
+    mapped: bool,
+) -> None:  # fmt: skip
+    program = begun(node, native_dir, tmp_path / "steps", ALSO=str(own), **({"MAPPED": "1"} if mapped else {}))
+    made = checkpoint(program, stop=True)
+    exchange(own, secret)
+    assert outcome(node, made) == "file_changed"
+    assert not [one for one in node.client.get("/v1/processes") if one["state"] != "ended"]
+
+
+def test_one_is_exchanged_while_it_is_restored(
+    node: Node, native_dir: Path, tmp_path: Path, own: Path, secret: Path, before: Callable[[str, str], None]
+) -> None:
+    program = begun(node, native_dir, tmp_path / "steps", ALSO=str(own))
+    made = checkpoint(program, stop=True)
+    before("restore", f"ln -sf '{secret}' '{own}'\n")
+    assert outcome(node, made) == "file_changed"
+    assert own.readlink() == secret
+    assert not [one for one in node.client.get("/v1/processes") if one["state"] != "ended"]
+
+
+@harness.needs_root
+def test_another_users_file_is_there(node: Node, native_dir: Path, tmp_path: Path, own: Path, secret: Path) -> None:
+    program = begun(node, native_dir, tmp_path / "steps", ALSO=str(own))
+    made = checkpoint(program, stop=True)
+    secret.rename(own)
+    os.chown(own, 60_010, 60_010)
+    assert outcome(node, made) == "file_changed"
+
+
+def outcome(node: Node, made: dict[str, Any]) -> str | None:
+    """Why it is not restored."""
+    path = f"/v1/checkpoints/{made['checkpoint']}:restore"
+    try:
+        operation = ended(node, node.client.post(path, {"devices": []}))
+    except Refused as error:
+        return error.code
+    code: str | None = (operation["error"] or {}).get("code")
+    return code
