@@ -60,10 +60,10 @@ class Remove(Message):
 # --- to the one who leads ---------------------------------------------------------------------------------------------
 
 
-class Asks(Message):
+class Question(Message):
     """What became of it?"""
 
-    kind: Literal["asks"] = "asks"
+    kind: Literal["question"] = "question"
     what: Literal["checkpoint", "restoration"]
 
 
@@ -96,7 +96,7 @@ class GivenUp(Message):
 
 
 AnyMessage = Annotated[
-    Create | Restore | Verify | Remove | Asks | Removed | Verified | Reached | GivenUp, Field(discriminator="kind")
+    Create | Restore | Verify | Remove | Question | Removed | Verified | Reached | GivenUp, Field(discriminator="kind")
 ]
 _adapter: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
 

@@ -327,7 +327,7 @@ class Sets:
         leader, id = operation.request["nodes"][0], operation.request["restoration"]
         exchange = self._exchanges[id] = Exchange([leader])
         exchange.in_doubt = True
-        self._send(leader, s.Asks(id=id, what="restoration"))  # or when there is a session with it
+        self._send(leader, s.Question(id=id, what="restoration"))  # or when there is a session with it
         try:
             await exchange.all("go", None)
         except Conflict:
@@ -336,7 +336,7 @@ class Sets:
             self._exchanges.pop(id, None)
         return True
 
-    async def _asked(self, peer: str, message: s.Asks) -> None:
+    async def _answer(self, peer: str, message: s.Question) -> None:
         """By a node that was restarted, or has seen that this one was."""
         if message.id in self._exchanges:
             return  # it is under way, and the answer comes with its end
@@ -374,7 +374,7 @@ class Sets:
     async def _ask_about_parts(self, peer: str) -> None:
         for id, nodes in await asyncio.to_thread(self._parts):
             if nodes[0] == peer and id not in self._exchanges:
-                self._send(peer, s.Asks(id=id, what="checkpoint"))
+                self._send(peer, s.Question(id=id, what="checkpoint"))
 
     # --- to remove and to verify one ----------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ class Sets:
             if peer not in exchange.peers:
                 continue
             if exchange.in_doubt:
-                self._send(peer, s.Asks(id=id, what="restoration"))
+                self._send(peer, s.Question(id=id, what="restoration"))
             elif not exchange.decided:
                 exchange.fail("peer_unreachable", f"the daemon of {peer} was started again meanwhile")
         for future in [one for (_, node), one in self._verifying.items() if node == peer and not one.done()]:
@@ -485,8 +485,8 @@ class Sets:
                 self._spawn(peer, self._verify_part(peer, message))
             case s.Remove():
                 self._spawn(peer, self._remove_part(peer, message))
-            case s.Asks():
-                self._spawn(peer, self._asked(peer, message))
+            case s.Question():
+                self._spawn(peer, self._answer(peer, message))
             case s.Removed():
                 self._spawn(peer, self._checkpoints.removed_elsewhere(message.id, peer))
             case s.Verified(request=request, wrong=wrong):
