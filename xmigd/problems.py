@@ -201,8 +201,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Nothing: it stays where it is. `xmigctl migrate` moves it.",
     ),
     "several_nodes": (
-        "Ranks of jobs of several nodes are neither moved, suspended nor ended at a checkpoint.",
-        "Make a checkpoint without `--stop`, or stop the job and start it elsewhere.",
+        "Ranks of jobs of several nodes are neither moved nor suspended.",
+        "Make a checkpoint with `--stop` at the first node of the job, and restore it where the job is to go on.",
     ),
     "other_node_leads": (
         "Of a job with ranks on several nodes, checkpoints are made, restored and removed at its first node.",

@@ -51,9 +51,10 @@ class Job:
             node.begin([*launch, "0"], folder / f"launched.{number}", request=request, **part)
         wait_until(lambda: all((folder / f"began.{rank}").exists() for rank in range(RANKS)), "all have begun", 60)
 
-    def create(self) -> dict[str, Any]:
+    def create(self, *, stop: bool = False) -> dict[str, Any]:
         leader = self.nodes[0]
-        operation: dict[str, Any] = leader.client.post("/v1/checkpoints", {"job": leader.lives()[0]["job_id"]})
+        body = {"job": leader.lives()[0]["job_id"], "stop": stop}
+        operation: dict[str, Any] = leader.client.post("/v1/checkpoints", body)
         return operation
 
     def created(self) -> str:
@@ -210,6 +211,90 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
         succeeded(one, restore(one, min(made)))
     else:
         assert job.created()
+    job.check()
+
+
+def test_it_is_stopped_and_goes_on(job: Job) -> None:
+    """Its files are as they were, so they need nothing; several times."""
+    one, two = job.nodes
+    for _ in range(3):
+        checkpoint = succeeded(one, job.create(stop=True))["result"]["checkpoint"]
+        wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
+        succeeded(one, restore(one, checkpoint))
+        job.goes_on()
+    job.check()
+
+
+@pytest.mark.parametrize("at", [*WRITES, *DECISIONS])
+@pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
+def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -> None:
+    """The job ends on both nodes, at a checkpoint that both have, or goes on on both, and none has one."""
+    one, two = job.nodes
+    node = job.nodes[which]
+    before = {each["id"] for each in one.client.get("/v1/checkpoints")}
+    node.dies_at(at)
+    operation = job.create(stop=True)
+    wait_until(node.has_died, "it dies")
+    node.starts_again()
+    found_again(node)
+    ended(one, operation)
+    wait_until(lambda: not phase_of(two, "checkpoint"), "it is over there, too", 60)
+    made = {each["id"] for each in one.client.get("/v1/checkpoints")} - before
+    assert bool(made) == ((at, which) in ((DECISIONS[1], 0), (DECISIONS[0], 1), (DECISIONS[1], 1)))
+    if made:
+        wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
+        assert listed(two, min(made))
+        succeeded(one, restore(one, min(made)))
+    job.check()
+
+
+def test_it_is_verified_and_removed(job: Job) -> None:
+    """Also where a node is not in reach, once that is back; and a daemon dies while it notes that."""
+    one, two = job.nodes
+    checkpoint, other = job.created(), job.created()
+    wait_until(lambda: listed(two, other), "both have it")
+    assert "is whole" in one.ctl("checkpoint", "verify", other[:12])
+    assert "is whole" in two.ctl("checkpoint", "verify", other[:12])
+    with pytest.raises(Refused) as caught:
+        two.client.delete(f"/v1/checkpoints/{other}")
+    assert caught.value.code == "other_node_leads"
+    pieces = [path for path in (two.folder / "checkpoints" / "objects").rglob("*") if path.is_file()]
+    kept = [path.read_bytes() for path in pieces]
+    for path in pieces:
+        path.write_bytes(b"damaged")
+    over = ended(one, one.client.post(f"/v1/checkpoints/{other}:verify"))
+    assert (over["state"], over["error"]["code"], "two" in over["error"]["detail"]) == ("failed", "damaged", True)
+    for path, content in zip(pieces, kept, strict=True):
+        path.write_bytes(content)
+    one.ctl("checkpoint", "rm", "--yes", other)
+    wait_until(lambda: not listed(two, other), "it is removed there, too")
+    two.kill()
+    one.ctl("checkpoint", "rm", "--yes", checkpoint)
+    assert not listed(one, checkpoint)
+    one.dies_at("write.begun checkpoints.part_removed")
+    two.starts_again()
+    wait_until(one.has_died, "it hears that it is removed")
+    one.starts_again()
+    found_again(one)
+    wait_until(lambda: not listed(two, checkpoint), "it is removed there, too")
+    wait_until(lambda: not list((two.folder / "checkpoints").glob("*.json")), "nothing is left of it")
+    job.check()
+
+
+def test_a_node_that_leads_not_is_refused(job: Job) -> None:
+    """Neither does a peer make what is there already its own."""
+    one, two = job.nodes
+    checkpoint = job.created()
+    wait_until(lambda: listed(two, checkpoint), "both have it")
+    for node, instead, code in (
+        (two, {}, "other_node_leads"),
+        (one, {"three": "two"}, "invalid"),
+        (one, {"two": "one"}, "exists"),
+        (one, {"one": "three"}, "other_node_leads"),
+    ):
+        with pytest.raises(Refused) as caught:
+            restore(node, checkpoint, **instead)
+        assert caught.value.code == code, (node.name, instead)
     job.check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from xmigd.checkpoints.set_messages import Reached, Stage
 from xmigd.errors import Conflict, Unavailable
@@ -15,7 +16,7 @@ class Exchange:
     def __init__(self, peers: Iterable[str]) -> None:
         self.peers = tuple(peers)
         self.decided = False  # by the one who leads: nothing can fail any more
-        self.in_doubt = False  # of another: only the decision of the one who leads ends it
+        self.in_doubt: Literal["checkpoint", "restoration"] | None = None  # only the one who leads ends it
         self.failed: Callable[[str], None] = lambda why: None
         self._failure: tuple[str, str] | None = None
         self._reached: dict[tuple[Stage, str], Reached] = {}

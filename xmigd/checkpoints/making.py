@@ -226,6 +226,9 @@ class Making:
     async def _all_dumped(self) -> None:
         """Nothing of the program goes on before this returns."""
 
+    async def kept(self, operation: Operation) -> None:
+        """What was written down is on the disk. Nothing of the program ends before this returns."""
+
     def _check_awake(self, generations: Sequence[int]) -> None:
         """Were they paused all the time? Raises Conflict."""
         for one, generation in zip(self.processes, generations, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from xmigd.checkpoints.making import Making
 from xmigd.checkpoints.manifest import Manifest, Program
 from xmigd.errors import Conflict
+from xmigd.operations.operation import Operation
 from xmigd.supervisor.process import Process
 
 
@@ -16,6 +17,7 @@ from xmigd.supervisor.process import Process
 class Part:
     nodes: tuple[str, ...]  # of all parts
     dumped: Callable[[int], Awaitable[None]]  # with the round at which the ranks stand; returns once all nodes have
+    kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to
     given_up: Callable[[], Awaitable[None]]  # returns never: raises Conflict once another node has given it up
 
 
@@ -46,6 +48,9 @@ class MakingPart(Making):
             )  # fmt: skip
         (self._round,) = rounds
         await self.part.dumped(self._round)
+
+    async def kept(self, operation: Operation) -> None:
+        await self.part.kept(operation)
 
     def manifest(self, id: str, node: str, programs: Sequence[Program]) -> Manifest:
         made = super().manifest(id, node, programs)

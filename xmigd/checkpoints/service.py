@@ -88,7 +88,9 @@ class Across(Protocol):
         self, caller: Caller, checkpoint: str, devices: Sequence[str], instead: Mapping[str, str], *, requestor: str
     ) -> OperationRow: ...
 
-    async def resolve_create(self, operation: Operation) -> None: ...
+    async def resolve_create(self, operation: Operation) -> bool:
+        """Do the programs of this node end at what it has made before the daemon was restarted?"""
+        ...
 
     async def goes_on(self, operation: Operation) -> bool:
         """Does what it has restored before the daemon was restarted, and stands still? Once that is decided."""
@@ -185,6 +187,7 @@ class Checkpoints:
             request={
                 "checkpoint": id, "processes": [one.row.id for one in making.processes], "root": making.root,
                 "awake": [one.row.id for one in making.awake], "by_policy": by_policy, "nodes": list(nodes),
+                "stop": making.stop, "root_start": pidfds.start_time(making.root),
             },
         )  # fmt: skip
 
@@ -406,18 +409,24 @@ class Checkpoints:
                     operation.point_of_no_return("it is a checkpoint, and the program ends")
                 whole = not manifest.nodes
                 await self._list(manifest, process.job.uid, process.row.command, device, result, whole=whole)
+                await making.kept(operation)
             except Exception:
                 self._path(id).unlink(missing_ok=True)
                 await making.go_on()
                 raise
             if making.stop:
-                for one in making.processes:
-                    one.expect_end()
-                kill(making.pids)
-                for one in making.processes:
-                    one.let_go_on()
-                await end(making.pids)
+                await self._end(making.processes, making.pids)
         return result | making.took | {"copied_bytes": making.copied_bytes}
+
+    @staticmethod
+    async def _end(processes: Sequence[Process], pids: Sequence[int]) -> None:
+        """Programs that stand still."""
+        for one in processes:
+            one.expect_end()
+        kill(pids)
+        for one in processes:
+            one.let_go_on()
+        await end(pids)
 
     async def _keep(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
         """Raises Unavailable: no room."""
@@ -620,13 +629,18 @@ class Checkpoints:
         """The process goes on if it was paused for it. What was stored is removed if it did not become one."""
         await self.criu_has_ended(operation)
         checkpoint = operation.request.get("checkpoint", "")
+        ends = False
         if operation.request.get("nodes"):
-            await self.across.resolve_create(operation)
+            ends = await self.across.resolve_create(operation)
         elif not await asyncio.to_thread(self.page, checkpoint=checkpoint):
             await asyncio.to_thread(self.forget, checkpoint)
         awake = operation.request.get("awake", [])
         found = [await self.found_again(operation, name) for name in operation.request.get("processes", [])]
         processes = [one for one in found if one is not None]
+        if ends:
+            root, start = operation.request["root"], operation.request["root_start"]
+            await self._end(processes, tree(root) if pidfds.same_process(root, start) else [])
+            return Outcome(state="succeeded", result={"checkpoint": checkpoint})
         if not processes:
             return interrupted(operation.row)
         live.let_go_on(tree(operation.request.get("root", 0)))

@@ -27,12 +27,13 @@ class Message(BaseModel):
 
 
 class Create(Message):
-    """A part of the job of this name: those of its processes that are there."""
+    """A part of the job of this name: those of its processes that are there. `stop`: they end at it."""
 
     kind: Literal["create"] = "create"
     nodes: Annotated[tuple[Node, ...], Field(min_length=2, max_length=64)]
     job: Annotated[str, Field(max_length=255)]
     uid: Count
+    stop: bool
 
 
 class Restore(Message):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from xmigd import log
 from xmigd.checkpoints import live, repository
@@ -70,11 +70,6 @@ class Sets:
         """Raises Conflict, Unavailable: it cannot be made."""
         nodes = tuple((process.job.nodes or "").split(","))
         self._check_leads(nodes)
-        if stop:
-            raise Conflict(
-                "a job with ranks on several nodes is not ended at its checkpoint", code="several_nodes",
-                hint="make one without --stop, then stop the job on each node",
-            )  # fmt: skip
         self._check_connected(nodes[1:])
         id, exchange = new_id(), Exchange(nodes[1:])
 
@@ -83,24 +78,27 @@ class Sets:
                 raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
             self._send_all(exchange, s.Reached(id=id, stage="go_on"))
 
-        making = await self._checkpoints.prepared(process, stop=False, part=Part(nodes, dumped, exchange.given_up))
+        async def kept(operation: Operation) -> None:
+            operation.progress("waiting")
+            await exchange.all("stored", WITHIN)
+            exchange.decided = True
+            await self._checkpoints.is_whole(id)
+            self._send_all(exchange, s.Reached(id=id, stage="whole"))
+
+        part = Part(nodes, dumped, kept, exchange.given_up)
+        making = await self._checkpoints.prepared(process, stop=stop, part=part)
 
         async def work(operation: Operation) -> dict[str, Any]:
             self._exchanges[id] = exchange
             try:
-                self._send_all(exchange, s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid))
+                message = s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid, stop=stop)
+                self._send_all(exchange, message)
                 result = await self._checkpoints.make(operation, id, making, process)
-                operation.progress("waiting")
-                await exchange.all("stored", WITHIN)
-                exchange.decided = True
-                await self._checkpoints.is_whole(id)
             except Exception as error:
-                self._give_up(exchange, id, error)
-                await self._checkpoints.forget_part(id)
+                await self._no_part(exchange, id, error)
                 raise
             finally:
                 self._exchanges.pop(id, None)
-            self._send_all(exchange, s.Reached(id=id, stage="whole"))
             return result | {"nodes": list(nodes)}
 
         return await self._checkpoints.begin(
@@ -118,24 +116,30 @@ class Sets:
             self._send(peer, s.Reached(id=id, stage="dumped", round=round))
             await exchange.all("go_on", WITHIN)
 
+        async def kept(operation: Operation) -> None:
+            exchange.check()
+            self._send(peer, s.Reached(id=id, stage="stored"))
+            if not message.stop:
+                self._exchanges.pop(id)  # the answer settles what is stored, whenever it comes
+                return
+            exchange.in_doubt = "checkpoint"
+            await exchange.all("whole", None)
+            await self._note_whole(id)
+
         self._exchanges[id] = exchange
         try:
-            making = await self._checkpoints.prepared(
-                process, stop=False, part=Part(message.nodes, dumped, exchange.given_up)
-            )
+            part = Part(message.nodes, dumped, kept, exchange.given_up)
+            making = await self._checkpoints.prepared(process, stop=message.stop, part=part)
             exchange.check()
 
             async def work(operation: Operation) -> dict[str, Any]:
                 try:
                     result = await self._checkpoints.make(operation, id, making, process)
-                    exchange.check()
                 except Exception as error:
-                    self._give_up(exchange, id, error)
-                    await self._checkpoints.forget_part(id)
+                    await self._no_part(exchange, id, error)
                     raise
                 finally:
                     self._exchanges.pop(id, None)
-                self._send(peer, s.Reached(id=id, stage="stored"))  # what follows settles the row
                 return result | {"nodes": list(message.nodes)}
 
             await self._checkpoints.begin(id, making, process, work, requestor=f"node {peer}", nodes=message.nodes)
@@ -148,6 +152,10 @@ class Sets:
         known = id in self._exchanges or id in dict(await asyncio.to_thread(self._parts))
         if known or await self._found(id):
             raise Conflict(f"{id[:12]} is here already", code="exists")
+
+    async def _no_part(self, exchange: Exchange, id: str, error: Exception) -> None:
+        self._give_up(exchange, id, error)
+        await self._checkpoints.forget_part(id)
 
     def _process_of(self, peer: str, message: s.Create) -> Process:
         """The first of the part of this node. Raises Conflict, ProtocolError."""
@@ -290,7 +298,7 @@ class Sets:
 
         async def ready(processes: Sequence[Process], root: int) -> None:
             exchange.check()
-            exchange.in_doubt = True
+            exchange.in_doubt = "restoration"
             await self._operations.decide(operation, READY)
             self._send(peer, s.Reached(id=id, stage="ready"))
             await exchange.all("go", None)
@@ -311,30 +319,36 @@ class Sets:
 
     # --- after a restart ----------------------------------------------------------------------------------------------
 
-    async def resolve_create(self, operation: Operation) -> None:
-        """Where this node leads, it is whole or given up. Elsewhere what is stored stays until the leader answers."""
-        if operation.request["nodes"][0] == self._links.node or not await self._is_stored(operation):
-            await self._checkpoints.forget_part(operation.request["checkpoint"])
+    async def resolve_create(self, operation: Operation) -> bool:
+        """Where this node leads, it is whole or given up. Elsewhere what is stored stays until the leader answers, and
+        so do programs that were to end: some of a job must not go on without the others."""
+        checkpoint, leader = operation.request["checkpoint"], operation.request["nodes"][0]
+        stored, stop = checkpoint in dict(await asyncio.to_thread(self._parts)), operation.request["stop"]
+        if leader == self._links.node or not stored:
+            await self._checkpoints.forget_part(checkpoint)
+        elif stop:
+            await self._settle(leader, checkpoint, whole=await self._decided(leader, checkpoint, "checkpoint"))
+        return stop and bool(await self._found(checkpoint))
 
-    async def _is_stored(self, operation: Operation) -> bool:
-        return operation.request["checkpoint"] in {id for id, _ in await asyncio.to_thread(self._parts)}
+    async def _decided(self, leader: str, id: str, what: Literal["checkpoint", "restoration"]) -> bool:
+        """By the leader, however long that takes: is it whole, or does it go on?"""
+        exchange = self._exchanges[id] = Exchange([leader])
+        exchange.in_doubt = what
+        self._send(leader, s.Question(id=id, what=what))  # or when there is a session with it
+        try:
+            await exchange.all("whole" if what == "checkpoint" else "go", None)
+        except Conflict:
+            return False
+        finally:
+            self._exchanges.pop(id, None)
+        return True
 
     async def goes_on(self, operation: Operation) -> bool:
         if "restoration" not in operation.request:
             return operation.row.phase == GOING
         if operation.row.phase != READY:
             return False
-        leader, id = operation.request["nodes"][0], operation.request["restoration"]
-        exchange = self._exchanges[id] = Exchange([leader])
-        exchange.in_doubt = True
-        self._send(leader, s.Question(id=id, what="restoration"))  # or when there is a session with it
-        try:
-            await exchange.all("go", None)
-        except Conflict:
-            return False
-        finally:
-            self._exchanges.pop(id, None)
-        return True
+        return await self._decided(operation.request["nodes"][0], operation.request["restoration"], "restoration")
 
     async def _answer(self, peer: str, message: s.Question) -> None:
         """By a node that was restarted, or has seen that this one was."""
@@ -357,13 +371,23 @@ class Sets:
             )  # fmt: skip
         return False
 
+    async def _note_whole(self, id: str) -> None:
+        """It is decided, so a full disk is waited for."""
+        while True:
+            try:
+                await self._checkpoints.is_whole(id)
+                return
+            except Unavailable as error:
+                logger.error("that a checkpoint is whole cannot be written", checkpoint=id[:12], why=error.message)
+                await asyncio.sleep(1)
+
     async def _settle(self, peer: str, id: str, *, whole: bool) -> None:
         """What became of a part that is stored here."""
         nodes = dict(await asyncio.to_thread(self._parts)).get(id)
         if nodes is None or nodes[0] != peer:
             return
         if whole:
-            await self._checkpoints.is_whole(id)
+            await self._note_whole(id)
         else:
             await self._checkpoints.forget_part(id)
 
@@ -412,8 +436,9 @@ class Sets:
         return await asyncio.to_thread(lambda: self._checkpoints.page(checkpoint=checkpoint))
 
     async def verify(self, checkpoint: str, nodes: Sequence[str]) -> None:
-        """The parts of the others. Raises Conflict: one is damaged; Unavailable: one did not answer."""
-        others, request = self.others_of(nodes), new_id()
+        """Where this node leads, the parts of the others. Raises Conflict: one is damaged; Unavailable: one did not
+        answer."""
+        others, request = list(nodes[1:]) if nodes[0] == self._links.node else [], new_id()
         self._check_connected(others)
         waiting = {one: asyncio.get_running_loop().create_future() for one in others}
         self._verifying |= {(request, one): future for one, future in waiting.items()}
@@ -449,7 +474,7 @@ class Sets:
             if peer not in exchange.peers:
                 continue
             if exchange.in_doubt:
-                self._send(peer, s.Question(id=id, what="restoration"))
+                self._send(peer, s.Question(id=id, what=exchange.in_doubt))
             elif not exchange.decided:
                 exchange.fail("peer_unreachable", f"the daemon of {peer} was started again meanwhile")
         for future in [one for (_, node), one in self._verifying.items() if node == peer and not one.done()]:
