@@ -212,6 +212,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "The ranks of a job on several nodes did not stop at one group snapshot, so there is no checkpoint of them.",
         "Ask again once all of them have a communicator in common.",
     ),
+    "no_such_part": (
+        "The part of a checkpoint of several nodes is not where it is to be restored.",
+        "Import an export of it there, or set `checkpoint_mirror` on all nodes.",
+    ),
     "no_part": (
         "A node has no job of that name with ranks there, or several.",
         "Start the job on all of its nodes, once on each.",

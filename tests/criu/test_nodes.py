@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -298,6 +299,44 @@ def test_a_node_that_leads_not_is_refused(job: Job) -> None:
     job.check()
 
 
+def test_a_server_is_lost_while_one_is_made(job: Job) -> None:
+    """All are recovered, whether there is a checkpoint of it or not; the next one, an increment or not, is right."""
+    one, two = job.nodes
+    for number, phase in enumerate(("pausing", "dumping", "copying", "storing")):
+        operation = job.create()
+        node = job.nodes[number % 2]
+        wait_until(lambda: phase_of(node, "checkpoint") in (phase, ""), f"it is {phase}")  # noqa: B023
+        job.is_recovered(job.nodes[number // 2])
+        ended(one, operation)
+        wait_until(lambda: not phase_of(two, "checkpoint"), "it is over there, too", 90)
+        job.created()
+    succeeded(one, job.create(stop=True))
+    wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
+    checkpoint = one.client.get("/v1/checkpoints")[0]["id"]
+    succeeded(one, restore(one, checkpoint))
+    job.check()
+
+
+@pytest.mark.parametrize("phase", ["pausing", "dumping", "waiting"])
+def test_a_node_is_out_of_reach_while_one_is_made(job: Job, phase: str) -> None:
+    """For longer than a checkpoint waits, and shorter than collectives do: the job goes on where it is, and nothing is
+    left of the checkpoint, unless all of it is there."""
+    one, two = job.nodes
+    before = {each["id"] for each in one.client.get("/v1/checkpoints")}
+    operation = job.create()
+    wait_until(lambda: phase_of(one, "checkpoint") in (phase, ""), f"it is {phase}")
+    two.network.unplug()
+    over = ended(one, operation)
+    wait_until(lambda: not phase_of(two, "checkpoint"), "it is over there, too", 90)
+    two.network.plug()
+    job.goes_on()
+    made = {each["id"] for each in one.client.get("/v1/checkpoints")} - before
+    assert bool(made) == (over["state"] == "succeeded")
+    wait_until(lambda: {each["id"] for each in two.client.get("/v1/checkpoints")} - before == made, "as on the other")
+    job.created()
+    job.check()
+
+
 def phase_of(node: TransferNode, kind: str) -> str:
     active = [one for one in node.client.get("/v1/operations", kind=kind) if one["state"] in ("pending", "running")]
     return str(active[0]["phase"]) if active else ""
@@ -336,16 +375,24 @@ def test_a_daemon_is_killed_while_one_is_restored(job: Job, which: int, at: str)
     job.check()
 
 
-def test_a_node_is_gone_for_good(native_dir: Path, tmp_path: Path) -> None:
-    """Another one gets its part, from the mirror: that it is given to by name."""
+@pytest.mark.parametrize("by", ["mirror", "export"])
+def test_a_node_is_gone_for_good(native_dir: Path, tmp_path: Path, by: str) -> None:
+    """Another one, which takes programs from the one that leads, gets its part: from the mirror, or an export of it."""
     with (
         tempfile.TemporaryDirectory(prefix="xmig-mirror-") as mirror,
-        several(3, native_dir, checkpoint_mirror=mirror) as nodes,
+        several(3, native_dir, checkpoint_mirror=mirror if by == "mirror" else "") as nodes,
     ):
         one, two, three = nodes
         job = Job([one, two], tmp_path)
         checkpoint = job.created()
-        job.until_mirrored(Path(mirror), checkpoint)
+        if by == "mirror":
+            job.until_mirrored(Path(mirror), checkpoint)
+        else:
+            wait_until(lambda: listed(two, checkpoint), "it has its part")
+            two.ctl("checkpoint", "export", checkpoint)
+            exported = three.folder / "checkpoints" / "exported"
+            exported.mkdir(parents=True, exist_ok=True)
+            shutil.copy(two.folder / "checkpoints" / "exported" / f"{checkpoint}.xmig", exported)
         files = job.files(checkpoint)
         two.close()
         job.end(two)
@@ -354,6 +401,17 @@ def test_a_node_is_gone_for_good(native_dir: Path, tmp_path: Path) -> None:
         with pytest.raises(Refused) as caught:
             restore(one, checkpoint)
         assert (caught.value.code, "two" in str(caught.value)) == ("peer_unreachable", True)
+        for allowed, code in (("two", "peer_not_allowed"), ("one", "no_such_part")):
+            three.environment["XMIG_PROGRAMS_FROM"] = allowed
+            three.kill()
+            three.starts_again()
+            wait_until(lambda: one.reaches(three), "it is in reach")
+            if by == "export" or code == "peer_not_allowed":
+                failed = ended(one, restore(one, checkpoint, two="three"))
+                assert (failed["state"], failed["error"]["code"]) == ("failed", code)
+                assert not (one.lives() + three.lives())
+        if by == "export":
+            three.ctl("checkpoint", "import", f"{checkpoint}.xmig")
         assert "steps goes on" in one.ctl("restore", checkpoint[:12], "--node", "two=three")
         job.nodes = [one, three]
         job.is_recovered(three)

@@ -720,14 +720,15 @@ class Checkpoints:
             return here
         if self._mirroring is None:
             raise NotFound(
-                f"the part of {node} is not on this node", hint="import an export of it, or set checkpoint_mirror"
-            )
+                f"the part of {node} is not on this node", code="no_such_part",
+                hint="import an export of it, or set checkpoint_mirror",
+            )  # fmt: skip
         return await self._from_mirror(self._mirroring.mirror.of(node), checkpoint, node)
 
     async def _from_mirror(self, place: SecondPlace, checkpoint: str, node: str) -> Manifest:
         document = await asyncio.to_thread(place.document, checkpoint)
         if document is None:
-            raise NotFound(f"the part of {node} is neither on this node nor in {place.place}")
+            raise NotFound(f"the part of {node} is neither on this node nor in {place.place}", code="no_such_part")
         try:
             manifest = Manifest.model_validate_json(document)
         except ValidationError:

@@ -41,7 +41,7 @@ from xmigd.text import harmless
 logger = log.get("checkpoints")
 
 WITHIN = 600.0  # seconds for a stage: what a node does in one has bounds of its own
-SILENT = 30.0  # seconds without a connection after which what is done together is given up
+SILENT = 5.0  # seconds, once a connection is known to be lost, after which what is done together is given up
 KNOWN_WITHIN = 20.0  # seconds in which the leader hears of processes that were made again
 MOST = 256  # messages of peers that are being done
 READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of all
@@ -190,8 +190,7 @@ class Sets:
         self._check_leads(nodes)
         self._supervisor.scopes.check(",".join(nodes))
         self._check_connected(nodes[1:])
-        before = manifest.programs[0].device
-        places = await self._checkpoints.check_restoration(manifest, [], before)
+        places = await self._check_restoration(manifest)
         uid, exchange = manifest.programs[0].uid, Exchange(nodes[1:])
 
         async def work(operation: Operation) -> dict[str, Any]:
@@ -235,6 +234,15 @@ class Sets:
             request={"checkpoint": checkpoint, "nodes": list(nodes)},
         )  # fmt: skip
 
+    async def _check_restoration(self, manifest: Manifest) -> list[list[str]]:
+        """The devices of each program. Ranks meet by names that a copy beside them would have, too. Raises Conflict,
+        NotFound, Unavailable."""
+        names = {one.id for one in manifest.programs}
+        living = [one for one in self._supervisor.processes.values() if one.state not in ("ended", "lost")]
+        if any((one.row.origin or one.row.id) in names for one in living):
+            raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
+        return await self._checkpoints.check_restoration(manifest, [], manifest.programs[0].device)
+
     async def _resume_all(
         self, nodes: Sequence[str], made: Sequence[Process], others: Mapping[str, Sequence[str]]
     ) -> None:
@@ -257,7 +265,7 @@ class Sets:
         try:
             manifest = await self._part_for(peer, message)
             self._supervisor.scopes.check(",".join(message.nodes))
-            places = await self._checkpoints.check_restoration(manifest, [], manifest.programs[0].device)
+            places = await self._check_restoration(manifest)
             exchange.check()
 
             async def work(operation: Operation) -> dict[str, Any]:
