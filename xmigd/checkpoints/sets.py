@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from xmigd import log
@@ -50,7 +50,7 @@ READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of 
 class Sets:
     def __init__(
         self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, reader: Reader, links: Links,
-        allowed: Any,
+        allowed: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """`allowed()`: peers from which programs are taken; `*`: all that are known."""
         self._checkpoints = checkpoints
@@ -89,8 +89,8 @@ class Sets:
         making = await self._checkpoints.prepared(process, stop=stop, part=part)
 
         async def work(operation: Operation) -> dict[str, Any]:
-            self._exchanges[id] = exchange
             try:
+                self._begin(id, exchange)
                 message = s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid, stop=stop)
                 self._send_all(exchange, message)
                 result = await self._checkpoints.make(operation, id, making, process)
@@ -126,8 +126,8 @@ class Sets:
             await exchange.all("whole", None)
             await self._note_whole(id)
 
-        self._exchanges[id] = exchange
         try:
+            self._begin(id, exchange)
             part = Part(message.nodes, dumped, kept, exchange.given_up)
             making = await self._checkpoints.prepared(process, stop=message.stop, part=part)
             exchange.check()
@@ -195,7 +195,6 @@ class Sets:
 
         async def work(operation: Operation) -> dict[str, Any]:
             id = operation.id
-            self._exchanges[id] = exchange
             made: list[Process] = []
 
             async def resuming(processes: Sequence[Process]) -> None:
@@ -213,6 +212,7 @@ class Sets:
 
             exchange.failed = lambda why: _not_resumed(made, why)
             try:
+                self._begin(id, exchange)
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
@@ -261,8 +261,8 @@ class Sets:
         self._check_follows(peer, message.nodes)
         if id in self._exchanges:
             raise Conflict(f"restoration {id[:12]} is under way already", code="operation_under_way")
-        self._exchanges[id] = exchange
         try:
+            self._begin(id, exchange)
             manifest = await self._part_for(peer, message)
             self._supervisor.scopes.check(",".join(message.nodes))
             places = await self._check_restoration(manifest)
@@ -413,9 +413,9 @@ class Sets:
     def others_of(self, nodes: Sequence[str]) -> list[str]:
         """Those whose parts are removed with that of this node. Raises Conflict: another node removes it."""
         if nodes and nodes[0] != self._links.node:
-            if self._links.connected(nodes[0]):
+            if self._links.node in nodes and self._links.connected(nodes[0]):
                 self._check_leads(nodes)
-            return []  # it is gone: what is here is of use to nobody else
+            return []  # it is gone, or what is here is a copy of another node's part
         return list(nodes[1:])
 
     def removed(self, nodes: Sequence[str]) -> None:
@@ -550,6 +550,11 @@ class Sets:
                 f"{nodes[0]} leads the job's nodes, {', '.join(nodes)}", code="other_node_leads",
                 hint=f"do it on {nodes[0]}",
             )  # fmt: skip
+
+    def _begin(self, id: str, exchange: Exchange) -> None:
+        """From now on it is known when a peer is lost. Raises Unavailable: one is already."""
+        self._exchanges[id] = exchange
+        self._check_connected(exchange.peers)
 
     def _check_follows(self, peer: str, nodes: Sequence[str]) -> None:
         """Raises Conflict: the peer does not lead these, or this node is none of them."""
