@@ -388,6 +388,7 @@ async def serve(settings: Settings) -> None:
         device_faulted.add(count_fault)
         await operations.resolve_interrupted()
         await arrivals.recover()
+        await sets.recover()
         profiles.start()
         neighbours.start()
         await rotation.start()

@@ -24,7 +24,7 @@ from xmigd.checkpoints.exchange import Exchange
 from xmigd.checkpoints.manifest import Manifest
 from xmigd.checkpoints.part import Part
 from xmigd.checkpoints.schemas import CheckpointInfo
-from xmigd.checkpoints.service import RESTORE, Checkpoints, tree
+from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints, tree
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
@@ -43,7 +43,7 @@ logger = log.get("checkpoints")
 WITHIN = 600.0  # seconds for a stage: what a node does in one has bounds of its own
 SILENT = 5.0  # seconds, once a connection is known to be lost, after which what is done together is given up
 KNOWN_WITHIN = 20.0  # seconds in which the leader hears of processes that were made again
-MOST = 256  # messages of peers that are being done
+MOST = 64  # messages of one peer that are being done
 READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of all
 
 
@@ -61,7 +61,7 @@ class Sets:
         self._allowed = allowed
         self._exchanges: dict[str, Exchange] = {}  # by the checkpoint that is made, or the operation that restores
         self._verifying: dict[tuple[str, str], asyncio.Future[str]] = {}  # by request and node: what is wrong
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}  # what peers have requested
         checkpoints.across = self
 
     # --- to make one, at the node that leads --------------------------------------------------------------------------
@@ -81,6 +81,7 @@ class Sets:
         async def kept(operation: Operation) -> None:
             operation.progress("waiting")
             await exchange.all("stored", WITHIN)
+            operation.point_of_no_return("all nodes have their parts of it")
             exchange.decided = True
             await self._checkpoints.is_whole(id)
             self._send_all(exchange, s.Reached(id=id, stage="whole"))
@@ -129,6 +130,7 @@ class Sets:
         try:
             self._begin(id, exchange)
             part = Part(message.nodes, dumped, kept, exchange.given_up)
+            await self._until_free(process)
             making = await self._checkpoints.prepared(process, stop=message.stop, part=part)
             exchange.check()
 
@@ -152,6 +154,12 @@ class Sets:
         known = id in self._exchanges or id in dict(await asyncio.to_thread(self._parts))
         if known or await self._found(id):
             raise Conflict(f"{id[:12]} is here already", code="exists")
+
+    async def _until_free(self, process: Process) -> None:
+        """Of an earlier one, of which the leader knows already that it is stored here."""
+        for row in self._operations.active():
+            if row.kind == CREATE and row.job_id == process.job.id:
+                await self._operations.ended(row)
 
     async def _no_part(self, exchange: Exchange, id: str, error: Exception) -> None:
         self._give_up(exchange, id, error)
@@ -326,6 +334,12 @@ class Sets:
         return result | {"nodes": list(message.nodes)}
 
     # --- after a restart ----------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """An earlier daemon has not written down that these are whole, so they never will be. Before peers come."""
+        for id, nodes in await asyncio.to_thread(self._parts):
+            if nodes[0] == self._links.node:
+                await self._checkpoints.forget_part(id)
 
     async def resolve_create(self, operation: Operation) -> bool:
         """Where this node leads, it is whole or given up. Elsewhere what is stored stays until the leader answers, and
@@ -581,7 +595,7 @@ class Sets:
 
     def _spawn(self, peer: str, work: Coroutine[Any, Any, None], id: str | None = None) -> None:
         """`id`: the peer is to know if it fails."""
-        if len(self._tasks) >= MOST:
+        if list(self._tasks.values()).count(peer) >= MOST:
             work.close()
             logger.warning("a message of a peer is left out", peer=peer, why=f"{MOST} are being done")
             return
@@ -599,8 +613,8 @@ class Sets:
                     self._give_up(Exchange([peer]), id, error)
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = peer
+        task.add_done_callback(self._tasks.pop)
 
 
 def _not_resumed(made: Sequence[Process], why: str) -> None:
