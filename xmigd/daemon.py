@@ -31,6 +31,8 @@ from xmigd.checkpoints.policies import CheckpointPolicies
 from xmigd.checkpoints.rescue import Rescue
 from xmigd.checkpoints.room import Room
 from xmigd.checkpoints.service import Checkpoints
+from xmigd.checkpoints.set_messages import TOPIC as CHECKPOINTS
+from xmigd.checkpoints.sets import Sets
 from xmigd.checkpoints.settling import Settling
 from xmigd.connections.quotas import Quotas
 from xmigd.consolidation.service import Consolidation
@@ -311,6 +313,11 @@ async def serve(settings: Settings) -> None:
         Door(
             links, in_loop=orders.or_else(arrivals.in_loop), in_thread=arrivals.in_thread, longest=arrivals.longest
         )  # fmt: skip
+        sets = Sets(
+            checkpoints=checkpoints, supervisor=supervisor, operations=operations, reader=reader, links=links,
+            allowed=lambda: settings.programs_from.split(","),
+        )  # fmt: skip
+        links.register(CHECKPOINTS, sets)
         rescue = Rescue(checkpoints=checkpoints, operations=operations, bus=bus)
         supervisor.being_lost.add(rescue.being_lost)
         the_processes = Processes(supervisor, reader)
@@ -384,6 +391,7 @@ async def serve(settings: Settings) -> None:
         device_faulted.add(count_fault)
         await operations.resolve_interrupted()
         await arrivals.recover()
+        await sets.recover()
         profiles.start()
         neighbours.start()
         await rotation.start()

@@ -17,17 +17,18 @@ from typing import Literal, get_args
 # tests/transfers at those of transfers.
 Write = Literal[
     "audit.intent", "audit.outcome", "breaker.acted", "breaker.reset", "checkpoint_policies.remove",
-    "checkpoint_policies.set", "checkpoints.add", "checkpoints.mirrored", "checkpoints.on_disk", "checkpoints.remove",
-    "checkpoints.unmirrored", "devices.change", "devices.configure", "devices.cordon", "devices.learn", "events.add",
-    "faults.acknowledge", "faults.add", "health.findings", "history.tidy", "jobs.add", "jobs.change", "jobs.end",
-    "jobs.made", "jobs.stop", "keys.answer", "keys.claim", "keys.release", "logs.add", "migrations.intent",
-    "migrations.save", "native.adopt", "native.forget", "operations.begin", "operations.end", "operations.save",
-    "policies.change", "prediction.profiles", "processes.assign", "processes.end", "processes.rebind",
-    "processes.start", "processes.state", "processes.unprotected", "recoveries.save", "segments.add",
-    "stored_snapshots.add", "stored_snapshots.remove", "tokens.create", "tokens.revoke", "tokens.used", "transfers.add",
-    "transfers.committed", "transfers.done", "transfers.dropped", "transfers.failed", "transfers.going",
-    "transfers.note", "transfers.prepared", "transfers.preparing", "transfers.running", "webhooks.add",
-    "webhooks.change", "webhooks.progress", "webhooks.remove", "webhooks.retry",
+    "checkpoint_policies.set", "checkpoints.add", "checkpoints.mirrored", "checkpoints.on_disk",
+    "checkpoints.part_removed", "checkpoints.remove", "checkpoints.unmirrored", "checkpoints.whole", "devices.change",
+    "devices.configure", "devices.cordon", "devices.learn", "events.add", "faults.acknowledge", "faults.add",
+    "health.findings", "history.tidy", "jobs.add", "jobs.change", "jobs.end", "jobs.made", "jobs.stop", "keys.answer",
+    "keys.claim", "keys.release", "logs.add", "migrations.intent", "migrations.save", "native.adopt", "native.forget",
+    "operations.begin", "operations.decide", "operations.end", "operations.save", "policies.change",
+    "prediction.profiles", "processes.assign", "processes.end", "processes.rebind", "processes.start",
+    "processes.state", "processes.unprotected", "recoveries.save", "segments.add", "stored_snapshots.add",
+    "stored_snapshots.remove", "tokens.create", "tokens.revoke", "tokens.used", "transfers.add", "transfers.committed",
+    "transfers.done", "transfers.dropped", "transfers.failed", "transfers.going", "transfers.note",
+    "transfers.prepared", "transfers.preparing", "transfers.running", "webhooks.add", "webhooks.change",
+    "webhooks.progress", "webhooks.remove", "webhooks.retry",
 ]  # fmt: skip
 Moment = Literal["write.begun", "write.committed"]
 Between = Literal["store.objects", "store.manifest", "mirror.objects", "mirror.manifest"]

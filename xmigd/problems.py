@@ -197,7 +197,24 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Nothing: it stays where it is. `xmigctl migrate` moves it.",
     ),
     "several_nodes": (
-        "Ranks of jobs of several nodes are neither moved nor suspended.", "Stop the job, and start it elsewhere.",
+        "Ranks of jobs of several nodes are neither moved nor suspended.",
+        "Make a checkpoint with `--stop` at the first node of the job, and restore it where the job is to go on.",
+    ),
+    "other_node_leads": (
+        "Of a job with ranks on several nodes, checkpoints are made, restored and removed at its first node.",
+        "Request it there; the message names the node.",
+    ),
+    "no_common_snapshot": (
+        "The ranks of a job on several nodes did not stop at one group snapshot, so there is no checkpoint of them.",
+        "Ask again once all of them have a communicator in common.",
+    ),
+    "no_such_part": (
+        "The part of a checkpoint of several nodes is not where it is to be restored.",
+        "Import an export of it there, or set `checkpoint_mirror` on all nodes.",
+    ),
+    "no_part": (
+        "A node has no job of that name with ranks there, or several.",
+        "Start the job on all of its nodes, once on each.",
     ),
     "ends_soon": (
         "The job ends within `least_remaining_s`, as its predicted P90 says.",

@@ -60,6 +60,13 @@ class TransferNode(nodes.NamespacedNode):
 @contextlib.contextmanager
 def pair(native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
     """Two nodes that know each other and run."""
+    with several(2, native_dir, **settings) as both:
+        yield both
+
+
+@contextlib.contextmanager
+def several(count: int, native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
+    """The same, of so many."""
 
     class Node(TransferNode):
         def __init__(self, folder: Path, name: str, network: NetworkNode, place: Path) -> None:
@@ -68,8 +75,8 @@ def pair(native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
                 native_dir=native_dir, **settings,
             )  # fmt: skip
 
-    with nodes.pair(Node) as both:
-        yield list(both)
+    with nodes.several(count, Node) as made:
+        yield list(made)
 
 
 def let_end(output: Path) -> None:

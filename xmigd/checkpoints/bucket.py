@@ -74,6 +74,7 @@ class Bucket:
             raise Invalid(f"obstore is not installed, which copies checkpoints to {address}",
                           hint="pip install 'xmig[s3]'")  # fmt: skip
         self._obstore: Any = import_module("obstore")
+        self._address = address
         parts = urlsplit(address)
         self._bucket = parts.netloc
         self._prefix = "/".join(part for part in (*parts.path.split("/"), node) if part)
@@ -165,12 +166,19 @@ class Bucket:
 
     def manifest(self, checkpoint: str, expected: str) -> bytes | None:
         """The document that has this hash; None: it is not there."""
+        document = self.document(checkpoint)
+        return document if document is not None and hashlib.sha256(document).hexdigest() == expected else None
+
+    def document(self, checkpoint: str) -> bytes | None:
+        """A manifest, as it is there."""
         try:
-            document = self._get(_manifest_name(checkpoint), LONGEST_MANIFEST)
+            return self._get(_manifest_name(checkpoint), LONGEST_MANIFEST)
         except (OSError, Damaged) as error:
             logger.warning("the mirror does not answer", checkpoint=checkpoint, why=str(error))
             return None
-        return document if document is not None and hashlib.sha256(document).hexdigest() == expected else None
+
+    def of(self, node: str) -> Bucket:
+        return Bucket(self._address, node, endpoint=self._endpoint, region=self._region, credentials=self._credentials)
 
     def remove(self, checkpoints: list[str]) -> None:
         """With the pieces that no other checkpoint there has. Raises OSError."""

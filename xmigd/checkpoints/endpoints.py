@@ -77,8 +77,9 @@ async def restore_checkpoint(
 ) -> OperationInfo:  # fmt: skip
     """Make the programs again where they were, in a job of their own, on these devices or on those that they had."""
     row = await checkpoints.restore(
-        caller, checkpoint, request.devices, own_files=request.own_files, publish=request.publish, requestor=caller.name
-    )
+        caller, checkpoint, request.devices, own_files=request.own_files, publish=request.publish,
+        nodes=request.nodes, requestor=caller.name,
+    )  # fmt: skip
     return accepted(row, response)
 
 

@@ -218,9 +218,16 @@ class Making:
             live.describe(one, self._layout, leader=leader, files=files if number == 0 else ())
             for number, one in enumerate(self.processes)
         ]
+        await self._all_dumped()
         if not self.stop:
             live.let_go_on(self.pids)
         return found
+
+    async def _all_dumped(self) -> None:
+        """Nothing of the program goes on before this returns."""
+
+    async def kept(self, operation: Operation) -> None:
+        """What was written down is on the disk. Nothing of the program ends before this returns."""
 
     def _check_awake(self, generations: Sequence[int]) -> None:
         """Were they paused all the time? Raises Conflict."""

@@ -45,6 +45,12 @@ class SecondPlace(Protocol):
 
     def manifest(self, checkpoint: str, expected: str) -> bytes | None: ...
 
+    def document(self, checkpoint: str) -> bytes | None: ...
+
+    def of(self, node: str) -> SecondPlace:
+        """The place of another node."""
+        ...
+
     def remove(self, checkpoints: list[str]) -> None: ...
 
 
@@ -121,11 +127,17 @@ class Mirror:
 
     def manifest(self, checkpoint: str, expected: str) -> bytes | None:
         """The document that has this hash; None: it is not there."""
+        document = self.document(checkpoint)
+        return document if document is not None and hashlib.sha256(document).hexdigest() == expected else None
+
+    def document(self, checkpoint: str) -> bytes | None:
+        """A manifest, as it is there."""
         with contextlib.suppress(OSError):
-            document = self._manifest_path(checkpoint).read_bytes()
-            if hashlib.sha256(document).hexdigest() == expected:
-                return document
+            return self._manifest_path(checkpoint).read_bytes()
         return None
+
+    def of(self, node: str) -> Mirror:
+        return Mirror(self.directory, node)
 
     def remove(self, checkpoints: list[str]) -> None:
         """With the pieces that no other checkpoint there has. Raises OSError."""

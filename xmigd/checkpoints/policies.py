@@ -69,6 +69,7 @@ class CheckpointPolicies:
     ) -> None:  # fmt: skip
         self._checkpoints = checkpoints
         self._jobs = jobs
+        self._node = settings.node
         self._supervisor = supervisor
         self._operations = operations
         self._writer = writer
@@ -309,7 +310,9 @@ class CheckpointPolicies:
         return self._default if own is None else own.policy
 
     def _processes_of(self, job: str) -> list[Process]:
-        return [one for one in self._supervisor.processes_of(job) if one.state not in ("ended", "lost")]
+        """Of a job of several nodes, where its checkpoints are made."""
+        found = [one for one in self._supervisor.processes_of(job) if one.state not in ("ended", "lost")]
+        return [one for one in found if one.job.nodes is None or one.job.nodes.split(",")[0] == self._node]
 
     def _inherit(self, jobs: tuple[str, str]) -> None:
         """A restored job has the policy of the job that its checkpoint was made of."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, func, literal_column, or_, select, update
 from sqlalchemy.orm import Session
 
-from xmigd.database.models import Checkpoint, CheckpointPolicy, Job, UnmirroredCheckpoint
+from xmigd.database.models import Checkpoint, CheckpointPolicy, Job, PartRemoval, UnmirroredCheckpoint
 from xmigd.database.rows import columns
 from xmigd.store.objects import Damaged
 
@@ -22,8 +23,9 @@ def page(
     session: Session, *, checkpoint: str | None = None, job: str | None = None, owner: int | None = None,
     before: str | None = None, limit: int = 100,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The newest first."""
-    query = select(Checkpoint).order_by(Checkpoint.created_at.desc(), Checkpoint.id).limit(limit)
+    """The newest first. A part of one that is not whole is none."""
+    query = select(Checkpoint).where(Checkpoint.whole)
+    query = query.order_by(Checkpoint.created_at.desc(), Checkpoint.id).limit(limit)
     for column, value in ((Checkpoint.id, checkpoint), (Checkpoint.job_id, job), (Checkpoint.uid, owner)):
         if value is not None:
             query = query.where(column == value)
@@ -38,25 +40,56 @@ def every(session: Session) -> list[tuple[str, str]]:
     return [(id, manifest) for id, manifest in session.execute(select(Checkpoint.id, Checkpoint.manifest))]
 
 
-def remove(session: Session, checkpoint: str, *, mirrored: bool) -> None:
-    """`mirrored`: the mirror may have it, or a part of it, and it is to be removed there, too."""
+def remove(session: Session, checkpoint: str, *, mirrored: bool, elsewhere: Iterable[str] = ()) -> None:
+    """`mirrored`: the mirror may have it, or a part of it, and it is to be removed there, too. `elsewhere`: other nodes
+    with parts of it."""
     session.execute(delete(Checkpoint).where(Checkpoint.id == checkpoint))
     if mirrored:
         session.merge(UnmirroredCheckpoint(id=checkpoint))
+    for node in elsewhere:
+        session.merge(PartRemoval(checkpoint=checkpoint, node=node))
+
+
+# Parts of checkpoints of several nodes.
+
+
+def parts(session: Session) -> list[tuple[str, list[str]]]:
+    """Those of which it is not known whether all others exist: the id, and the nodes."""
+    query = select(Checkpoint.id, Checkpoint.nodes).where(Checkpoint.whole.is_(False))
+    return [(id, (nodes or "").split(",")) for id, nodes in session.execute(query)]
+
+
+def is_whole(session: Session, checkpoint: str) -> None:
+    session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint).values(whole=True))
+
+
+def remove_part(session: Session, checkpoint: str) -> None:
+    """Of one that is not whole."""
+    session.execute(delete(Checkpoint).where(Checkpoint.id == checkpoint, Checkpoint.whole.is_(False)))
+
+
+def removals(session: Session, node: str) -> list[str]:
+    """Checkpoints whose parts this other node is to remove."""
+    return list(session.scalars(select(PartRemoval.checkpoint).where(PartRemoval.node == node)))
+
+
+def removed_elsewhere(session: Session, checkpoint: str, node: str) -> None:
+    session.execute(delete(PartRemoval).where(PartRemoval.checkpoint == checkpoint, PartRemoval.node == node))
 
 
 def by_policy(session: Session, job: str) -> list[tuple[str, bool]]:
     """Those that were made of this job without a request, the last one first: the id, and whether it is on the disk.
     In the order in which they were written: a clock may have been set back."""
     made = select(Checkpoint.id, Checkpoint.on_disk).where(Checkpoint.job_id == job, Checkpoint.by_policy)
-    return [(row[0], row[1]) for row in session.execute(made.order_by(literal_column("rowid").desc()))]
+    made = made.where(Checkpoint.whole).order_by(literal_column("rowid").desc())
+    return [(row[0], row[1]) for row in session.execute(made)]
 
 
 def newest(session: Session, jobs: list[str], now: float) -> dict[str, float]:
     """When the newest one of each of these jobs was made. What is later than now is from before the clock was set
     back."""
     query = select(Checkpoint.job_id, func.max(Checkpoint.created_at))
-    query = query.where(Checkpoint.job_id.in_(jobs), Checkpoint.created_at <= now)
+    query = query.where(Checkpoint.job_id.in_(jobs), Checkpoint.created_at <= now, Checkpoint.whole)
     return {row[0]: row[1] for row in session.execute(query.group_by(Checkpoint.job_id))}
 
 
@@ -68,7 +101,7 @@ def begun(session: Session, jobs: list[str]) -> dict[str, float]:
 def unmirrored(session: Session, mirror: str) -> list[tuple[str, str]]:
     """Those that are not in this mirror, the oldest first: the id, and the hash of the manifest."""
     missing = or_(Checkpoint.mirrored_in.is_(None), Checkpoint.mirrored_in != mirror)
-    query = select(Checkpoint.id, Checkpoint.manifest).where(missing)
+    query = select(Checkpoint.id, Checkpoint.manifest).where(missing, Checkpoint.whole)
     return [(id, manifest) for id, manifest in session.execute(query.order_by(Checkpoint.created_at, Checkpoint.id))]
 
 

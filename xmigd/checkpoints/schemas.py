@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from xmigd.schemas import Answer
 
 DeviceName = Annotated[str, Field(max_length=64)]
+NodeName = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,64}$")]
 
 
 class CheckpointRequest(BaseModel):
@@ -38,6 +39,12 @@ class RestoreRequest(BaseModel):
     publish: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=32)] = Field(
         default=[],
         description="ports of its private network to be reached from outside: PORT, PORT:INNER or ADDRESS:PORT:INNER",
+    )
+
+    nodes: Annotated[dict[NodeName, NodeName], Field(max_length=64)] = Field(
+        default={},
+        description="of a job with ranks on several nodes: by the name of a node that had a part of it, the node that "
+        "gets it now; the others get their own",
     )
 
 
@@ -79,6 +86,9 @@ class CheckpointInfo(Answer):
     user: str = Field(description="what this machine calls them")
     command: str
     device: str = Field(description="that the job was on")
+    nodes: list[str] = Field(
+        description="on which the job had ranks, each with a part of the checkpoint; empty: all of it is here"
+    )
     programs: int
     content_bytes: int = Field(description="of all that it has, without what is zero")
     stored_bytes: int = Field(description="that it took on disk; what other checkpoints had already is not counted")

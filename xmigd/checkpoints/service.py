@@ -12,10 +12,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -29,9 +29,11 @@ from xmigd.checkpoints.keys import private_key
 from xmigd.checkpoints.last import MakingLast
 from xmigd.checkpoints.making import Making, check_owners, of_the_store
 from xmigd.checkpoints.manifest import Manifest, Program, contents
+from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.movable import obstacles, processes_of
 from xmigd.checkpoints.parents import leave_parent
+from xmigd.checkpoints.part import MakingPart, Part
 from xmigd.checkpoints.room import Room, check_devices
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.checkpoints.settling import Settling
@@ -74,6 +76,36 @@ FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daem
 
 
 Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
+Made = Callable[[Sequence[Process]], Awaitable[None]]
+Work = Callable[[Operation], Awaitable[dict[str, Any]]]
+
+
+class Across(Protocol):
+    """Checkpoints of jobs with ranks on several nodes (sets.py)."""
+
+    async def create(self, process: Process, *, stop: bool, requestor: str, by_policy: bool) -> OperationRow: ...
+
+    async def restore(
+        self, caller: Caller, checkpoint: str, devices: Sequence[str], instead: Mapping[str, str], *, requestor: str
+    ) -> OperationRow: ...
+
+    async def resolve_create(self, operation: Operation) -> bool:
+        """Do the programs of this node end at what it has made before the daemon was restarted?"""
+        ...
+
+    async def goes_on(self, operation: Operation) -> bool:
+        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided."""
+        ...
+
+    def others_of(self, nodes: Sequence[str]) -> list[str]:
+        """Those whose parts are removed with that of this node. Raises Conflict: another node removes it."""
+        ...
+
+    def removed(self, nodes: Sequence[str]) -> None:
+        """These are to remove their parts of something."""
+
+    async def verify(self, checkpoint: str, nodes: Sequence[str]) -> None:
+        """The parts of the others. Raises Conflict: one is damaged; Unavailable: one did not answer."""
 
 
 class Checkpoints:
@@ -99,6 +131,7 @@ class Checkpoints:
         self._mirroring = mirroring
         self._settling = settling
         self._places = places
+        self.across: Across
         self._exported = folder / "exported"  # the only folder that files are written to and read from for others
         operations.register(CREATE, self._resolve_create)
         operations.register(RESTORE, self._resolve_restore)
@@ -113,7 +146,8 @@ class Checkpoints:
         for row in rows:
             mirrored = mirror is not None and row["mirrored_in"] == mirror
             places = {"memory": self.chunks.memory.has(row["id"]), "disk": row["on_disk"], "mirror": mirrored}
-            its = {"user": user_name(row["uid"]), "mirrored": mirrored}
+            nodes = [] if row["nodes"] is None else row["nodes"].split(",")
+            its = {"user": user_name(row["uid"]), "mirrored": mirrored, "nodes": nodes}
             more.append(its | {"places": [place for place, there in places.items() if there]})
         return [CheckpointInfo.model_validate(row | its) for row, its in zip(rows, more, strict=True)]
 
@@ -129,34 +163,46 @@ class Checkpoints:
     ) -> OperationRow:  # fmt: skip
         """`last`: of one that is being lost, whose server stands at its last snapshot. Raises Conflict,
         Unavailable: it cannot be made."""
-        making = await self._prepared(process, stop=stop, last=last)
+        if process.job.nodes is not None and not last:
+            return await self.across.create(process, stop=stop, requestor=requestor, by_policy=by_policy)
+        making = await self.prepared(process, stop=stop, last=last)
         id = new_id()
 
         async def work(operation: Operation) -> dict[str, Any]:
             try:
-                return await self._create(operation, id, making, process)
+                return await self.make(operation, id, making, process)
             except Exception:
                 await asyncio.to_thread(self.forget, id)  # what it stored takes the room that others need
                 raise
 
+        return await self.begin(id, making, process, work, requestor=requestor, by_policy=by_policy)
+
+    async def begin(
+        self, id: str, making: Making, process: Process, work: Work, *, requestor: str, by_policy: bool = False,
+        nodes: Sequence[str] = (),
+    ) -> OperationRow:  # fmt: skip
+        """Raises Conflict, Unavailable."""
         return await self._operations.start(
             CREATE, subject=("job", process.job.id), job_id=process.job.id, owner=process.job.uid,
             requestor=requestor, work=work,
             request={
                 "checkpoint": id, "processes": [one.row.id for one in making.processes], "root": making.root,
-                "awake": [one.row.id for one in making.awake], "by_policy": by_policy,
+                "awake": [one.row.id for one in making.awake], "by_policy": by_policy, "nodes": list(nodes),
+                "stop": making.stop, "root_start": pidfds.start_time(making.root),
             },
         )  # fmt: skip
 
     async def check_creation(self, process: Process) -> None:
         """Raises Conflict, Unavailable: a checkpoint of its job cannot be made now. Changes nothing."""
-        await self._prepared(process, stop=True, last=False)
+        await self.prepared(process, stop=True, last=False)
 
-    async def _prepared(self, process: Process, *, stop: bool, last: bool) -> Making:
-        """Raises Conflict, Unavailable: it cannot be made."""
+    async def prepared(self, process: Process, *, stop: bool, last: bool = False, part: Part | None = None) -> Making:
+        """`part`: of a job with ranks on several nodes. Raises Conflict, Unavailable: it cannot be made."""
         await self.criu.check()
-        if process.job.nodes is not None:
-            raise Conflict("the job has ranks on several nodes: that is not possible yet", code="several_nodes")
+        if process.job.nodes is not None and part is None:
+            raise Conflict(
+                "the job has ranks on several nodes: what is here is only a part of it", code="several_nodes"
+            )
         if any(row.kind == CREATE and row.job_id == process.job.id for row in self._operations.active()):
             raise Conflict("a checkpoint of this job is being made already", code="operation_under_way",
                            hint="xmigctl op list shows it")  # fmt: skip
@@ -166,14 +212,14 @@ class Checkpoints:
                 groups=self._supervisor,
             )  # fmt: skip
         else:
-            making = self.making(process, stop=stop)
+            making = self.making(process, stop=stop, part=part)
         making.check_room()
         await self.check_movable(process, making.root)
         earlier = await asyncio.to_thread(self.page, job=process.job.id)
         await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
         return making
 
-    def making(self, process: Process, *, stop: bool) -> Making:
+    def making(self, process: Process, *, stop: bool, part: Part | None = None) -> Making:
         """Raises Conflict."""
         processes = self._supervisor.processes_of(process.job.id)
         processes.sort(key=lambda one: (one.row.start_time, one.row.pid))  # as others see them in turn
@@ -181,26 +227,27 @@ class Checkpoints:
             raise Conflict("the process is paused", code="paused")
         alone = root_in(process.row.pid) if len(processes) == 1 else None
         root = whole_root(process.row.pid) or alone or root_of(process.job, processes)
-        return Making(processes, root, criu=self.criu, layout=self.layout, stop=stop, groups=self._supervisor)
+        kind = Making if part is None else MakingPart
+        making = kind(processes, root, criu=self.criu, layout=self.layout, stop=stop, groups=self._supervisor)
+        if part is not None and isinstance(making, MakingPart):
+            making.part = part
+        return making
 
     async def restore(
         self, caller: Caller, checkpoint: str, devices: Sequence[str], *, own_files: bool = False,
-        publish: Sequence[str] = (), requestor: str,
+        publish: Sequence[str] = (), nodes: Mapping[str, str] | None = None, requestor: str,
     ) -> OperationRow:  # fmt: skip
-        """In a job of its own. `own_files`: what it writes to is copied. `publish`: ports of its network. Raises
-        NotFound, Damaged, Invalid, Conflict, Unavailable: it cannot be restored."""
+        """In a job of its own. `own_files`: what it writes to is copied. `publish`: ports of its network. `nodes`: by
+        the names of nodes that have parts of it, others that get these. Raises NotFound, Damaged, Invalid, Conflict,
+        Unavailable: it cannot be restored."""
+        found = await asyncio.to_thread(partial(self.page, checkpoint=checkpoint, owner=caller.owner))
+        if nodes or (found and found[0].nodes):
+            if own_files or publish:
+                raise Invalid("a job of several nodes is restored with its own files, and without ports")
+            return await self.across.restore(caller, checkpoint, devices, nodes or {}, requestor=requestor)
         info = await asyncio.to_thread(self.find, caller, checkpoint)
-        await self.criu.check()
         manifest = await asyncio.to_thread(self._manifest, info.id)
-        places = chosen_devices(manifest.programs, list(devices), info.device)
-        for program, chosen in zip(manifest.programs, places, strict=True):
-            self.check_place(program, chosen, needs_pid=not manifest.namespaces)
-        check_devices(manifest.programs, places, await self._places.known())
-        files = manifest.programs[0].files
-        await asyncio.to_thread(live.check_files, files, copied=own_files)
-        if not own_files:
-            running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
-            await asyncio.to_thread(live.check_unused, files, running)
+        places = await self.check_restoration(manifest, devices, info.device, own_files=own_files)
 
         async def work(operation: Operation) -> dict[str, Any]:
             chosen = [as_one(each) for each in places]
@@ -218,6 +265,22 @@ class Checkpoints:
             request={"checkpoint": info.id},
         )  # fmt: skip
 
+    async def check_restoration(
+        self, manifest: Manifest, devices: Sequence[str], before: str, *, own_files: bool = False
+    ) -> list[list[str]]:
+        """The devices of each program. Raises NotFound, Invalid, Conflict, Unavailable: it cannot be restored here."""
+        await self.criu.check()
+        places = chosen_devices(manifest.programs, list(devices), before)
+        for program, chosen in zip(manifest.programs, places, strict=True):
+            self.check_place(program, chosen, needs_pid=not manifest.namespaces)
+        check_devices(manifest.programs, places, await self._places.known())
+        files = manifest.programs[0].files
+        await asyncio.to_thread(live.check_files, files, copied=own_files)
+        if not own_files:
+            running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
+            await asyncio.to_thread(live.check_unused, files, running)
+        return places
+
     async def verify(self, caller: Caller, checkpoint: str, *, requestor: str) -> OperationRow:
         """Read all of it, and compare it with its hashes. Raises NotFound, Damaged."""
         info = await asyncio.to_thread(self.find, caller, checkpoint)
@@ -229,6 +292,9 @@ class Checkpoints:
             for name, size in pieces.items():
                 operation.check_cancelled()
                 await asyncio.to_thread(self.chunks.on_disk if "disk" in info.places else self.chunks.get, name, size)
+            if info.nodes:
+                operation.progress("waiting")
+                await self.across.verify(info.id, info.nodes)
             return {"checkpoint": info.id, "pieces": len(pieces), "bytes": sum(pieces.values())}
 
         return await self._operations.start(
@@ -294,11 +360,7 @@ class Checkpoints:
                 report = self.reporter(operation)
                 await asyncio.to_thread(opened.import_into, writing, progress=report)
                 await asyncio.to_thread(writing.sync)
-            result = await self._keep(manifest, writing)
-            program = manifest.programs[0]
-            device = as_one([f"{seen.kind}:{place}" for place, seen in enumerate(program.devices)])
-            await self._list(manifest, program.uid, program.command, device, result)
-        return result
+            return await self._take_in(manifest, writing)
 
     async def remove(self, caller: Caller, checkpoint: str) -> None:
         """Raises NotFound, Conflict: it is being restored."""
@@ -307,14 +369,29 @@ class Checkpoints:
             if row.subject_id == info.id:
                 raise Conflict(f"a {row.kind} of this checkpoint is under way", code="operation_under_way",
                                operation=row.id)  # fmt: skip
+        others = self.across.others_of(info.nodes)
+        await self.remove_here(info.id, others)
+        self.across.removed(others)
+
+    async def remove_here(self, checkpoint: str, elsewhere: Sequence[str] = ()) -> None:
+        """`elsewhere`: nodes that are to remove their parts of it, too. Raises Unavailable."""
         mirrored = self._mirroring is not None
-        await self._write("checkpoints.remove", lambda session: repository.remove(session, info.id, mirrored=mirrored))
-        await asyncio.to_thread(self.forget, info.id)
+        await self._write(
+            "checkpoints.remove",
+            lambda session: repository.remove(session, checkpoint, mirrored=mirrored, elsewhere=elsewhere),
+        )
+        await asyncio.to_thread(self.forget, checkpoint)
         self._to_mirror()
+
+    async def removed_elsewhere(self, checkpoint: str, node: str) -> None:
+        """Raises Unavailable."""
+        await self._write(
+            "checkpoints.part_removed", lambda session: repository.removed_elsewhere(session, checkpoint, node)
+        )
 
     # --- to make one --------------------------------------------------------------------------------------------------
 
-    async def _create(self, operation: Operation, id: str, making: Making, process: Process) -> dict[str, Any]:
+    async def make(self, operation: Operation, id: str, making: Making, process: Process) -> dict[str, Any]:
         # A daemon that leaves interrupts this anywhere, and does nothing about it: the next one does.
         with contextlib.ExitStack() as stack:
             with of_the_store("it cannot be stored"):
@@ -331,19 +408,26 @@ class Checkpoints:
                 device = ",".join(one.row.device for one in making.processes)
                 if making.stop:
                     operation.point_of_no_return("it is a checkpoint, and the program ends")
-                await self._list(manifest, process.job.uid, process.row.command, device, result)
+                whole = not manifest.nodes
+                await self._list(manifest, process.job.uid, process.row.command, device, result, whole=whole)
+                await making.kept(operation)
             except Exception:
                 self._path(id).unlink(missing_ok=True)
                 await making.go_on()
                 raise
             if making.stop:
-                for one in making.processes:
-                    one.expect_end()
-                kill(making.pids)
-                for one in making.processes:
-                    one.let_go_on()
-                await end(making.pids)
+                await self._end(making.processes, making.pids)
         return result | making.took | {"copied_bytes": making.copied_bytes}
+
+    @staticmethod
+    async def _end(processes: Sequence[Process], pids: Sequence[int]) -> None:
+        """Programs that stand still."""
+        for one in processes:
+            one.expect_end()
+        kill(pids)
+        for one in processes:
+            one.let_go_on()
+        await end(pids)
 
     async def _keep(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
         """Raises Unavailable: no room."""
@@ -357,13 +441,16 @@ class Checkpoints:
             "stored_bytes": writing.stored_bytes, "standstill_ms": None, "on_disk": writing.on_disk,
         }  # fmt: skip
 
-    async def _list(self, manifest: Manifest, uid: int, command: str, device: str, result: dict[str, Any]) -> None:
-        """From now on it is one. Raises Unavailable."""
+    async def _list(
+        self, manifest: Manifest, uid: int, command: str, device: str, result: dict[str, Any], *, whole: bool
+    ) -> None:
+        """From now on it is one, if it is `whole`. Raises Unavailable."""
         document = manifest.model_dump_json().encode()
         values = {name: value for name, value in result.items() if name != "checkpoint"} | {
             "id": manifest.id, "job_id": manifest.job, "job_name": manifest.job_name, "uid": uid, "command": command,
             "device": device, "programs": len(manifest.programs),
             "manifest": hashlib.sha256(document).hexdigest(), "created_at": manifest.created_at,
+            "nodes": ",".join(manifest.nodes) or None, "whole": whole,
         }  # fmt: skip
         await self._write("checkpoints.add", lambda session: repository.add(session, values))
         self._settling.wake()
@@ -406,10 +493,11 @@ class Checkpoints:
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
+        nodes: str | None = None, before: Made | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
-        that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. Raises Conflict,
-        Damaged, Unavailable."""
+        that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
+        job has ranks; `before` is called before they are resumed. Raises Conflict, Damaged, Unavailable."""
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
@@ -440,10 +528,12 @@ class Checkpoints:
                     await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
                     await asyncio.to_thread(pass_on, published, root)
                     priority = await asyncio.to_thread(self._class_of, manifest, operation.row.owner)
-                    job = self._job_of(manifest, root, devices, operation.row.owner, priority)
+                    job = self._job_of(manifest, root, devices, operation.row.owner, priority, nodes)
                     for program, device in zip(programs, devices, strict=True):
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
+                    if before is not None:
+                        await before(made)
                     operation.progress("resuming", job=job.id, root=root)
                     if asleep:
                         await self._until_kept(made)
@@ -506,13 +596,15 @@ class Checkpoints:
         return "normal" if manifest.priority == "critical" else manifest.priority
 
     @staticmethod
-    def _job_of(manifest: Manifest, root: int, devices: Sequence[str], uid: int, priority: Priority) -> JobRow:
+    def _job_of(
+        manifest: Manifest, root: int, devices: Sequence[str], uid: int, priority: Priority, nodes: str | None
+    ) -> JobRow:
         command = manifest.programs[0].command
         device = devices[0] if len(devices) == 1 else None
         runner = (root, pidfds.start_time(root))
         job, _ = new_job(
             name=manifest.job_name, command=command, uid=uid, device=device, registered=True, runner=runner,
-            restored_from=manifest.job, priority=priority, memory_quota=manifest.memory_quota or None,
+            restored_from=manifest.job, priority=priority, memory_quota=manifest.memory_quota or None, nodes=nodes,
         )  # fmt: skip
         return job
 
@@ -541,11 +633,18 @@ class Checkpoints:
         """The process goes on if it was paused for it. What was stored is removed if it did not become one."""
         await self.criu_has_ended(operation)
         checkpoint = operation.request.get("checkpoint", "")
-        if not await asyncio.to_thread(self.page, checkpoint=checkpoint):
+        ends = False
+        if operation.request.get("nodes"):
+            ends = await self.across.resolve_create(operation)
+        elif not await asyncio.to_thread(self.page, checkpoint=checkpoint):
             await asyncio.to_thread(self.forget, checkpoint)
         awake = operation.request.get("awake", [])
         found = [await self.found_again(operation, name) for name in operation.request.get("processes", [])]
         processes = [one for one in found if one is not None]
+        if ends:
+            root, start = operation.request["root"], operation.request["root_start"]
+            await self._end(processes, tree(root) if pidfds.same_process(root, start) else [])
+            return Outcome(state="succeeded", result={"checkpoint": checkpoint})
         if not processes:
             return interrupted(operation.row)
         live.let_go_on(tree(operation.request.get("root", 0)))
@@ -562,9 +661,13 @@ class Checkpoints:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint. What was
         resumed has gone on, and is not to be restored once more: that it is not written down here changes nothing."""
         left, stood_still = await asyncio.to_thread(ended, self._working(operation)), False
-        with contextlib.suppress(OSError):  # it has ended since
-            stood_still = left is not None and stopped(left)
-        await self.criu_has_ended(operation)
+        if left is not None and operation.request.get("nodes") and await self.across.goes_on(operation):
+            live.let_go_on(tree(left))
+            await asyncio.to_thread(self.forget_images, operation)
+        else:
+            with contextlib.suppress(OSError):  # it has ended since
+                stood_still = left is not None and stopped(left)
+            await self.criu_has_ended(operation)
         progress = operation.row.progress or {}
         if "job" not in progress or stood_still:
             return interrupted(operation.row)
@@ -595,6 +698,73 @@ class Checkpoints:
                 pid = None
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return pid
+
+    # --- one part of several ------------------------------------------------------------------------------------------
+
+    async def is_whole(self, checkpoint: str) -> None:
+        """All parts exist: from now on it is a checkpoint. Raises Unavailable."""
+        await self._write("checkpoints.whole", lambda session: repository.is_whole(session, checkpoint))
+        self._settling.wake()
+        self._to_mirror()
+
+    async def forget_part(self, checkpoint: str) -> None:
+        """Of one that is not whole, and never will be. Raises Unavailable."""
+        await self._write("checkpoints.part_removed", lambda session: repository.remove_part(session, checkpoint))
+        if not await asyncio.to_thread(self.page, checkpoint=checkpoint):
+            await asyncio.to_thread(self.forget, checkpoint)
+
+    async def part(self, checkpoint: str, node: str) -> Manifest:
+        """That the node has made: if it is not here, out of the mirror. Raises NotFound, Damaged, Conflict,
+        Unavailable."""
+        if await asyncio.to_thread(self.page, checkpoint=checkpoint):
+            here = await asyncio.to_thread(self._manifest, checkpoint)
+            if here.node != node:
+                raise Conflict(
+                    f"this node has the part of {here.node} itself: it cannot have that of {node}, too", code="exists"
+                )
+            return here
+        if self._mirroring is None:
+            raise NotFound(
+                f"the part of {node} is not on this node", code="no_such_part",
+                hint="import an export of it, or set checkpoint_mirror",
+            )  # fmt: skip
+        return await self._from_mirror(self._mirroring.mirror.of(node), checkpoint, node)
+
+    async def _from_mirror(self, place: SecondPlace, checkpoint: str, node: str) -> Manifest:
+        document = await asyncio.to_thread(place.document, checkpoint)
+        if document is None:
+            raise NotFound(f"the part of {node} is neither on this node nor in {place.place}", code="no_such_part")
+        try:
+            manifest = Manifest.model_validate_json(document)
+        except ValidationError:
+            raise Damaged(f"the manifest of checkpoint {checkpoint[:12]} in {place.place} is damaged") from None
+        if manifest.id != checkpoint or manifest.node != node or not manifest.programs:
+            raise Damaged(f"the manifest in {place.place} is of another checkpoint")
+
+        def copy(writing: Writing) -> None:
+            for name, size in archive.pieces_of(manifest).items():
+                if (piece := place.piece(name, size)) is None:
+                    raise Damaged(f"piece {name[:12]} is not in {place.place}, or is damaged")
+                writing.take(name, size, piece)
+
+        if self._path(checkpoint).exists():
+            raise Conflict(
+                "this node has a part itself, and does not know whether all others exist", code="exists",
+                hint="ask again once the node that leads is in reach",
+            )  # fmt: skip
+        with self.chunks.writing() as writing, of_the_store(f"the part of {node} cannot be copied from the mirror"):
+            await asyncio.to_thread(copy, writing)
+            await asyncio.to_thread(writing.sync)
+            await self._take_in(manifest, writing)
+        return manifest
+
+    async def _take_in(self, manifest: Manifest, writing: Writing) -> dict[str, Any]:
+        """What comes from elsewhere. It belongs to the user that its program ran as. Raises Unavailable."""
+        result = await self._keep(manifest, writing)
+        program = manifest.programs[0]
+        device = as_one([f"{seen.kind}:{place}" for place, seen in enumerate(program.devices)])
+        await self._list(manifest, program.uid, program.command, device, result, whole=True)
+        return result
 
     async def found_again(self, operation: Operation | None, name: str) -> Process | None:
         """A process of the last daemon, once its servers have announced themselves, and what else was under way with it

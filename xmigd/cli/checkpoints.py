@@ -85,6 +85,9 @@ def list_checkpoints(job: JobOption = None, limit: LimitOption = 50, output: Out
     if output is Output.table:  # daemons of earlier versions do not tell all of it
         rows = [row | {"by": "policy" if row.get("by_policy") else "request"} for row in rows]
         rows = [row | {"places": ",".join(row["places"]) or "lost"} if "places" in row else row for row in rows]
+        rows = [row | {"nodes": ",".join(row.get("nodes", []))} for row in rows]
+        if any(row["nodes"] for row in rows):
+            columns["nodes"] = "NODES"
     show(rows, output, columns, "no checkpoints", optional=("places", "by", "standstill_ms", "user"))
 
 
@@ -192,15 +195,24 @@ def restore(
             help="a port of its private network, to be reached from outside; further copies get the ports after it",
         ),
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", metavar="OLD=NEW", help="of a job of several nodes: what node OLD had goes on on node NEW"
+        ),
+    ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
 ) -> None:
     """Make the programs of a checkpoint again, in a job of their own. They go on where they were written down."""
     client = connect()
-    found = _find(client, checkpoint)
+    # The part of a node that is gone for good may not be here yet.
+    found = {"id": checkpoint, "job_name": "the job"} if node and len(checkpoint) == 32 else _find(client, checkpoint)
     path = f"/v1/checkpoints/{found['id']}:restore"
     body: dict[str, Any] = {"devices": device or []}
+    if node:
+        body["nodes"] = dict(_instead(each) for each in node)
     if own_files or copies > 1:  # daemons of earlier versions do not know it
         body["own_files"] = True
     for number in range(copies):
@@ -217,6 +229,13 @@ def restore(
             )
             for path_before, copy in (result.get("files") or {}).items():
                 console.print(f"  {escape(path_before)} is {escape(copy)}")
+
+
+def _instead(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise CommandError(f"--node {text}: it is OLD=NEW, two names of nodes", exit_code=Exit.USAGE)
+    return old, new
 
 
 def _key(path: str | None) -> dict[str, Any]:

@@ -236,6 +236,17 @@ class Checkpoint(Base):
     by_policy: Mapped[bool] = mapped_column(default=False, server_default=false())  # and removed by it, too
     mirrored_in: Mapped[str | None] = mapped_column(Text)  # the mirror that has all of it
     on_disk: Mapped[bool] = mapped_column(default=True, server_default=true())  # false: it is in host memory only
+    nodes: Mapped[str | None] = mapped_column(Text)  # on which its job had ranks: it is one part of several
+    whole: Mapped[bool] = mapped_column(default=True, server_default=true())  # false: not all parts are known to exist
+
+
+class PartRemoval(Base):
+    """A checkpoint of several nodes that was removed here, and whose part on that node is to be removed, too."""
+
+    __tablename__ = "part_removals"
+
+    checkpoint: Mapped[str] = mapped_column(String(32), primary_key=True)
+    node: Mapped[str] = mapped_column(String(64), primary_key=True)
 
 
 class Transfer(Base):

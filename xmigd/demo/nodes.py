@@ -29,7 +29,7 @@ PORT = 7460
 # The first process of a node: it takes what is orphaned, and lives until it is killed. Pids begin elsewhere on each
 # node: a program keeps its own. Only bash ignores SIGCHLD for what it executes.
 INIT = 'mount --bind "$1" "$2" && echo "$3" > /proc/sys/kernel/ns_last_pid && trap "" CHLD && exec sleep infinity'
-PIDS = {"one": 5_000, "two": 15_000}
+PIDS = {"one": 5_000, "two": 15_000, "three": 25_000}
 
 
 class Inside:
@@ -151,24 +151,31 @@ Kind = TypeVar("Kind", bound=NamespacedNode)
 @contextlib.contextmanager
 def pair(kind: type[Kind], **settings: object) -> Iterator[list[Kind]]:
     """Two nodes that know each other and run. Raises StartError."""
+    with several(2, kind, **settings) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def several(count: int, kind: type[Kind], **settings: object) -> Iterator[list[Kind]]:
+    """The same, of so many."""
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
         made: list[Kind] = []
-        for network, name in zip(stack.enter_context(networks(2)), PIDS, strict=True):
+        for network, name in zip(stack.enter_context(networks(count)), PIDS, strict=False):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
             each = kind(folder, name, network, place, **settings)
             stack.callback(each.close)
             made.append(each)
-        one, two = made
         with ThreadPoolExecutor(len(made)) as pool:
             beginning = [pool.submit(each.__enter__) for each in made]
             for each in made:
                 stack.push(each)
         for begun in beginning:
             begun.result()
-        one.knows(two)
-        two.knows(one)
-        wait(lambda: one.reaches(two) and two.reaches(one), "the nodes do not reach each other")
+        both = [(here, there) for here in made for there in made if here is not there]
+        for here, there in both:
+            here.knows(there)
+        wait(lambda: all(here.reaches(there) for here, there in both), "the nodes do not reach each other")
         yield made
 
 

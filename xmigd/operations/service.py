@@ -130,6 +130,12 @@ class Operations:
         self._publish("operation.created", operation)
         self._run(self._work(operation, work))
 
+    async def decide(self, operation: Operation, phase: str) -> None:
+        """The phase is on the disk when this returns: the resolver of the next daemon finds it. Raises Unavailable."""
+        decided = replace(operation.row, phase=phase)
+        await asyncio.wrap_future(self._writer.submit("operations.decide", lambda s: repository.save(s, decided)))
+        operation.progress(phase, **(decided.progress or {}))
+
     def get(self, operation: str) -> OperationRow:
         """Raises NotFound. Reads the database: not for the event loop's thread unless the operation is active."""
         if (found := self._active.get(operation)) is not None:

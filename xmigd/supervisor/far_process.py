@@ -78,7 +78,7 @@ class FarProcess:
         return 0  # ranks of jobs of several nodes do not move
 
     def suspended_at(self) -> int:
-        return 0  # nor are they suspended
+        return 0  # nor are they suspended, but while they are made again: each node knows which of its own are
 
     def tell(self, event: e.Event) -> None:
         self._deliver(n.tell(self._nodes, self.row.id, event))

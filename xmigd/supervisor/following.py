@@ -36,6 +36,7 @@ class _Known:
     orphan: bool = False
     round: int = 0  # that it was sent into
     held: int = 0  # the round that it has prepared, and has not been sent the decision of
+    pauses: bool = False  # it is to pause at the next round, and was not sent to it yet
 
 
 class Following:
@@ -98,6 +99,10 @@ class Following:
                     process.tell(v.HandoverFailed(t=now(), server=process.active, text=NOT_HERE))
             case v.PrepareSuspend(ranks=True):
                 process.tell(v.GroupRefuses(t=now(), text=NOT_HERE))
+            case v.Waits("restored"):
+                self._change(process, "restored")
+            case v.SaveMigration(record) if record.kind == "resume" and record.state not in ("running", "done"):
+                self._change(process, "not_resumed", record.error or "it is over")
 
     def finished(self, process: Process) -> None:
         if self._known.pop(process.row.id, None) is not None:
@@ -106,6 +111,21 @@ class Following:
     def orphaned(self, process: Process) -> None:
         self._known.setdefault(process.row.id, _Known()).orphan = True
         process.tell(e.Grouped(t=now(), on=True))
+
+    def made_again(self, process: Process) -> None:
+        self._known[process.row.id] = _Known()
+        self._send(n.MadeAgain(nodes=self._nodes, stand=_stand(process)))
+
+    def pause(self, process: Process) -> None:
+        self._known.setdefault(process.row.id, _Known()).pauses = True
+        self._send(n.Pauses(nodes=self._nodes, stand=_stand(process), on=True))
+
+    def not_to_pause(self, process: Process) -> bool:
+        """It is not to any more. False: it has been sent to."""
+        known = self._known.setdefault(process.row.id, _Known())
+        waited, known.pauses = known.pauses, False
+        self._send(n.Pauses(nodes=self._nodes, stand=_stand(process), on=False))
+        return waited
 
     def settled(self) -> None:
         self._settled = True
@@ -141,9 +161,11 @@ class Following:
             case n.Tell(process=name) if (process := self._own(name)) is not None:
                 process.tell(message.at(now()))
             case n.Send(process=name, server=number, text=text) if (process := self._own(name)) is not None:
-                self._note_round(name, text)
+                unwanted = self._note_round(name, text)
                 if process.active == number and (server := process.server(number)) is not None:
                     server.send(text.encode())
+                if unwanted:
+                    process.let_go_on()
             case n.Met(process=name) if (process := self._own(name)) is not None:
                 process.met(message.answer)
             case n.Tell() | n.Send() | n.Met():
@@ -154,12 +176,18 @@ class Following:
     def _own(self, name: str) -> Process | None:
         return self._processes.get(name) if name in self._known else None
 
-    def _note_round(self, name: str, text: str) -> None:
-        if (message := n.round_of(text)) is not None:
-            known = self._known[name]
-            known.round = message.round
-            if message.type in ("group_take", "group_continue"):
-                known.held = 0
+    def _note_round(self, name: str, text: str) -> bool:
+        """Is it sent to pause, and nobody wants that any more? Both messages were on their way at once."""
+        if (message := n.round_of(text)) is None:
+            return False
+        known = self._known[name]
+        known.round = message.round
+        if message.type in ("group_take", "group_continue"):
+            known.held = 0
+        unwanted = message.pauses and not known.pauses
+        if message.pauses:
+            known.pauses = False
+        return unwanted
 
     def _present(self, process: Process, known: _Known) -> n.Present:
         return n.Present(

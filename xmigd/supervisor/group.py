@@ -169,7 +169,7 @@ class Ranks:
             case v.SaveMigration(record) if record.state != "running" or record.phase == "rolling_back":
                 why = record.error or "it is over"
                 if record.state != "done":
-                    self._not_resumed(name, why)
+                    self.not_resumed(process, why)
                 self._move_over(process, why)
             case e.SaveState(state="losing" | "lost", why=why):
                 self._tell(lambda t: self._groups.lost(t, name, why))
@@ -214,14 +214,18 @@ class Ranks:
 
     def resume(self, processes: Sequence[Member]) -> bool:
         """These are resumed as one from now on. False: it is one that was suspended alone."""
-        self._begin_later(processes)
         if not processes[0].suspended_at():
+            self._begin_later(processes)
             return False
+        self.resume_as_one(processes)
+        return True
+
+    def resume_as_one(self, processes: Sequence[Member]) -> None:
+        self._begin_later(processes)
         names = [process.row.id for process in processes]
         self._meetings.forget_of(names)
         self._tell(lambda t: self._groups.forget(t, names))
         self._resumptions.begin(names)
-        return True
 
     def _begin_later(self, processes: Iterable[Member]) -> None:
         """They may have been in rounds of another node."""
@@ -248,7 +252,8 @@ class Ranks:
             case "restored":
                 self._tell(lambda _: self._resumptions.restored(name))
 
-    def _not_resumed(self, name: str, why: str) -> None:
+    def not_resumed(self, process: Member, why: str) -> None:
+        name = process.row.id
         if members := self._resumptions.members(name):
             self._tell(lambda _: self._resumptions.failed(name, why))
             self._tell(lambda t: self._groups.forget(t, members))

@@ -7,13 +7,14 @@ is taken while one is not in reach. A recovery that lacks a node waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from xmigd import log
 from xmigd.errors import ProtocolError
 from xmigd.ipc import messages as m
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
@@ -71,6 +72,25 @@ class Leading:
         self.ranks.finished(process)
         self._members.pop(process.row.id, None)
 
+    def made_again(self, process: Process) -> None:
+        self._members[process.row.id] = process
+
+    def pause(self, process: Process) -> None:
+        self._members[process.row.id] = process
+        self.ranks.pause([process.row.id])
+
+    def not_to_pause(self, process: Process) -> bool:
+        return self.ranks.not_to_pause(process.row.id)
+
+    def resume(self, processes: Sequence[Process], others: Mapping[str, Sequence[str]]) -> bool:
+        """These were made again, and those of other nodes, and are resumed as one from now on. False: one is not known
+        yet."""
+        known = {peer: {one.row.id: one for one in self._of(peer) if one.state == "suspended"} for peer in others}
+        if self._absent or any(name not in known[peer] for peer, names in others.items() for name in names):
+            return False
+        self.ranks.resume_as_one([*processes, *(known[peer][name] for peer in others for name in set(others[peer]))])
+        return True
+
     def settled(self) -> None:
         self._settled = True
         self._open()
@@ -79,6 +99,8 @@ class Leading:
 
     def session(self, peer: str) -> None:
         """Its daemon was started, or this one."""
+        for process in self._of(peer):
+            self.ranks.not_to_pause(process.row.id)
         self._absent.add(peer)
         self._ask(peer)
 
@@ -96,8 +118,16 @@ class Leading:
                 self.ranks.held_again(self._far(peer, stand), number)
             case n.Committed(stand=stand, round=number):
                 self.ranks.committed(self._far(peer, stand), number)
+            case n.Changed(stand=stand, what="not_resumed", why=why):
+                self.ranks.not_resumed(self._far(peer, stand), why)
             case n.Changed(stand=stand, what=what, why=why):
                 self.ranks.changed(self._far(peer, stand), _instruction(what, why))
+            case n.MadeAgain(stand=stand):
+                self._far(peer, stand)
+            case n.Pauses(stand=stand, on=True):
+                self.ranks.pause([self._far(peer, stand).row.id])
+            case n.Pauses(stand=stand):
+                self.ranks.not_to_pause(self._far(peer, stand).row.id)
             case n.CaughtUp(number=number):
                 self._heard(peer, number)
             case n.Finished(process=name):
@@ -185,5 +215,7 @@ def _instruction(what: str, why: str) -> e.Instruction:
             return e.GroupBroken(why)
         case "awaits":
             return e.AwaitGroup()
+        case "restored":
+            return v.Waits("restored")
         case _:
             return e.SaveState("ended" if what == "gone" else what, None, why)

@@ -75,7 +75,7 @@ class Moving:
         """None: it may begin."""
         if self._process.paused:
             return v.Reason("paused", "the process is paused; let it continue first")
-        if self._process.job.nodes is not None:
+        if self._process.job.nodes is not None and kind != "resume":  # of a checkpoint of all nodes
             return v.Reason("several_nodes", f"its job has ranks on several nodes: {self._process.job.nodes}")
         return self._process.machine.why_not_move(kind)
 

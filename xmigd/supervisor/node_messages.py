@@ -16,6 +16,7 @@ from xmigd.errors import ProtocolError
 from xmigd.groups.meetings import Answer
 from xmigd.ipc import messages as m
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 
 TOPIC = "ranks"
 MOST_PROCESSES = 1024  # of a node, in one message
@@ -98,8 +99,23 @@ class Changed(Message):
 
     kind: Literal["changed"] = "changed"
     stand: Stand
-    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone"]
+    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone", "restored", "not_resumed"]
     why: Annotated[str, Field(max_length=4096)] = ""
+
+
+class MadeAgain(Message):
+    """A process of a checkpoint: it is suspended, and waits to be resumed with those of other nodes."""
+
+    kind: Literal["made_again"] = "made_again"
+    stand: Stand
+
+
+class Pauses(Message):
+    """It is to pause at the next round of its group, or not any more."""
+
+    kind: Literal["pauses"] = "pauses"
+    stand: Stand
+    on: bool
 
 
 class Finished(Message):
@@ -130,7 +146,12 @@ class CatchUp(Message):
     number: m.Number
 
 
-_EVENTS = {one.__name__: TypeAdapter(one) for one in (e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo)}
+_EVENTS = {
+    one.__name__: TypeAdapter(one)
+    for one in (
+        e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo, v.GroupResumes, v.GroupRefuses
+    )
+}  # fmt: skip
 
 
 class Tell(Message):
@@ -138,7 +159,7 @@ class Tell(Message):
 
     kind: Literal["tell"] = "tell"
     process: m.JobId
-    event: Literal["Grouped", "GroupLost", "GroupHung", "GroupHopeless", "GroupGo"]
+    event: Literal["Grouped", "GroupLost", "GroupHung", "GroupHopeless", "GroupGo", "GroupResumes", "GroupRefuses"]
     fields: dict[str, Any]
 
     def at(self, t: int) -> e.Event:
@@ -174,6 +195,7 @@ class Round(BaseModel):
 
     type: Literal["group_stop", "group_hold", "group_take", "group_continue"]
     round: m.RoundNumber
+    pauses: bool = False
 
 
 def round_of(text: str) -> Round | None:
@@ -210,9 +232,10 @@ class Met(Message):
 
 
 NodeMessage = Annotated[
-    Here | Reported | HeldAgain | Committed | Changed | Finished | CaughtUp | WhoIsHere | CatchUp | Tell | Send | Met,
+    Here | Reported | HeldAgain | Committed | Changed | MadeAgain | Pauses | Finished | CaughtUp | WhoIsHere | CatchUp
+    | Tell | Send | Met,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 _adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xmigd import log
@@ -98,8 +98,51 @@ class Scopes:
     def together(self, process: Process) -> list[Process]:
         """Those that are suspended or resumed as one."""
         if process.job.nodes is not None:
-            return [process]
+            return self._made_with(process)
         return [one for one in self._local.together(process) if isinstance(one, Process)]
+
+    def _made_with(self, process: Process) -> list[Process]:
+        """Of a job of several nodes nothing is suspended but what is made again: those of this node."""
+        round = process.suspended_at() if process.state == "suspended" else 0
+        others = [
+            one for one in self._processes.values()
+            if round and one.state == "suspended" and one.suspended_at() == round and one.job.id == process.job.id
+        ]  # fmt: skip
+        return others or [process]
+
+    def pause(self, process: Process) -> None:
+        """At the next round of its group, once all of its ranks are to."""
+        scope = self._of(process)
+        if isinstance(scope, Ranks):
+            scope.pause([process.row.id])
+        else:
+            scope.pause(process)
+
+    def not_to_pause(self, process: Process) -> bool:
+        """It is not to any more. False: it has been sent to."""
+        if process.job.nodes is not None and process.job.nodes not in self._scopes:
+            return False  # all have ended
+        scope = self._of(process)
+        return scope.not_to_pause(process.row.id) if isinstance(scope, Ranks) else scope.not_to_pause(process)
+
+    def made_again(self, processes: Iterable[Process]) -> None:
+        """Of a checkpoint of a job of several nodes: they are suspended, and resumed with those of the other nodes."""
+        for process in processes:
+            scope = self._of(process)
+            if not isinstance(scope, Ranks):
+                scope.made_again(process)
+
+    def resume_all(self, nodes: str, processes: Sequence[Process], others: Mapping[str, Sequence[str]]) -> bool:
+        """At the node that leads: these, and those of other nodes, are resumed as one from now on. False: one of them
+        is not known yet."""
+        scope = self._scope(nodes)
+        return isinstance(scope, Leading) and scope.resume(processes, others)
+
+    def resume(self, processes: Sequence[Process]) -> bool:
+        """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
+        if processes[0].job.nodes is not None:  # `resume_all` has begun it
+            return bool(processes[0].suspended_at())
+        return self._local.resume(processes)
 
     def close(self) -> None:
         self._local.close()

@@ -298,18 +298,18 @@ class Supervisor:
 
     def pause_together(self, process: Process) -> None:
         """At the next round of its group, once all of its ranks are to."""
-        self._local_ranks.pause([process.row.id])
+        self.scopes.pause(process)
 
     def let_go_on(self, process: Process) -> None:
         """If it is paused, or is to be, alone or with its group: not any more."""
-        if not self._local_ranks.not_to_pause(process.row.id):
+        if not self.scopes.not_to_pause(process):
             process.let_go_on()
         elif process.paused:
             process.not_paused()
 
     def resume_together(self, processes: Iterable[Process]) -> bool:
         """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
-        return self._local_ranks.resume(list(processes))
+        return self.scopes.resume(list(processes))
 
     @property
     def expected(self) -> list[str]:

@@ -1,0 +1,302 @@
+"""What other nodes request of checkpoints of several nodes: what is not theirs to request changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from tests.peers.fake import FakeNetwork
+from tests.peers.test_ranks import NODES, ONE, OTHER, Node, body, here, in_a_loop, stand
+from xmigd.checkpoints import set_messages as s
+from xmigd.checkpoints.exchange import Exchange
+from xmigd.checkpoints.service import RESTORE
+from xmigd.checkpoints.sets import GOING, READY, Sets
+from xmigd.database.models import Base, Checkpoint
+from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
+from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.following import Following
+
+HERE, PART, UNKNOWN = "a" * 32, "b" * 32, "c" * 32  # a checkpoint that is whole, a part of one that is not
+
+
+class Checkpoints:
+    """Of node b: those of a job on a and b."""
+
+    def __init__(self) -> None:
+        self.engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+        Base.metadata.create_all(self.engine)
+        with Session(self.engine) as session:
+            for id, whole in ((HERE, True), (PART, False)):
+                session.add(
+                    Checkpoint(
+                        id=id, job_id=ONE, job_name="job", uid=0, command="", device="cpu:0", programs=1,
+                        content_bytes=0, stored_bytes=0, manifest="", created_at=0, nodes=NODES, whole=whole,
+                    )
+                )  # fmt: skip
+            session.commit()
+        self.done: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        with Session(self.engine) as session:
+            yield session
+
+    def page(self, *, checkpoint: str) -> list[Any]:
+        return [SimpleNamespace(nodes=NODES.split(","))] if checkpoint == HERE else []
+
+    async def is_whole(self, checkpoint: str) -> None:
+        self.done.append(("whole", checkpoint))
+
+    async def forget_part(self, checkpoint: str) -> None:
+        self.done.append(("forgotten", checkpoint))
+
+    async def remove_here(self, checkpoint: str) -> None:
+        self.done.append(("removed", checkpoint))
+
+    async def removed_elsewhere(self, checkpoint: str, node: str) -> None:
+        self.done.append((f"removed at {node}", checkpoint))
+
+    async def check(self, checkpoint: str) -> None:
+        """It is sound."""
+
+
+class Operations:
+    def __init__(self, **phases: str) -> None:
+        self._phases = phases  # by operation
+
+    def get(self, id: str) -> Any:
+        if id not in self._phases:
+            raise NotFound("there is none")
+        return SimpleNamespace(kind=RESTORE, request={"nodes": ["b", "a"]}, phase=self._phases[id], state="running")
+
+
+class Nodes:
+    """b, whose peers are a and c. What it sends them is in `heard`."""
+
+    def __init__(self, operations: Operations | None = None) -> None:
+        self.network = FakeNetwork("a", "b", "c")
+        self.checkpoints: Any = Checkpoints()
+        supervisor: Any = SimpleNamespace(processes={})
+        self.sets = Sets(
+            checkpoints=self.checkpoints, supervisor=supervisor, operations=operations or Operations(),  # type: ignore[arg-type]
+            reader=self.checkpoints,  # type: ignore[arg-type]
+            links=self.network["b"], allowed=lambda: ["a"],
+        )  # fmt: skip
+        self.network["b"].register(s.TOPIC, self.sets)
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+        for name in "ac":
+            listening: Any = SimpleNamespace(
+                received=lambda peer, body, name=name: self.heard.append((name, body)), session=lambda peer: None,
+                up=lambda peer: None, down=lambda peer, why: None,
+            )  # fmt: skip
+            self.network[name].register(s.TOPIC, listening)
+        self.network.connect()
+
+    async def send(self, peer: str, message: s.Message) -> list[tuple[str, dict[str, Any]]]:
+        """What b sends then."""
+        await self.idle()
+        self.heard.clear()
+        self.network[peer].send("b", message.model_dump(mode="json"))
+        await self.idle()
+        return list(self.heard)
+
+    async def idle(self) -> None:
+        self.network.deliver()
+        while self.sets._tasks:
+            await asyncio.gather(*self.sets._tasks)
+            self.network.deliver()
+
+
+def create(id: str, *nodes: str) -> s.Create:
+    return s.Create(id=id, nodes=nodes, job="job", uid=0, stop=False)
+
+
+def restore(checkpoint: str, of: str, *nodes: str) -> s.Restore:
+    return s.Restore(id=UNKNOWN, checkpoint=checkpoint, of=of, nodes=nodes, uid=0, round=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"kind": "no such kind", "id": HERE}, {"kind": "remove", "id": "../x"}, {"kind": "remove"},
+        {"kind": "reached", "id": HERE, "stage": "ran"}, {"kind": "reached", "id": HERE, "stage": "go", "more": 1},
+        {"kind": "given_up", "id": HERE, "code": "A B", "why": ""}, {"kind": "create", "id": HERE, "nodes": ["a"]},
+        {"kind": "reached", "id": HERE, "stage": "made", "processes": ["x"]},
+        {"kind": "question", "id": HERE, "what": "everything"},
+    ],
+)  # fmt: skip
+def test_bodies_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        s.parse({"topic": "checkpoints"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "code"),
+    [
+        ("c", create(UNKNOWN, "a", "b"), "other_node_leads"),  # it does not lead these
+        ("a", create(UNKNOWN, "a", "c"), "other_node_leads"),  # which this one is none of
+        ("a", create(UNKNOWN, "a", "b"), "no_part"),
+        ("c", restore(HERE, "b", "a", "b"), "other_node_leads"),
+        ("c", restore(HERE, "b", "c", "b"), "peer_not_allowed"),  # it had no part of it
+        ("c", restore(UNKNOWN, "a", "c", "b"), "peer_not_allowed"),
+    ],
+)
+def test_what_is_refused(peer: str, message: s.Message, code: str) -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        ((to, answer),) = await nodes.send(peer, message)
+        assert (to, answer["kind"], answer["code"]) == (peer, "given_up", code)
+        assert nodes.checkpoints.done == []
+
+    asyncio.run(main())
+
+
+def test_an_id_that_is_there_is_not_taken() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        for known in (HERE, PART):
+            with pytest.raises(Conflict, match="is here already"):
+                await nodes.sets._check_new(known)
+        nodes.sets._exchanges[UNKNOWN] = Exchange(["c"])
+        with pytest.raises(Conflict, match="is here already"):
+            await nodes.sets._check_new(UNKNOWN)
+        await nodes.send("a", s.GivenUp(id=UNKNOWN, code="conflict", why="it has no part in that"))
+        nodes.sets._exchanges[UNKNOWN].check()
+
+    asyncio.run(main())
+
+
+def test_who_leads_settles_a_part() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        await nodes.send("c", s.Reached(id=PART, stage="whole"))
+        await nodes.send("c", s.GivenUp(id=PART, code="conflict", why=""))
+        await nodes.send("a", s.Reached(id=HERE, stage="whole"))
+        await nodes.send("a", s.GivenUp(id=HERE, code="conflict", why=""))
+        assert nodes.checkpoints.done == []
+        await nodes.send("a", s.Reached(id=PART, stage="whole"))
+        await nodes.send("a", s.GivenUp(id=PART, code="conflict", why=""))
+        assert nodes.checkpoints.done == [("whole", PART), ("forgotten", PART)]
+
+    asyncio.run(main())
+
+
+def test_who_leads_removes_and_verifies() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        assert [each["kind"] for _, each in await nodes.send("c", s.Remove(id=HERE))] == ["removed"]
+        assert nodes.checkpoints.done == []
+        for peer, wrong in (("c", "there is no part of it"), ("a", "")):
+            ((_, answer),) = await nodes.send(peer, s.Verify(id=HERE, request=UNKNOWN))
+            assert (answer["kind"], answer["wrong"]) == ("verified", wrong)
+        await nodes.send("a", s.Remove(id=HERE))
+        assert nodes.checkpoints.done == [("removed", HERE)]
+
+    asyncio.run(main())
+
+
+def test_questions_are_answered_with_what_is_written_down() -> None:
+    async def main() -> None:
+        nodes = Nodes(Operations(**{ONE: GOING, OTHER: READY}))
+        for peer, id, what, answer in (
+            ("a", HERE, "checkpoint", "whole"), ("a", PART, "checkpoint", "given_up"),
+            ("a", UNKNOWN, "checkpoint", "given_up"), ("a", ONE, "restoration", "go"),
+            ("a", OTHER, "restoration", "given_up"), ("a", UNKNOWN, "restoration", "given_up"),
+            ("c", ONE, "restoration", "given_up"),
+        ):  # fmt: skip
+            ((_, sent),) = await nodes.send(peer, s.Question.model_validate({"id": id, "what": what}))
+            assert (sent["id"], sent.get("stage", sent["kind"])) == (id, answer), (peer, what)
+
+    asyncio.run(main())
+
+
+def test_a_new_session_has_questions_about_parts_and_ends_what_is_under_way() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        await nodes.idle()
+        questions = [(to, each["id"]) for to, each in nodes.heard if each["kind"] == "question"]
+        assert questions == [("a", PART)]
+        for decided in (False, True):
+            exchange = nodes.sets._exchanges[UNKNOWN] = Exchange(["a", "c"])
+            exchange.decided = decided
+            nodes.sets.session("a")
+            with contextlib.nullcontext() if decided else pytest.raises(Conflict, match="started again"):
+                exchange.check()
+        nodes.sets._exchanges.clear()
+        await nodes.idle()
+
+    asyncio.run(main())
+
+
+def test_stages_are_reached_by_all() -> None:
+    async def main() -> None:
+        exchange = Exchange(["a", "c"])
+        waiting = asyncio.ensure_future(exchange.all("dumped", None))
+        exchange.reached("a", s.Reached(id=HERE, stage="dumped", round=7))
+        exchange.reached("c", s.Reached(id=HERE, stage="stored"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        exchange.reached("c", s.Reached(id=HERE, stage="dumped", round=7))
+        assert [one.round for one in await waiting] == [7, 7]
+        with pytest.raises(Unavailable, match="a did not answer"):
+            await exchange.all("stored", 0.01)
+        failed: list[str] = []
+        exchange.failed = failed.append
+        exchange.fail("conflict", "c: it cannot")
+        exchange.fail("conflict", "a: neither")
+        assert failed == ["c: it cannot"]
+        with pytest.raises(Conflict, match="c: it cannot"):
+            await exchange.all("dumped", None)
+
+    asyncio.run(main())
+
+
+@in_a_loop
+def test_only_what_a_node_has_made_again_is_resumed() -> None:
+    """A name of a process that runs, or that is another node's, is none."""
+    network = FakeNetwork("a", "b", "c")
+    a, b = Node(network, "a"), Node(network, "b")
+    a.scopes.settled()
+    network.connect("a", "b")
+    b.scopes.received = lambda peer, body: None  # type: ignore[method-assign]
+    b.links.send("a", here(ONE))
+    network.deliver()
+    assert not a.scopes.resume_all(NODES, [], {"b": [ONE]})
+    b.links.send("a", body("made_again", stand=stand(OTHER, state="suspended")))
+    network.deliver()
+    assert not a.scopes.resume_all(NODES, [], {"b": [ONE, OTHER]})
+    assert not a.scopes.resume_all(NODES, [], {"c": [OTHER]})
+    assert a.scopes.resume_all(NODES, [], {"b": [OTHER]})
+
+
+@in_a_loop
+def test_a_pause_that_nobody_wants_any_more() -> None:
+    """It was sent while the node gave it up: the process is let go on."""
+    network = FakeNetwork("a", "b")
+    sent: list[str] = []
+    server = SimpleNamespace(send=lambda text: sent.append("pause"))
+    row = SimpleNamespace(id=ONE, uid=0, pid=7, start_time=1, device="cpu:0")
+    process: Any = SimpleNamespace(
+        row=row, job=SimpleNamespace(name="job", nodes=NODES), state="running", active=0, standing=True,
+        rounds=lambda: (0, 0), forsaken=lambda: False, server=lambda number: server,
+        let_go_on=lambda: sent.append("go on"),
+    )  # fmt: skip
+    network.connect()
+    following = Following(NODES, network["b"], {ONE: process})
+    take = body("send", process=ONE, server=0, text='{"type": "group_take", "round": 5, "pauses": true}')
+    following.pause(process)
+    following.received(n.parse(take))
+    assert sent == ["pause"]
+    assert not following.not_to_pause(process)
+    following.pause(process)
+    assert following.not_to_pause(process)
+    following.received(n.parse(take))
+    assert sent == ["pause", "pause", "go on"]

@@ -1,0 +1,65 @@
+"""One node's part of a checkpoint of a job that has ranks on several nodes: the processes of this node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from xmigd.checkpoints.making import Making
+from xmigd.checkpoints.manifest import Manifest, Program
+from xmigd.errors import Conflict
+from xmigd.operations.operation import Operation
+from xmigd.supervisor.process import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    nodes: tuple[str, ...]  # of all parts
+    dumped: Callable[[int], Awaitable[None]]  # with the round at which the ranks stand; returns once all nodes have
+    kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to
+    given_up: Callable[[], Awaitable[None]]  # returns never: raises Conflict once another node has given it up
+
+
+class MakingPart(Making):
+    """Nothing of it goes on before all nodes have dumped theirs: a program that went on could send others, through a
+    file for instance, what they had not been sent when this one was written down."""
+
+    part: Part
+    _round = 0
+
+    async def _pause(self) -> None:
+        """The ranks of all nodes pause together, or none does."""
+        pausing = asyncio.ensure_future(super()._pause())
+        failing = asyncio.ensure_future(self.part.given_up())
+        try:
+            await asyncio.wait([pausing, failing], return_when=asyncio.FIRST_COMPLETED)
+            await (pausing if pausing.done() else failing)
+        finally:
+            pausing.cancel()
+            failing.cancel()
+
+    async def _all_dumped(self) -> None:
+        rounds = {_round_of(one) for one in self.processes if one.grouped}
+        if len(rounds) != 1 or 0 in rounds:
+            raise Conflict(
+                "the ranks of this node do not all stand at one snapshot of a group", code="no_common_snapshot",
+                hint="ask again once all of them have a communicator in common",
+            )  # fmt: skip
+        (self._round,) = rounds
+        await self.part.dumped(self._round)
+
+    async def kept(self, operation: Operation) -> None:
+        await self.part.kept(operation)
+
+    def manifest(self, id: str, node: str, programs: Sequence[Program]) -> Manifest:
+        made = super().manifest(id, node, programs)
+        return made.model_copy(update={"nodes": self.part.nodes, "round": self._round})
+
+
+def _round_of(process: Process) -> int:
+    """At whose snapshot it stands. 0: at one of its own."""
+    last = process.last_snapshot
+    if last is None or last.number != process.paused_snapshot or last.round != process.suspended_at():
+        return 0
+    return last.round
