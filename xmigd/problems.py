@@ -121,7 +121,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "The text names the cause; make a new plan when it is gone.",
     ),
     "job_changed": (
-        "Processes of the job began or ended while it was moved to another node.",
+        "Processes of the job began or ended while it was moved to another node or written down.",
         "Ask for it again, once all of them run; the job goes on where it was.",
     ),
     "job_over": ("The job is over, and was requested to be predicted.", "`xmigctl job show` says how long it took."),

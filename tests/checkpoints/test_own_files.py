@@ -51,6 +51,14 @@ def test_copies_end_where_the_program_was(tmp_path: Path) -> None:
     assert not (tmp_path / "log.x").exists()
 
 
+def test_a_file_that_became_shorter_is_not_filled_with_zeros(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("rotated")
+    with pytest.raises(Conflict, match="shorter than it was"):
+        copy_files([OpenFile(path=str(log), bytes=100, writable=True)], "x", uid=os.geteuid(), gid=os.getegid())
+    assert list(tmp_path.iterdir()) == [log]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts for others")
 def test_copies_are_made_with_the_users_rights(tmp_path: Path) -> None:
     """Who has put a link to somebody else's file there gets no copy of that."""

@@ -1,11 +1,13 @@
-"""What a restored program has open is what it had open, also if something else was put there meanwhile.
+"""What changes between the moment in which something is looked at and the one in which CRIU does its work.
 
 CRIU opens files by their names, as root. So the user of a program could have it open what only root may read or write.
+And a program goes on until it is dumped: it may connect to others, or be joined by another one, after it was looked at.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import pytest
 
 from tests import harness
 from tests.criu.test_checkpoints import checkpoint
-from tests.criu.test_client_dump import ROOT, STEPS, criu_or_skip, wait_for_lines
+from tests.criu.test_client_dump import ROOT, STEPS, criu_or_skip, let_end, wait_for_lines
 from tests.migration.moves import ended
 from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
@@ -122,6 +124,54 @@ def test_another_users_file_is_there(node: Node, native_dir: Path, tmp_path: Pat
     secret.rename(own)
     os.chown(own, 60_010, 60_010)
     assert outcome(node, made) == "file_changed"
+
+
+def does(output: Path, script: str) -> str:
+    """For a shell, which waits until the program has done that."""
+    script_file, done = output.with_suffix(".does"), output.with_suffix(".done")
+    output.with_suffix(".script").write_text(script)
+    return f"mv '{output.with_suffix('.script')}' '{script_file}'\nwhile [ ! -e '{done}' ]; do sleep 0.01; done\n"
+
+
+def test_it_connects_while_it_is_paused(
+    node: Node, native_dir: Path, tmp_path: Path, before: Callable[[str, str], None]
+) -> None:
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output, DOES="1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        before("dump", does(output, f"import socket\nobjects.append(socket.create_connection({address}))\n"))
+        operation = ended(node, node.client.post("/v1/checkpoints", {"job": program.job, "stop": True}))
+        assert (operation["error"] or {}).get("code") == "not_movable", operation
+    assert node.client.get("/v1/checkpoints", job=program.job) == []
+    let_end(output)
+    assert program.finish()[0] == 0
+
+
+def test_another_process_begins_while_it_is_paused(
+    node: Node, native_dir: Path, tmp_path: Path, before: Callable[[str, str], None]
+) -> None:
+    """Its device memory is in no snapshot that is written down."""
+    output, joins = tmp_path / "steps", tmp_path / "joins"
+    program = begun(node, native_dir, output, DOES="1")
+    before("dump", does(output, JOINS.format(output=str(joins))))
+    operation = ended(node, node.client.post("/v1/checkpoints", {"job": program.job, "stop": True}))
+    assert (operation["error"] or {}).get("code") == "job_changed", operation
+    assert node.client.get("/v1/checkpoints", job=program.job) == []
+    for each in (joins, output):
+        let_end(each)
+    assert program.finish()[0] == 0
+
+
+JOINS = """
+import os, subprocess, sys, time
+words = [sys.executable, sys.argv[0], {output!r}, *sys.argv[2:]]
+environment = dict(os.environ)
+del environment["DOES"]
+objects.append(subprocess.Popen(words, env=environment))
+while not os.path.exists({output!r}) or not open({output!r}).read():
+    time.sleep(0.01)
+"""
 
 
 def outcome(node: Node, made: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from xmigd.checkpoints.apart import namespaces_of
 from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.criu import Criu
 from xmigd.checkpoints.manifest import Manifest, Program
-from xmigd.checkpoints.movable import leads, processes_of
+from xmigd.checkpoints.movable import leads, obstacles, processes_of
 from xmigd.errors import Conflict, Forbidden, Unavailable
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.ipc import pidfd as pidfds
@@ -35,6 +35,9 @@ Report = Callable[[int], None]  # bytes that are done
 
 class Groups(Protocol):
     """What ties processes together (supervisor/supervisor.py)."""
+
+    @property
+    def processes(self) -> Mapping[str, Process]: ...
 
     def together(self, process: Process) -> list[Process]: ...
 
@@ -212,7 +215,10 @@ class Making:
         await self._criu.dump(self.root, images, leader=leader, namespaces=self.namespaces)
         self.took["dump_ms"] = (time.monotonic() - began) * 1e3
         self.pids = processes_of(self.root)
-        check_owners(self.processes[0], self.pids)  # now they stand still
+        # Now they stand still. It was all looked at before, but they went on until here.
+        check_owners(self.processes[0], self.pids)
+        self._check_complete()
+        await asyncio.to_thread(check_obstacles, self.root, self._criu)
         files = live.open_files(self.pids)
         found = [
             live.describe(one, self._layout, leader=leader, files=files if number == 0 else ())
@@ -228,6 +234,16 @@ class Making:
 
     async def kept(self, operation: Operation) -> None:
         """What was written down is on the disk. Nothing of the program ends before this returns."""
+
+    def _check_complete(self) -> None:
+        """Of a process that began in the meantime there is no content. Raises Conflict."""
+        dumped = set(self.pids)
+        for one in self._groups.processes.values():
+            if one.row.pid in dumped and one not in self.processes and one.state not in ("ended", "lost"):
+                raise Conflict(
+                    f"process {one.row.pid} began to use devices while the job was written down", code="job_changed",
+                    hint="ask for it again, once all of them run",
+                )  # fmt: skip
 
     def _check_awake(self, generations: Sequence[int]) -> None:
         """Were they paused all the time? Raises Conflict."""
@@ -281,6 +297,18 @@ def check_owners(process: Process, pids: Iterable[int]) -> None:
                 f"process {pid} of the program runs as user {owner}, the program as user {process.row.uid}",
                 hint="end it first",
             )
+
+
+def check_obstacles(root: int, criu: Criu) -> None:
+    """Blocks. Raises Conflict: something stands in the way, also of what would only be missing afterwards."""
+    against = [one for one in obstacles(root, criu.as_dumped(root)) if one.stops != "depends"]
+    if against:
+        first = against[0]
+        more = f"; and {len(against) - 1} more" if len(against) > 1 else ""
+        raise Conflict(
+            f"process {first.pid} cannot be restored with {first.what}: {first.why}{more}", code="not_movable",
+            hint=first.hint or "xmigctl check-movable JOB lists what stands in the way",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -30,14 +30,16 @@ def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int) ->
     may have put something else there meanwhile. Blocks. Raises Conflict."""
     made: dict[str, str] = {}
     rights = {} if os.geteuid() == uid else {"user": uid, "group": gid, "extra_groups": []}
-    script = 'set -eC; : > "$2"; cp --preserve=mode --reflink=auto -- "$1" "$2" || { rm -f -- "$2"; exit 1; }'
+    script = """set -eC; : > "$2"; trap 'rm -f -- "$2"' EXIT; cp --preserve=mode --reflink=auto -- "$1" "$2"
+        [ "$(stat --format=%s -- "$2")" -ge "$3" ] || { echo "it is shorter than it was" >&2; exit 1; }
+        trap - EXIT"""
     try:
         for file in files:
             if not file.writable:
                 continue
             copy = f"{file.path}.{suffix}"
             for command in (
-                ["sh", "-c", script, "sh", file.path, copy],
+                ["sh", "-c", script, "sh", file.path, copy, str(file.bytes)],
                 ["truncate", f"--size={file.bytes}", "--", copy],
             ):
                 done = subprocess.run(  # type: ignore[call-overload]

@@ -27,11 +27,11 @@ from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
 from xmigd.checkpoints.keys import private_key
 from xmigd.checkpoints.last import MakingLast
-from xmigd.checkpoints.making import Making, check_owners, of_the_store
+from xmigd.checkpoints.making import Making, check_obstacles, check_owners, of_the_store
 from xmigd.checkpoints.manifest import Manifest, Program, contents
 from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
-from xmigd.checkpoints.movable import obstacles, processes_of
+from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.parents import leave_parent
 from xmigd.checkpoints.part import MakingPart, Part
 from xmigd.checkpoints.room import Room, check_devices
@@ -460,15 +460,7 @@ class Checkpoints:
         """Raises Conflict: something stands in the way, also of what would only be missing afterwards. `pid`: of what
         is dumped."""
         check_owners(process, await asyncio.to_thread(processes_of, pid))
-        found = await asyncio.to_thread(obstacles, pid, self.criu.as_dumped(pid))
-        against = [one for one in found if one.stops != "depends"]
-        if against:
-            first = against[0]
-            more = f"; and {len(against) - 1} more" if len(against) > 1 else ""
-            raise Conflict(
-                f"process {first.pid} cannot be restored with {first.what}: {first.why}{more}", code="not_movable",
-                hint=first.hint or "xmigctl check-movable JOB lists what stands in the way",
-            )  # fmt: skip
+        await asyncio.to_thread(check_obstacles, pid, self.criu)
 
     # --- to restore one -----------------------------------------------------------------------------------------------
 
