@@ -261,7 +261,10 @@ async def serve(settings: Settings) -> None:
                 RequestCollector(requests, quotas),
             ],
         )
-        first_minutes = FirstMinutes(processes=supervisor.processes, sampler=sampler, writer=writer)
+        first_minutes = FirstMinutes(
+            processes=supervisor.processes, sampler=sampler, writer=writer, step_ms=profiles.step_ms,
+            collectives=profiles.collectives,
+        )  # fmt: skip
         predictions = Predictions(reader=reader, profiles=first_minutes)
         the_jobs = Jobs(
             supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,

@@ -147,16 +147,12 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Something that the program has open or mapped cannot be restored.",
         "`xmigctl check-movable` lists what, and what to do.",
     ),
-    "not_one_process": (
-        "An order of the fleet moves one process to another node, and the job has several.",
-        "`xmigctl migrate JOB --to NODE` moves all of them.",
-    ),
     "not_prepared": (
         "The other node could not make the program again; the message says why.",
         "Do what it says; the program goes on where it was.",
     ),
     "order_refused": (
-        "An order has the id of another operation.",
+        "An order has the id of another operation, or names several processes for devices of their own node.",
         "Make a new plan.",
     ),
     "order_superseded": (
@@ -311,6 +307,11 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "not_running": ("The process is not in a state from which it can be moved.", "Ask again when it runs."),
     "not_suspended": ("The program is not suspended, or not by xMIG.", "`xmigctl ps` shows where it is."),
+    "nothing_to_undo": (
+        "The consolidation plan was not applied here, is being applied or was undone already, or all that it moved has "
+        "ended.",
+        "`xmigctl op list --kind consolidation` has what there was.",
+    ),
     "operation_over": ("The operation has ended already.", "Look at its result."),
     "operation_under_way": ("Another operation works at the same subject.", "Wait for it, or cancel it."),
     "operators_only": (
@@ -327,7 +328,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "peer_exists": ("A peer has this name or fingerprint already.", "Remove it first: `xmigctl peer rm NAME`."),
     "plan_empty": ("The consolidation plan moves nothing.", "Its refusals say what stays, and why."),
     "plan_stale": (
-        "The node has changed since the consolidation plan was made: a job ended or came, or a device failed.",
+        "The node has changed since the consolidation plan was made or applied: a job ended, came or moved, a device "
+        "failed or has no room.",
         "Make a new plan.",
     ),
     "pool_too_small": ("The host has too little memory for a suspended process.", "Make room, or suspend to files."),

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,6 +251,43 @@ def test_it_is_changed(node: Node, targets: list[Target]) -> None:
     assert (done.returncode, "it answered 404" in done.stderr) == (1, True)
     assert ctl(node, "webhook", "rm", id, "--yes").returncode == 0
     assert node.get("/v1/webhooks") == []
+
+
+def test_changes_at_once(node: Node, targets: list[Target]) -> None:
+    """The last one counts. No other target gets anything any more, and nobody does once it is removed."""
+    id = add(node, targets[0], "job.created")
+    path = f"/v1/webhooks/{id}"
+
+    def change(number: int) -> int:
+        with node.http() as http:
+            body = {"url": f"{targets[number % 2].url}&number={number}"}
+            return http.patch(path, json=body, headers=ANY).status_code
+
+    def remove() -> int:
+        with node.http() as http:
+            return http.delete(path).status_code
+
+    with ThreadPoolExecutor(16) as threads:
+        for _ in range(4):
+            assert set(threads.map(change, range(16))) == {200}
+            chosen = next(each for each in targets if webhook(node, id)["url"].startswith(each.url))
+            (other,) = [each for each in targets if each is not chosen]
+            before = len(other.taken), len(chosen.taken)
+            jobs = [happened(node) for _ in range(3)]
+            until(lambda chosen=chosen, jobs=jobs: jobs == chosen.jobs()[-3:], "the chosen one has them")  # type: ignore[misc]
+            until(lambda: webhook(node, id)["behind"] < 3, "nothing waits")
+            assert (len(other.taken), len(chosen.taken)) == (before[0], before[1] + 3)
+        changes = [threads.submit(change, number) for number in range(8)]
+        removal = threads.submit(remove)
+        changes += [threads.submit(change, number) for number in range(8)]
+        assert removal.result() == 204
+        assert {each.result() for each in changes} <= {200, 404}
+    taken = [len(each.taken) for each in targets]
+    witness = Target(url=targets[0].url + "&witness=1")
+    add(node, witness, "job.created")
+    made = happened(node)
+    until(lambda: targets[0].jobs()[-1:] == [made], "who is there has it")
+    assert [len(each.taken) for each in targets] == [taken[0] + 1, taken[1]]
 
 
 def test_the_secret_is_nowhere(node: Node, target: Target) -> None:

@@ -175,7 +175,7 @@ def problem(found: Cluster) -> tuple[list[Node], list[Device], list[Task], list[
 def applied(found: Cluster, packed: Packed, of_task: Sequence[int]) -> Cluster:
     """After the moves. Raises Failed: a rule is broken."""
     there, pods = found[0].copy(), list(found[1])
-    for index in packed.moves:
+    for index in itertools.chain.from_iterable(packed.moves):
         pod, device = pods[of_task[index]], packed.place[index]
         there.take(pod, -1)
         moved = pods[of_task[index]] = Pod(pod.shape, device // GPUS, (device % GPUS,))

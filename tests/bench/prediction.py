@@ -1,7 +1,8 @@
 """Predicted run times over a public trace, in order of time, beside the user's estimate and a plain average.
 
 Each job is predicted at its start, and again after its first minute, from jobs that had ended by then; the model is
-trained again whenever so many more have ended. The trace: tests/prediction/trace/README.md.
+trained again whenever so many more have ended. Steps over several GPUs: each of a public table is left out once, and
+predicted from the others. The data: tests/prediction/trace/README.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import heapq
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +21,19 @@ from tests.bench.native import Failed
 from xmigd.measurements import Missing, Row
 from xmigd.prediction.features import FIRST_MINUTE, Known, Past, Subject
 from xmigd.prediction.model import LEAST_JOBS, Model
+from xmigd.prediction.scaling import Measured, Scaled, scale
 from xmigd.prediction.trainer import is_installed, train
 
 TRACE = Path(__file__).parents[1] / "prediction/trace/eagle.csv.gz"
+SCALING = TRACE.parent / "scaling.csv"
 AGAIN_AFTER = 50  # ended jobs
 AVERAGED = 5  # last jobs of the user
 MISSING = [
     Missing(name="peak memory", why="the trace has no peaks of device memory"),
     Missing(name="jobs on GPUs", why="4 of the trace's 1000 jobs have GPUs"),
+    Missing(
+        name="steps over GPUs with profiles", why="the tables have no time in collectives, which makes ranges narrower"
+    ),
 ]
 
 
@@ -115,6 +122,7 @@ def measure() -> Iterator[Row]:
     trace = read_trace()
     for when, forecasts in zip(("at the start", "after a minute"), walk(trace), strict=True):
         yield from _rows(when, forecasts, len(trace))
+    yield from _scaling_rows()
 
 
 def pinball(real: float, given: float, quantile: float) -> float:
@@ -172,3 +180,69 @@ def _rows(when: str, forecasts: Sequence[Forecast], jobs: int) -> Iterator[Row]:
         name=f"{when}: P90 of the real time, median", value=round(statistics.median(ratios), 3), unit="times",
         better="lower", conditions=about,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A step that was left out, and what each says of it, ms."""
+
+    real: float
+    model: Scaled
+    linear: float  # as long as all devices have their part of it
+    average: float
+
+
+def read_scaling(path: Path = SCALING) -> dict[str, list[dict[int, float]]]:
+    """Steps by number of devices, ms: of jobs with a batch for each device, and with one for all of them. Of one item
+    (and of one for each device): batches do not matter, because only shares of a step count."""
+    found: dict[str, dict[str, dict[int, float]]] = {"device": {}, "total": {}}
+    with path.open() as lines:
+        for row in csv.DictReader(lines):
+            devices, per_s = int(row["devices"]), float(row["throughput"])
+            step = 1e3 * (devices if row["batch_of"] == "device" else 1) / per_s
+            found[row["batch_of"]].setdefault(row["series"], {})[devices] = step
+    return {kind: list(series.values()) for kind, series in found.items()}
+
+
+def leave_out(series: dict[int, float], devices: int) -> Left:
+    rest = {count: step for count, step in series.items() if count != devices}
+    (model,) = scale([Measured(devices=count, step_ms=step) for count, step in rest.items()], [devices])
+    nearest = min(rest, key=lambda count: abs(math.log(count / devices)))
+    return Left(
+        real=series[devices], model=model, linear=rest[nearest] * nearest / devices,
+        average=statistics.fmean(rest.values()),
+    )  # fmt: skip
+
+
+def _scaling_rows() -> Iterator[Row]:
+    for kind, all_series in read_scaling().items():
+        left = [leave_out(series, devices) for series in all_series for devices in series]
+        known = [each for each in left if each.model.step_ms is not None]
+        what = f"step over GPUs, {'a batch for each' if kind == 'device' else 'one batch for all'}"
+        about = f"NVIDIA's tables, {len(all_series)} trainings, each number of GPUs left out once"
+        yield Row(
+            name=f"{what}: known", value=round(100 * len(known) / len(left), 1), unit="%", better="higher",
+            conditions=f"{about}; of {len(left)}",
+        )  # fmt: skip
+        off = {
+            "the model": [abs((each.model.step_ms or 0.0) - each.real) / each.real for each in known],
+            "linear scaling": [abs(each.linear - each.real) / each.real for each in known],
+            "the average": [abs(each.average - each.real) / each.real for each in known],
+        }
+        best = min(statistics.median(off["linear scaling"]), statistics.median(off["the average"]))
+        for who, errors in off.items():
+            yield Row(
+                name=f"{what}: median absolute error, {who}", value=round(100 * statistics.median(errors), 2), unit="%",
+                target=round(100 * best, 2) if who == "the model" else None, better="lower",
+                conditions=f"{about}; {len(known)} that are known",
+            )  # fmt: skip
+        inside = [(each.model.least_ms or 0.0) <= each.real <= (each.model.most_ms or 0.0) for each in known]
+        yield Row(
+            name=f"{what}: within the range", value=round(100 * statistics.fmean(inside), 1), unit="%", target=90,
+            better="higher", conditions=f"{about}; {len(known)} that are known",
+        )  # fmt: skip
+        widths = [(each.model.most_ms or 0.0) / (each.model.least_ms or 1.0) for each in known]
+        yield Row(
+            name=f"{what}: the range's end, median", value=round(statistics.median(widths), 3), unit="times",
+            better="lower", conditions=f"times its begin; {about}; {len(known)} that are known",
+        )  # fmt: skip

@@ -101,6 +101,19 @@ def test_a_server_with_an_open_connection(node: Node, tmp_path: Path) -> None:
         node.client.delete(f"/v1/jobs/{copy['job']}")
 
 
+def test_a_server_goes_on(node: Node, tmp_path: Path) -> None:
+    """What is written down and goes on has its connections, each time: CRIU leaves them so that nothing can be sent."""
+    output = tmp_path / "goes-on"
+    program = run_apart(node, [sys.executable, ROOT / "tests" / "criu" / "web.py", "8000", output], output)
+    wait_for_lines(output, 3)
+    for _ in range(2):
+        checkpoint(program)
+        wait_for_lines(output, len(output.read_text().splitlines()) + 5)
+    values = [json.loads(line)["value"] for line in output.read_text().splitlines()]
+    assert values == list(range(7, 7 + len(values)))
+    node.client.delete(f"/v1/jobs/{program.job}")
+
+
 def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,32 @@ def test_what_is_restored_is_a_job_like_others(node: Node, native_dir: Path, tmp
     operation = node.client.post("/v1/checkpoints", {"job": first["job"], "stop": True})
     second = restored(node, succeeded(node, operation)["result"])
     assert process(node, second)["job_name"] == again["job_name"]
+    let_end(output)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed
+
+
+def test_what_was_restored_is_known_to_the_next_daemon(
+    node: Node, native_dir: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    """This one dies when the program goes on, and has not written down that it does: it was restored all the same, and
+    is not to be restored once more, beside itself."""
+    output = tmp_path / "steps"
+    program = begun(node, native_dir, output)
+    made = checkpoint(program, stop=True)
+    program.process.wait(timeout=30)
+    operation = node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", {"devices": []})
+    first = succeeded(node, operation)["result"]
+    node.kill()
+    with contextlib.closing(sqlite3.connect(node.folder / "xmig.db")) as database, database:
+        unfinished = "state = 'running', result = NULL, ended_at = NULL, phase = 'resuming'"
+        (changed,) = {database.execute(f"UPDATE operations SET {unfinished} WHERE id = ?", [operation["id"]]).rowcount}
+    assert changed == 1
+    node.start()
+    again = succeeded(node, operation)["result"]
+    assert {name: again[name] for name in ("checkpoint", "job", "process", "root")} == {
+        name: first[name] for name in ("checkpoint", "job", "process", "root")
+    }
     let_end(output)
     wait_for_lines(output, STEPS)
     assert output.read_text() == undisturbed

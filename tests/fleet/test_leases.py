@@ -19,7 +19,7 @@ from tests.harness import make_certificate
 from tests.peers.nodes import free_port
 from xmigd.errors import Conflict, StartError, Unavailable, XmigError
 from xmigd.leases.etcd import Etcd
-from xmigd.leases.leases import Leases
+from xmigd.leases.leases import Lease, Leases
 from xmigd.settings import Settings
 
 TIMEOUT = 0.5
@@ -77,6 +77,25 @@ def test_an_etcd_that_answers_wrongly(content: bytes) -> None:
         asyncio.run(take(address))
     assert caught.value.code in ("etcd_wrong", "etcd_unreachable", "lease_lost")
     assert isinstance(caught.value, Unavailable | Conflict)
+
+
+@pytest.mark.parametrize("ttl", ['"soon"', "[1]", "Infinity", "1.5", '""'])
+def test_a_lease_is_lost_in_time_whatever_etcd_answers(ttl: str) -> None:
+    """The controller is to stop before somebody else gets the lease."""
+
+    async def keep(address: str) -> Lease:
+        etcd = Etcd([address], timeout=TIMEOUT)
+        lease = Lease("/xmig/jobs/one/job", 7, 1, time.monotonic() + 0.9)
+        try:
+            await asyncio.wait_for(Leases(etcd, node="one", seconds=1)._keep(lease), 10)
+        finally:
+            etcd.close()
+        return lease
+
+    with answering(http(f'{{"result": {{"TTL": {ttl}}}}}')) as address:
+        lease = asyncio.run(keep(address))
+    assert lease.lost.is_set()
+    assert "TTL is no number" in lease.why
 
 
 def test_an_etcd_that_hangs_or_drips() -> None:

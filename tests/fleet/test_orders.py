@@ -37,13 +37,11 @@ def request(nodes: list[FleetNode], body: dict[str, Any]) -> dict[str, Any]:
         return line.call(body)[0]
 
 
-def order(program: Program, source: str, device: str, **fields: Any) -> dict[str, Any]:
+def order(program: Program, source: str, device: str, process: str | None = None, **fields: Any) -> dict[str, Any]:
     info = program.info()
     assert info is not None
-    found = {
-        "id": new_id(), "process": info["id"], "job": info["job_id"], "source": source, "node": "two",
-        "device": device, "token": None,
-    }  # fmt: skip
+    its = {"process": process or info["id"], "source": source, "device": device}
+    found = {"id": new_id(), "job": info["job_id"], "node": "two", "processes": [its], "token": None}
     return {"op": "order", "order": found | fields}
 
 
@@ -88,7 +86,12 @@ def test_orders(nodes: list[FleetNode], program: Program) -> None:
     assert over(nodes, second)["state"] == "succeeded"
 
 
-NONE = [{"id": "x"}, {"node": "A b"}, {"device": "cpu"}, {"token": -1}, {"token": "7"}, {"token": True}, {"more": 1}]
+ONE = {"process": "p", "source": "cpu:0", "device": "cpu:1"}
+NONE: list[dict[str, Any]] = [
+    {"id": "x"}, {"node": "A b"}, {"token": -1}, {"token": "7"}, {"token": True}, {"more": 1}, {"processes": []},
+    {"processes": None}, {"processes": [ONE] * 65}, {"processes": [ONE | {"device": "cpu"}]},
+    {"processes": [ONE | {"more": 1}]},
+]  # fmt: skip
 
 
 def test_orders_that_are_none(nodes: list[FleetNode], program: Program) -> None:
@@ -99,6 +102,19 @@ def test_orders_that_are_none(nodes: list[FleetNode], program: Program) -> None:
     others: tuple[Any, ...] = (None, [], "x")
     for other in others:
         assert request(nodes, {"op": "order", "order": other})["problem"]["code"] == "protocol"
+    assert (program.info() or {})["device"] == "cpu:0"
+
+
+def test_processes_that_are_others(nodes: list[FleetNode], program: Program) -> None:
+    """An order to another node names all processes of the job, each once; one within the node a single one."""
+    sent = order(program, "cpu:0", "cpu:1")["order"]
+    its = sent["processes"]
+    for processes, node, code in (
+        (its * 2, "two", "order_refused"), (its * 2, "three", "plan_stale"),
+        ([*its, its[0] | {"process": "nobody"}], "three", "plan_stale"),
+    ):  # fmt: skip
+        body = sent | {"id": new_id(), "processes": processes, "node": node}
+        assert request(nodes, {"op": "order", "order": body})["problem"]["code"] == code
     assert (program.info() or {})["device"] == "cpu:0"
 
 

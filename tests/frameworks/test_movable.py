@@ -26,16 +26,21 @@ def node(native_dir: Path) -> Iterator[Node]:
         yield node
 
 
-def test_torchrun(node: Node, frameworks: Path, tmp_path: Path) -> None:
-    """With its agent, its store, two ranks, their connections, and their DataLoaders' workers."""
-    launcher: list[str | Path] = [frameworks, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def sums() -> list[str]:
+    """What each rank of elastic.py writes."""
     expected, content = [], np.zeros(1024, np.float32)
     for step in range(STEPS):
         batches = [np.repeat(np.arange(4 * step, 4 * step + 4) % 13 + rank, 256).astype(np.float32) for rank in (0, 1)]
         ranks = [batch * np.float32(step + 1) + content * np.float32(0.5) for batch in batches]
         content = ranks[0] + ranks[1]
         expected.append(f"{step} {float(content[0]).hex()} {float(content[-1]).hex()}")
-    goes_on(node, [*launcher, PROGRAMS / "elastic.py", tmp_path, str(STEPS)], tmp_path, [expected, expected])
+    return expected
+
+
+def test_torchrun(node: Node, frameworks: Path, tmp_path: Path) -> None:
+    """With its agent, its store, two ranks, their connections, and their DataLoaders' workers."""
+    launcher: list[str | Path] = [frameworks, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    goes_on(node, [*launcher, PROGRAMS / "elastic.py", tmp_path, str(STEPS)], tmp_path, [sums(), sums()])
 
 
 def test_a_notebook(node: Node, frameworks: Path, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ programs that run there.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,6 +159,19 @@ def test_a_lost_gpu_is_lost(gpus: Gpus) -> None:
     assert gpus.answered(0, "lost")["answer"] == "lose"
     device = gpus.device(0)
     assert (device["cordoned"], device["cordon_reason"]) == (True, "lost: the driver has lost it")
+
+
+def test_an_xid_is_not_lost_while_the_database_takes_no_writes(gpus: Gpus) -> None:
+    """The driver reports it once."""
+    gpus.become(0)
+    harness.wait_until(lambda: gpus.device(0)["memory_bytes"] is not None, "it is known")
+    with contextlib.closing(sqlite3.connect(gpus.node.folder / "xmig.db", isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        gpus.kernel_says("NVRM: Xid (PCI:0000:65:00): 94, pid=1, name=python3, Contained ECC error")
+        refused = "the database cannot be written"
+        harness.wait_until(lambda: refused in gpus.node.log.read_text(), "the finding is refused")
+        lock.execute("ROLLBACK")
+    assert gpus.answered(0, "xid_94")["answer"] == "cordon"
 
 
 def test_an_xid_is_counted_once(gpus: Gpus) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.criu.test_client_dump import STEPS, criu_or_skip, let_end, start, wait_for_lines
 from tests.harness import ROOT, needs_root
 from tests.kubernetes.cluster import NODE, TAINT, Adapter, Cluster
+from tests.migration.moves import succeeded
 from xmigd.demo.node import Node, Program
 
 OTHER = {"key": "example.com/busy", "value": "yes", "effect": "NoSchedule"}
@@ -88,6 +89,14 @@ def test_a_pod_is_a_job(xmig: Node, native_dir: Path, cluster: Cluster, adapter:
     assert (of(xmig, forged.job)["state"], of(xmig, forged.job)["external_id"]) == ("running", None)
     cluster.annotate("p1", suspend=None)
     adapter.until(lambda: of(xmig, mine.job)["state"] == "running", "it is resumed")
+    adapter.until(lambda: "k8s/suspended" not in of(xmig, mine.job)["labels"], "and nothing is left of that")
+    succeeded(xmig, xmig.client.post(f"/v1/jobs/{mine.job}:preempt", {"prefer": "suspend"}))
+    cordon(xmig, "cpu:1", True)
+    adapter.until(lambda: cluster.condition() == "False DevicesNotReady", "the adapter looks")
+    cordon(xmig, "cpu:1", False)
+    adapter.until(lambda: cluster.condition() == "True DevicesReady", "and has looked at the pods before")
+    assert of(xmig, mine.job)["state"] == "suspended"  # that is another's affair, and stays so
+    succeeded(xmig, xmig.client.post(f"/v1/jobs/{mine.job}:continue", {}))
     ends(mine, tmp_path / "a")
     ends(forged, tmp_path / "b")
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()

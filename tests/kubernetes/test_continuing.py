@@ -93,6 +93,41 @@ def evict(xmig: Node, cluster: Cluster, adapter: Adapter, pod: Json, process: su
     return process.wait()
 
 
+HOLDS = """import socket, sys
+sys.stdin.readline()
+held = []
+for _ in range(80):
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    held[-1].connect(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()"""
+
+
+def test_a_pod_takes_only_its_own_places(
+    xmig: Node, native_dir: Path, cluster: Cluster, adapter: Adapter, tmp_path: Path
+) -> None:
+    """Pods of everybody run as root: one that holds connections keeps no other one from its beginning."""
+    greedy, other = (cluster.pod(name, owner=str(uuid.uuid4()), on_eviction="checkpoint") for name in ("g1", "g2"))
+    socket = xmig.folder / "pods" / "continue.sock"
+    adapter.until(socket.is_socket, "the adapter listens")
+    holds = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    steps = tmp_path / "steps"
+    with holds, contextlib.ExitStack() as stack:
+        stack.callback(holds.kill)
+        cluster.put(holds.pid, greedy)
+        assert holds.stdin is not None
+        assert holds.stdout is not None
+        print(file=holds.stdin, flush=True)
+        assert holds.stdout.readline() == "held\n"
+        process = Container(xmig, native_dir, cluster, other).client(steps, tmp_path / "steps.err")
+        stack.enter_context(ended_with_it(process))
+        harness.wait_until(lambda: steps.exists() and bool(steps.read_text()), "it begins", timeout=20)
+    cluster.end("g1")
+    cluster.end("g2")
+
+
 def test_from_pod_to_pod(xmig: Node, native_dir: Path, cluster: Cluster, adapter: Adapter, tmp_path: Path) -> None:
     """Evicted twice, and the adapter is killed meanwhile: the third pod ends as an undisturbed one does."""
     owner, whole, steps = str(uuid.uuid4()), tmp_path / "whole", tmp_path / "steps"

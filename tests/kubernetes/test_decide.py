@@ -164,4 +164,7 @@ class TestJobs:
     def test_only_what_was_suspended_for_a_pod_is_resumed(self) -> None:
         suspended = self.job(self.POD, state="suspended")
         assert decide.suspension(suspended) is None
-        assert decide.suspension(self.job(self.POD, state="suspended", labels={decide.SUSPENDED: "true"})) is False
+        ours = {decide.SUSPENDED: "true"}
+        assert decide.suspension(self.job(self.POD, state="suspended", labels=ours)) == "resume"
+        assert decide.suspension(self.job(self.POD, labels=ours)) == "forget"
+        assert decide.suspension(self.job(self.POD)) is None

@@ -1,8 +1,11 @@
 # Tests of xmig-server. Included by the tests' CMakeLists.txt.
-add_executable(server_units ${CMAKE_CURRENT_LIST_DIR}/server_units.cc)
-target_link_libraries(server_units PRIVATE xmig_server_core xmig_tests)
-target_precompile_headers(server_units REUSE_FROM device_units)
-add_test(NAME server.units COMMAND server_units)
+foreach(units server_units server_snapshot_units server_policy_units server_meeting_units)
+  add_executable(${units} ${CMAKE_CURRENT_LIST_DIR}/${units}.cc)
+  target_link_libraries(${units} PRIVATE xmig_server_core xmig_tests)
+  target_precompile_headers(${units} REUSE_FROM device_units)
+  string(REGEX REPLACE "^server_" "server." test ${units})
+  add_test(NAME ${test} COMMAND ${units})
+endforeach()
 
 add_library(server_kernels MODULE ${CMAKE_CURRENT_LIST_DIR}/../conformance/kernels.c)
 set_target_properties(server_kernels PROPERTIES PREFIX "")

@@ -46,6 +46,23 @@ def test_and_continues(daemon: Node, start: Starter) -> None:
     assert refusal(daemon, f"/v1/jobs/{program.job}:continue") == "not_preempted"
 
 
+def test_while_it_is_resumed(daemon: Node, start: Starter) -> None:
+    """It is still suspended then: whoever gets its device would find it there again a moment later."""
+    quiet, program = start("stepwise"), start("stepwise")
+    for each in (quiet, program):
+        harness.go(each)
+    assert harness.steps(program, 50) == harness.steps(quiet, 50)
+    preempted(program, prefer="suspend")
+    going_on = daemon.client.post(f"/v1/jobs/{program.job}:continue", {})
+    assert preempted(program, prefer="suspend")["how"] == "suspended"
+    assert ended(daemon, going_on)["state"] == "succeeded"
+    assert info(program)["state"] == "suspended"
+    continued(daemon, program.job)
+    assert harness.steps(program, 50) == harness.steps(quiet, 50)
+    for each in (quiet, program):
+        harness.output(each)
+
+
 def test_the_deadline_passes(daemon: Node, start: Starter) -> None:
     """Its server does not do its part, and the job goes on where it was."""
     program = start("stepwise")

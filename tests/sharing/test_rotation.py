@@ -3,66 +3,133 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import harness
 from tests.migration.moves import info
+from tests.scheduling.preempting import continued, preempted
 from tests.sharing.conftest import MIB, PROGRAMS, answer, ask
 from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
+
+Start = Callable[..., Program]
+SLICE = 0.5
 
 
 @pytest.fixture
 def node(native_dir: Path) -> Iterator[Node]:
     with harness.own_node(
-        native_dir, devices="cpu:0", device_memory=512 * MIB, port=-1, rotation_slice=0.5, standby=False
+        native_dir, devices="cpu:0", device_memory=512 * MIB, port=-1, rotation_slice=SLICE, standby=False
     ) as node:
         yield node
 
 
-def test_they_take_turns(node: Node, kernels: Path) -> None:
-    def start(priority: str = "best-effort", mib: int = 300) -> Program:
+@pytest.fixture
+def begin(node: Node, kernels: Path) -> Iterator[Start]:
+    """Start a job with a quota of so many MiB, of which it holds all but 50; it is admitted once there is room."""
+    begun: list[Program] = []
+
+    def begin(mib: int = 300, priority: str = "best-effort", held: int | None = None) -> Program:
         request = {"priority": priority, "memory_quota": mib * MIB}
-        started = harness.start(node, PROGRAMS / "steps.py", mib - 50, kernels=kernels, device="cpu:0", request=request)
+        holds = mib - 50 if held is None else held
+
+        def admitted() -> bool:
+            with contextlib.suppress(Refused):
+                begun.append(
+                    harness.start(node, PROGRAMS / "steps.py", holds, kernels=kernels, device="cpu:0", request=request)
+                )
+                return True
+            return False
+
+        harness.wait_until(admitted, "there is room for it")
+        started = begun[-1]
         harness.go(started)
         assert answer(started) == "ready to work"
         return started
 
-    def swaps(job: str, kind: str) -> int:
-        found = node.client.get("/v1/operations", job=job, limit=100)
-        return sum(each["kind"] == kind and each["requestor"] == "rotation" for each in found)
+    yield begin
+    for each in begun:
+        each.process.kill()
+        each.process.wait()
 
-    first = start()
+
+def swaps(program: Program, kind: str) -> int:
+    found = program.node.client.get("/v1/operations", job=program.job, kind=kind, limit=1000)
+    return sum(each["requestor"] == "rotation" for each in found)
+
+
+def is_suspended(program: Program) -> bool:
+    return bool(info(program)["state"] == "suspended")
+
+
+def test_they_take_turns(node: Node, begin: Start) -> None:
+    first = begin()
     # A job that asks for room at its start is given it: the first one has had its slice then.
-    started: list[Program] = []
-
-    def admitted() -> bool:
-        with contextlib.suppress(Refused):
-            started.append(start())
-        return bool(started)
-
-    harness.wait_until(admitted, "the first one's slice is over")
-    (second,) = started
+    second = begin()
     for program in (first, second):  # each answers, though they are never there at the same time
         ask(program, 30)
     expected = answer(first)
     assert answer(second) == expected
-    harness.wait_until(
-        lambda: min(swaps(each.job, "resumption") for each in (first, second)) >= 1, "both have come back"
-    )
+    harness.wait_until(lambda: min(swaps(each, "resumption") for each in (first, second)) >= 1, "both have come back")
     # One of a higher class does not wait for the slice, and nobody is suspended for what cannot fit.
     with pytest.raises(Refused) as refused:
         node.client.post("/v1/jobs", {"memory_quota": 600 * MIB, "device": "cpu:0"})
     assert refused.value.code == "quota_too_large"
-    critical = start("critical", 400)
-    assert {info(each)["state"] for each in (first, second)} == {"suspended"}
+    critical = begin(400, "critical")
+    assert is_suspended(first)
+    assert is_suspended(second)
     critical.process.kill()
     critical.until("ended")
     for program in (first, second):
         ask(program, 30)
     assert answer(first) == answer(second)
-    for program in (first, second):
-        program.process.kill()
+
+
+def test_one_that_is_preempted_while_it_waits_stays_away(node: Node, begin: Start) -> None:
+    first, second = begin(), begin()
+
+    def preempted_as_it_waits() -> bool:
+        harness.wait_until(lambda: is_suspended(first), "it waits")
+        if preempted(first, prefer="suspend")["ms"] == 0:
+            return True
+        continued(node, first.job)
+        return False
+
+    harness.wait_until(preempted_as_it_waits, "it was suspended before")
+    third = begin()
+    before = [swaps(each, "resumption") for each in (first, second, third)]
+    harness.wait_until(lambda: swaps(third, "resumption") >= before[2] + 2, "others take turns")
+    assert (is_suspended(first), swaps(first, "resumption")) == (True, before[0])
+    for each in (second, third):
+        ask(each, 30)
+    assert answer(second) == answer(third)
+
+
+def test_a_large_one_is_not_overtaken_for_ever(node: Node, begin: Start) -> None:
+    """Two small ones have to go for it, and their slices never end together."""
+    large = begin(400, held=20)
+    small = [begin(200, held=20) for _ in range(3)]
+    assert is_suspended(large)
+    for turn in (1, 2):
+        harness.wait_until(lambda turn=turn: swaps(large, "resumption") >= turn, "the large one comes")  # type: ignore[misc]
+        harness.wait_until(lambda: is_suspended(large), "and gives way")
+    for each in (large, *small):
+        ask(each, 30)
+    assert len({answer(each) for each in (large, *small)}) == 1
+
+
+def test_nobody_goes_for_what_cannot_come(node: Node, begin: Start) -> None:
+    """The device takes nobody, so who is there stays."""
+    first, second = begin(), begin()
+    node.client.patch("/v1/devices/cpu:0", {"cordoned": True, "reason": "a new fan"}, "*")
+    (there,) = [each for each in (first, second) if not is_suspended(each)]
+    before = swaps(there, "suspension")
+    end = time.monotonic() + 6 * SLICE
+    while time.monotonic() < end:
+        assert (is_suspended(there), swaps(there, "suspension")) == (False, before)
+    node.client.patch("/v1/devices/cpu:0", {"cordoned": False}, "*")
+    harness.wait_until(lambda: swaps(there, "suspension") > before, "they take turns again")

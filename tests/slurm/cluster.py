@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import pydantic
+
 from tests.harness import ROOT
 from xmigd.demo.node import Node
 
 PACKAGED = ROOT / "packaging" / "slurm"
+# One that other users may execute, too: that of the tests may be in root's home.
+PYTHON = shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin") or sys.executable
+PACKAGES = Path(pydantic.__file__).parent.parent
 GPUS = ("/dev/null", "/dev/zero")  # any character devices
 CONFIGURATION = """
 ClusterName=test
@@ -139,7 +145,7 @@ class Cluster:
         for node in self.nodes:
             (self.folder / f"spool-{node}").mkdir()
         (self.folder / "bin").mkdir()
-        self._script("bin/xmigctl", f'PYTHONPATH={ROOT} exec {sys.executable} -m xmigd.cli "$@"')
+        self._script("bin/xmigctl", f'PYTHONPATH={ROOT}:{PACKAGES} exec {PYTHON} -m xmigd.cli "$@"')
         for name in ("prolog", "epilog", "health"):
             exports = "".join(f"export {key}='{value}'\n" for key, value in self.environment.items())
             log = self.folder / f"{name}.log"

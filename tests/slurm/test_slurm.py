@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ import pytest
 
 from tests.criu.test_client_dump import criu_or_skip, let_end, wait_for_lines
 from tests.harness import ROOT, wait_until
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import PYTHON, Cluster
 
 pytestmark = pytest.mark.brought  # Slurm comes over the network
 CLIENT = ROOT / "tests" / "criu" / "client.py"
 STEPS = 60
 WHOLE = "--cpus-per-task=4"  # a node
+NOBODY = 65534
 
 
 def submit(cluster: Cluster, native_dir: Path, steps: Path, *options: str, pause: float = 0.02) -> str:
     """A batch script of three commands; the program is the second one. It ends when `steps` may end."""
-    script = f"echo begins\n{sys.executable} {CLIENT} {steps} {STEPS} {pause}\necho ends with $?"
+    script = f"echo begins\n{PYTHON} {CLIENT} {steps} {STEPS} {pause}\necho ends with $?"
     return cluster.submit(script, "--xmig", *options, KERNELS=str(native_dir / "xmig_kernels.so"))
 
 
@@ -137,6 +138,78 @@ def test_a_node_fails(cluster: Cluster, native_dir: Path, expected: str) -> None
     completed(cluster, job)
     assert cluster.output(job).count("begins") == 1
     assert steps.read_text() == expected
+
+
+@pytest.fixture
+def user(cluster: Cluster) -> Path:
+    """A folder of an ordinary user's, who reaches the daemon's socket."""
+    home = cluster.folder / "nobody"
+    home.mkdir(exist_ok=True)
+    os.chown(home, NOBODY, NOBODY)
+    for each in (cluster.folder, Path(cluster.xmig.environment["XMIG_RUNTIME_DIR"])):
+        each.chmod(0o755)
+    if not all(each.stat().st_mode & 0o5 == 0o5 for each in (*CLIENT.parents, Path(PYTHON).resolve().parent)):
+        pytest.skip("the source tree is closed to other users")
+    return home
+
+
+def has_cap_sys_resource() -> bool:
+    """CRIU needs it for programs of other users; containers often lack it."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> 24 & 1)
+
+
+def submit_as_user(cluster: Cluster, native_dir: Path, user: Path, steps: Path, *options: str) -> str:
+    return submit(
+        cluster, native_dir, steps, WHOLE, "--nodelist=n1", "--gres=gpu:1", f"--uid={NOBODY}", f"--gid={NOBODY}",
+        f"--output={user}/out-%j", f"--chdir={user}", *options,
+    )  # fmt: skip
+
+
+def completed_as_user(cluster: Cluster, job: str, user: Path) -> str:
+    """What it printed."""
+    cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
+    output = (user / f"out-{job}").read_text()
+    assert (cluster.job(job)["JobState"], "ends with 0" in output) == ("COMPLETED", True), f"{output}\n{cluster.logs()}"
+    return output
+
+
+def test_an_ordinary_users_job_is_suspended(cluster: Cluster, native_dir: Path, expected: str, user: Path) -> None:
+    steps = user / "suspended"
+    job = submit_as_user(cluster, native_dir, user, steps)
+    wait_for_lines(steps, STEPS // 4)
+    cluster.command("scontrol", "suspend", job)
+    wait_until(lambda: [each["state"] for each in of_xmig(cluster, job)] == ["suspended"], "it is suspended")
+    cluster.command("scontrol", "resume", job)
+    let_end(steps)
+    completed_as_user(cluster, job, user)
+    assert steps.read_text() == expected
+    (found,) = of_xmig(cluster, job)
+    assert (found["uid"], found["exit_code"], found["labels"]["user"]) == (NOBODY, 0, "nobody")
+
+
+@pytest.mark.criu
+def test_an_ordinary_users_job_is_requeued(cluster: Cluster, native_dir: Path, expected: str, user: Path) -> None:
+    """It goes on from its checkpoint, as the user. Where no checkpoint can be made, it begins anew, and says why."""
+    criu_or_skip()
+    steps, high = user / "requeued", cluster.folder / "over-user"
+    job = submit_as_user(cluster, native_dir, user, steps, "--partition=spot", "--xmig-checkpoint")
+    wait_for_lines(steps, STEPS // 4)
+    let_end(high)
+    second = submit(cluster, native_dir, high, WHOLE, "--nodelist=n1", "--gres=gpu:2", "--partition=high", pause=0)
+    completed(cluster, second)
+    let_end(steps)
+    output = completed_as_user(cluster, job, user)
+    assert steps.read_text() == expected
+    last, before = of_xmig(cluster, job)
+    assert (last["uid"], before["uid"], cluster.job(job)["Restarts"]) == (NOBODY, NOBODY, "1")
+    if has_cap_sys_resource():
+        assert (last["restored_from"], output.count("begins")) == (before["id"], 1)
+    else:
+        assert "no checkpoint was made" in output
+        assert ("CAP_SYS_RESOURCE" in output, output.count("begins")) == (True, 2)
+    wait_until(lambda: not cluster.xmig.client.get("/v1/checkpoints"), "the epilog has removed its checkpoints")
 
 
 @pytest.fixture

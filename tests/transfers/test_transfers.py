@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness import wait_until
-from tests.migration.moves import ended, succeeded
+from tests.migration.moves import ended, reaches, succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.nodes import TransferNode, pair, wait_for_lines
 from tests.transfers.storm import Storm, compared
 from xmigd.client import Refused
+from xmigd.demo.namespaces import INTERFACE
 from xmigd.demo.node import Program
 from xmigd.errors import XmigError
 
@@ -140,6 +144,55 @@ def test_cancelled_or_unplugged(nodes: list[TransferNode], native_dir: Path, tmp
             with pytest.raises(Refused) as caught:
                 one.move(job, target)
             assert caught.value.code == code
+
+
+def received(node: TransferNode) -> int:
+    """Bytes, over its interface."""
+    for line in (node.namespaces[0].parents[1] / "net" / "dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counts.split()[0])
+    raise AssertionError("it has no interface")
+
+
+def begins_to_send(source: TransferNode, target: TransferNode, operation: dict[str, Any]) -> None:
+    """Wait until a part of a piece has come."""
+    reaches(source, operation, "sending")
+    before = received(target)
+    wait_until(lambda: received(target) - before > 40_000, "a part of a piece has come")
+    assert source.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending"
+
+
+@pytest.mark.parametrize("kilobits", [200, 2000, None])
+def test_a_cancel_waits_for_no_piece(
+    nodes: list[TransferNode], native_dir: Path, tmp_path: Path, kilobits: int | None
+) -> None:
+    """However slow the link is, or if the target hangs (None): the program goes on, and the target forgets what has
+    come. At 200 kbit/s a piece of 2 MiB takes 80 s; who hangs is given up after 20 s."""
+    with program(nodes, native_dir, tmp_path) as (storm, output):
+        one, two = nodes
+        two.network.slow(kilobits or 2000)
+        operation = one.move(one.lives()[0]["job_id"], "two")
+        begins_to_send(one, two, operation)
+        if kilobits is None:
+            assert two.process is not None
+            two.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        one.client.delete(f"/v1/operations/{operation['id']}")
+        done = ended(one, operation)
+        took = time.monotonic() - began
+        if kilobits is None:
+            assert two.process is not None
+            two.process.send_signal(signal.SIGCONT)
+        two.network.fast()
+        assert (done["state"], done["error"]["process_location"]) == ("cancelled", "source")
+        assert took < 5, f"it took {took:.1f} s"
+        wait_for_lines(output, len(output.read_text().splitlines()) + 2)
+        wait_until(lambda: two.transfers()[0]["state"] == "dropped", "the target knows")
+        pieces = two.folder / "checkpoints" / "objects"
+        wait_until(lambda: not any(path.is_file() for path in pieces.rglob("*")), "the target has forgotten it")
+        storm.settle()
+        assert storm.where() == 0
 
 
 def test_faults_at_random(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from xmigd.checkpoints import apart, movable, proc
+from xmigd.checkpoints import apart, connections, movable, proc
 from xmigd.errors import Unavailable, XmigError
 from xmigd.ipc.fds import Fd
 from xmigd.servers.scopes import SLICE
@@ -73,7 +74,7 @@ class Criu:
         # Both ends of a connection are in the tree, and stand still: nothing has to be locked out.
         await self._do(
             "dump", images, "--tree", str(pid), "--leave-stopped", "--tcp-established", "--network-lock", "skip",
-            *_session(leader), *apart.dumped_with(namespaces),
+            *_session(leader), *apart.dumped_with(namespaces), first=_with_connections(pid),
         )  # fmt: skip
 
     async def restore(self, images: Path, *, leader: bool, namespaces: Sequence[str] = ()) -> int:
@@ -85,10 +86,13 @@ class Criu:
         )  # fmt: skip
         return int((images / PIDFILE).read_text())
 
-    async def _do(self, action: str, images: Path, *options: str, namespaces: Sequence[str] = ()) -> None:
+    async def _do(
+        self, action: str, images: Path, *options: str, namespaces: Sequence[str] = (), first: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        """`first`: what comes before the command, and executes it."""
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
-        command = apart.restored_in(str(images / "root"), namespaces, command)
+        command = [*first, *apart.restored_in(str(images / "root"), namespaces, command)]
         if self._confined:
             command = _by_the_manager(action, images, [*command, "--manage-cgroups=ignore"])
         # It holds the lock for as long as it runs, whatever becomes of us.
@@ -120,6 +124,10 @@ def _by_the_manager(action: str, images: Path, command: list[str]) -> list[str]:
     environment = [f"--setenv={name}={value}" for name, value in ENVIRONMENT.items()]
     name = f"--unit=xmig-{action}-{images.name.removeprefix('criu-')}"
     return ["systemd-run", "--quiet", "--collect", name, *properties, *environment, "--", *command]
+
+
+def _with_connections(pid: int) -> list[str]:
+    return [sys.executable, "-I", "-S", str(Path(connections.__file__).resolve()), str(pid)]
 
 
 def _session(leader: bool) -> list[str]:

@@ -12,7 +12,6 @@ changes nothing about that; failures are counted anew.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from xmigd.security.callers import Caller
 from xmigd.settings import Settings
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
+from xmigd.waiting import happens
 
 logger = log.get("checkpoints")
 
@@ -163,8 +163,7 @@ class CheckpointPolicies:
                 pause = await self._look()
             except Exception:  # the next look may succeed; without this one no checkpoint would be made ever again
                 logger.exception("policies of checkpoints failed")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), pause)
+            await happens(self._changed, pause)
 
     async def _look(self) -> float:
         """Make what is due. Returns the seconds until the next look."""

@@ -51,11 +51,12 @@ from xmigd.jobs.membership import new_job
 from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.restored import mapped_memory
 from xmigd.migrations.places import Places
-from xmigd.migrations.service import Moves
+from xmigd.migrations.service import OPERATION, Moves
 from xmigd.native import Layout
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.processes import repository as process_rows
 from xmigd.published import Published, close, listen, pass_on
 from xmigd.records import JobRow, Priority, ProcessRow
 from xmigd.security.callers import Caller
@@ -530,7 +531,7 @@ class Checkpoints:
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     if before is not None:
                         await before(made)
-                    operation.progress("resuming")
+                    operation.progress("resuming", job=job.id, root=root)
                     if asleep:
                         await self._until_kept(made)
                     else:
@@ -550,7 +551,7 @@ class Checkpoints:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
         self.restored((manifest.job, job.id))
         logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
-        return _as_restored(manifest.id, made) | {
+        return _as_restored(manifest.id, [one.row for one in made]) | {
             "root": root, "ms": (time.monotonic() - began) * 1e3, "files": copies,
         }  # fmt: skip
 
@@ -654,24 +655,33 @@ class Checkpoints:
         return interrupted(operation.row, processes[0].moving.place)
 
     async def _resolve_restore(self, operation: Operation) -> Outcome:
-        """What was restored by half is ended: it stands still, and has done nothing since the checkpoint."""
-        pid = await asyncio.to_thread(ended, self._working(operation))
-        if pid is not None and operation.request.get("nodes") and await self.across.goes_on(operation):
-            live.let_go_on(tree(pid))
+        """What was restored by half is ended: it stands still, and has done nothing since the checkpoint. What was
+        resumed has gone on, and is not to be restored once more: that it is not written down here changes nothing."""
+        left, stood_still = await asyncio.to_thread(ended, self._working(operation)), False
+        with contextlib.suppress(OSError):  # it has ended since
+            stood_still = left is not None and stopped(left)
+        several = stood_still and bool(operation.request.get("nodes"))
+        if left is not None and several and await self.across.goes_on(operation):
+            live.let_go_on(tree(left))
+            stood_still = False
             await asyncio.to_thread(self.forget_images, operation)
-            await self._until_found()
         else:
-            pid = await self.criu_has_ended(operation)
-        if pid is None:
+            await self.criu_has_ended(operation)
+        progress = operation.row.progress or {}
+        if "job" not in progress or stood_still:
             return interrupted(operation.row)
-        pids = tree(pid)
-        made = [
-            one for one in self._supervisor.processes.values() if one.row.pid in pids and one.row.origin is not None
-        ]
-        if made:
-            result = _as_restored(operation.request.get("checkpoint", ""), made)
-            return Outcome(state="succeeded", result=result | {"root": pid, "ms": None})
-        return interrupted(operation.row)
+        made = await asyncio.to_thread(self._resumed, progress["job"])
+        if not made:
+            return interrupted(operation.row)
+        result = _as_restored(operation.request.get("checkpoint", ""), made)
+        return Outcome(state="succeeded", result=result | {"root": progress["root"], "ms": None})
+
+    def _resumed(self, job: str) -> list[ProcessRow]:
+        """The processes of a job that was restored, if they were resumed then, as they were made."""
+        if not self._operations.find(job=job, kind=OPERATION["resume"], state="succeeded", limit=1):
+            return []
+        with self._reader.session() as session:
+            return process_rows.of_job(session, job)
 
     async def criu_has_ended(self, operation: Operation) -> int | None:
         """The one that an earlier daemon started. Returns the pid of what it has restored, if that goes on already;
@@ -687,12 +697,6 @@ class Checkpoints:
                 pid = None
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return pid
-
-    async def _until_found(self) -> None:
-        """What servers hold, they announce."""
-        deadline = time.monotonic() + FOUND_WITHIN
-        while self._supervisor.expected and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
 
     # --- one part of several ------------------------------------------------------------------------------------------
 
@@ -875,11 +879,11 @@ class Checkpoints:
         return report
 
 
-def _as_restored(checkpoint: str, made: Sequence[Process]) -> dict[str, Any]:
-    first = made[0].row
+def _as_restored(checkpoint: str, made: Sequence[ProcessRow]) -> dict[str, Any]:
+    first = made[0]
     return {
         "checkpoint": checkpoint, "job": first.job, "process": first.id, "pid": first.pid, "device": first.device,
-        "processes": [one.row.id for one in made],
+        "processes": [one.id for one in made],
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ MODULES = {
     "transfers": ("transfer",),
     "scheduling": ("preempt", "continue", "bulk"),
     "consolidate": ("consolidate",), "fleet": ("fleet",),
-    "movable": ("check-movable",), "predict": ("predict",), "sharing": ("sharing",),
+    "movable": ("check-movable",), "predict": ("predict", "scaling"), "sharing": ("sharing",),
     "profiling": ("profile", "trace"),
     "devices": ("device",), "faults": ("fault", "recoveries"), "operations": ("op",), "events": ("events",),
     "policies": ("policy", "breaker"), "audit": ("audit",), "tokens": ("token",), "peers": ("peer",),

@@ -132,6 +132,26 @@ def apply(
         _show_result(operation["result"])
 
 
+@group.command()
+def undo(
+    plan: Annotated[str, typer.Argument(help="the plan that was applied: its id, or the beginning of it")],
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    output: OutputOption = Output.table,
+) -> None:
+    """Move the processes of a plan that was applied back to where they were, those that live. After a restart of xmigd
+    it needs the plan's whole id."""
+    client = connect()
+    kept = [each["id"] for each in client.get("/v1/consolidation-plans", limit=1000)]
+    named = [each for each in kept if each.startswith(plan)]
+    found = named[0] if len(named) == 1 else plan
+    confirm(f"Undo plan {found[:12]}?", yes)
+    path = f"/v1/consolidation-plans/{found}/undo"
+    operation = carry_out(client, path, {}, wait=wait, output=output, on_interrupt=OnInterrupt.detach)
+    if operation is not None and output is not Output.json:
+        _show_result(operation["result"])
+
+
 def _jobs(client: Client, names: list[str] | None) -> list[str] | None:
     return [find_job(client, name) for name in names] if names else None
 

@@ -143,7 +143,7 @@ def apply(
                            code="plan_empty", exit_code=Exit.REFUSED)  # fmt: skip
     if output is not Output.json:
         _show(found)
-    confirm(f"Move {len(found['moves'])} process(es)?", yes)
+    confirm(f"Move {sum(len(move['processes']) for move in found['moves'])} process(es)?", yes)
     path = f"/v1/fleet/plans/{found['id']}/apply"
     operation = carry_out(client, path, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
@@ -183,7 +183,7 @@ def _show(plan: dict[str, Any]) -> None:
                "expected_standstill_ms": "DOWNTIME", "takes": "TAKES", "basis": "AS"}  # fmt: skip
     moves = [
         move | {
-            "process": move["process"][:12],
+            "process": ", ".join(one["process"][:12] for one in move["processes"]),
             "takes": None if move["expected_s"] is None else duration(move["expected_s"]),
         }
         for move in plan["moves"]

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from xmigd.cli import slurm_controller as controller
 from xmigd.cli.common import connect
@@ -42,7 +42,7 @@ INTERVAL = 0.1  # seconds between two looks
 KEPT = 2  # checkpoints by the clock
 MOST_FILES = 1000  # that are brought back to where they were
 GROWN = re.compile(r"(/.*) was written to since: it has \d+ bytes, and had (\d+)")
-SIGNALS = (signal.SIGTSTP, signal.SIGCONT)
+Wanted = Literal["suspended", "running"]
 PASSED_ON = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM})
 
 
@@ -65,7 +65,9 @@ class Task:
         self._client = client
         self._slurm_job = slurm_job
         self._variables = variables
-        self._busy: dict[int, threading.Lock] = {}
+        self._steering = threading.Lock()
+        self._wanted: Wanted = "running"  # by Slurm's last signal
+        self._is_steered = False  # a thread brings it there
         self.checkpoint = variables.get("XMIG_SLURM_CHECKPOINT", "")  # seconds; empty: none
         self.strict = variables.get("XMIG_SLURM_MODE") == "strict"
         self.external_id = f"slurm:{slurm_job}"
@@ -206,31 +208,46 @@ class Task:
     def reactions(self, restored: int = 0) -> Reactions:
         """`restored`: the first process of what was restored."""
         does: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTSTP: self._suspend, signal.SIGCONT: self._resume
-        }  # fmt: skip
+            signal.SIGTSTP: partial(self._steer, "suspended", restored),
+            signal.SIGCONT: partial(self._steer, "running", restored),
+        }
         if self.checkpoint:
-            does[signal.SIGTERM] = self._terminate
-        return {number: self._aside(number, work, restored) for number, work in does.items()}
+            does[signal.SIGTERM] = self._aside(self._terminate)
+        return does
 
-    def _aside(self, number: signal.Signals, work: Callable[[], None], restored: int) -> Callable[[], None]:
+    def _aside(self, work: Callable[[], None]) -> Callable[[], None]:
         busy = threading.Lock()
 
         def carry_out() -> None:
-            try:
-                work()
-            except XmigError as error:
-                with contextlib.suppress(OSError, ValueError):
-                    print(f"xmigctl: {number.name}: {error}", file=sys.stderr, flush=True)
-            finally:
-                busy.release()
+            with busy:
+                _try(work)
 
         def react() -> None:
-            if restored and number in SIGNALS:  # nobody else stops it, or lets it go on
-                _signal_group(restored, signal.SIGSTOP if number == signal.SIGTSTP else signal.SIGCONT)
-            if busy.acquire(blocking=False):
-                threading.Thread(target=carry_out, name=number.name, daemon=True).start()
+            if not busy.locked():
+                threading.Thread(target=carry_out, name="terminating", daemon=True).start()
 
         return react
+
+    def _steer(self, wanted: Wanted, restored: int) -> None:
+        """The last signal counts, also if what an earlier one has begun is still under way."""
+        if restored:  # nobody else stops it, or lets it go on
+            _signal_group(restored, signal.SIGSTOP if wanted == "suspended" else signal.SIGCONT)
+        with self._steering:
+            self._wanted = wanted
+            if not self._is_steered:
+                self._is_steered = True
+                threading.Thread(target=self._follow_signals, name="steering", daemon=True).start()
+
+    def _follow_signals(self) -> None:
+        done: Wanted | None = None
+        while True:
+            with self._steering:
+                wanted = self._wanted
+                if wanted == done:
+                    self._is_steered = False
+                    return
+            _try(self._suspend if wanted == "suspended" else self._resume)
+            done = wanted
 
     def _suspend(self) -> None:
         body = {"deadline_seconds": SUSPENDED_WITHIN, "prefer": "suspend"}
@@ -239,7 +256,7 @@ class Task:
 
     def _resume(self) -> None:
         """Slurm has let it go on. Its preemption may still be under way, and the device may still be another's."""
-        while True:
+        while self._wanted == "running":
             job = self._client.get(f"/v1/jobs/{self.job}")
             if job["state"] == "suspended":
                 with contextlib.suppress(Refused):
@@ -276,6 +293,14 @@ class Task:
                 hint=str(error.get("hint") or ""), exit_code=Exit.OPERATION_FAILED,
             )  # fmt: skip
         return operation
+
+
+def _try(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except XmigError as error:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"xmigctl: {error}", file=sys.stderr, flush=True)
 
 
 def _lead() -> None:

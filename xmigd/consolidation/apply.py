@@ -1,4 +1,5 @@
-"""Carrying a plan out: move after move, each an operation of its own; back to where it was when one fails.
+"""Carrying a plan out: move after move, each an operation of its own; back to where it was when one fails, when a job
+gets slower (the guard), or when that is requested.
 
 Invariants:
   A process has one move at a time, and every move has its own intent on the disk: nothing here is executed twice,
@@ -36,7 +37,8 @@ class Application:
         self._moves = moves
         self._find = find  # a process that runs
         self._requestor = requestor
-        self.parts: list[Part] = [dict(part) | {"state": "pending"} for part in operation.request["moves"]]
+        # Those of an undo were made before: they have a state.
+        self.parts: list[Part] = [{"state": "pending"} | dict(part) for part in operation.request["moves"]]
 
     async def run(self, guard: Guard | None) -> dict[str, Any]:
         """Raises XmigError: everything is as it was, or the message says what is where. Raises Cancelled."""
@@ -51,6 +53,13 @@ class Application:
         undone = await self.undo(guard.to_undo(seen, self.parts))
         guard.publish(seen, undone)
         return self._result() | {"guard": guard.result(seen, undone)}
+
+    async def run_back(self) -> dict[str, Any]:
+        """For somebody who wants it undone. Raises XmigError: something stays where it is."""
+        if left := await self._all_back():
+            raise _incomplete("the plan was to be undone", left)
+        moved = sum(part["state"] == "moved_back" for part in self.parts)
+        return {"moved": moved, "freed": [], "parts": self.parts, "guard": None}
 
     def _result(self) -> dict[str, Any]:
         returned = {part["source"] for part in self.parts if part["state"] == "moved_back"}
@@ -93,15 +102,15 @@ class Application:
         """Undo what was moved, the last first. Raises XmigError: something stays where it is."""
         operation = self._operation
         operation.row = replace(operation.row, may_cancel=False, may_cancel_why="its moves are being undone")
+        if left := await self._all_back():
+            raise _incomplete(why, left)
+
+    async def _all_back(self) -> list[Part]:
+        """Those that stay."""
         self._report("rolling_back", 0)
         left = [part for part in await self.undo(self.parts) if part["state"] == "stays"]
         self._report("rolled_back", 0)
-        if left:
-            where = ", ".join(f"{part['process'][:12]} on {part['device']}: {part['why']}" for part in left)
-            raise XmigError(
-                f"{why}; not all moves could be undone: {where}", code="consolidation_incomplete",
-                hint="these processes run where the message says; move them with xmigctl migrate, or make a new plan",
-            )  # fmt: skip
+        return left
 
     async def undo(self, parts: Iterable[Part]) -> list[Part]:
         """Move these back, the last first. Returns those that had been moved: moved_back now, or they stay, or have
@@ -124,6 +133,14 @@ class Application:
     def _report(self, phase: str, done: int) -> None:
         parts = [dict(part) for part in self.parts]
         self._operation.progress(phase, parts=parts, done=done, total=len(parts))
+
+
+def _incomplete(why: str, left: Iterable[Part]) -> XmigError:
+    where = ", ".join(f"{part['process'][:12]} on {part['device']}: {part['why']}" for part in left)
+    return XmigError(
+        f"{why}; not all moves could be undone: {where}", code="consolidation_incomplete",
+        hint="these processes run where the message says; move them with xmigctl migrate, or make a new plan",
+    )  # fmt: skip
 
 
 def located(parts: Iterable[Mapping[str, Any]], devices: Mapping[str, str | None]) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Packing running jobs onto fewer devices: plans, and their application."""
+"""Packing running jobs onto fewer devices: plans, their application, and the way back."""
 
 from __future__ import annotations
 
@@ -52,3 +52,13 @@ async def apply_consolidation_plan(
         consolidation.find(plan), guard_seconds=request.guard_seconds, requestor=caller.name
     )
     return accepted(row, response)
+
+
+@router.post("/{plan}/undo", operation_id="undo_consolidation_plan", status_code=202, responses=ACCEPTED)
+async def undo_consolidation_plan(
+    consolidation: TheConsolidation, caller: OperatorCaller, plan: PlanId, response: Response
+) -> OperationInfo:
+    """Move the processes of a plan that was applied back to where they were, those that live, the last first. Refused
+    if there is nothing to undo (`nothing_to_undo`), or the node has changed (`plan_stale`). A restarted daemon does it,
+    too."""
+    return accepted(await consolidation.undo(plan, requestor=caller.name), response)

@@ -20,6 +20,7 @@ from xmigd.consolidation.kept import KeptPlans
 from xmigd.consolidation.plan import Draft, Plan, Seen, changes, check, make_problem, refusals, steps_of
 from xmigd.consolidation.schemas import ConsolidationRequest
 from xmigd.consolidation.solver import solve
+from xmigd.consolidation.undo import left_to_undo, obstacles
 from xmigd.database import models
 from xmigd.errors import Conflict, NotReady, XmigError
 from xmigd.events.bus import Bus
@@ -27,6 +28,7 @@ from xmigd.metrics.series import INTERVAL, Sampler
 from xmigd.migrations import repository
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import RESOLVED_WITHIN, Moves
+from xmigd.operations import repository as operations_repository
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome
@@ -37,6 +39,7 @@ KIND = "consolidation"
 MEASURED = 60.0  # seconds that a busy share is an average of
 LEAST_SAMPLES = 2
 ATTEMPTS = 4  # to find a packing whose moves have an order
+MOST_SEARCHED = 1000  # operations, for the one that has applied a plan
 
 
 class Consolidation:
@@ -173,6 +176,40 @@ class Consolidation:
         plan.operation = row.id
         return row
 
+    async def undo(self, plan: str, *, requestor: str) -> OperationRow:
+        """Back to where they were before the plan, those that live. Also after a restart: by its operation. Raises
+        Conflict: there is nothing to undo, or the node has changed so that it cannot be; NotReady."""
+        seen = await self._see()
+        row = await asyncio.to_thread(self._last_of, plan)
+        parts = [] if row is None else [part for part in left_to_undo(row) if part["process"] in seen.processes]
+        if row is None or row.active or not parts:
+            why = "is under way" if row and row.active else "has no moved process that lives" if row else "is not known"
+            raise Conflict(
+                f"nothing can be undone of plan {plan[:64]!r}: its application {why}",
+                code="nothing_to_undo",
+                hint="cancel it if it is under way (xmigctl op cancel); xmigctl op list --kind consolidation has them",
+            )
+        if changed := obstacles(parts, seen):
+            raise Conflict(
+                f"the node has changed since the plan was applied: {'; '.join(changed[:5])}", code="plan_stale",
+                hint="move processes with xmigctl migrate, or make a new plan",
+            )  # fmt: skip
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            return await Application(operation, self._moves, self._supervisor.processes.get, requestor).run_back()
+
+        return await self._operations.start(
+            KIND, subject=("node", self._node), requestor=requestor, work=work, cancellable=False,
+            why_not="its moves are being undone",
+            request={"plan": plan, "undoes": row.id, "freed": [], "moves": parts},
+        )  # fmt: skip
+
+    def _last_of(self, plan: str) -> OperationRow | None:
+        """That has applied this plan, or undone it."""
+        with Session(self._readers) as session:
+            rows = operations_repository.find(session, kind=KIND, limit=MOST_SEARCHED)
+        return next((row for row in rows if row.request.get("plan") == plan), None)
+
     def _guard(self, plan: Plan, seconds: float) -> Guard:
         """Of all processes on devices to which one comes."""
         targets = {move.target for move in plan.answer.moves}
@@ -201,7 +238,9 @@ class Consolidation:
             "moved": sum(part["state"] == "moved" for part in found), "freed": operation.request.get("freed", []),
             "parts": found, "guard": None,
         }  # fmt: skip
-        if phase not in ("rolling_back", "rolled_back") and all(part["state"] != "not_moved" for part in found):
+        undone = "undoes" in operation.request and all(part["state"] != "moved" for part in found)
+        applied = phase not in ("rolling_back", "rolled_back") and all(part["state"] != "not_moved" for part in found)
+        if undone or applied:
             return Outcome(state="succeeded", result=result)
         places = ", ".join(f"{part['process'][:12]}: {part['device'] or 'ended'}" for part in found)
         error = XmigError(

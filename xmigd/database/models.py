@@ -109,6 +109,9 @@ class JobProfile(Base):
     peak_bytes: Mapped[int]  # of device memory, on the device where it had most
     minute_bytes: Mapped[int | None]  # the same after its first minute
     minute_calls: Mapped[float | None]  # driver calls per second in its first minute
+    step_devices: Mapped[int | None]  # on which the last step was measured
+    step_ms: Mapped[float | None]
+    collectives: Mapped[float | None]  # share of the time in which its devices were in one
 
 
 class Process(Base):

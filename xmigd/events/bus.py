@@ -27,6 +27,7 @@ from xmigd import log
 from xmigd.database.writer import Writer
 from xmigd.errors import Unavailable
 from xmigd.events import repository
+from xmigd.waiting import happens
 
 logger = log.get("events")
 
@@ -105,11 +106,8 @@ class Subscription:
 
     async def read(self, patience: float) -> list[Event]:
         """What has come since; empty after `patience` seconds, or at the end."""
-        if not self._events and self.ended is None:
-            try:
-                await asyncio.wait_for(self._changed.wait(), patience)
-            except TimeoutError:
-                return []
+        if not self._events and self.ended is None and not await happens(self._changed, patience):
+            return []
         self._changed.clear()
         found = list(self._events)
         self._events.clear()
@@ -191,9 +189,7 @@ class Bus:
             self._timer.cancel()
             self._timer = None
         self._arm()
-        try:
-            await asyncio.wait_for(self._idle.wait(), patience)
-        except TimeoutError:
+        if not await happens(self._idle, patience):
             logger.error("events are lost", count=len(self._pending), why="the database takes no writes")
         self._end_all("xmigd is stopping")
 

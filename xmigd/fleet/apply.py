@@ -4,6 +4,7 @@ Invariants:
   Nothing is ordered without the job's lease, where leases are set up. A lease that is lost cancels the order under way;
   the node that moves looks itself, right before the point of no return.
   What was moved stays where it is when a later order fails: a program that has just stood still is not made to again.
+  All processes of a job that goes to another node are one order, and one transfer.
   The operation's result, or its error, says where each process is.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from xmigd.errors import Cancelled, Unavailable, XmigError
-from xmigd.fleet.orders import Order, Orders, answer_of
+from xmigd.fleet.orders import Order, Ordered, Orders, answer_of
 from xmigd.ids import new_id
 from xmigd.leases.leases import Lease, Leases
 from xmigd.operations.operation import Operation
@@ -55,8 +56,8 @@ class Application:
             if part["state"] not in ("succeeded", "ended"):
                 self._report(number)
                 raise XmigError(
-                    f"process {part['process'][:12]} of job {part['job_name']} could not be moved from "
-                    f"{part['source']} to {part['target']}: {part['why']}; {self._done()}",
+                    f"{_named(part)} could not be moved from {part['source']} to {part['target']}: {part['why']}; "
+                    f"{self._done()}",
                     code=part["code"] if part["code"] in STOPS else "fleet_stopped",
                     hint="what was moved stays there; make a new plan when the cause is gone",
                 )  # fmt: skip
@@ -66,16 +67,19 @@ class Application:
 
     def _done(self) -> str:
         moved = sum(part["state"] == "succeeded" for part in self.parts)
-        return f"{moved} of {len(self.parts)} processes were moved, and stay where they are now"
+        return f"{moved} of {len(self.parts)} moves were made; what was moved stays where it is now"
 
     async def _move(self, part: Part) -> None:
         """`part` gets its state: succeeded, failed, cancelled, unknown, or ended if its program has."""
-        node, _, device = part["source"].partition("/")
-        to, _, to_device = part["target"].partition("/")
+        node, to = (part[end].partition("/")[0] for end in ("source", "target"))
+        processes = tuple(
+            Ordered(process=one["process"], source=_device(one["source"]), device=_device(one["target"]))
+            for one in part["processes"]
+        )
         try:
             async with self._lease(node, part["job"]) as lease:
                 order = Order(
-                    id=new_id(), process=part["process"], job=part["job"], source=device, node=to, device=to_device,
+                    id=new_id(), job=part["job"], node=to, processes=processes,
                     token=None if lease is None else lease.token,
                 )  # fmt: skip
                 part["order"] = order.id
@@ -166,6 +170,16 @@ class Application:
     def _report(self, done: int) -> None:
         parts = [dict(part) for part in self.parts]
         self._operation.progress("moving", parts=parts, done=done, total=len(parts))
+
+
+def _device(place: str) -> str:
+    return place.partition("/")[2]
+
+
+def _named(part: Part) -> str:
+    its = [one["process"][:12] for one in part["processes"]]
+    what = f"process {its[0]}" if len(its) == 1 else f"{len(its)} processes"
+    return f"{what} of job {part['job_name']}"
 
 
 def checked(node: str, answer: Part) -> Part:

@@ -1,4 +1,5 @@
-"""Orders: a controller has a node move one of its processes. This is the node's side.
+"""Orders: a controller has a node move one of its jobs to another node, with all of its processes, or one process to
+another of its devices. This is the node's side.
 
 A controller is a peer that this node's operators have named (`fleet_controllers`), or this node itself. An order's id
 is that of the operation which carries it out, so it may come twice: the second time changes nothing.
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xmigd.database.reader import Reader
 from xmigd.errors import Cancelled, Conflict, Forbidden, NotFound, ProtocolError, XmigError
-from xmigd.fleet.schemas import DeviceName, Id, NodeName
+from xmigd.fleet.schemas import MOST_OF_JOB, DeviceName, Id, NodeName
 from xmigd.leases.leases import Leases
 from xmigd.migrations.service import Moves
 from xmigd.operations import repository as operation_rows
@@ -42,15 +43,23 @@ Handler = Callable[[str, dict[str, Any], bytes], Awaitable[dict[str, Any]]]
 OrderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
+class Ordered(BaseModel):
+    """A process, and the device that it is to have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    process: Id
+    source: DeviceName
+    device: DeviceName
+
+
 class Order(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: OrderId
-    process: Id
     job: Id
-    source: DeviceName
     node: NodeName = Field(description="to which it goes")
-    device: DeviceName
+    processes: Annotated[tuple[Ordered, ...], Field(min_length=1, max_length=MOST_OF_JOB)]
     token: Annotated[int, Field(ge=1, le=EXACT, strict=True)] | None = None
 
 
@@ -130,17 +139,23 @@ class Orders:
         return await self._own(id, by)
 
     def _check(self, order: Order) -> Process:
-        """Raises Conflict: what the order says is not so any more."""
-        process = self._supervisor.processes.get(order.process)
-        if process is None or process.job.id != order.job:
-            raise Conflict(f"process {order.process[:12]} has ended", code="plan_stale", hint="make a new plan")
-        if order.node != self._node and len(self._supervisor.processes_of(order.job)) != 1:
-            raise Conflict("an order moves one process to another node, and the job has several",
-                           code="not_one_process", hint="xmigctl migrate --to NODE moves all of them")  # fmt: skip
-        if process.row.device != order.source:
-            raise Conflict(f"process {order.process[:12]} is on {process.row.device}, not on {order.source}",
+        """The first of its processes. Raises Conflict: what the order says is not so any more."""
+        of_job = {one.row.id: one for one in self._supervisor.processes_of(order.job)}
+        for each in order.processes:
+            process = of_job.get(each.process)
+            if process is None:
+                raise Conflict(f"process {each.process[:12]} has ended", code="plan_stale", hint="make a new plan")
+            if process.row.device != each.source:
+                raise Conflict(f"process {each.process[:12]} is on {process.row.device}, not on {each.source}",
+                               code="plan_stale", hint="make a new plan")  # fmt: skip
+        named = [each.process for each in order.processes]
+        if order.node == self._node and len(named) != 1:
+            raise Conflict("an order moves one process to another device of its node, and this one names several",
+                           code="order_refused")  # fmt: skip
+        if order.node != self._node and (set(named) != set(of_job) or len(named) != len(of_job)):
+            raise Conflict(f"the order names {len(named)} processes, and the job has {len(of_job)}: they are others",
                            code="plan_stale", hint="make a new plan")  # fmt: skip
-        return process
+        return of_job[named[0]]
 
     async def _check_token(self, order: Order) -> None:
         if order.token is None:
@@ -170,19 +185,21 @@ class Orders:
         operation.progress("moving")
         if order.node == self._node:
             part: dict[str, Any] = {}
-            await self._moves.move_part(process, order.device, part, requestor=requestor, cancelled=operation.cancelled)
+            device = order.processes[0].device
+            await self._moves.move_part(process, device, part, requestor=requestor, cancelled=operation.cancelled)
             if part["state"] != "succeeded":
                 kind = Cancelled if part["state"] == "cancelled" else Conflict
                 raise kind(str(part["why"]), code=part["code"])
-            return {"node": self._node, "device": order.device}
+            return {"node": self._node, "device": device}
 
         async def permit() -> None:
             if self._leases is not None and order.token is not None:
                 await self._leases.verify(self._node, order.job, order.token)
 
         row = await self._departures.move(
-            process, order.node, [order.device], max_downtime_ms=None, requestor=requestor, id=order.id, permit=permit
-        )
+            process, order.node, {each.process: each.device for each in order.processes}, max_downtime_ms=None,
+            requestor=requestor, id=order.id, permit=permit,
+        )  # fmt: skip
         ended = asyncio.ensure_future(self._operations.ended(row))
         cancel = asyncio.ensure_future(operation.cancelled.wait())
         await asyncio.wait([ended, cancel], return_when=asyncio.FIRST_COMPLETED)

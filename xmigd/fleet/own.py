@@ -16,6 +16,7 @@ from xmigd.devices.names import devices_of
 from xmigd.devices.service import Devices
 from xmigd.fleet.schemas import (
     MOST_JOBS,
+    MOST_OF_JOB,
     MOST_PROCESSES,
     FleetDevice,
     FleetJob,
@@ -32,7 +33,6 @@ from xmigd.text import harmless
 from xmigd.transfers import repository as transfers
 
 SEEN = 50  # transfers by which a way is judged
-PER_JOB = 64  # processes of it that are listed
 
 
 class Own:
@@ -49,28 +49,32 @@ class Own:
         """To a caller who sees what belongs to this user. None: everything."""
         processes = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         held = held_bytes(processes)
-        mine: dict[str, list[FleetProcess]] = {}
-        for one in processes:
+        of_job: dict[str, list[Process]] = {}
+        for one in sorted(processes, key=lambda each: (each.row.start_time, each.row.pid)):
             if owner is None or one.job.uid == owner:
-                listed = mine.setdefault(one.job.id, [])
-                if len(listed) < PER_JOB:
-                    listed.append(self._process(one, len(self._supervisor.processes_of(one.job.id))))
+                of_job.setdefault(one.job.id, []).append(one)
+        mine = {job: [self._process(one, len(its)) for one in its[:MOST_OF_JOB]] for job, its in of_job.items()}
         return await asyncio.to_thread(self._read, owner, held, mine)
 
-    def _process(self, one: Process, of_job: int) -> FleetProcess:
+    def _process(self, one: Process, listed: int) -> FleetProcess:
+        """`listed`: of its job."""
         why = next(iter(general(one, "proxy", "move")), None)
         stays = "" if why is None else why.text
         if not stays and one.job.nodes is not None:
             stays = "its job has ranks on several nodes"
-        elif not stays and (of_job != 1 or one.grouped):
-            stays = "its job has several processes: these are not packed with others"
+        elif not stays and listed > MOST_OF_JOB:
+            stays = f"its job has {listed} processes; of more than {MOST_OF_JOB} none is moved by a plan"
+        elif not stays and listed != len(self._supervisor.processes_of(one.job.id)):
+            stays = "a process of its job is ending"
+        elif not stays and any(each.job.id != one.job.id for each in self._supervisor.together(one)):
+            stays = "it shares communicators with processes of other jobs"
         elif not stays and len(devices_of(one.row.device)) != 1:
             stays = "a process with several devices is not packed with others"
         elif not stays and (one.state != "running" or one.paused):
             stays = f"it is {'paused' if one.paused else one.state}"
         return FleetProcess(
             id=one.row.id, device=one.row.device, state=one.state, memory_bytes=sum(held_bytes([one]).values()),
-            busy_share=self._busy(one.row.id), stays=harmless(stays, 300),
+            busy_share=self._busy(one.row.id), stays=harmless(stays, 300), rank=one.grouped,
         )  # fmt: skip
 
     def _read(self, owner: int | None, held: Mapping[str, int], mine: Mapping[str, list[FleetProcess]]) -> NodeShown:

@@ -1,14 +1,18 @@
 """Packings of jobs over many nodes. No I/O.
 
 Thousands of devices have to be packed within seconds. So a device (or a whole node) is emptied only onto devices that
-are in use and stay so: nothing that was emptied gets anything, and nothing that got something is emptied. Then every
-order of the moves has room at every moment, and one pass from the least to the most used one suffices.
+are in use and stay so: nothing that was emptied gets anything, and nothing that got something is emptied. Then the
+moves have room one after the other, and one pass from the least to the most used one suffices.
+
+The processes of a job are on one node before and afterwards: within it each moves by itself, to another one all of them
+move at once.
 
 Memory is a hard limit. The predicted slow-down is that of `xmigd.consolidation.placement`.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +20,13 @@ from typing import Literal
 
 Objective = Literal["free_devices", "free_nodes"]
 EPSILON = 1e-9
-LOOKS = 64  # devices that are looked at for one process, the fullest first
+LOOKS = 64  # devices, or nodes, that are looked at for one process, or job, the fullest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A process on one device. `cpu` and `host`: what it takes of its node's, in any unit."""
+    """A process on one device. `cpu` and `host`: what it takes of its node's, in any unit. `job`: of those with the
+    same one, which are on one node; empty: it is alone. `rank`: it shares communicators with others of its job."""
 
     key: str
     device: int  # index of its Device
@@ -30,6 +35,8 @@ class Task:
     movable: bool = True
     cpu: int = 0
     host: int = 0
+    job: str = ""
+    rank: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,8 @@ class Node:
 @dataclass(slots=True)
 class Packed:
     place: list[int]  # by task, its device
-    moves: list[int] = field(default_factory=list)  # tasks that move, in an order that has room
+    moves: list[tuple[int, ...]] = field(default_factory=list)  # tasks that move at once, in an order that has room
+    without_node: set[str] = field(default_factory=set)  # jobs of several tasks that no other node can take
     freed_devices: list[int] = field(default_factory=list)
     freed_nodes: list[int] = field(default_factory=list)
 
@@ -74,6 +82,12 @@ class _State:
             self.of_node[device.node].append(number)
         for index, task in enumerate(tasks):
             self._add(index, task.device)
+        self.moved = [False] * len(tasks)
+        self.of_job: dict[str, list[int]] = {}
+        for index, task in enumerate(tasks):
+            if task.job:
+                self.of_job.setdefault(task.job, []).append(index)
+        self.without_node: set[str] = set()
         # Devices that may get something, by kind, in the order of their room.
         self.room: dict[str, list[tuple[int, int]]] = {}
         self.listed = [False] * len(devices)
@@ -121,29 +135,44 @@ class _State:
                 return False
         if not self.on[device]:
             return True
+        ranks = (self.tasks[i].job for i in self.on[device] if self.tasks[i].rank)
+        if task.rank and self.devices[device].kind == "cuda" and task.job in ranks:
+            return False  # NCCL refuses a communicator with two ranks on a GPU
         load = self.load[device] + task.busy
         if task.busy * max(0.0, load - task.busy) > self.bound:
             return False
         return all(self.tasks[i].busy * max(0.0, load - self.tasks[i].busy) <= self.bound for i in self.on[device])
 
-    def best(self, index: int) -> int | None:
-        """The device with the least room that has enough: one of the same node, where a move takes milliseconds, before
-        one of another."""
+    def near(self, index: int, node: int) -> int | None:
+        """The device of this node with the least room that has enough."""
         task = self.tasks[index]
-        kind, node = self.devices[task.device].kind, self.devices[self.place[index]].node
-        near = [
+        kind, here = self.devices[task.device].kind, self.devices[self.place[index]].node
+        rooms = [
             (self.left(device), device) for device in self.of_node[node]
             if self.listed[device] and self.devices[device].kind == kind and self.left(device) >= task.bytes
         ]  # fmt: skip
-        for _, device in sorted(near):
-            if self.fits(task, device, node):
-                return device
-        rooms = self.room.get(kind, [])
+        return next((device for _, device in sorted(rooms) if self.fits(task, device, here)), None)
+
+    def far(self, index: int) -> int | None:
+        """The same of all nodes."""
+        task = self.tasks[index]
+        rooms = self.room.get(self.devices[task.device].kind, [])
         at = bisect_left(rooms, (task.bytes, -1))
-        for _, device in rooms[at : at + LOOKS]:
-            if self.fits(task, device, node):
-                return device
-        return None
+        here = self.devices[self.place[index]].node
+        return next((device for _, device in rooms[at : at + LOOKS] if self.fits(task, device, here)), None)
+
+    def nodes_for(self, index: int) -> list[int]:
+        """Other ones with a device that has room for it, those with the least room first."""
+        task = self.tasks[index]
+        rooms = self.room.get(self.devices[task.device].kind, [])
+        at, here = bisect_left(rooms, (task.bytes, -1)), self.devices[self.place[index]].node
+        found: dict[int, None] = {}
+        for _, device in itertools.islice(rooms, at, None):
+            if (node := self.devices[device].node) != here:
+                found[node] = None
+            if len(found) >= LOOKS:
+                break
+        return list(found)
 
     def move(self, index: int, device: int) -> None:
         here = self.place[index]
@@ -158,27 +187,83 @@ class _State:
         if was[1]:
             self.enlist(here)
 
-    def empty(self, group: Iterable[int], others: Iterable[int]) -> list[int] | None:
-        """Move all from these devices elsewhere; `others`, they among them, get nothing then. None: they do not all
-        fit, and everything is as before."""
+    def empty(self, group: Iterable[int], others: Iterable[int], most: int | None) -> list[tuple[int, ...]] | None:
+        """Move all from these devices elsewhere, by so many moves at most; `others`, they among them, get nothing then.
+        None: they do not all fit, and everything is as before."""
         hidden = [device for device in others if self.listed[device]]
         for device in hidden:
             self.delist(device)
-        indices = [index for device in group for index in self.on[device]]
-        done: list[tuple[int, int]] = []
-        for index in sorted(indices, key=lambda each: -self.tasks[each].bytes):
-            target = self.best(index)
-            if target is None:
-                for moved, back in reversed(done):
-                    self.move(moved, back)
+        done: list[tuple[int, int]] = []  # tasks, and where each was
+        moves: list[tuple[int, ...]] = []
+        for indices in self._units(group):
+            its = self._emptied(indices, done)
+            moves += its or []
+            if its is None or (most is not None and len(moves) > most):
+                self._undo(done, 0)
                 for device in hidden:
                     self.enlist(device)
                 return None
-            done.append((index, self.place[index]))
-            self.move(index, target)
-        for moved, _ in done:
+        for moved, was in done:
+            self.moved[moved] = True
             self.got[self.place[moved]] = True
-        return [moved for moved, _ in done]
+            if not self.on[was]:  # also one that was not to be emptied: all of its jobs had others there
+                self.delist(was)
+        return moves
+
+    def _units(self, group: Iterable[int]) -> list[list[int]]:
+        """What is on these devices, by job, the largest first."""
+        found: dict[str | int, list[int]] = {}
+        for index in (index for device in group for index in self.on[device]):
+            found.setdefault(self.tasks[index].job or index, []).append(index)
+        return sorted(found.values(), key=lambda each: -self._bytes(each))
+
+    def _bytes(self, indices: Iterable[int]) -> int:
+        return sum(self.tasks[index].bytes for index in indices)
+
+    def _emptied(self, indices: list[int], done: list[tuple[int, int]]) -> list[tuple[int, ...]] | None:
+        """These, of one job, on other devices: of the same node, where a move takes milliseconds, before those of
+        another one. None: there is no room."""
+        job = self.of_job.get(self.tasks[indices[0]].job, indices)
+        alone, mark = len(job) == 1, len(done)
+        for index in sorted(indices, key=lambda each: -self.tasks[each].bytes):
+            target = self.near(index, self.devices[self.place[index]].node)
+            if target is None and alone:
+                target = self.far(index)
+            if target is None:
+                self._undo(done, mark)
+                break
+            self._do(index, target, done)
+        else:
+            return [(index,) for index, _ in done[mark:]]
+        if alone or any(self.moved[index] or not self.tasks[index].movable for index in job):
+            return None
+        if self._together(job, done):
+            return [tuple(job)]
+        self.without_node.add(self.tasks[job[0]].job)
+        return None
+
+    def _together(self, job: list[int], done: list[tuple[int, int]]) -> bool:
+        """All of the job on one other node, if there is one with room for all at once."""
+        largest_first, mark = sorted(job, key=lambda each: -self.tasks[each].bytes), len(done)
+        for node in self.nodes_for(largest_first[0]):
+            for index in largest_first:
+                target = self.near(index, node)
+                if target is None:
+                    self._undo(done, mark)
+                    break
+                self._do(index, target, done)
+            else:
+                return True
+        return False
+
+    def _do(self, index: int, target: int, done: list[tuple[int, int]]) -> None:
+        done.append((index, self.place[index]))
+        self.move(index, target)
+
+    def _undo(self, done: list[tuple[int, int]], mark: int) -> None:
+        """Back to when so many were done."""
+        while len(done) > mark:
+            self.move(*done.pop())
 
 
 def pack(
@@ -200,14 +285,12 @@ def pack(
                 for number in numbers:
                     state.enlist(number)
     for group in groups:
-        count = sum(len(state.on[number]) for number in group)
-        too_many = max_moves is not None and len(result.moves) + count > max_moves
         others = group if objective == "free_devices" else of_node[devices[group[0]].node]
-        if too_many or any(state.got[number] for number in others):
+        if any(state.got[number] for number in others):
             continue
-        moved = state.empty(group, others)
-        if moved is not None:
-            result.moves += moved
+        left = None if max_moves is None else max_moves - len(result.moves)
+        result.moves += state.empty(group, others, left) or []
+    result.without_node = {job for job in state.without_node if not any(state.moved[i] for i in state.of_job[job])}
     before = {task.device for task in tasks}
     after = set(state.place)
     result.freed_devices = sorted(before - after)

@@ -217,6 +217,9 @@ def contradiction(shown: NodeShown, owner: int | None) -> str:
     devices = [each.id for each in shown.devices]
     if len(set(devices)) != len(devices):
         return "it lists a device twice"
+    jobs = [job.id for job in shown.jobs]
+    if len(set(jobs)) != len(jobs):
+        return "it lists a job twice"
     processes = [one.id for job in shown.jobs for one in job.processes]
     if len(set(processes)) != len(processes):
         return "it lists a process twice"

@@ -16,6 +16,7 @@ from xmigd.text import VISIBLE
 
 MOST_JOBS = 1000  # of one node
 MOST_PROCESSES = 1000  # of one node
+MOST_OF_JOB = 64  # processes
 MOST_DEVICES = 1024  # of one node
 
 Name = Annotated[str, Field(max_length=255, pattern=VISIBLE)]
@@ -59,6 +60,7 @@ class FleetProcess(Shown):
     memory_bytes: Bytes = Field(description="that it takes, with its snapshot copy and its contexts")
     busy_share: Share | None = Field(default=None, description="share of time in which it had work in the last minute")
     stays: Words = Field(default="", description="why it cannot move to another node; empty: nothing is known against")
+    rank: bool = Field(default=False, description="it shares communicators with others of its job")
 
 
 class FleetJob(Shown):
@@ -69,7 +71,9 @@ class FleetJob(Shown):
     state: Short
     created_at: Time
     priority: Short = "normal"
-    processes: Annotated[list[FleetProcess], Field(max_length=64)] = Field(description="that live")
+    processes: Annotated[list[FleetProcess], Field(max_length=MOST_OF_JOB)] = Field(
+        description="that live, in the order in which they began"
+    )
 
 
 class Way(Shown):
@@ -135,15 +139,25 @@ class FleetPlanRequest(BaseModel):
     assumed_busy_share: Annotated[float, Field(ge=0, le=1)] = Field(
         default=1.0, description="of processes whose busy share is unknown"
     )
-    max_moves: Annotated[int, Field(ge=1, le=1000)] = Field(default=100, description="at most so many")
+    max_moves: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=100, description="at most so many; of a job to another node, with all of its processes, it is one"
+    )
+
+
+class FleetPlace(Answer):
+    process: str
+    source: str = Field(description="NODE/DEVICE")
+    target: str = Field(description="NODE/DEVICE")
 
 
 class FleetMove(Answer):
-    process: str
+    """All processes of a job to another node, at once, or one to another device of its node."""
+
     job_id: str
     job_name: str
-    source: str = Field(description="NODE/DEVICE")
-    target: str = Field(description="NODE/DEVICE")
+    processes: list[FleetPlace]
+    source: str = Field(description="NODE/DEVICES, each once")
+    target: str = Field(description="NODE/DEVICES, each once")
     memory_bytes: int
     expected_standstill_ms: float | None = Field(description="null: no transfer on this way is known")
     expected_s: float | None = Field(description="seconds that its content takes at the measured speed of the way")

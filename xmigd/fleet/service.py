@@ -79,8 +79,8 @@ class Fleet:
 
         moves = [
             {
-                "process": move.process, "job": move.job_id, "job_name": move.job_name, "source": move.source,
-                "target": move.target,
+                "job": move.job_id, "job_name": move.job_name, "source": move.source, "target": move.target,
+                "processes": [one.model_dump() for one in move.processes],
             }
             for move in plan.answer.moves
         ]  # fmt: skip

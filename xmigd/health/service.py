@@ -38,6 +38,7 @@ from xmigd.security.callers import Caller
 logger = log.get("health")
 
 ACTIONS: dict[Rung, Action] = {Rung.cordon: "cordon", Rung.drain: "drain", Rung.lose: "lose"}
+DATABASE_WAIT = 1.0  # seconds, when the database takes no writes
 TWICE_WITHIN = 5.0  # seconds: NVML and the kernel's log report the same Xid
 
 
@@ -110,9 +111,12 @@ class Health:
                 rows = repository.open_ones(session)
                 return [FindingInfo.model_validate(row) for row in rows if row.answer is None]
 
-        for info in await asyncio.to_thread(unanswered):
-            with contextlib.suppress(XmigError):
-                await self._answer_to(info)
+        try:
+            for info in await asyncio.to_thread(unanswered):
+                with contextlib.suppress(XmigError):
+                    await self._answer_to(info)
+        except Exception:  # what comes from now on is found all the same
+            logger.exception("findings of an earlier daemon were not answered")
 
     async def _follow(self, device: str, every: float) -> None:
         while True:
@@ -154,9 +158,23 @@ class Health:
         found = grades.of_xid(xid)
         if found is None or now < last + TWICE_WITHIN:
             return
-        task = asyncio.get_running_loop().create_task(self._add(device, found, source))
+        task = asyncio.get_running_loop().create_task(self._add_surely(device, found, source))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _add_surely(self, device: str, found: Found, source: str) -> None:
+        """An Xid is reported once, and nobody who could ask again waits for the answer."""
+        while True:
+            try:
+                await self._add(device, found, source)
+            except XmigError as error:
+                logger.error("a finding waits for the database", device=device, code=found.code, why=error.message)
+                await asyncio.sleep(DATABASE_WAIT)
+            except Exception:
+                logger.exception("a finding was not answered", device=device, code=found.code)
+                return
+            else:
+                return
 
     # --- what is done -------------------------------------------------------------------------------------------------
 

@@ -219,16 +219,16 @@ class Adapter:
         return jobs
 
     def _suspend(self, job: Job) -> None:
-        wanted = decide.suspension(job)
-        if wanted is None:
-            return
         path = f"/v1/jobs/{job.id}"
-        if wanted:
-            # Before it is suspended: so that an adapter that comes later knows who has done it.
-            self._client.patch(path, {"labels": {decide.SUSPENDED: "true"}}, "*")
-            self._client.start(f"{path}:suspend", {"to": "host"})
-        else:
-            self._client.start(f"{path}:resume", {})
+        match decide.suspension(job):
+            case "suspend":
+                # Before it is suspended: so that an adapter that comes later knows who has done it.
+                self._client.patch(path, {"labels": {decide.SUSPENDED: "true"}}, "*")
+                self._client.start(f"{path}:suspend", {"to": "host"})
+            case "resume":
+                self._client.start(f"{path}:resume", {})
+            case "forget":
+                self._client.patch(path, {"labels": {decide.SUSPENDED: None}}, "*")
 
     # --- what pods mount ----------------------------------------------------------------------------------------------
 

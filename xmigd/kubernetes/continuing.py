@@ -42,7 +42,7 @@ logger = log.get("kubernetes")
 NAME = "continue.sock"
 LONGEST = 4096  # bytes of a message
 MOST = 256  # connections
-MOST_OF_USER = 64  # of these
+MOST_OF_ONE = 32  # of these: of a pod, or of a user's processes that are in none
 KNOWN_WITHIN = 30.0  # seconds in which a pod is known of whose program runs already
 SEEN_WITHIN = 10.0  # seconds in which xmigd knows how a program has ended, if it gets to know it
 INTERVAL = 0.1  # seconds between two looks
@@ -73,7 +73,7 @@ class Continuing:
         self._report = report
         self._stopping = threading.Event()
         self._choosing = [threading.Lock() for _ in range(64)]
-        self._users: dict[int, int] = {}  # connections of each
+        self._taken: dict[str, int] = {}  # connections of each pod and user
         self._counting = threading.Lock()
         self._listener: socket.socket | None = None
         self._path = Path()
@@ -121,7 +121,7 @@ class Continuing:
             try:
                 found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 pid, uid, _ = _CREDENTIALS.unpack(found)
-                with self._counted(uid):
+                with self._counted(self.pod_of(pid) or f"user {uid}"):
                     _Waiting(self, connection, pid, uid).serve()
             except (Gone, OSError):
                 return
@@ -129,18 +129,18 @@ class Continuing:
                 logger.exception("a pod was not served")
 
     @contextlib.contextmanager
-    def _counted(self, uid: int) -> Iterator[None]:
+    def _counted(self, whose: str) -> Iterator[None]:
         with self._counting:
-            if self._users.get(uid, 0) >= MOST_OF_USER or sum(self._users.values()) >= MOST:
+            if self._taken.get(whose, 0) >= MOST_OF_ONE or sum(self._taken.values()) >= MOST:
                 raise Gone
-            self._users[uid] = self._users.get(uid, 0) + 1
+            self._taken[whose] = self._taken.get(whose, 0) + 1
         try:
             yield
         finally:
             with self._counting:
-                self._users[uid] -= 1
-                if not self._users[uid]:
-                    del self._users[uid]
+                self._taken[whose] -= 1
+                if not self._taken[whose]:
+                    del self._taken[whose]
 
     # --- for those who wait -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from xmigd.kubernetes import view
 from xmigd.kubernetes.view import Effect, Gpu, Pod, Rule
@@ -198,12 +198,16 @@ def identity(job: Job) -> dict[str, Any] | None:
 
 
 SUSPENDED = "k8s/suspended"  # label of a job that is suspended because its pod's annotation says so
+Suspension = Literal["suspend", "resume", "forget"]
 
 
-def suspension(job: Job) -> bool | None:
-    """Is it to be suspended (True), or resumed? None: neither."""
+def suspension(job: Job) -> Suspension | None:
+    """What its pod's annotation changes; `forget`: it runs again, and whoever suspends it from now on is somebody else.
+    None: nothing."""
     if job.pod is None or job.pod.ends_at is not None:
         return None
     if job.pod.suspend:
-        return True if job.state == "running" else None
-    return False if job.state == "suspended" and SUSPENDED in job.labels else None
+        return "suspend" if job.state == "running" else None
+    if SUSPENDED not in job.labels:
+        return None
+    return "resume" if job.state == "suspended" else "forget"

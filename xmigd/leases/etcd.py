@@ -72,7 +72,7 @@ class Etcd:
         result = answer.get("result")
         if not isinstance(result, dict):
             raise _wrong("a lease is not kept alive")
-        if int(result.get("TTL", 0) or 0) <= 0:
+        if "TTL" not in result or _number(result, "TTL") <= 0:  # the gateway leaves out what is 0
             raise NotFoundThere
 
     async def revoke(self, lease: int) -> None:

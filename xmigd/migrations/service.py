@@ -31,6 +31,7 @@ from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.supervisor import Supervisor, over
 
 OPERATION: dict[Kind, str] = {"move": "migration", "suspend": "suspension", "resume": "resumption"}
+PREEMPTION = "preemption"  # operation that consists of others (xmigd/scheduling/service.py)
 SNAPSHOTS_SEEN, MOVES_SEEN = 10, 100  # that an estimate looks at
 RESOLVED_WITHIN = 60.0  # seconds after a start in which it turns out who has a process that was moving
 

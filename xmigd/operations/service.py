@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +29,7 @@ from xmigd.ids import new_id
 from xmigd.operations import repository
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow, OperationState
+from xmigd.waiting import happens
 
 logger = log.get("operations")
 
@@ -132,6 +132,7 @@ class Operations:
 
     async def decide(self, operation: Operation, phase: str) -> None:
         """The phase is on the disk when this returns: the resolver of the next daemon finds it. Raises Unavailable."""
+        operation.end_trailing()  # it would be written behind this, with the phase before
         decided = replace(operation.row, phase=phase)
         await asyncio.wrap_future(self._writer.submit("operations.decide", lambda s: repository.save(s, decided)))
         operation.progress(phase, **(decided.progress or {}))
@@ -166,8 +167,7 @@ class Operations:
         found = self._active.get(operation)
         if found is None:
             return None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(found.ended.wait(), seconds)
+        await happens(found.ended, seconds)
         return found.row
 
     async def ended(self, row: OperationRow) -> OperationRow:

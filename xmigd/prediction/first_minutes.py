@@ -1,4 +1,4 @@
-"""What is measured of each job while it runs: its peak of device memory, and its first minute.
+"""What is measured of each job while it runs: its peak of device memory, its first minute, and its steps.
 
 Looked at every second; a job that is shorter has no profile. Written when there is news, and for a job at most every
 few seconds.
@@ -7,6 +7,7 @@ few seconds.
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from xmigd import log
 from xmigd.database.writer import Writer
 from xmigd.devices.inventory import held_bytes
+from xmigd.devices.names import devices_of
 from xmigd.metrics.series import Sampler
 from xmigd.prediction import repository
 from xmigd.prediction.features import FIRST_MINUTE
@@ -24,6 +26,9 @@ logger = log.get("prediction")
 
 EVERY = 1.0  # seconds
 WRITTEN_EVERY = 5.0  # seconds, of one job
+STEPS_OF = 60.0  # seconds, of which the median step counts
+NEWS = 0.02  # share by which a step must have changed, to be written again
+OfProcess = Callable[[str, float], float | None]  # in the last so many seconds
 
 
 @dataclass(kw_only=True)
@@ -33,15 +38,23 @@ class Profile:
     peak_bytes: int = 0
     minute_bytes: int | None = None
     minute_calls: float | None = None
+    step_devices: int | None = None  # on which the step was measured
+    step_ms: float | None = None
+    collectives: float | None = None  # share of the time in which its devices were in one
 
 
 class FirstMinutes:
     """Lives in the event loop's thread."""
 
-    def __init__(self, *, processes: Mapping[str, Process], sampler: Sampler, writer: Writer) -> None:
+    def __init__(
+        self, *, processes: Mapping[str, Process], sampler: Sampler, writer: Writer, step_ms: OfProcess,
+        collectives: OfProcess,
+    ) -> None:  # fmt: skip
         self._processes = processes
         self._sampler = sampler
         self._writer = writer
+        self._step_ms = step_ms
+        self._collectives = collectives
         self._of: dict[str, Profile] = {}
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}  # when, and what
 
@@ -82,9 +95,28 @@ class FirstMinutes:
         most = max(held.values(), default=0)
         profile.peak_bytes = max(profile.peak_bytes, most)
         profile.devices = max(profile.devices, sum(bytes > 0 for bytes in held.values()))
+        self._measure_steps(profile, [process for process in processes if process.state != "suspended"])
         if profile.minute_bytes is None and FIRST_MINUTE <= age < 2 * FIRST_MINUTE:  # later: a restarted daemon
             profile.minute_bytes = profile.peak_bytes
             profile.minute_calls = self._calls([process.row.id for process in processes])
+
+    def _measure_steps(self, profile: Profile, processes: list[Process]) -> None:
+        """Where all of the job is here, each process has steps, and none shares a device with another. A device
+        counts that a process has memory on: ranks are often given all of them, and use one each."""
+        devices = [name for process in processes for name in _used(process)]
+        steps = [self._step_ms(process.row.id, STEPS_OF) for process in processes]
+        known = [each for each in steps if each is not None]
+        elsewhere = any(process.job.nodes for process in processes)
+        if not devices or not known or len(known) < len(steps) or len(set(devices)) < len(devices) or elsewhere:
+            return
+        step = statistics.median(known)
+        before = profile.step_ms if profile.step_devices == len(devices) else None
+        if before is not None and abs(step - before) <= NEWS * before:
+            return
+        shares = [self._collectives(process.row.id, STEPS_OF) for process in processes]
+        there = [each for each in shares if each is not None]
+        profile.step_devices, profile.step_ms = len(devices), step
+        profile.collectives = statistics.fmean(there) if len(there) == len(shares) else None
 
     def _calls(self, processes: list[str]) -> float | None:
         """Per second, all of them together, in the last minute."""
@@ -108,3 +140,9 @@ class FirstMinutes:
                 self._written[job] = now, row
         if rows:
             self._writer.record("prediction.profiles", lambda session: repository.save(session, rows))
+
+
+def _used(process: Process) -> set[str]:
+    names = devices_of(process.row.device)
+    ordinals = {handle.ordinal for handle in list(process.handles.values()) if handle.kind == "device"}
+    return {names[ordinal] for ordinal in ordinals if ordinal < len(names)}

@@ -1,19 +1,22 @@
-"""Jobs that have ended, and what was measured of them, in the database."""
+"""Jobs that have ended, and what was measured of jobs, in the database."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import case, exists, func, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import Session
 
-from xmigd.database.models import Job, JobLabel, JobProfile, Process
+from xmigd.database.models import Device, Job, JobLabel, JobProfile, Process
+from xmigd.devices.names import devices_of
 from xmigd.prediction.features import Past, Subject
+from xmigd.prediction.scaling import Measured, is_usable, kind_of
 from xmigd.processes.states import LIVE
 
 MOST_OF_USER = 500  # jobs: nobody makes the others' forgotten
+STEPS = ("step_devices", "step_ms", "collectives")
 
 
 def save(session: Session, profiles: Sequence[dict[str, Any]]) -> None:
@@ -24,6 +27,7 @@ def save(session: Session, profiles: Sequence[dict[str, Any]]) -> None:
             continue
         statement = insert(JobProfile).values(profile)
         known, new = JobProfile, statement.excluded
+        known_steps = JobProfile.__table__.c
         session.execute(
             statement.on_conflict_do_update(
                 index_elements=["job_id"],
@@ -32,6 +36,8 @@ def save(session: Session, profiles: Sequence[dict[str, Any]]) -> None:
                     "peak_bytes": func.max(known.peak_bytes, new.peak_bytes),
                     "minute_bytes": func.coalesce(known.minute_bytes, new.minute_bytes),
                     "minute_calls": func.coalesce(known.minute_calls, new.minute_calls),
+                    # What belongs together: of one moment, the last.
+                    **{name: case((new.step_ms.is_not(None), new[name]), else_=known_steps[name]) for name in STEPS},
                 },
             )
         )  # fmt: skip
@@ -72,6 +78,43 @@ def past(session: Session, most: int) -> list[Past]:
         )
         for job, at, profile in reversed(rows)
     ]  # fmt: skip
+
+
+def measured(session: Session, job_id: str) -> list[Measured]:
+    """The steps of this job and of those that are alike, on devices of the same name; the newest first."""
+    job = session.get(Job, job_id)
+    models = models_of(session, [job_id]).get(job_id)
+    if job is None or models is None:
+        return []
+    own = session.get(JobProfile, job_id)
+    ran_on = number_of_devices(job.device) if own is None else own.step_devices or own.devices
+    kind = kind_of(job.name, job.command, ran_on)
+    query = (
+        select(Job, JobProfile)
+        .join(JobProfile, JobProfile.job_id == Job.id)
+        .where(Job.uid == job.uid, JobProfile.step_ms.is_not(None))
+        .order_by(Job.created_at.desc())
+        .limit(MOST_OF_USER)
+    )
+    there = [
+        (other.id, profile) for other, profile in session.execute(query).tuples()
+        if is_usable(profile.step_ms) and profile.step_devices
+        and kind_of(other.name, other.command, profile.step_devices) == kind
+    ]  # fmt: skip
+    of_others = models_of(session, [other for other, _ in there])
+    return [
+        Measured(devices=profile.step_devices or 1, step_ms=profile.step_ms or 0.0, collectives=profile.collectives)
+        for other, profile in there if of_others.get(other) == models
+    ]  # fmt: skip
+
+
+def models_of(session: Session, jobs: Sequence[str]) -> dict[str, set[str]]:
+    """The names of the devices on which their processes are or were, such as a GPU's model."""
+    names = {device.id: device.name or device.kind for device in session.scalars(select(Device))}
+    found: dict[str, set[str]] = {}
+    for job, device in session.execute(select(Process.job_id, Process.device).where(Process.job_id.in_(jobs))):
+        found.setdefault(job, set()).update(names.get(each, each) for each in devices_of(device))
+    return found
 
 
 def subject(session: Session, job_id: str) -> Subject | None:

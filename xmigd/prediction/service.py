@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from sqlalchemy import select
 
@@ -22,7 +23,8 @@ from xmigd.prediction import repository
 from xmigd.prediction.features import Known, Past, Subject
 from xmigd.prediction.first_minutes import FirstMinutes
 from xmigd.prediction.model import LEAST_JOBS, Model, Predicted, Remaining, Target
-from xmigd.prediction.schemas import JobPrediction, PredictedQuantity
+from xmigd.prediction.scaling import Measured, points_of, scaled
+from xmigd.prediction.schemas import JobPrediction, JobScaling, MeasuredSteps, PredictedQuantity, ScaledStep
 from xmigd.prediction.trainer import MOST_JOBS, NOT_INSTALLED, is_installed, trained
 
 logger = log.get("prediction")
@@ -50,6 +52,7 @@ class Predictions:
         self._failed_at = -AFTER_FAILURE
         self._training: asyncio.Task[None] | None = None
         self._reading = asyncio.Lock()
+        self._scaling = asyncio.Lock()  # one solver at a time, however many requests there are
 
     async def of_job(self, job: str) -> JobPrediction:
         """The caller sees the job. Raises Conflict: it is over."""
@@ -69,6 +72,21 @@ class Predictions:
         return JobPrediction(
             job_id=job, at=now, elapsed_s=elapsed, remaining_s=_shown(remaining), peak_bytes=_shown(peak),
             basis=self._basis(subject),
+        )  # fmt: skip
+
+    async def scaling(self, job: str, devices: Sequence[int]) -> JobScaling:
+        """The caller sees the job."""
+        measured = await asyncio.to_thread(self._steps, job)
+        jobs = Counter(each.devices for each in measured)
+        async with self._scaling:
+            found = await scaled(measured, list(dict.fromkeys(devices)))
+        return JobScaling(
+            job_id=job,
+            measured=[
+                MeasuredSteps(devices=point.devices, jobs=jobs[point.devices], step_ms=point.step_ms)
+                for point in points_of(measured)
+            ],
+            steps=[ScaledStep.model_validate(asdict(each)) for each in found],
         )  # fmt: skip
 
     async def remaining(self, jobs: Iterable[str]) -> dict[str, Remaining]:
@@ -174,6 +192,10 @@ class Predictions:
     def _subject(self, job: str) -> tuple[Subject | None, bool]:
         with self._reader.session() as session:
             return repository.subject(session, job), repository.is_over(session, job)
+
+    def _steps(self, job: str) -> list[Measured]:
+        with self._reader.session() as session:
+            return repository.measured(session, job)
 
     def _subjects(self, jobs: list[str]) -> dict[str, Subject]:
         with self._reader.session() as session:

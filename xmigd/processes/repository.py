@@ -55,6 +55,19 @@ def segments(session: Session, process_id: str, limit: int = 100) -> Sequence[Jo
     return session.scalars(query.order_by(JournalSegment.number.desc()).limit(limit)).all()
 
 
+def of_job(session: Session, job: str) -> list[ProcessRow]:
+    """All of its processes, as they came."""
+    rows = session.scalars(select(Process).where(Process.job_id == job).order_by(Process.started_at, Process.id))
+    return [_row(row) for row in rows]
+
+
+def _row(process: Process) -> ProcessRow:
+    return ProcessRow(
+        id=process.id, job=process.job_id, pid=process.pid, start_time=process.start_time, uid=process.uid,
+        gid=process.gid, command=process.command, device=process.device, origin=process.origin,
+    )  # fmt: skip
+
+
 def live_ones(session: Session) -> list[LiveProcess]:
     """The processes that the last daemon left behind."""
     found = []
@@ -70,12 +83,7 @@ def live_ones(session: Session) -> list[LiveProcess]:
         ).all()
         found.append(
             LiveProcess(
-                row=ProcessRow(
-                    id=process.id, job=process.job_id, pid=process.pid, start_time=process.start_time,
-                    uid=process.uid, gid=process.gid, command=process.command, device=process.device,
-                    origin=process.origin,
-                ),
-                job=job_row(job), state=process.state, server_pid=process.server_pid,
+                row=_row(process), job=job_row(job), state=process.state, server_pid=process.server_pid,
                 server_start_time=process.server_start_time, faults=max(faults, default=0),
                 recoveries=max(recoveries, default=0), migration=under_way(session, process.id),
             )

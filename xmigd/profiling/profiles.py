@@ -41,6 +41,7 @@ GIVE_EVERY = 0.25  # seconds, until a new server has one
 OVER_KEPT = 64  # processes that are over
 FIRST_LAUNCHES = 1 << 13  # of which a period is looked for first
 STEPS_KEPT = 64
+SHARES_KEPT = 64
 Key = tuple[Kind, str, tuple[int, int, int], tuple[int, int, int], int]
 
 
@@ -88,6 +89,7 @@ class Now:
     peak_bytes: int | None = None
     link_bytes_per_s: float | None = None  # collectives, and copies between devices
     host_bytes_per_s: float | None = None
+    collectives: float | None = None  # share of the time, as long as its devices were in one
 
 
 @dataclass(slots=True)
@@ -108,6 +110,7 @@ class Watched:
         self.past: list[Profile] = []
         self.now = Now()
         self.steps: deque[tuple[float, float]] = deque(maxlen=STEPS_KEPT)  # (end, took), seconds of CLOCK_MONOTONIC
+        self.shares: deque[tuple[float, float]] = deque(maxlen=SHARES_KEPT)  # (end, of the time in collectives)
         self.period: int | None = None
         self.live_bytes: int | None = None
         self.peak_bytes: int | None = None
@@ -124,6 +127,12 @@ class Watched:
         begin = 0.0 if seconds is None else time.monotonic() - seconds
         chosen = [took for end, took in list(self.steps) if end - took >= begin]
         return statistics.median(chosen) * 1e3 if chosen else None
+
+    def collectives(self, seconds: float) -> float | None:
+        """The median share of the time in which its devices were in a collective, of the last so many seconds."""
+        begin = time.monotonic() - seconds
+        chosen = [share for end, share in list(self.shares) if end >= begin]
+        return statistics.median(chosen) if chosen else None
 
     def give_pages(self, process: Process, every: int) -> None:
         """Each server that can have the program one day writes from its first record on."""
@@ -153,13 +162,15 @@ class Watched:
             del self.pages[number]
 
     def _compute(self, sums: dict[Key, Sum], seconds: float) -> None:
-        busy, link, host, known = 0.0, 0, 0, True
+        busy, together, link, host, known = 0.0, 0.0, 0, 0, True
         for key, one in sums.items():
             calls, size = self._before.get(key, (0, 0))
             more = max(0, one.calls - calls)
             if more and one.mean_ns is None:
                 known = False
-            busy += more * (one.mean_ns or 0.0) / 1e9
+            took = more * (one.mean_ns or 0.0) / 1e9
+            busy += took
+            together += took if key[0] is Kind.collective else 0.0
             if key[0] in (Kind.collective, Kind.between_devices):
                 link += max(0, one.bytes - size)
             elif key[0] in (Kind.to_device, Kind.to_host):
@@ -176,7 +187,10 @@ class Watched:
             idle_share=max(0.0, 1 - busy / seconds / devices) if known else None,
             step_ms=self._find_steps(page.fd, profile),
             peak_bytes=self.peak_bytes, link_bytes_per_s=link / seconds, host_bytes_per_s=host / seconds,
+            collectives=min(1.0, together / seconds / devices) if known else None,
         )  # fmt: skip
+        if self.now.collectives is not None:
+            self.shares.append((time.monotonic(), self.now.collectives))
 
     def _find_steps(self, page: Fd, profile: Profile) -> float | None:
         if profile.launches == self._launches:
@@ -253,6 +267,11 @@ class Profiles:
         """The median of its last steps that lie in the last so many seconds. None: none is known."""
         found = self._watched.get(process)
         return None if found is None else found.step_ms(seconds)
+
+    def collectives(self, process: str, seconds: float) -> float | None:
+        """The share of the time in which its devices were in a collective, of the last so many seconds."""
+        found = self._watched.get(process)
+        return None if found is None else found.collectives(seconds)
 
     def sample(self, process: str) -> dict[str, Any]:
         """For its series."""

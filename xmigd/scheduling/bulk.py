@@ -12,13 +12,13 @@ from xmigd.errors import Cancelled, Invalid, NotFound, XmigError
 from xmigd.ids import new_id
 from xmigd.jobs.repository import Conditions
 from xmigd.jobs.service import Jobs
-from xmigd.migrations.service import OPERATION, Moves
+from xmigd.migrations.service import OPERATION, PREEMPTION, Moves
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome
 from xmigd.processes.service import Processes
 from xmigd.scheduling.schemas import MOST_JOBS, Action, BulkRequest
-from xmigd.scheduling.service import OVER, PREEMPTION, Preemptions
+from xmigd.scheduling.service import OVER, Preemptions
 from xmigd.security.callers import Caller
 
 BULK = "bulk"  # operation

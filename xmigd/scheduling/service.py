@@ -19,7 +19,7 @@ from xmigd import log
 from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints
 from xmigd.errors import Cancelled, Conflict, ProcessLocation, XmigError
 from xmigd.jobs.service import Jobs
-from xmigd.migrations.service import OPERATION, Moves
+from xmigd.migrations.service import OPERATION, PREEMPTION, Moves
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
@@ -32,7 +32,6 @@ from xmigd.supervisor.supervisor import Supervisor
 
 logger = log.get("scheduling")
 
-PREEMPTION = "preemption"  # operation
 PARTS = (OPERATION["suspend"], CREATE)  # operations that a preemption consists of
 Method = Literal["host", "file", "checkpoint"]
 METHODS: dict[Prefer, tuple[Method, ...]] = {
@@ -69,6 +68,7 @@ class Preemptions:
         self._operations = operations
         self._jobs = jobs
         self._processes = processes
+        self._continuing = asyncio.Lock()  # from the look whether it has continued until its restoration has begun
         operations.register(PREEMPTION, self._resolve)
 
     # --- what is requested --------------------------------------------------------------------------------------------
@@ -134,11 +134,16 @@ class Preemptions:
                 f"job {info.name} is over, and was not preempted as a checkpoint", code="not_preempted",
                 hint="xmigctl checkpoint list lists its checkpoints; xmigctl restore restores one",
             )  # fmt: skip
-        again = await asyncio.to_thread(self._restored, checkpoint)
-        if again is not None:
-            raise Conflict(f"job {info.name} has continued already, as job {again}", code="continued_already",
-                           hint=f"xmigctl job show {again[:12]}")  # fmt: skip
-        return await self._checkpoints.restore(caller, checkpoint, devices, requestor=caller.name)
+        async with self._continuing:
+            for row in self._operations.active():
+                if (row.kind, row.subject_id) == (RESTORE, checkpoint):
+                    raise Conflict(f"job {info.name} is being continued", code="operation_under_way", operation=row.id,
+                                   hint=f"wait for it: GET /v1/operations/{row.id}/wait")  # fmt: skip
+            again = await asyncio.to_thread(self._restored, checkpoint)
+            if again is not None:
+                raise Conflict(f"job {info.name} has continued already, as job {again}", code="continued_already",
+                               hint=f"xmigctl job show {again[:12]}")  # fmt: skip
+            return await self._checkpoints.restore(caller, checkpoint, devices, requestor=caller.name)
 
     def may_continue(self, job: str) -> bool:
         """Was it preempted as a checkpoint, and has not gone on since? Reads the database."""
@@ -164,10 +169,13 @@ class Preemptions:
         began = time.monotonic()
         tried: list[_Try] = []
         for method in METHODS[prefer]:
+            resumed = await self._resumed(job, operation, ends)
             processes = self._supervisor.processes_of(job)
             if not processes:
                 raise Conflict("the job has ended meanwhile", code="program_exited")
             operation.check_cancelled(processes[0].moving.place)
+            if not resumed:
+                break
             result: dict[str, Any] = {"job": job, "how": "suspended", "checkpoint": None, "operation": None}
             if method != "checkpoint" and all(process.state == "suspended" for process in processes):
                 return result | {"process_location": processes[0].moving.place, "ms": 0.0}
@@ -192,6 +200,23 @@ class Preemptions:
             if late:
                 break
         raise self._refused(operation, job, tried, late=time.monotonic() >= ends)
+
+    async def _resumed(self, job: str, operation: Operation, ends: float) -> bool:
+        """What is being resumed counts as suspended until it runs, and would run afterwards: it is waited for. False:
+        not until the end."""
+        for row in self._operations.active():
+            if (row.kind, row.job_id) == (OPERATION["resume"], job):
+                ended = asyncio.ensure_future(self._operations.ended(row))
+                cancelled = asyncio.ensure_future(operation.cancelled.wait())
+                left = max(0.0, ends - time.monotonic())
+                try:
+                    await asyncio.wait({ended, cancelled}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    if not ended.done():
+                        return False
+                finally:
+                    cancelled.cancel()
+                    ended.cancel()
+        return True
 
     async def _begin(self, method: Method, processes: list[Process], requestor: str) -> OperationRow:
         """Raises XmigError: it is not possible."""

@@ -10,7 +10,8 @@ Each suspension and resumption is an operation, which has its times, and an even
 Invariants:
   A job is suspended here only where that makes room for another one that fits then.
   A job that its user, a scheduler or a preemption has suspended is not resumed here, and one that was resumed by
-  somebody else waits no longer.
+  somebody else waits no longer. A preemption of one that waits here keeps it suspended.
+  Who has waited longest, and could come if all slices were over, is not overtaken: nobody else comes to that device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xmigd.devices.inventory import held_bytes
 from xmigd.errors import XmigError
 from xmigd.events.bus import Bus
 from xmigd.jobs.admission import Admission
-from xmigd.migrations.service import OPERATION, Moves
+from xmigd.migrations.service import OPERATION, PREEMPTION, Moves
 from xmigd.operations.service import Operations
 from xmigd.records import PRIORITIES, JobRow
 from xmigd.supervisor.process import Process
@@ -36,6 +37,7 @@ logger = log.get("sharing")
 LOOK_EVERY = 0.5  # seconds
 REQUESTOR = "rotation"  # of its operations
 LOOKED_AT = 200  # operations, after a start
+LEAVES_OR_COMES = (OPERATION["suspend"], OPERATION["resume"], PREEMPTION)  # operations of a job
 
 
 class Rotation:
@@ -102,9 +104,13 @@ class Rotation:
     async def _turn(self) -> None:
         """One that waits comes, if it can."""
         self._look(time.monotonic())
+        kept = set(self._supervisor.cordoned)  # devices that nobody comes to now
         for name in sorted(self._waits_since, key=lambda each: self._waits_since[each]):
             process = self._process(name)
-            if process is None or process.state != "suspended":
+            if process is None or process.state != "suspended" or process.row.device in kept:
+                continue
+            if not await asyncio.to_thread(self._is_ours, name):
+                del self._waits_since[name]
                 continue
             device, quota = process.row.device, process.job.memory_quota or 0
             if await self._free(device, quota, process.job):
@@ -112,12 +118,29 @@ class Rotation:
                 with self._admission.coming(name, device, quota):
                     await self._swap("resume", name, device)
                 return
+            if await self._going(device, quota, process.job, soon=True) is not None:
+                kept.add(device)
+
+    def _is_ours(self, job: str) -> bool:
+        """Was it suspended here, and has nobody requested anything else since? None is left of those long ago."""
+        found = (self._operations.find(job=job, kind=kind, state="succeeded", limit=1) for kind in LEAVES_OR_COMES)
+        last = max((row for rows in found for row in rows), key=lambda row: row.ended_at or 0.0, default=None)
+        return last is None or (last.kind, last.requestor) == (OPERATION["suspend"], REQUESTOR)
 
     async def _free(self, device: str, bytes: int, for_whom: JobRow) -> bool:
         """Suspend as few as are necessary. False: that would not make room, and nothing was done."""
+        going = await self._going(device, bytes, for_whom)
+        if going is None:
+            return False
+        for name in going:
+            await self._swap("suspend", name, device)
+        return (await self._admission.room()).get(device, 0) >= bytes
+
+    async def _going(self, device: str, bytes: int, for_whom: JobRow, *, soon: bool = False) -> list[str] | None:
+        """Who would go for that; None: it would not make room. `soon`: also those whose slice is not over."""
         room = (await self._admission.room()).get(device, 0)
         going: list[str] = []
-        for name in self._candidates(device, for_whom):
+        for name in self._candidates(device, for_whom, soon=soon):
             if room >= bytes:
                 break
             process = self._process(name)
@@ -125,16 +148,12 @@ class Rotation:
             # What is reserved for it is free, too, when it has gone.
             room += max(process.job.reserved_bytes or 0, held_bytes([process]).get(device, 0))
             going.append(name)
-        if room < bytes:
-            return False
-        for name in going:
-            await self._swap("suspend", name, device)
-        return (await self._admission.room()).get(device, 0) >= bytes
+        return going if room >= bytes else None
 
-    def _candidates(self, device: str, for_whom: JobRow) -> list[str]:
+    def _candidates(self, device: str, for_whom: JobRow, *, soon: bool) -> list[str]:
         """Those that may go, the one that has run longest first."""
         at, found = time.monotonic(), []
-        above = PRIORITIES.index(for_whom.priority) < PRIORITIES.index("best-effort")
+        above = soon or PRIORITIES.index(for_whom.priority) < PRIORITIES.index("best-effort")
         for name, since in sorted(self._runs_since.items(), key=lambda each: each[1]):
             process = self._process(name)
             ready = process is not None and process.row.device == device and process.state == "running"
@@ -164,27 +183,31 @@ class Rotation:
         processes = self._supervisor.processes_of(job)
         if not processes:
             return
-        if how == "suspend":
-            begun = await self._moves.suspend_job(processes, "host", requestor=REQUESTOR)
-        else:
-            begun = await self._moves.resume_job(processes, [device], requestor=REQUESTOR)
-        row = await self._operations.ended(begun)
-        ok, at = row.state == "succeeded", time.monotonic()
-        if how == "suspend" and ok:
-            self._runs_since.pop(job, None)
-            self._waits_since[job] = at
-        elif how == "resume":
-            self._waits_since.pop(job, None)
-            if ok:
-                self._runs_since[job] = at
+        try:
+            if how == "suspend":
+                begun = await self._moves.suspend_job(processes, "host", requestor=REQUESTOR)
             else:
-                self._waits_since[job] = at  # its turn comes again after the others
+                begun = await self._moves.resume_job(processes, [device], requestor=REQUESTOR)
+        except XmigError:
+            self._swapped(how, job, ok=False)
+            raise
+        row = await self._operations.ended(begun)
+        ok = row.state == "succeeded"
+        self._swapped(how, job, ok=ok)
         data = {"how": how, "device": device, "operation": row.id, "succeeded": ok}
         self._bus.publish("job.rotated", "job", job, job, data)
         logger.info("a job takes its turn", job=job[:12], how=how, device=device, succeeded=ok)
         if not ok:
             problem: Mapping[str, object] = row.error or {}
             raise XmigError(f"job {job[:12]} could not be brought to {how}: {problem.get('detail')}")
+
+    def _swapped(self, how: str, job: str, *, ok: bool) -> None:
+        """Where that has failed, the others have their turns before it is tried again."""
+        since, no_more = self._runs_since, self._waits_since
+        if (how == "suspend") == ok:
+            since, no_more = no_more, since
+        no_more.pop(job, None)
+        since[job] = time.monotonic()
 
     async def _remember(self) -> None:
         """Jobs that the last daemon suspended for others wait still."""

@@ -18,7 +18,7 @@ from xmigd.peers.certificates import client_context, fingerprint_of, server_name
 from xmigd.peers.known import KnownPeer, split_address
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
-from xmigd.transfers.wire import PREFIX, STEP, Line, lost, prepare
+from xmigd.transfers.wire import PREFIX, STEP, Closing, Line, lost, prepare
 
 STREAMS = 4  # connections at once
 WINDOW = 4  # pieces on one connection that were sent and not acknowledged
@@ -47,25 +47,22 @@ class Calls:
 
     async def call(self, peer: str, body: dict[str, Any]) -> dict[str, Any]:
         """Raises NotFound, Unavailable: whether the peer has done it is not known then; or what the peer answered."""
-        known = self.check_known(peer)
-        return await asyncio.to_thread(self._call, known, body)
+        return await asyncio.to_thread(self.request, peer, body, Closing())
 
-    def _call(self, peer: KnownPeer, body: dict[str, Any]) -> dict[str, Any]:
-        with self._line(peer) as line:
-            return answered(peer.name, line.call(body)[0])
+    def request(self, peer: str, body: dict[str, Any], closing: Closing, payload: bytes = b"") -> dict[str, Any]:
+        """Blocks, until `closing` ends it. Raises as `call`."""
+        with self._line(self.check_known(peer), closing) as line:
+            return answered(peer, line.call(body, payload)[0])
 
-    def send_manifest(self, peer: str, transfer: str, document: bytes) -> None:
-        """Blocks. Raises as `call`."""
-        known = self.check_known(peer)
-        with self._line(known) as line:
-            answered(peer, line.call({"op": "manifest", "transfer": transfer}, document)[0])
-
-    def send_content(self, peer: str, transfer: str, chunks: Chunks, pieces: Sequence[Chunk], sent: Sent) -> int:
-        """Those of these pieces that the peer lacks. Returns their bytes. Blocks. Raises as `call`, and Damaged."""
+    def send_content(
+        self, peer: str, transfer: str, chunks: Chunks, pieces: Sequence[Chunk], sent: Sent, closing: Closing
+    ) -> int:
+        """Those of these pieces that the peer lacks. Returns their bytes. Blocks, until `closing` ends it. Raises as
+        `call`, and Damaged."""
         known = self.check_known(peer)
         different = list({piece.hash: piece for piece in pieces}.values())
         lacking: list[Chunk] = []
-        with self._line(known) as line:
+        with self._line(known, closing) as line:
             for at in range(0, len(different), HASHES):
                 some = different[at : at + HASHES]
                 hashes = b"".join(bytes.fromhex(piece.hash) for piece in some)
@@ -90,7 +87,7 @@ class Calls:
 
         def stream() -> None:
             try:
-                with self._line(known) as line:
+                with self._line(known, closing) as line:
                     under_way: list[Chunk] = []
                     while (piece := next_piece()) is not None:
                         body = {"op": "piece", "transfer": transfer, "hash": piece.hash, "bytes": piece.bytes}
@@ -112,31 +109,23 @@ class Calls:
         return total
 
     @contextlib.contextmanager
-    def _line(self, peer: KnownPeer) -> Iterator[Line]:
-        line = Line(self._connect(peer))
-        try:
-            yield line
-        finally:
-            line.close()
-
-    def _connect(self, peer: KnownPeer) -> Any:
+    def _line(self, peer: KnownPeer, closing: Closing) -> Iterator[Line]:
         """To the peer and nobody else. Raises Unavailable."""
-        try:
-            context = client_context(self._links.identity, peer.certificate)
-            sock = socket.create_connection(split_address(peer.address), STEP)
+        with contextlib.ExitStack() as stack:
             try:
+                context = client_context(self._links.identity, peer.certificate)
+                sock = stack.enter_context(socket.create_connection(split_address(peer.address), STEP))
+                stack.enter_context(closing.of(sock))
                 prepare(sock)
                 sock.sendall(PREFIX)
-                wrapped = context.wrap_socket(sock, server_hostname=server_name(self._links.node))
-            except BaseException:
-                sock.close()
-                raise
-        except OSError as error:
-            raise lost(error) from None
-        if fingerprint_of(wrapped.getpeercert(binary_form=True) or b"") != peer.fingerprint:
-            wrapped.close()
-            raise Unavailable(f"{peer.name} has another certificate", code="peer_unreachable")
-        return wrapped
+                wrapped = stack.enter_context(
+                    context.wrap_socket(sock, server_hostname=server_name(self._links.node))
+                )  # fmt: skip
+            except OSError as error:
+                raise lost(error) from None
+            if fingerprint_of(wrapped.getpeercert(binary_form=True) or b"") != peer.fingerprint:
+                raise Unavailable(f"{peer.name} has another certificate", code="peer_unreachable")
+            yield Line(wrapped)
 
 
 def answered(peer: str, answer: dict[str, Any]) -> dict[str, Any]:

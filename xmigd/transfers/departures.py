@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -30,7 +31,7 @@ from xmigd.checkpoints.manifest import Manifest, contents
 from xmigd.checkpoints.service import Checkpoints, end
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
-from xmigd.errors import Cancelled, Conflict, NotFound, ProtocolError, Unavailable, XmigError
+from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -43,6 +44,8 @@ from xmigd.transfers import records, repository
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.needs import Needs, needs_of
 from xmigd.transfers.stopped import left, written
+from xmigd.transfers.wire import Closing
+from xmigd.waiting import happens
 
 KIND = "transfer"  # operations
 MOST_ROUNDS = 4  # ahead
@@ -53,6 +56,7 @@ INFORM_EVERY = 5.0  # seconds between attempts to tell peers outcomes
 
 logger = log.get("transfers")
 
+Answer = TypeVar("Answer")
 Decision = Literal["here", "there"]
 Permit = Callable[[], Awaitable[None]]  # raises XmigError: it may not, and stays
 
@@ -71,12 +75,17 @@ class Leaving:
     permit: Permit | None = None  # right before the point of no return: may it go?
     stopped_at: float | None = None  # monotonic seconds
 
+    def may_stand_still(self) -> float | None:
+        """For so many seconds more. None: there is no bound now."""
+        if self.stopped_at is None or self.max_standstill_ms is None:
+            return None
+        return self.max_standstill_ms / 1e3 - (time.monotonic() - self.stopped_at)
+
     def check_standstill(self) -> None:
         """Raises Conflict: the program would stand still for longer than it may."""
-        if self.stopped_at is None or self.max_standstill_ms is None:
-            return
-        ms = (time.monotonic() - self.stopped_at) * 1e3
-        if ms > self.max_standstill_ms:
+        left = self.may_stand_still()
+        if left is not None and left < 0 and self.max_standstill_ms is not None:
+            ms = self.max_standstill_ms - left * 1e3
             raise Conflict(f"the program stood still for {ms:.0f} ms, and may for {self.max_standstill_ms:g} ms",
                            code="downtime", process_location="source")  # fmt: skip
 
@@ -126,14 +135,16 @@ class Departures:
         return Plan(making.processes, targets, places)
 
     async def move(
-        self, process: Process, peer: str, devices: Sequence[str], *, max_downtime_ms: float | None, requestor: str,
-        id: str | None = None, permit: Permit | None = None,
+        self, process: Process, peer: str, devices: Sequence[str] | Mapping[str, str], *,
+        max_downtime_ms: float | None, requestor: str, id: str | None = None, permit: Permit | None = None,
     ) -> OperationRow:  # fmt: skip
-        """Its job. `devices`: those that its processes get in turn; none: the peer chooses. `id`: of the transfer;
-        `permit`: called right before the point of no return. Raises Conflict, NotFound, Unavailable: it cannot go
-        there."""
+        """Its job. `devices`: those that its processes get in turn, or, by process, those of all of them; none: the
+        peer chooses. `id`: of the transfer; `permit`: called right before the point of no return. Raises Conflict,
+        NotFound, Unavailable: it cannot go there."""
         self._calls.check_known(peer)
         making, needs = await self._needs(process)
+        if isinstance(devices, Mapping):
+            devices = _in_order(making.processes, devices)
         process = making.processes[0]
         id = id or new_id()
         leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, permit)
@@ -231,7 +242,7 @@ class Departures:
             record.phase("handing_over")
             operation.progress("handing_over")
             document = manifest.model_dump_json().encode()
-            await asyncio.to_thread(self._calls.send_manifest, leaving.peer, leaving.id, document)
+            await self._request(operation, leaving, {"op": "manifest"}, document)
             await self._prepared(operation, leaving)
             if leaving.permit is not None:
                 await leaving.permit()
@@ -284,27 +295,31 @@ class Departures:
         loop = asyncio.get_running_loop()
 
         def sent(count: int) -> None:
-            leaving.check_standstill()
             loop.call_soon_threadsafe(lambda: operation.progress("sending", processed_bytes=count))
-            if operation.cancelled.is_set():
-                raise Cancelled("it was cancelled", process_location="source")
 
-        copied = await asyncio.to_thread(
-            self._calls.send_content, leaving.peer, leaving.id, self._checkpoints.chunks, pieces, sent
+        chunks = self._checkpoints.chunks
+        copied = await _unless_given_up(
+            operation, leaving, partial(self._calls.send_content, leaving.peer, leaving.id, chunks, pieces, sent)
         )
         record.round(copied, total, (time.monotonic() - began) * 1e3)
         return manifest
 
     async def _prepared(self, operation: Operation, leaving: Leaving) -> None:
         """Wait until the peer has the program, stopped. Raises Conflict: it cannot, Unavailable."""
-        answer = await self._calls.call(leaving.peer, {"op": "prepare", "transfer": leaving.id})
+        answer = await self._request(operation, leaving, {"op": "prepare"})
         while answer.get("state") == "preparing":
-            operation.check_cancelled("source")
-            leaving.check_standstill()
-            request = {"op": "state", "transfer": leaving.id, "seen": "preparing"}
-            answer = await self._calls.call(leaving.peer, request)
+            answer = await self._request(operation, leaving, {"op": "state", "seen": "preparing"})
         if answer.get("state") != "prepared":
             raise Conflict(f"{leaving.peer} cannot take it: {answer.get('why')}"[:500], code="not_prepared")
+
+    async def _request(
+        self, operation: Operation, leaving: Leaving, body: dict[str, Any], payload: bytes = b""
+    ) -> dict[str, Any]:  # fmt: skip
+        """Before the decision. Raises as `_unless_given_up`."""
+        body = body | {"transfer": leaving.id}
+        return await _unless_given_up(
+            operation, leaving, lambda closing: self._calls.request(leaving.peer, body, closing, payload)
+        )
 
     async def _switch(
         self, operation: Operation, leaving: Leaving, making: Making, record: records.Record
@@ -432,8 +447,7 @@ class Departures:
     async def keep(self) -> None:
         """Tell peers of what has failed, until they know. Until it is cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._owes.wait(), INFORM_EVERY)
+            await happens(self._owes, INFORM_EVERY)
             self._owes.clear()
             for row in await asyncio.to_thread(self._owed):
                 await self._inform(row["id"], row["peer"], row["state"])
@@ -478,3 +492,35 @@ class Departures:
     def _publish(self, row: dict[str, Any]) -> None:
         data = {name: row.get(name) for name in ("direction", "peer", "state", "why", "source", "target")}
         self._bus.publish("transfer.changed", "transfer", row["id"], row.get("job_id"), data, owner=row["uid"])
+
+
+async def _unless_given_up(operation: Operation, leaving: Leaving, calls: Callable[[Closing], Answer]) -> Answer:
+    """What these calls of the peer return, in a thread. Their connections are closed as soon as the operation is
+    cancelled, or the program has stood still for as long as it may: a slow link, or a peer that hangs, delays neither.
+    Raises Cancelled, Conflict, or as they do."""
+    operation.check_cancelled("source")
+    leaving.check_standstill()
+    closing = Closing()
+    calling = asyncio.ensure_future(asyncio.to_thread(calls, closing))
+    cancelled = asyncio.ensure_future(operation.cancelled.wait())
+    try:
+        left = leaving.may_stand_still()
+        timeout = None if left is None else left + 1e-3  # not before it is over
+        await asyncio.wait([calling, cancelled], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        cancelled.cancel()
+    if not calling.done():
+        closing.close()
+        await asyncio.wait([calling])
+        calling.exception()  # that it was closed
+        operation.check_cancelled("source")
+        leaving.check_standstill()
+    return calling.result()
+
+
+def _in_order(processes: Sequence[Process], devices: Mapping[str, str]) -> list[str]:
+    """The device of each. Raises Conflict: they are of other processes."""
+    if {one.row.id for one in processes} != set(devices):
+        raise Conflict("the job has other processes than devices were named for", code="job_changed",
+                       hint="ask for it again, once all of them run")  # fmt: skip
+    return [devices[one.row.id] for one in processes]

@@ -8,12 +8,15 @@ other side: every length has a limit before anything of it is read, and every re
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import socket
 import ssl
 import struct
 import termios
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from xmigd.errors import ProtocolError, Unavailable
@@ -27,6 +30,44 @@ STALL = 20.0  # seconds in which nothing at all comes or goes
 BLOCK = 64 << 10  # bytes that are written at once: each has that time
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
 GIVEN_UP = 10_000  # ms after which what was sent and not received is a lost connection
+
+
+class Closing:
+    """Ends connections at once, whatever is being sent on them. Every thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """All that are open, and each that is opened from now on."""
+        with self._lock:
+            self._closed = True
+            for sock in self._open:
+                _end(sock)
+
+    @contextlib.contextmanager
+    def of(self, sock: socket.socket) -> Iterator[None]:
+        """That of this socket, too. Meanwhile TLS may take the socket over."""
+        with sock.dup() as own:  # a descriptor that nobody else closes: its number is no other file's
+            with self._lock:
+                self._open.add(own)
+                if self._closed:
+                    _end(own)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._open.discard(own)
+
+
+def _end(sock: socket.socket) -> None:
+    """What waits in the kernel to be sent is thrown away when the last descriptor is closed. Who sends or receives is
+    woken up now."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class Line:

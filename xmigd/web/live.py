@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from xmigd.waiting import happens
 from xmigd.web.upstream import Api, ApiError
 
 PAUSE = 0.2  # seconds between two changes that a page is informed of
@@ -59,8 +60,7 @@ class Relay:
         try:
             yield "retry: 1000\n\n"
             while not self.stopping.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), min(HEARTBEAT, self.interest.every or HEARTBEAT))
+                await happens(self._woken, min(HEARTBEAT, self.interest.every or HEARTBEAT))
                 self._woken.clear()
                 if reported != self._link:
                     reported = self._link

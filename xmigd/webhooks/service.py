@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import secrets
@@ -32,6 +31,7 @@ from xmigd.events.bus import Bus
 from xmigd.failpoints import Write
 from xmigd.ids import new_id
 from xmigd.settings import Settings
+from xmigd.waiting import happens
 from xmigd.webhooks import repository
 from xmigd.webhooks.schemas import DeadLetterInfo, WebhookChange, WebhookInfo, WebhookRequest
 from xmigd.webhooks.sender import Answer, Sender
@@ -78,6 +78,7 @@ class Webhooks:
         self._keep = keep
         self._sender = Sender(settings.webhook_timeout)
         self._hooks: dict[str, _Hook] = {}
+        self._changing = asyncio.Lock()  # what works is what was written last
         self._listening: asyncio.Task[None] | None = None
 
     # --- the daemon's start and end -----------------------------------------------------------------------------------
@@ -137,8 +138,9 @@ class Webhooks:
                 raise Conflict(f"there are {MOST} webhooks", code="too_many_webhooks", hint="remove some")
             session.merge(row)
 
-        await self._write("webhooks.add", write)
-        self._begin(row)
+        async with self._changing:
+            await self._write("webhooks.add", write)
+            self._begin(row)
         return self._info(row, 0), secret
 
     async def change(self, webhook: str, change: WebhookChange, *, check: Callable[[int], None]) -> WebhookInfo:
@@ -158,9 +160,10 @@ class Webhooks:
             session.expunge(row)
             return row
 
-        row = await self._write("webhooks.change", write)
-        row.position = max(row.position, await self._end(webhook))
-        self._begin(row)
+        async with self._changing:
+            row = await self._write("webhooks.change", write)
+            row.position = max(row.position, await self._end(webhook))
+            self._begin(row)
         return await self.find(webhook)
 
     async def remove(self, webhook: str) -> None:
@@ -172,8 +175,9 @@ class Webhooks:
                 raise NotFound(f"there is no webhook {webhook[:64]!r}", hint="xmigctl webhook list lists them")
             session.delete(row)
 
-        await self._write("webhooks.remove", write)
-        await self._end(webhook)
+        async with self._changing:
+            await self._write("webhooks.remove", write)
+            await self._end(webhook)
 
     async def test(self, webhook: str) -> Answer:
         """Send it an event that nothing has happened for, once. Raises NotFound."""
@@ -270,8 +274,7 @@ class Webhooks:
             await self._hurry(hook)
             events = await asyncio.to_thread(self._following, hook.position)
             if not events:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(hook.news.wait(), IDLE)
+                await happens(hook.news, IDLE)
                 continue
             if events[0]["id"] > hook.position + 1:  # they were trimmed, before it was their turn
                 await self._deliver(hook, _lost(hook.position + 1, events[0]["id"] - 1))
