@@ -653,12 +653,14 @@ class Checkpoints:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint. What was
         resumed has gone on, and is not to be restored once more: that it is not written down here changes nothing."""
         left, stood_still = await asyncio.to_thread(ended, self._working(operation)), False
-        if left is not None and operation.request.get("nodes") and await self.across.goes_on(operation):
+        with contextlib.suppress(OSError):  # it has ended since
+            stood_still = left is not None and stopped(left)
+        several = stood_still and bool(operation.request.get("nodes"))
+        if left is not None and several and await self.across.goes_on(operation):
             live.let_go_on(tree(left))
+            stood_still = False
             await asyncio.to_thread(self.forget_images, operation)
         else:
-            with contextlib.suppress(OSError):  # it has ended since
-                stood_still = left is not None and stopped(left)
             await self.criu_has_ended(operation)
         progress = operation.row.progress or {}
         if "job" not in progress or stood_still:

@@ -70,15 +70,17 @@ class Operation:
 
     def settle(self, row: OperationRow) -> None:
         """It is over, as `row` says."""
-        if self._trailing is not None:
-            self._trailing.cancel()
-            self._trailing = None
+        self.end_trailing()
         self.row = row
         self.ended.set()
 
-    def _save(self, new_phase: bool) -> None:
+    def end_trailing(self) -> None:
+        """What was reported and is not saved yet is saved with what comes next."""
         if self._trailing is not None:
             self._trailing.cancel()
             self._trailing = None
+
+    def _save(self, new_phase: bool) -> None:
+        self.end_trailing()
         self._saved_at = time.monotonic()
         self._changed(self, new_phase)

@@ -132,6 +132,7 @@ class Operations:
 
     async def decide(self, operation: Operation, phase: str) -> None:
         """The phase is on the disk when this returns: the resolver of the next daemon finds it. Raises Unavailable."""
+        operation.end_trailing()  # it would be written behind this, with the phase before
         decided = replace(operation.row, phase=phase)
         await asyncio.wrap_future(self._writer.submit("operations.decide", lambda s: repository.save(s, decided)))
         operation.progress(phase, **(decided.progress or {}))
