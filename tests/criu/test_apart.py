@@ -9,7 +9,9 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,28 @@ def test_a_job_is_restored_with_another_pid(node: Node, native_dir: Path, tmp_pa
     job = f"/v1/jobs/{again['job']}"
     harness.wait_until(lambda: node.client.get(job)["state"] == "ended", "the job is over")
     assert node.client.get(job)["exit_code"] == 0
+
+
+def test_two_restorations_at_once(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:
+    """Of two checkpoints between which nothing was written. Both would write to the same file: one is refused."""
+    output = tmp_path / "once"
+    program = client(node, native_dir, output)
+    wait_for_lines(output, 2 * STEPS // 3)
+    both = [checkpoint(program), checkpoint(program, stop=True)]
+
+    def restore(made: dict[str, Any]) -> str:
+        """Refused at once, or once its work begins."""
+        try:
+            restored(node, made)
+        except (Refused, AssertionError) as refused:
+            return "file_in_use" if "file_in_use" in f"{getattr(refused, 'code', '')} {refused}" else str(refused)
+        return "restored"
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(restore, both)) == ["file_in_use", "restored"]
+    let_end(output)
+    wait_for_lines(output, STEPS)
+    assert output.read_text() == undisturbed
 
 
 def test_copies_run_beside_the_job(node: Node, native_dir: Path, tmp_path: Path, undisturbed: str) -> None:

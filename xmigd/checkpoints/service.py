@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -28,7 +28,7 @@ from xmigd.checkpoints.criu import Criu, ended
 from xmigd.checkpoints.keys import private_key
 from xmigd.checkpoints.last import MakingLast
 from xmigd.checkpoints.making import Making, check_obstacles, check_owners, of_the_store
-from xmigd.checkpoints.manifest import Manifest, Program, contents
+from xmigd.checkpoints.manifest import Manifest, OpenFile, Program, contents
 from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.movable import processes_of
@@ -132,6 +132,7 @@ class Checkpoints:
         self._settling = settling
         self._places = places
         self.across: Across
+        self._written: set[str] = set()  # by programs that are being restored
         self._exported = folder / "exported"  # the only folder that files are written to and read from for others
         operations.register(CREATE, self._resolve_create)
         operations.register(RESTORE, self._resolve_restore)
@@ -252,9 +253,10 @@ class Checkpoints:
         async def work(operation: Operation) -> dict[str, Any]:
             chosen = [as_one(each) for each in places]
             try:
-                return await self.make_again(
-                    operation, manifest, chosen, requestor, published=published, copied=own_files
-                )
+                async with self.files_of(manifest, own=own_files):
+                    return await self.make_again(
+                        operation, manifest, chosen, requestor, published=published, copied=own_files
+                    )
             finally:
                 close(published)
 
@@ -277,9 +279,31 @@ class Checkpoints:
         files = manifest.programs[0].files
         await asyncio.to_thread(live.check_files, files, copied=own_files)
         if not own_files:
-            running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
-            await asyncio.to_thread(live.check_unused, files, running)
+            await self._check_unused(files)
         return places
+
+    async def _check_unused(self, files: Sequence[OpenFile]) -> None:
+        """Raises Conflict."""
+        running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
+        await asyncio.to_thread(live.check_unused, files, running)
+
+    @contextlib.asynccontextmanager
+    async def files_of(self, manifest: Manifest, *, own: bool = False) -> AsyncIterator[None]:
+        """While it is restored no other restoration has the files that it writes to, and once it is, its program is
+        found with them. Raises Conflict."""
+        files = () if own else manifest.programs[0].files
+        written = {file.path for file in files if file.writable}
+        if others := self._written & written:
+            raise Conflict(
+                f"a program that is being restored writes to {min(others)}, too", code="file_in_use",
+                hint="let this one have copies: --own-files",
+            )  # fmt: skip
+        self._written |= written
+        try:
+            await self._check_unused(files)
+            yield
+        finally:
+            self._written -= written
 
     async def verify(self, caller: Caller, checkpoint: str, *, requestor: str) -> OperationRow:
         """Read all of it, and compare it with its hashes. Raises NotFound, Damaged."""

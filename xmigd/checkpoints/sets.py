@@ -224,10 +224,11 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                result = await self._checkpoints.make_again(
-                    operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
-                    before=resuming, keep=decide,
-                )  # fmt: skip
+                async with self._checkpoints.files_of(manifest):
+                    result = await self._checkpoints.make_again(
+                        operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
+                        before=resuming, keep=decide,
+                    )  # fmt: skip
             except Exception as error:
                 self._give_up(exchange, id, error)
                 raise
@@ -321,10 +322,11 @@ class Sets:
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            result = await self._checkpoints.make_again(
-                operation, manifest, [as_one(each) for each in places], f"node {peer}", nodes=",".join(message.nodes),
-                before=resuming, keep=ready,
-            )  # fmt: skip
+            async with self._checkpoints.files_of(manifest):
+                result = await self._checkpoints.make_again(
+                    operation, manifest, [as_one(each) for each in places], f"node {peer}",
+                    nodes=",".join(message.nodes), before=resuming, keep=ready,
+                )  # fmt: skip
         except Exception as error:
             self._give_up(exchange, id, error)
             raise
