@@ -44,10 +44,10 @@ def test_the_other_node_dies(nodes: list[TransferNode], native_dir: Path, tmp_pa
 
 def test_the_time_is_up(native_dir: Path, tmp_path: Path) -> None:
     """While it is sent over a slow link: the move is cancelled, and what is left of the time is for the suspension. The
-    other node has no piece of it yet."""
+    other node has no piece of it yet, and all of them would take two minutes."""
     with pair(native_dir) as nodes, program(nodes, native_dir, tmp_path) as (started, _, __):
         one, two = nodes
-        two.network.slow(1000)
+        two.network.slow(200)
         (part,) = succeeded(one, drain(one, nodes=["two"], otherwise="either", within_seconds=30))["result"]["parts"]
         two.network.fast()
         assert part["how"] == "host"
