@@ -122,6 +122,10 @@ def back_to(files: dict[str, int]) -> None:
         os.truncate(path, size)
 
 
+def in_reach(node: TransferNode, other: str) -> bool:
+    return any(one["name"] == other and one["state"] == "connected" for one in node.client.get("/v1/peers"))
+
+
 def restore(node: TransferNode, checkpoint: str, **instead: str) -> dict[str, Any]:
     operation: dict[str, Any] = node.client.post(f"/v1/checkpoints/{checkpoint}:restore", {"nodes": instead})
     return operation
@@ -211,6 +215,8 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
     if made:
         job.end()
         back_to(job.files(min(made)))
+        for node, other in ((one, "two"), (two, "one")):
+            wait_until(lambda node=node, other=other: in_reach(node, other), "they reach each other")  # type: ignore[misc]
         succeeded(one, restore(one, min(made)))
     else:
         assert job.created()
@@ -247,6 +253,8 @@ def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -
     if made:
         wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
         assert listed(two, min(made))
+        for node, other in ((one, "two"), (two, "one")):
+            wait_until(lambda node=node, other=other: in_reach(node, other), "they reach each other")  # type: ignore[misc]
         succeeded(one, restore(one, min(made)))
     job.check()
 
