@@ -215,8 +215,7 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
     if made:
         job.end()
         back_to(job.files(min(made)))
-        for node, other in ((one, "two"), (two, "one")):
-            wait_until(lambda node=node, other=other: in_reach(node, other), "they reach each other")  # type: ignore[misc]
+        wait_until(lambda: in_reach(one, "two") and in_reach(two, "one"), "they reach each other")
         succeeded(one, restore(one, min(made)))
     else:
         assert job.created()
@@ -253,8 +252,7 @@ def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -
     if made:
         wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
         assert listed(two, min(made))
-        for node, other in ((one, "two"), (two, "one")):
-            wait_until(lambda node=node, other=other: in_reach(node, other), "they reach each other")  # type: ignore[misc]
+        wait_until(lambda: in_reach(one, "two") and in_reach(two, "one"), "they reach each other")
         succeeded(one, restore(one, min(made)))
     job.check()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from xmigd import log
@@ -90,16 +90,11 @@ class Sets:
         making = await self._checkpoints.prepared(process, stop=stop, part=part)
 
         async def work(operation: Operation) -> dict[str, Any]:
-            try:
+            async with self._making(exchange, id):
                 self._begin(id, exchange)
                 message = s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid, stop=stop)
                 self._send_all(exchange, message)
                 result = await self._checkpoints.make(operation, id, making, process)
-            except Exception as error:
-                await self._no_part(exchange, id, error)
-                raise
-            finally:
-                self._exchanges.pop(id, None)
             return result | {"nodes": list(nodes)}
 
         return await self._checkpoints.begin(
@@ -135,13 +130,8 @@ class Sets:
             exchange.check()
 
             async def work(operation: Operation) -> dict[str, Any]:
-                try:
+                async with self._making(exchange, id):
                     result = await self._checkpoints.make(operation, id, making, process)
-                except Exception as error:
-                    await self._no_part(exchange, id, error)
-                    raise
-                finally:
-                    self._exchanges.pop(id, None)
                 return result | {"nodes": list(message.nodes)}
 
             await self._checkpoints.begin(id, making, process, work, requestor=f"node {peer}", nodes=message.nodes)
@@ -161,9 +151,17 @@ class Sets:
             if row.kind == CREATE and row.job_id == process.job.id:
                 await self._operations.ended(row)
 
-    async def _no_part(self, exchange: Exchange, id: str, error: Exception) -> None:
-        self._give_up(exchange, id, error)
-        await self._checkpoints.forget_part(id)
+    @contextlib.asynccontextmanager
+    async def _making(self, exchange: Exchange, id: str) -> AsyncIterator[None]:
+        """If that fails, there is no part here, and the others hear of it."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(exchange, id, error)
+            await self._checkpoints.forget_part(id)
+            raise
+        finally:
+            self._exchanges.pop(id, None)
 
     def _process_of(self, peer: str, message: s.Create) -> Process:
         """The first of the part of this node. Raises Conflict, ProtocolError."""

@@ -9,11 +9,8 @@ from xmigd.consolidation.plan import Seen, why_not_device
 from xmigd.operations.repository import OperationRow
 
 Part = dict[str, Any]
-MOVED = (
-    "succeeded",
-    "moved",
-    "stays",
-)  # a move that was made; as a restarted daemon found it; that could not be undone
+# Moves that were made; likewise, as a restarted daemon found them; that could not be undone.
+MOVED = ("succeeded", "moved", "stays")
 
 
 def left_to_undo(row: OperationRow) -> list[Part]:
