@@ -38,6 +38,9 @@ class World:
     def register(self, kind: str, resolver: object) -> None:
         pass
 
+    def active(self) -> list[OperationRow]:
+        return []
+
     async def ended(self, part: OperationRow) -> OperationRow:
         while part.kind == "suspension" and not self.cancelled:
             await asyncio.sleep(0.001)
