@@ -53,6 +53,7 @@ class Criu:
     version: tuple[int, ...] = (4, 2)
     options: frozenset[Option] = frozenset()
     ghost_limit: int = 1 << 20  # bytes of a deleted file (--ghost-limit)
+    elsewhere: frozenset[tuple[str, str]] = frozenset()  # connections, from where to where, of which others have ends
 
 
 def as_dumped(pid: int, version: tuple[int, ...] = (4, 2)) -> Criu:
@@ -430,6 +431,8 @@ class _Tree:
             return
         if tcp.state != sockets.LISTENING:
             if "tcp-established" in self.criu.options and (tcp.remote, tcp.local) in self._connections:
+                return
+            if tcp.state == sockets.ESTABLISHED and (tcp.local, tcp.remote) in self.criu.elsewhere:
                 return
             yield self._unless(
                 "tcp-established", "tcp_connection", pid, f"{name} from {tcp.local} to {tcp.remote}",

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import log
-from xmigd.checkpoints import archive, live, opened, own_files, repository
+from xmigd.checkpoints import archive, connections, live, opened, own_files, repository
 from xmigd.checkpoints.apart import outer_pid, root_in
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
@@ -32,6 +32,7 @@ from xmigd.checkpoints.manifest import Manifest, OpenFile, Program, contents
 from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.movable import processes_of
+from xmigd.checkpoints.outward import ends, outward
 from xmigd.checkpoints.parents import leave_parent
 from xmigd.checkpoints.part import MakingPart, Part
 from xmigd.checkpoints.room import Room, check_devices
@@ -76,7 +77,6 @@ FOUND_WITHIN = 60.0  # seconds after a start in which a process of the last daem
 
 
 Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
-Made = Callable[[Sequence[Process]], Awaitable[None]]
 Work = Callable[[Operation], Awaitable[dict[str, Any]]]
 
 
@@ -215,7 +215,7 @@ class Checkpoints:
         else:
             making = self.making(process, stop=stop, part=part)
         making.check_room()
-        await self.check_movable(process, making.root)
+        await self.check_movable(process, making.root, apart=part is not None)
         earlier = await asyncio.to_thread(self.page, job=process.job.id)
         await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
         return making
@@ -480,11 +480,12 @@ class Checkpoints:
         self._settling.wake()
         self._to_mirror()
 
-    async def check_movable(self, process: Process, pid: int) -> None:
+    async def check_movable(self, process: Process, pid: int, *, apart: bool = False) -> None:
         """Raises Conflict: something stands in the way, also of what would only be missing afterwards. `pid`: of what
-        is dumped."""
+        is dumped. `apart`: other nodes dump what it is connected with, which they have to say."""
         check_owners(process, await asyncio.to_thread(processes_of, pid))
-        await asyncio.to_thread(check_obstacles, pid, self.criu)
+        elsewhere = ends(await asyncio.to_thread(outward, pid)) if apart else frozenset[tuple[str, str]]()
+        await asyncio.to_thread(check_obstacles, pid, self.criu, elsewhere)
 
     # --- to restore one -----------------------------------------------------------------------------------------------
 
@@ -509,7 +510,7 @@ class Checkpoints:
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
-        nodes: str | None = None, before: Made | None = None,
+        nodes: str | None = None, before: Keep | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
@@ -549,7 +550,7 @@ class Checkpoints:
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     if before is not None:
-                        await before(made)
+                        await before(made, root)
                     operation.progress("resuming", job=job.id, root=root)
                     if asleep:
                         await self._until_kept(made)
@@ -927,6 +928,9 @@ def tree(pid: int) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
+    """They stand still, and what they are connected with does not hear of it."""
+    pids = list(pids)
+    connections.silence(pids)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
