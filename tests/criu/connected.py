@@ -1,7 +1,8 @@
 """Programs on two nodes with a connection between them: `connected.py OUTPUT ADDRESS PORT`; the one with ADDRESS `-`
 listens. Each sends the other numbers in turn, as fast as it can, and reads more slowly: so all queues are full. Each
 number goes through device memory. A line of OUTPUT says up to which number everything has come, each once and in order.
-With a file `go` beside OUTPUT they stop to send, read all, and say how many numbers were sent and have come."""
+With a file `go` beside OUTPUT they stop to send, read all, and say how many numbers were sent and have come. A third
+argument is the address of somebody else, who is connected, too."""
 
 import ctypes
 import socket
@@ -33,6 +34,7 @@ if address == "-":
         connection, _ = listening.accept()
 else:
     connection = socket.create_connection((address, port))
+others = [socket.create_connection((sys.argv[4], port + 1))] if sys.argv[4:] else []
 sent = 0
 
 

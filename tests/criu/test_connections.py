@@ -28,9 +28,9 @@ print(two.recv(7), *(each.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) for
 # What CRIU does where it leaves a program stopped. Its exit code: how many there are.
 READING = """
 import socket, sys
-from xmigd.checkpoints.connections import TCP_REPAIR, _connections, _tree
+from xmigd.checkpoints.connections import TCP_REPAIR, _connections
 count = 0
-for _, sock in _connections(_tree(int(sys.argv[1]))):
+for _, sock in _connections(int(sys.argv[1])):
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         count += 1

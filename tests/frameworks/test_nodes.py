@@ -3,6 +3,7 @@ both, and go on."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.harness import wait_until
 from tests.migration.moves import succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.nodes import TransferNode, pair
+from xmigd.demo.node import Program
 
 pytestmark = [pytest.mark.criu, needs_networks, pytest.mark.timeout(600)]
 
@@ -26,55 +28,48 @@ def nodes(native_dir: Path) -> Iterator[list[TransferNode]]:
         yield both
 
 
-class Job:
-    """Of one rank on each node."""
+def begin(nodes: Sequence[TransferNode], python: Path, folder: Path) -> list[Program]:
+    """A job of one rank on each node."""
+    request = {"name": "trains", "nodes": [one.name for one in nodes]}
+    environment = {"HOME": str(folder), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    environment["PATH"] = f"{python.parent}:/usr/bin:/bin"
+    launcher: list[str | Path] = [sys.executable, "-c", WITHOUT_IO_URING, python, "-m", "torch.distributed.run"]
+    launcher += ["--nnodes", "2", "--nproc-per-node", "1"]
+    launcher += ["--master-addr", nodes[0].network.address, "--master-port", "29501"]
+    return [
+        node.begin(
+            [*launcher, "--node-rank", str(number), PROGRAMS / "nodes.py", folder, str(STEPS)],
+            folder / f"torchrun{number}.out", request=request, **environment,
+        )
+        for number, node in enumerate(nodes)
+    ]  # fmt: skip
 
-    def __init__(self, nodes: Sequence[TransferNode], python: Path, folder: Path, port: int) -> None:
-        (folder / "home").mkdir(parents=True)
-        self.folder = folder
-        self.files = [folder / f"rank{rank}" for rank in range(len(nodes))]
-        self.programs = []
-        request = {"name": folder.name, "nodes": [one.name for one in nodes]}
-        environment = {"HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-        environment["PATH"] = f"{python.parent}:/usr/bin:/bin"
-        for number, node in enumerate(nodes):
-            command: list[str | Path] = [sys.executable, "-c", WITHOUT_IO_URING, python, "-m", "torch.distributed.run"]
-            command += ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number)]
-            command += ["--master-addr", nodes[0].network.address, "--master-port", str(port)]
-            command += [PROGRAMS / "nodes.py", folder, str(STEPS)]
-            self.programs.append(node.begin(command, folder / f"torchrun.{number}", request=request, **environment))
 
-    def lines(self) -> list[list[str]]:
-        return [file.read_text().splitlines() if file.exists() else [] for file in self.files]
+def lines(folder: Path) -> list[list[str]]:
+    files = [folder / f"rank{rank}" for rank in range(2)]
+    return [file.read_text().splitlines() if file.exists() else [] for file in files]
 
-    def reaches(self, count: int) -> None:
-        wait_until(lambda: [len(each) for each in self.lines()] == [count] * 2, f"{self.errors()}", timeout=300)
 
-    def go(self) -> None:
-        (self.folder / "go").touch()
-
-    def errors(self) -> str:
-        return "".join(file.read_text() for file in self.folder.glob("torchrun.*.err"))
+def reaches(folder: Path, count: int) -> bool:
+    return [len(each) for each in lines(folder)] == [count] * 2
 
 
 def test_torchrun(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -> None:
-    """The losses of both ranks, and the weights after each step, are those of a job beside it that nothing happens to,
-    to the last bit."""
+    """The losses of both ranks, and the weights after each step, are to the last bit those that one process computes
+    without xMIG and torchrun."""
     one, two = nodes
-    job, undisturbed = (
-        Job(nodes, frameworks, tmp_path / name, 29_501 + place) for place, name in enumerate(("disturbed", "beside"))
-    )
-    for each in (job, undisturbed):
-        each.reaches(REACHED)
-    operation = one.client.post("/v1/checkpoints", {"job": job.programs[0].job, "stop": True})
+    (tmp_path / "alone").mkdir()
+    programs = begin(nodes, frameworks, tmp_path)
+    subprocess.run([frameworks, PROGRAMS / "nodes.py", tmp_path / "alone", str(STEPS)], check=True, timeout=300)
+    wait_until(lambda: reaches(tmp_path, REACHED), "they wait", timeout=300)
+    succeeded(one, one.client.post("/v1/checkpoints", {"job": programs[0].job}))
+    operation = one.client.post("/v1/checkpoints", {"job": programs[0].job, "stop": True})
     checkpoint = succeeded(one, operation)["result"]["checkpoint"]
-    for program in job.programs:
-        program.process.wait(60)
-    undisturbed.go()
+    wait_until(lambda: not (one.lives() + two.lives()), "it has ended", timeout=60)
     succeeded(one, restore(one, checkpoint))
-    assert [len(each) for each in job.lines()] == [REACHED] * 2
-    job.go()
-    wait_until(lambda: not (one.lives() + two.lives()), "the jobs are over", timeout=300)
-    assert [len(each) for each in job.lines()] == [STEPS] * 2, job.errors()
-    assert "Error" not in job.errors()
-    assert job.lines() == undisturbed.lines()
+    assert reaches(tmp_path, REACHED)
+    (tmp_path / "go").touch()
+    wait_until(lambda: not (one.lives() + two.lives()), "the job is over", timeout=300)
+    errors = [(tmp_path / f"torchrun{number}.err").read_text() for number in range(2)]
+    assert lines(tmp_path) == lines(tmp_path / "alone"), errors
+    assert "Error" not in "".join(errors)

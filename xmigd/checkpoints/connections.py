@@ -5,8 +5,7 @@ only where programs are left running, and not where they are left stopped. So it
 before anybody lets them go on, also if the daemon has ended meanwhile. The end of the mode resets SO_REUSEADDR, which
 is set again to what it was.
 
-A script of its own that imports little, and nothing of xMIG: programs stand still while it is started. The daemon uses
-`silence`, of programs that are to end.
+A script of its own that imports little, and nothing of xMIG: programs stand still while it is started.
 """
 
 import contextlib
@@ -14,18 +13,18 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 PIDFD_GETFD = 438  # on every architecture
-TCP_REPAIR, OFF, ON = 19, 0, 1
+TCP_REPAIR, OFF = 19, 0
 GONE = (FileNotFoundError, ProcessLookupError)
 
 
 def main() -> int:
     root, command = int(sys.argv[1]), sys.argv[2:]
-    reused = {inode: _reused(sock) for inode, sock in _connections(_tree(root))}
+    reused = {inode: _reused(sock) for inode, sock in _connections(root)}
     _, status = os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)
-    for inode, sock in _connections(_tree(root)):
+    for inode, sock in _connections(root):
         if sock.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
             sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, OFF)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused.get(inode, 0))
@@ -33,21 +32,11 @@ def main() -> int:
     return code if code >= 0 else 128 - code  # by a signal
 
 
-def silence(pids: Iterable[int]) -> None:
-    """Their connections end with them, without a word to the other ends: these may be restored already, and nothing of
-    the old ones is to reach them. Needs CAP_NET_ADMIN, and does nothing without."""
-    with contextlib.suppress(OSError):
-        for _, sock in _connections(pids):
-            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                with contextlib.suppress(OSError):  # it is not connected
-                    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, ON)
-
-
-def _connections(pids: Iterable[int]) -> Iterator[tuple[str, socket.socket]]:
+def _connections(root: int) -> Iterator[tuple[str, socket.socket]]:
     """Every TCP socket that they have, once, by its inode. Raises OSError."""
     seen = set()
     libc = ctypes.CDLL(None, use_errno=True)
-    for pid in pids:
+    for pid in _tree(root):
         with contextlib.suppress(*GONE), contextlib.ExitStack() as stack:
             pidfd = os.pidfd_open(pid)
             stack.callback(os.close, pidfd)

@@ -1,4 +1,4 @@
-"""Packets of connections that are held: the kernel drops what comes for them, and its TCP sends it again later.
+"""`held.py`: while it runs, the kernel drops the packets that come for some connections; TCP sends them again later.
 
 Both ends of a connection are written down as they are at different moments. While neither gets anything, that is the
 same as at one moment: what one end has sent, and the other one has not got, is still in the queue of the first. It is
@@ -6,25 +6,32 @@ also what keeps the answer "there is no such connection" from one end that is re
 
 A table of nf_tables that belongs to a netlink socket: the kernel removes it with the socket, so nothing is left of it
 if this process ends. `nft list ruleset` shows it.
+
+A script of its own that imports nothing of xMIG, as it needs CAP_NET_ADMIN, which the daemon's unit does not have
+(packets.py). A line of JSON comes to its input: `connections`, and of these `forgotten`, which belong to nobody any
+more and would be in the way. It answers `held`, or what is wrong, and goes on until its input is closed. Then it says
+`until now`: nothing has come in between.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import errno
+import json
+import os
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
-from ipaddress import IPv6Address, ip_address
+import sys
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from xmigd.checkpoints.manifest import Connection, host_and_port
-from xmigd.errors import Unavailable
+Connection = tuple[str, str]  # from where to where, as `10.0.0.1:80` or `[::1]:80`
 
-NETLINK_NETFILTER = 12  # not in Python's socket module, as everything below (linux/netfilter/nf_tables.h)
+NETLINK_SOCK_DIAG, NETLINK_NETFILTER = 4, 12  # not in Python's socket module, as everything below
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 _REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
 _ERROR = 2
+# linux/netfilter/nf_tables.h
 _BATCH_BEGIN, _BATCH_END, _NFTABLES = 0x10, 0x11, 10
 _NEW_TABLE, _NEW_CHAIN, _NEW_RULE = (_NFTABLES << 8 | number for number in (0, 3, 6))
 _NESTED = 0x8000
@@ -34,51 +41,61 @@ _LOCAL_IN, _BEFORE_OTHERS = 1, -300  # hook, and priority in it
 _NETWORK, _TRANSPORT = 1, 2  # headers
 _DROP = 0
 _CHAIN = b"held\0"
+# linux/sock_diag.h, linux/inet_diag.h
+_DESTROY, _ANY_STATE, _NO_COOKIE = 21, 0xFFFFFFFF, 0xFFFFFFFF
 
 
-class Held:
-    """Until it is closed."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        """Blocks. Raises OSError: the kernel does not do it."""
-        self._socket: socket.socket | None = None
-        if not connections:
-            return
-        owner = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-        try:
-            batch = _batch(f"xmig-{secrets.token_hex(8)}".encode() + b"\0", connections)
-            owner.bind((0, 0))
-            owner.settimeout(60)  # seconds; it answers at once
-            for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
-                owner.setsockopt(socket.SOL_SOCKET, option, 2 * len(batch) + (1 << 16))
-            owner.send(batch)
-            _check_answers(owner, len(connections) + 2)
-        except BaseException:
-            owner.close()
-            raise
-        self._socket = owner
-
-    def close(self) -> None:
-        """Whatever comes then arrives. Blocks. It may be called again."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
-@contextlib.asynccontextmanager
-async def held(connections: Sequence[Connection]) -> AsyncIterator[Held]:
-    """Raises Unavailable."""
+def main() -> int:
+    request = json.loads(sys.stdin.readline())
     try:
-        made = await asyncio.to_thread(Held, connections)
+        with hold(request["connections"]):
+            for connection in request["forgotten"]:
+                forget(connection)
+            print("held", flush=True)
+            sys.stdin.read()  # until whoever has started this closes it, or ends
+            print("until now", flush=True)
     except OSError as error:
-        raise Unavailable(
-            f"the packets of {len(connections)} connections between nodes cannot be held: {error.strerror or error}",
-            code="packets_not_held", hint="xmigd needs CAP_NET_ADMIN, and the kernel nf_tables (Linux 5.12 or later)",
-        ) from None  # fmt: skip
+        print(error.strerror or error, flush=True)
+        return 1
+    return 0
+
+
+def hold(connections: Sequence[Connection]) -> socket.socket:
+    """Until it is closed. Raises OSError: the kernel does not do it."""
+    owner = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
     try:
-        yield made
-    finally:
-        await asyncio.to_thread(made.close)
+        batch = _batch(f"xmig-{secrets.token_hex(8)}".encode() + b"\0", connections)
+        owner.bind((0, 0))
+        owner.settimeout(60)  # seconds; it answers at once
+        for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
+            owner.setsockopt(socket.SOL_SOCKET, option, 2 * len(batch) + (1 << 16))
+        owner.send(batch)
+        _check_answers(owner, len(connections) + 2)
+    except BaseException:
+        owner.close()
+        raise
+    return owner
+
+
+def forget(connection: Connection) -> None:
+    """End it, if there is one. Raises OSError."""
+    (local, local_port), (remote, remote_port) = map(_host_and_port, connection)
+    family = socket.AF_INET6 if local.version == 6 else socket.AF_INET
+    addresses = local.packed.ljust(16, b"\0") + remote.packed.ljust(16, b"\0")
+    request = (
+        struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY_STATE) + struct.pack(">HH", local_port, remote_port)
+        + addresses + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
+    )  # fmt: skip
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as sock:
+        sock.send(struct.pack("=IHHII", 16 + len(request), _DESTROY, _REQUEST | _ACK, 1, 0) + request)
+        error = -struct.unpack_from("=i", sock.recv(1 << 16), 16)[0]
+        if error not in (0, errno.ENOENT):
+            raise OSError(error, f"what is left of a connection cannot be ended: {os.strerror(error)}")
+
+
+def _host_and_port(end: str) -> tuple[IPv4Address | IPv6Address, int]:
+    host, _, port = end.rpartition(":")
+    return ip_address(host.strip("[]")), int(port)
 
 
 def _check_answers(owner: socket.socket, count: int) -> None:
@@ -88,7 +105,7 @@ def _check_answers(owner: socket.socket, count: int) -> None:
         while len(data) >= 20:
             length, kind, _, _, _, error = struct.unpack_from("=IHHIIi", data)
             if kind == _ERROR and error:
-                raise OSError(-error, "nf_tables refuses")
+                raise OSError(-error, f"packets are not held by nf_tables: {os.strerror(-error)}")
             count -= kind == _ERROR
             data = data[(length + 3) & ~3 :]
 
@@ -115,9 +132,8 @@ def _batch(table: bytes, connections: Sequence[Connection]) -> bytes:
 
 def _rule(connection: Connection) -> list[bytes]:
     """What comes from the other end."""
-    (to, to_port), (by, by_port) = host_and_port(connection.local), host_and_port(connection.remote)
-    source, destination = ip_address(by), ip_address(to)
-    family, at = (_IPV6, 8) if isinstance(source, IPv6Address) else (_IPV4, 12)
+    (destination, to_port), (source, by_port) = map(_host_and_port, connection)
+    family, at = (_IPV6, 8) if source.version == 6 else (_IPV4, 12)
     width = len(source.packed)
     return [
         _meta(15), _is(bytes([family])),  # NFT_META_NFPROTO
@@ -160,3 +176,7 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 def _number(value: int) -> bytes:
     return struct.pack(">I", value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

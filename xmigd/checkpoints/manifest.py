@@ -68,9 +68,10 @@ def host_and_port(text: str) -> tuple[str, int]:
     """Of `10.0.0.1:80` or `[::1]:80`. Raises ValueError."""
     host, _, port = text.rpartition(":")
     address = ip_address(host.removeprefix("[").removesuffix("]"))
-    if host != (f"[{address}]" if address.version == 6 else f"{address}") or not 0 < int(port) < 1 << 16:
+    number = int(port)
+    if text != (f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}") or not 0 < number < 1 << 16:
         raise ValueError(f"{text!r} is no address with a port")
-    return str(address), int(port)
+    return str(address), number
 
 
 def _end(text: str) -> str:

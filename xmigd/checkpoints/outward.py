@@ -79,10 +79,8 @@ def check_free(connections: Iterable[Connection]) -> None:
             )  # fmt: skip
 
 
-def forget(connections: Iterable[Connection]) -> None:
-    """What the kernel still knows of them, of programs that have ended: that would be in the way for a minute, or
-    longer. Blocks. Raises OSError."""
+def left_behind(connections: Iterable[Connection]) -> frozenset[tuple[str, str]]:
+    """Those of which the kernel still knows something, of programs that have ended: for a minute, or longer. Blocks."""
     wanted = ends(connections)
-    for inode, each in sockets.inet_rows(proc.machine(), "tcp"):
-        if not inode and (each.local, each.remote) in wanted:
-            sockets.destroy(host_and_port(each.local), host_and_port(each.remote))
+    found = {(each.local, each.remote) for inode, each in sockets.inet_rows(proc.machine(), "tcp") if not inode}
+    return wanted & found

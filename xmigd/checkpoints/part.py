@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmigd.checkpoints.held import held
 from xmigd.checkpoints.making import Making
 from xmigd.checkpoints.manifest import Connection, Manifest, Program
 from xmigd.checkpoints.outward import ends, outward
+from xmigd.checkpoints.packets import held_packets
 from xmigd.errors import Conflict
 from xmigd.operations.operation import Operation
 from xmigd.supervisor.process import Process
@@ -46,9 +46,11 @@ class MakingPart(Making):
     async def _dump(self, operation: Operation, images: Path) -> list[Program]:
         """While nothing reaches any end of a connection between the nodes: it would be missing in both dumps."""
         self.connections = await asyncio.to_thread(outward, self.root)
-        async with held(self.connections):
+        async with held_packets(ends(self.connections), confined=self._criu.confined) as packets:
             await self.part.held(self.connections)
-            return await super()._dump(operation, images)
+            found = await super()._dump(operation, images)
+            await packets.release()  # by now all nodes have dumped theirs
+        return found
 
     async def _all_dumped(self) -> None:
         if ends(await asyncio.to_thread(outward, self.root)) != ends(self.connections):

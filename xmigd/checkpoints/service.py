@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import log
-from xmigd.checkpoints import archive, connections, live, opened, own_files, repository
+from xmigd.checkpoints import archive, live, opened, own_files, repository
 from xmigd.checkpoints.apart import outer_pid, root_in
 from xmigd.checkpoints.content import Chunks, Writing
 from xmigd.checkpoints.criu import Criu, ended
@@ -928,9 +928,6 @@ def tree(pid: int) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """They stand still, and what they are connected with does not hear of it."""
-    pids = list(pids)
-    connections.silence(pids)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -22,9 +22,9 @@ from xmigd import log
 from xmigd.checkpoints import live, repository
 from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
-from xmigd.checkpoints.held import Held, held
 from xmigd.checkpoints.manifest import Connection, Manifest
-from xmigd.checkpoints.outward import check_both_ends, check_free, ends, forget, outward
+from xmigd.checkpoints.outward import check_both_ends, check_free, ends, left_behind, outward
+from xmigd.checkpoints.packets import Packets, held_packets
 from xmigd.checkpoints.part import Part
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints, tree
@@ -221,7 +221,7 @@ class Sets:
                 await _check_connections(manifest, root)
                 ranks = self._made_again(made)
                 reached = await exchange.all("made", WITHIN)
-                await asyncio.to_thread(packets.close)  # both ends of all connections are there
+                await packets.release()  # both ends of all connections are there
                 names = {peer: one.processes for peer, one in zip(exchange.peers, reached, strict=True)}
                 if ranks or any(names.values()):
                     await self._resume_all(nodes, ranks, names)
@@ -238,7 +238,7 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                async with self._checkpoints.files_of(manifest), _unheard(manifest.connections) as packets:
+                async with self._checkpoints.files_of(manifest), self._unheard(manifest.connections) as packets:
                     result = await self._checkpoints.make_again(
                         operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
                         before=resuming, keep=decide,
@@ -266,6 +266,15 @@ class Sets:
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
         await asyncio.to_thread(check_free, manifest.connections)
         return await self._checkpoints.check_restoration(manifest, [], manifest.programs[0].device)
+
+    @contextlib.asynccontextmanager
+    async def _unheard(self, connections: Sequence[Connection]) -> AsyncIterator[Packets]:
+        """While one end may be there and the other one not. What earlier ones have left behind is gone. Raises
+        Unavailable."""
+        left = await asyncio.to_thread(left_behind, connections)
+        confined = self._checkpoints.criu.confined
+        async with held_packets(ends(connections), confined=confined, forgotten=left) as packets:
+            yield packets
 
     def _made_again(self, made: Sequence[Process]) -> list[Process]:
         """Those of them that are resumed with those of other nodes: others are in no group."""
@@ -334,7 +343,7 @@ class Sets:
             ranks = self._made_again(made)
             self._send(peer, s.Reached(id=id, stage="made", processes=tuple(one.row.id for one in ranks)))
             await exchange.all("resume", WITHIN)
-            await asyncio.to_thread(packets.close)
+            await packets.release()
 
         async def ready(processes: Sequence[Process], root: int) -> None:
             exchange.check()
@@ -345,7 +354,7 @@ class Sets:
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            async with self._checkpoints.files_of(manifest), _unheard(manifest.connections) as packets:
+            async with self._checkpoints.files_of(manifest), self._unheard(manifest.connections) as packets:
                 result = await self._checkpoints.make_again(
                     operation, manifest, [as_one(each) for each in places], f"node {peer}",
                     nodes=",".join(message.nodes), before=resuming, keep=ready,
@@ -640,21 +649,6 @@ class Sets:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = peer
         task.add_done_callback(self._tasks.pop)
-
-
-@contextlib.asynccontextmanager
-async def _unheard(connections: Sequence[Connection]) -> AsyncIterator[Held]:
-    """While one end may be there and the other one not. What earlier ones have left behind is gone. Raises Conflict,
-    Unavailable."""
-    async with held(connections) as packets:
-        try:
-            await asyncio.to_thread(forget, connections)
-        except OSError as error:
-            raise Conflict(
-                f"connections of programs that have ended cannot be forgotten: {error.strerror}", code="address_in_use",
-                hint="ask again after a minute, when the kernel has forgotten them",
-            ) from None  # fmt: skip
-        yield packets
 
 
 async def _check_connections(manifest: Manifest, root: int) -> None:

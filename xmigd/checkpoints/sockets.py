@@ -6,19 +6,15 @@ Unix sockets come from sock_diag(7), because /proc/net/unix does not name their 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Literal
 
 NETLINK_SOCK_DIAG = 4  # not in Python's socket module, as everything below
 _SOCK_DIAG_BY_FAMILY = 20
-_REQUEST_DUMP, _REQUEST_ACK = 0x301, 0x5
-_DESTROY, _ANY_STATE, _NO_COOKIE = 21, 0xFFFFFFFF, 0xFFFFFFFF
+_REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3
 _SHOW = 0x1 | 0x4 | 0x8  # name, peer, connections that wait to be accepted
 _NAME, _PEER, _WAITING, _SHUTDOWN = 0, 2, 3, 6
@@ -96,22 +92,6 @@ def inet_rows(pid: Reader, protocol: str) -> Iterator[tuple[int, InetSocket]]:
             local, remote = _address(words[1]), _address(words[2])
             port, waiting = int(words[1].rpartition(":")[2], 16), int(words[4].rpartition(":")[2], 16)
             yield int(words[9]), InetSocket(local, remote, port, int(words[3], 16), waiting)
-
-
-def destroy(local: tuple[str, int], remote: tuple[str, int]) -> None:
-    """End the TCP connection between these hosts and ports, in this process's network namespace. Raises OSError: not if
-    there is none any more."""
-    ends = [ip_address(host) for host, _ in (local, remote)]
-    family = socket.AF_INET6 if ends[0].version == 6 else socket.AF_INET
-    ports = struct.pack(">HH", local[1], remote[1])
-    addresses = b"".join(each.packed.ljust(16, b"\0") for each in ends)
-    id = ports + addresses + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
-    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY_STATE) + id
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as sock:
-        sock.send(struct.pack("=IHHII", 16 + len(request), _DESTROY, _REQUEST_ACK, 1, 0) + request)
-        error = -struct.unpack_from("=i", sock.recv(1 << 16), 16)[0]
-        if error not in (0, errno.ENOENT):
-            raise OSError(error, os.strerror(error))
 
 
 def netlink_unread(pid: Reader) -> dict[int, int]:
