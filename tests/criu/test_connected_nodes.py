@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.criu, needs_networks]
 
 PROGRAM = Path(__file__).with_name("connected.py")
 PORT = 29_400
+KILOBITS = 60_000  # a second
 # NFT_MSG_GETTABLE, of all families: an answer for each, and one behind them.
 TABLES = """import socket, struct
 sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
@@ -74,6 +75,12 @@ class Pair:
         checkpoint = succeeded(self.nodes[0], self.create(stop=True))["result"]["checkpoint"]
         self.until_ended()
         return str(checkpoint)
+
+    def end(self) -> None:
+        for node in self.nodes:
+            for job in {each["job_id"] for each in node.lives()}:
+                node.client.delete(f"/v1/jobs/{job}")
+        self.until_ended()
 
     def until_ended(self) -> None:
         wait_until(lambda: not any(node.lives() for node in self.nodes), "it has ended", 60)
@@ -128,34 +135,37 @@ def inside(node: TransferNode, *command: str) -> str:
 def job(nodes: list[TransferNode], tmp_path: Path) -> Iterator[Pair]:
     made = Pair(nodes, tmp_path)
     yield made
-    for node in nodes:
-        for each in {one["job_id"] for one in node.lives()}:
-            node.client.delete(f"/v1/jobs/{each}")
-    made.until_ended()
+    made.end()
 
 
 def test_nothing_is_lost(job: Pair) -> None:
-    """It goes on beside a checkpoint, and from one, several times: also from one that it has gone on from."""
+    """It goes on beside a checkpoint, and from one, several times. The network is slow: packets are on their way at any
+    time."""
     one = job.nodes[0]
+    found = one.client.get(f"/v1/jobs/{one.lives()[0]['job_id']}/movable")
+    assert (found["movable"], "tcp_connection" in {each["code"] for each in found["programs"][0]["obstacles"]}) == (
+        True, True,
+    )  # fmt: skip
+    for node in job.nodes:
+        node.network.slow(KILOBITS)
     succeeded(one, job.create())
     job.goes_on()
     for _ in range(2):
         checkpoint = job.stopped()
         succeeded(one, restore(one, checkpoint))
         job.goes_on()
+    for node in job.nodes:
+        node.network.fast()
     job.check()
 
 
 def test_one_that_goes_on_is_restored(job: Pair) -> None:
-    """It has sent more since, and is ended with full queues: nothing of that reaches what is restored."""
+    """It sends more, and is ended with full queues: nothing of that reaches what is restored, or is in its way."""
     one, two = job.nodes
     checkpoint = succeeded(one, job.create())["result"]["checkpoint"]
     job.goes_on()
-    for node in job.nodes:
-        for each in {each["job_id"] for each in node.lives()}:
-            node.client.delete(f"/v1/jobs/{each}")
-    job.until_ended()
     wait_until(lambda: listed(two, checkpoint), "it is whole there, too")
+    job.end()
     for node in job.nodes:
         manifest = json.loads((node.folder / "checkpoints" / f"{checkpoint}.json").read_text())
         assert len(manifest["connections"]) == 1
