@@ -399,13 +399,14 @@ class Checkpoints:
         awake = operation.request.get("awake", [])
         found = [await self.found_again(operation, name) for name in operation.request.get("processes", [])]
         processes = [one for one in found if one is not None]
+        root, start = operation.request.get("root", 0), operation.request.get("root_start", 0)
+        pids = tree(root) if pidfds.same_process(root, start) else []
         if ends:
-            root, start = operation.request["root"], operation.request["root_start"]
-            await self._end(processes, tree(root) if pidfds.same_process(root, start) else [])
+            await self._end(processes, pids)
             return Outcome(state="succeeded", result={"checkpoint": checkpoint})
         if not processes:
             return interrupted(operation.row)
-        live.let_go_on(tree(operation.request.get("root", 0)))
+        live.let_go_on(pids)
         for process in processes:
             if process.row.id in awake:
                 process.let_go_on()
