@@ -62,8 +62,9 @@ class Across(Protocol):
         self, caller: Caller, checkpoint: str, devices: Sequence[str], instead: Mapping[str, str], *, requestor: str
     ) -> OperationRow: ...
 
-    async def goes_on(self, operation: Operation) -> bool:
-        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided."""
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
+        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided, or it is
+        not `there` any more."""
         ...
 
 
@@ -326,8 +327,10 @@ class Restoring:
         left, stood_still = await self._working.left(operation), False
         with contextlib.suppress(OSError):  # it has ended since
             stood_still = left is not None and stopped(left)
-        several = stood_still and bool(operation.request.get("nodes"))
-        if left is not None and several and await self.across.goes_on(operation):
+        goes_on = False
+        if left is not None and stood_still and operation.request.get("nodes"):
+            goes_on = await self.across.goes_on(operation, partial(_lives, left, pidfds.start_time(left)))
+        if left is not None and goes_on:
             live.let_go_on(tree(left))
             stood_still = False
             await asyncio.to_thread(self._working.forget, operation)
@@ -348,6 +351,10 @@ class Restoring:
             return []
         with self._reader.session() as session:
             return process_rows.of_job(session, job)
+
+
+def _lives(pid: int, start: int) -> bool:
+    return pidfds.same_process(pid, start) and not pidfds.is_exiting(pid)
 
 
 def _as_restored(checkpoint: str, made: Sequence[ProcessRow]) -> dict[str, Any]:
