@@ -49,6 +49,8 @@ WITHIN = 600.0  # seconds for a stage: what a node does in one has bounds of its
 SILENT = 5.0  # seconds, once a connection is known to be lost, after which what is done together is given up
 KNOWN_WITHIN = 20.0  # seconds in which the leader hears of processes that were made again
 MOST = 64  # messages of one peer that are being done
+OVER = ("ended", "lost")  # states of a process
+LOOK_EVERY = 1.0  # seconds
 READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of all
 
 
@@ -78,7 +80,30 @@ class Sets:
         self._check_leads(nodes)
         self._check_connected(nodes[1:])
         id, exchange = new_id(), Exchange(nodes[1:])
+        making = await self._checkpoints.prepared(process, stop=stop, part=self._own_part(nodes, id, exchange))
 
+        async def work(operation: Operation) -> dict[str, Any]:
+            async with self._making(exchange, id):
+                self._begin(id, exchange)
+                message = s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid, stop=stop)
+                self._send_all(exchange, message)
+                result = await self._checkpoints.make(operation, id, making, process)
+            return result | {"nodes": list(nodes)}
+
+        return await self._checkpoints.begin(
+            id, making, process, work, requestor=requestor, by_policy=by_policy, nodes=nodes
+        )
+
+    async def check_creation(self, process: Process) -> None:
+        """Raises Conflict, Unavailable: it cannot be made now. Whether the others can make their parts only they
+        know."""
+        nodes = tuple((process.job.nodes or "").split(","))
+        self._check_leads(nodes)
+        self._check_connected(nodes[1:])
+        part = self._own_part(nodes, new_id(), Exchange(nodes[1:]))
+        await self._checkpoints.prepared(process, stop=True, part=part)
+
+    def _own_part(self, nodes: tuple[str, ...], id: str, exchange: Exchange) -> Part:
         async def hold(connections: Sequence[Connection]) -> None:
             reached = await exchange.all("held", WITHIN)
             others = {peer: one.connections for peer, one in zip(exchange.peers, reached, strict=True)}
@@ -98,20 +123,7 @@ class Sets:
             await self._checkpoints.is_whole(id)
             self._send_all(exchange, s.Reached(id=id, stage="whole"))
 
-        part = Part(nodes, hold, dumped, kept, exchange.given_up)
-        making = await self._checkpoints.prepared(process, stop=stop, part=part)
-
-        async def work(operation: Operation) -> dict[str, Any]:
-            async with self._making(exchange, id):
-                self._begin(id, exchange)
-                message = s.Create(id=id, nodes=nodes, job=process.job.name, uid=process.job.uid, stop=stop)
-                self._send_all(exchange, message)
-                result = await self._checkpoints.make(operation, id, making, process)
-            return result | {"nodes": list(nodes)}
-
-        return await self._checkpoints.begin(
-            id, making, process, work, requestor=requestor, by_policy=by_policy, nodes=nodes
-        )
+        return Part(nodes, hold, dumped, kept, exchange.given_up)
 
     # --- a part of it, at another one ---------------------------------------------------------------------------------
 
@@ -129,12 +141,14 @@ class Sets:
             await exchange.all("go_on", WITHIN)
 
         async def kept(operation: Operation) -> None:
+            operation.point_of_no_return(f"{peer} decides about it")
             exchange.check()
-            self._send(peer, s.Reached(id=id, stage="stored"))
-            if not message.stop:
-                self._exchanges.pop(id)  # the answer settles what is stored, whenever it comes
-                return
             exchange.in_doubt = "checkpoint"
+            self._send(peer, s.Reached(id=id, stage="stored"))
+            if message.stop:
+                await whole()
+
+        async def whole() -> None:
             await exchange.all("whole", None)
             await self._note_whole(id)
 
@@ -148,6 +162,9 @@ class Sets:
             async def work(operation: Operation) -> dict[str, Any]:
                 async with self._making(exchange, id):
                     result = await self._checkpoints.make(operation, id, making, process)
+                    if not message.stop:  # the program goes on meanwhile
+                        operation.progress("waiting")
+                        await whole()
                 return result | {"nodes": list(message.nodes)}
 
             await self._checkpoints.begin(id, making, process, work, requestor=f"node {peer}", nodes=message.nodes)
@@ -186,7 +203,7 @@ class Sets:
         found = [
             one for one in self._supervisor.processes.values()
             if (one.job.nodes, one.job.uid, one.job.name) == (nodes, message.uid, message.job)
-            and one.state not in ("ended", "lost")
+            and one.state not in OVER
         ]  # fmt: skip
         if len({one.job.id for one in found}) != 1:
             what = "several jobs have" if found else "no job has"
@@ -264,7 +281,7 @@ class Sets:
         """The devices of each program. Ranks meet by names that a copy beside them would have, too. Raises Conflict,
         NotFound, Unavailable."""
         names = {one.id for one in manifest.programs}
-        living = [one for one in self._supervisor.processes.values() if one.state not in ("ended", "lost")]
+        living = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
         await asyncio.to_thread(check_free, manifest.connections)
@@ -353,7 +370,7 @@ class Sets:
             exchange.in_doubt = "restoration"
             await self._operations.decide(operation, READY)
             self._send(peer, s.Reached(id=id, stage="ready"))
-            await exchange.all("go", None)
+            await _while_there(exchange.all("go", None), lambda: any(one.state not in OVER for one in processes))
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
@@ -389,25 +406,29 @@ class Sets:
             await self._settle(leader, checkpoint, whole=await self._decided(leader, checkpoint, "checkpoint"))
         return stop and bool(await self._found(checkpoint))
 
-    async def _decided(self, leader: str, id: str, what: Literal["checkpoint", "restoration"]) -> bool:
-        """By the leader, however long that takes: is it whole, or does it go on?"""
+    async def _decided(
+        self, leader: str, id: str, what: Literal["checkpoint", "restoration"],
+        there: Callable[[], bool] = lambda: True,
+    ) -> bool:  # fmt: skip
+        """By the leader, however long that takes, while it is `there`: is it whole, or does it go on?"""
         exchange = self._exchanges[id] = Exchange([leader])
         exchange.in_doubt = what
         self._send(leader, s.Question(id=id, what=what))  # or when there is a session with it
         try:
-            await exchange.all("whole" if what == "checkpoint" else "go", None)
+            await _while_there(exchange.all("whole" if what == "checkpoint" else "go", None), there)
         except Conflict:
             return False
         finally:
             self._exchanges.pop(id, None)
         return True
 
-    async def goes_on(self, operation: Operation) -> bool:
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
         if "restoration" not in operation.request:
             return operation.row.phase == GOING
         if operation.row.phase != READY:
             return False
-        return await self._decided(operation.request["nodes"][0], operation.request["restoration"], "restoration")
+        leader, id = operation.request["nodes"][0], operation.request["restoration"]
+        return await self._decided(leader, id, "restoration", there)
 
     async def _answer(self, peer: str, message: s.Question) -> None:
         """By a node that was restarted, or has seen that this one was."""
@@ -661,6 +682,18 @@ async def _check_connections(manifest: Manifest, root: int) -> None:
         local, remote = min(wrong)
         what = "is there, and was not written down" if (local, remote) in found else "was not restored"
         raise Conflict(f"the connection from {local} to {remote} {what}", code="criu_failed")
+
+
+async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool]) -> None:
+    """Nobody needs it any more once the programs have ended: somebody has stopped the job. Raises Conflict."""
+    waiting = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait([waiting], timeout=LOOK_EVERY))[0]:
+            if not there():
+                raise Conflict("the job was ended before it was known whether it goes on", code="program_exited")
+        await waiting
+    finally:
+        waiting.cancel()
 
 
 def _not_resumed(made: Sequence[Process], why: str) -> None:
