@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -272,8 +273,9 @@ class AtWork(Nodes):
         )
         job = SimpleNamespace(id=ONE, name="job", uid=0, nodes=NODES)
         self.process: Any = SimpleNamespace(
-            row=SimpleNamespace(id=ONE, origin=None), job=job, state="running", moving=SimpleNamespace()
-        )
+            row=SimpleNamespace(id=ONE, origin=None), job=job, state="running", moving=SimpleNamespace(),
+            suspended_at=lambda: 1,
+        )  # fmt: skip
         self.sets._supervisor = self  # type: ignore[assignment]
         self.processes = {ONE: self.process}
         self.scopes = SimpleNamespace(
@@ -283,6 +285,7 @@ class AtWork(Nodes):
         self.checkpoints.make = self.make
         self.checkpoints.begin = self.begin
         self.checkpoints.part = self.part
+        self.checkpoints.criu = SimpleNamespace(confined=False)
         self.sets._restoring = self  # type: ignore[assignment]
         self.under_way: asyncio.Future[Any] | None = None
 
@@ -299,7 +302,7 @@ class AtWork(Nodes):
 
     async def part(self, checkpoint: str, node: str) -> Any:
         program = SimpleNamespace(id="p", uid=0, device="cpu:0")
-        return SimpleNamespace(round=1, programs=[program])
+        return SimpleNamespace(round=1, programs=[program], connections=())
 
     # Restoring
     async def check_restoration(self, *_: object) -> list[list[str]]:
@@ -310,7 +313,7 @@ class AtWork(Nodes):
         yield
 
     async def make_again(self, operation: object, *_: object, before: Any, keep: Any, **__: object) -> dict[str, Any]:
-        await before([self.process])
+        await before([self.process], os.getpid())
         await keep([self.process], 0)
         return {"root": 0}
 
@@ -326,10 +329,10 @@ class AtWork(Nodes):
 
     async def stages(self, *expected: str) -> None:
         """What b sends first."""
-        for _ in range(100):
-            await asyncio.sleep(0)
-            await self.idle()
-        assert [each.get("stage", each["kind"]) for _, each in self.heard] == list(expected)
+        async with asyncio.timeout(60):
+            while [each.get("stage", each["kind"]) for _, each in self.heard] != list(expected):
+                await asyncio.sleep(0.001)
+                await self.idle()
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -357,6 +360,7 @@ def test_a_part_that_is_ready_does_not_wait_once_its_programs_have_ended(monkeyp
         node = AtWork()
         node.process.state = "lost"  # it has ended, or it could not be restored beside itself
         await node.send("a", restore(HERE, "b", "a", "b"))
+        await node.stages("made")
         node.process.state = "suspended"
         await node.send("a", s.Reached(id=UNKNOWN, stage="resume"))
         await node.stages("ready")
