@@ -21,7 +21,7 @@ from xmigd.checkpoints.criu import LOCK
 from xmigd.checkpoints.making import of_the_store
 from xmigd.checkpoints.manifest import Manifest, OpenFile, Program
 from xmigd.checkpoints.parents import leave_parent
-from xmigd.checkpoints.pids import kill, stopped, tree
+from xmigd.checkpoints.pids import end, stopped, tree
 from xmigd.checkpoints.room import check_devices
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
@@ -237,7 +237,7 @@ class Restoring:
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
-                    kill(tree(root))
+                    await end(tree(root))  # whoever hears that it failed may restore it again, with these pids
                     raise
                 if keep is None:
                     live.let_go_on(tree(root))
