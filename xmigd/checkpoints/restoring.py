@@ -218,7 +218,7 @@ class Restoring:
                     operation.progress("restoring")
                 except BaseException:
                     with contextlib.suppress(Exception):
-                        kill(tree(await restoring))
+                        await end(tree(await restoring))
                     raise
                 root = await restoring
                 restored = time.monotonic()
