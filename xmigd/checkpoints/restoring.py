@@ -300,14 +300,14 @@ class Restoring:
             raise Conflict(f"process {program.pid} is not among those that were restored", code="criu_failed")
         return program.pid
 
-    def class_of(self, job: str, said: Priority, uid: int) -> Priority:
+    def class_of(self, job: str, claimed: Priority, uid: int) -> Priority:
         """That a job of this user has here that goes on from this one. A manifest may come from anywhere: nobody
-        becomes critical by what is `said`. Reads the database."""
+        becomes critical by what is `claimed`. Reads the database."""
         with self._reader.session() as session:
             earlier = jobs.find(session, job)
             if earlier is not None and earlier.uid == uid:
                 return cast(Priority, earlier.priority)
-        return "normal" if said == "critical" else said
+        return "normal" if claimed == "critical" else claimed
 
     def _note_class(self, job: JobRow, before: Priority) -> None:
         """It was of another class where it was written down."""
