@@ -209,13 +209,15 @@ class Bye(Message):
 
 
 class Meet(Message):
-    """A rank of a communicator says what it offers the others."""
+    """A rank of a communicator says what it offers the others, and with what it was answered. Repeated each second
+    until all ranks were."""
 
     type: Literal["meet"]
     meeting: Name
     rank: Rank
     ranks: Ranks
     offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
+    answer: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")] = ""
 
 
 class Communicator(Message):

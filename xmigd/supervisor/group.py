@@ -629,9 +629,9 @@ class Ranks:
 
     def _meet(self, process: Member, server: Sender, message: m.Meet) -> None:
         """A rank of a communicator looks for the others."""
-        if server.number == process.active:
+        if server.number == process.active and not message.answer:
             self.history.meets(now(), _who(process), message)
-        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
+        offer = Offer(message.meeting, message.rank, message.ranks, message.offer, message.answer)
         answers = self._meetings.attend(now(), process.row.id, server.number, process.row.uid, offer)
         self.history.answered(now(), process.row.id, answers)
         for answer in answers:
