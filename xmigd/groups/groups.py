@@ -12,6 +12,10 @@ journal before it overwrites anything, so it is known from the journals alone.
 Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
 that was decided last.
 
+Failures: a collective that fails is explained by the loss of a rank, which may be seen later. If no rank is lost, none
+has left the communicator, and a connection has ended, it was the network between nodes: all are recovered like after a
+loss, once all nodes are in reach again. Otherwise the program gets its error.
+
 Hangs: a rank whose device waits for other ranks, and whose program waits for the device, says so when it has not got
 further for long. That may be as it should be, as long as one rank does not: its program is about to do what the others
 wait for. If all do, nothing that any of them waits for can happen any more, and they are recovered like after a loss.
@@ -108,6 +112,15 @@ class _Member:
 
 
 @dataclass(slots=True)
+class _Failure:
+    """Of a communicator, in the server of a process."""
+
+    due: int  # when to look for its reason; NEVER: once all nodes are heard
+    severed: bool = False  # a connection has ended
+    heard: bool = False  # by all nodes
+
+
+@dataclass(slots=True)
 class _Round:
     number: int
     members: set[str]
@@ -157,6 +170,11 @@ class _Group:
     busy: str = ""  # the last reason that a member gave for not stopping
 
 
+def _is_whole(communicator: _Communicator) -> bool:
+    """No rank is missing, and none has left it. Whether they live is another question."""
+    return len(communicator.ranks) == communicator.size and set(communicator.states.values()) == {"joined"}
+
+
 class Groups:
     def __init__(self, first_round: int, suspend_patience: int = SUSPEND_PATIENCE) -> None:
         """`first_round`: higher than any that an earlier daemon began."""
@@ -166,8 +184,7 @@ class Groups:
         self._members: dict[str, _Member] = {}
         self._groups: dict[str, _Group] = {}  # by process
         self._rounds: dict[int, _Group] = {}  # that are under way, by number
-        self._failures: dict[tuple[str, Key], int] = {}  # when to look again
-        self._doubts: dict[tuple[str, Key], bool] = {}  # of these, True: all nodes are heard
+        self._failures: dict[tuple[str, Key], _Failure] = {}  # by process and communicator
         self._hangs: dict[str, int] = {}  # likewise, whether the whole group of this process is stuck
         self._orphans: set[str] = set()
         self._leaving: list[_Group] = []  # in which a rank is to leave its server
@@ -201,7 +218,8 @@ class Groups:
             if self._all_ready(group):
                 deadlines.append(self._again_at(group))
         deadlines += [self._again_at(group) for group in self._to_pause()]
-        return min([*deadlines, *self._failures.values(), *self._hangs.values()], default=None)
+        deadlines += [failure.due for failure in self._failures.values() if failure.due != NEVER]
+        return min([*deadlines, *self._hangs.values()], default=None)
 
     # --- communicators ---------------------------------------------------------------------------------------------
 
@@ -782,9 +800,7 @@ class Groups:
         return {
             key: tuple(one.ranks[rank] for rank in range(one.size))
             for key, one in found.items()
-            if len(one.ranks) == one.size
-            and all(state == "joined" for state in one.states.values())
-            and all(self._is_living(process) for process in one.ranks.values())
+            if _is_whole(one) and all(self._is_living(process) for process in one.ranks.values())
         }
 
     def _all_committed(self, group: _Group) -> None:
@@ -892,6 +908,7 @@ class Groups:
             }
             for one in living:
                 self._members[one].fate = "well"
+                self._forget_failures(one)  # were its last server's
             members = {one: self._gone_of(one, gone) for one in sorted(living)}
             self._out.append(Recover(next(iter(members)), members))
         self._all_committed(group)
@@ -919,8 +936,7 @@ class Groups:
     def _ends(self, process: str, fate: Literal["lost", "gone"]) -> None:
         self._orphans.discard(process)
         self._unresolved.pop(process, None)
-        for case in [one for one in self._doubts if one[0] == process]:
-            del self._doubts[case]
+        self._forget_failures(process)
         member = self._members.get(process)
         if member is None or member.fate == "gone":
             return
@@ -958,42 +974,54 @@ class Groups:
                 group.recovering = False
         self._look_later_whether_it_hangs(group)
 
-    def failed(self, t: int, process: str, name: str) -> list[Instruction]:
-        """A collective failed in its server."""
+    def failed(self, t: int, process: str, name: str, *, severed: bool = False) -> list[Instruction]:
+        """A collective failed in its server. `severed`: as a connection with another rank has ended."""
         self._begin(t)
         if self._is_living(process):
-            self._look_why(process, (self._members[process].who.uid, name), first=True)
+            self._look_why(process, (self._members[process].who.uid, name), severed=severed)
         elif self._opened and process not in self._members:
             self._out.append(CommunicatorLost(process, name))  # the others have left it for good
         return self._out
 
-    def _look_why(self, process: str, key: Key, *, first: bool) -> None:
+    def _look_why(self, process: str, key: Key, *, severed: bool = False) -> None:
         """The loss of another node's rank is known here once that node's daemon has seen it, and has the connection to
         send it: nobody is given up before each node was heard."""
         case, group, found = (process, key), self._groups.get(process), self._communicators.get(key)
         if group is not None and group.recovering:
-            self._doubts.pop(case, None)
+            self._failures.pop(case, None)
             return  # which ends its server
-        unanswered = found is not None and all(self._is_living(one) for one in found.ranks.values())
-        if self._opened and not unanswered:
-            self._doubts.pop(case, None)
+        if self._opened and (found is None or not all(self._is_living(one) for one in found.ranks.values())):
+            self._failures.pop(case, None)
             self._out.append(CommunicatorLost(process, key[1]))
-        elif first or not self._opened:
-            if case not in self._doubts:
-                self._failures.setdefault(case, self._t + LOOK_AGAIN)
-        elif self._doubts.pop(case, False):
-            self._out.append(CommunicatorLost(process, key[1]))
-        else:
-            self._doubts[case] = False
+            return
+        failure = self._failures.setdefault(case, _Failure(self._t + LOOK_AGAIN))
+        failure.severed |= severed
+        if failure.due > self._t:
+            return
+        if not self._opened:
+            failure.due = self._t + LOOK_AGAIN
+        elif not failure.heard:
+            failure.due = NEVER
             self._out.append(Doubt(process, key[1]))
+        else:
+            del self._failures[case]
+            group = self._current(process)
+            whole = found is not None and _is_whole(found) and self._has(process, key)
+            if failure.severed and whole and group is not None:
+                self._recover_all(group, f"rank {self._rank_of(process)} lost its connection to another rank")
+            else:
+                self._out.append(CommunicatorLost(process, key[1]))
+
+    def _forget_failures(self, process: str) -> None:
+        for case in [one for one in self._failures if one[0] == process]:
+            del self._failures[case]
 
     def heard(self, t: int, process: str, name: str) -> list[Instruction]:
         """After a `Doubt`: what the nodes knew then is known here."""
         self._begin(t)
         case = (process, (self._members[process].who.uid, name)) if process in self._members else None
-        if case in self._doubts:
-            self._doubts[case] = True
-            self._failures[case] = t + LOOK_AGAIN
+        if case is not None and (failure := self._failures.get(case)) is not None:
+            failure.heard, failure.due = True, t + LOOK_AGAIN
         return self._out
 
     # --- hangs -----------------------------------------------------------------------------------------------------
@@ -1026,11 +1054,17 @@ class Groups:
         if at > self._t:
             self._hangs[process] = at
             return
+        self._recover_all(
+            group, f"no rank has got further for {min(self._members[one].stuck for one in self._living(group)):g} s"
+        )
+
+    def _recover_all(self, group: _Group, reason: str) -> None:
+        """Nobody's server is lost, and no rank gets further. Each gets a fault, and so many of these end them all."""
         self._give_up(group)
-        self._stays(group, "no rank of its group gets further")
-        self._not_suspended(group, "no rank of its group gets further")
+        self._stays(group, reason)
+        self._not_suspended(group, reason)
+        group.standing = set()
         living = sorted(self._living(group))
-        reason = f"no rank has got further for {min(self._members[one].stuck for one in living):g} s"
         self._out.append(Note(living[0], f"{reason}: all {len(living)} ranks recover together"))
         group.recovering = True
         self._moves_on(group)
@@ -1142,10 +1176,11 @@ class Groups:
         for group in self._to_pause():
             if self._again_at(group) <= t:
                 self._begin_round(group)
-        for process, key in [one for one, due in self._failures.items() if due <= t]:
-            del self._failures[process, key]
+        for process, key in [one for one, failure in self._failures.items() if failure.due <= t]:
             if self._is_living(process):
-                self._look_why(process, key, first=False)
+                self._look_why(process, key)
+            else:
+                del self._failures[process, key]
         for process in [one for one, due in self._hangs.items() if due <= t]:
             del self._hangs[process]
             self._look_whether_it_hangs(process)

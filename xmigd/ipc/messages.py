@@ -231,12 +231,14 @@ class Communicator(Message):
 
 
 class CommunicatorFailed(Message):
-    """A collective failed: a rank is gone. Repeated each second until it is answered."""
+    """A collective failed: a rank is gone, or (`severed`) the connection with one. Repeated each second until it is
+    answered."""
 
     type: Literal["communicator_failed"]
     name: Name
     rank: Rank
     why: Text
+    severed: bool = False
 
 
 class CommunicatorPrepared(Message):

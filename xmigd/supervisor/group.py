@@ -91,9 +91,9 @@ class Ranks:
                 self._memory_short(process, server, number, ordinal, size)
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
-            case m.CommunicatorFailed(name=name, rank=rank, why=why):
+            case m.CommunicatorFailed(name=name, rank=rank, why=why, severed=severed):
                 logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
-                self._tell(lambda t: self._groups.failed(t, who.process, name))
+                self._tell(lambda t: self._groups.failed(t, who.process, name, severed=severed))
             case m.GroupWanted() if self._may_begin():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):

@@ -168,8 +168,8 @@ void Daemon::communicator(const std::string& name, uint32_t rank, uint32_t ranks
   send(dump({{"type", "communicator"}, {"name", name}, {"rank", rank}, {"ranks", ranks}, {"state", state}}));
 }
 
-void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why) {
-  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}}));
+void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why, bool severed) {
+  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}, {"severed", severed}}));
 }
 
 void Daemon::group_wanted(std::string_view reason) { send(dump({{"type", "group_wanted"}, {"reason", reason}})); }
