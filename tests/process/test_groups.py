@@ -9,7 +9,8 @@ import pytest
 
 from xmigd.groups import groups as g
 from xmigd.groups import instructions as i
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
+from xmigd.groups.ties import Who
 
 MS = 1_000_000
 N, M = "a" * 64, "b" * 64

@@ -11,10 +11,11 @@ from xmigd import log
 from xmigd.devices.names import devices_of
 from xmigd.groups import instructions as g
 from xmigd.groups import prepared as p
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
 from xmigd.groups.meetings import Meetings, Offer
 from xmigd.groups.replicas import Finding
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
+from xmigd.groups.ties import Who
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
 from xmigd.process import events as e
