@@ -209,13 +209,15 @@ class Bye(Message):
 
 
 class Meet(Message):
-    """A rank of a communicator says what it offers the others."""
+    """A rank of a communicator says what it offers the others, and with what it was answered. Repeated each second
+    until all ranks were."""
 
     type: Literal["meet"]
     meeting: Name
     rank: Rank
     ranks: Ranks
     offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
+    answer: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")] = ""
 
 
 class Communicator(Message):
@@ -229,12 +231,14 @@ class Communicator(Message):
 
 
 class CommunicatorFailed(Message):
-    """A collective failed: a rank is gone. Repeated each second until it is answered."""
+    """A collective failed: a rank is gone, or (`severed`) the connection with one. Repeated each second until it is
+    answered."""
 
     type: Literal["communicator_failed"]
     name: Name
     rank: Rank
     why: Text
+    severed: bool = False
 
 
 class CommunicatorPrepared(Message):

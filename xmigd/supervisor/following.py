@@ -167,7 +167,7 @@ class Following:
                 if unwanted:
                     process.let_go_on()
             case n.Met(process=name) if (process := self._own(name)) is not None:
-                process.met(message.answer)
+                process.met(message.to_rank())
             case n.Tell() | n.Send() | n.Met():
                 pass  # it has ended meanwhile
             case _:

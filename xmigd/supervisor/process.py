@@ -329,7 +329,9 @@ class Process(ProcessState):
             return
         fields: dict[str, Any] = {"meeting": answer.meeting, "rank": answer.rank}
         if answer.offers:
-            fields["offers"] = list(answer.offers)
+            fields |= {"offers": list(answer.offers), "answer": answer.answer}
+        elif answer.over:
+            fields["over"] = True
         elif answer.refused:
             fields["refused"] = answer.refused
         else:

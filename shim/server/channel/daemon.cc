@@ -99,8 +99,8 @@ void Daemon::ready(uint32_t generation, bool opened) {
 
 void Daemon::opened(uint64_t device_bytes) { send(dump({{"type", "opened"}, {"device_bytes", device_bytes}})); }
 
-void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer) {
-  send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}}));
+void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer, const std::string& answer) {
+  send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}, {"answer", answer}}));
 }
 
 void Daemon::count_changes(std::atomic<uint64_t>& changes) {
@@ -168,8 +168,8 @@ void Daemon::communicator(const std::string& name, uint32_t rank, uint32_t ranks
   send(dump({{"type", "communicator"}, {"name", name}, {"rank", rank}, {"ranks", ranks}, {"state", state}}));
 }
 
-void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why) {
-  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}}));
+void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why, bool severed) {
+  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}, {"severed", severed}}));
 }
 
 void Daemon::group_wanted(std::string_view reason) { send(dump({{"type", "group_wanted"}, {"reason", reason}})); }

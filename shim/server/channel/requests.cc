@@ -345,7 +345,9 @@ std::optional<Request> read_met(Fields& fields) {
   fields.unsigned_number("rank", met.rank);
   if (fields.has("missing")) fields.string("missing", met.missing, 4096);
   if (fields.has("refused")) fields.string("refused", met.refused, 4096);
+  if (fields.has("over")) fields.boolean("over", met.over);
   if (fields.has("offers")) {
+    fields.string("answer", met.answer, 2 * journal::kGroupIdBytes);
     const Json* list = fields.find("offers");
     if (!list->is_array() || list->size() > journal::kMaxRanks) {
       fields.fail("offers is no list, or too long");

@@ -159,13 +159,16 @@ struct Output {
 struct Backlog {
   ipc::UniqueFd socket;
 };
-// To a rank that met the others: what all of them offer. Or who is missing until now, or why it is not let in.
+// To a rank that met the others: what all of them offer, and the daemon's name for that. Or who is missing until now, or why it is not
+// let in; or `over`: all ranks have reported that they were answered.
 struct Met {
   std::string meeting;
   uint32_t rank = 0;
   std::vector<std::string> offers;
   std::string missing;
   std::string refused;
+  std::string answer;
+  bool over = false;
 };
 // How far the ranks of a communicator are: its collectives by its name, sends of one rank to another by "name:from>to".
 using GroupCounts = std::map<std::string, uint64_t>;
