@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from tests import harness
 from tests.harness import CONFORMANCE
-from tests.migration.moves import refusal, succeeded
+from tests.migration.moves import ended, refusal, succeeded
 from tests.sharing.conftest import MIB, PROGRAMS, answer, ask
+from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
 
 QUOTA = 96  # MiB
@@ -157,18 +159,18 @@ def test_nobody_gets_the_same_twice(begin: Begin) -> None:
 
 def test_a_move_takes_its_part_along(begin: Begin) -> None:
     job = begin()
-    assert (job("0 take 40"), job("1 take 50")) == ("0", "0")
+    assert (job("0 take 36"), job("1 take 50")) == ("0", "0")
     expected = job("1 mix")
     assert expected != job("1 mix")
     job.move(1, "cpu:1")
-    job.uses(**{"cpu0": 40 + OWN, "cpu1": 50 + OWN})
-    assert job("0 take 52") == "0"
+    job.uses(cpu0=36 + OWN, cpu1=50 + OWN)
+    assert job("0 take 56") == "0"
     assert job("all left") == f"0 of {QUOTA} {QUOTA - 50 - OWN} of {QUOTA}"
     # There is no room for it where it was.
     body = {"process": job.process(1)["id"], "target": "cpu:0"}
     assert refusal(job.node, "/v1/migrations", body)["code"] == "quota_full"
     job("0 give")
-    job.uses(**{"cpu0": OWN, "cpu1": 50 + OWN})
+    job.uses(cpu0=OWN, cpu1=50 + OWN)
     job.move(1, "cpu:0")
     job.uses(cpu0=50 + 2 * OWN)
     job.kill_server(1)
@@ -190,6 +192,36 @@ def test_a_suspension_gives_it_back(begin: Begin) -> None:
     job.operation(1, "resume", device="cpu:0")
     job.uses(cpu0=50 + 2 * OWN)
     assert (job("0 take 40"), job("0 take 38")) == (OUT_OF_MEMORY, "0")
+
+
+def test_of_two_that_come_back_one_has_room(begin: Begin) -> None:
+    """Requested at the same moment. The other one is refused with the reason, and comes once there is room."""
+    job = begin()
+    for number in (0, 1):
+        assert job(f"{number} take 50") == "0"
+        job.operation(number, "suspend", to="host")
+    job.uses()
+    paths = [f"/v1/processes/{job.process(number)['id']}:resume" for number in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        ends = list(threads.map(lambda path: resumed(job.node, path), paths))
+    assert sorted(each is None for each in ends) == [False, True], ends
+    (failed,) = [number for number, why in enumerate(ends) if why is not None]
+    assert "memory quota" in str(ends[failed]), ends
+    job.until(failed, "suspended")
+    job.uses(cpu0=50 + OWN)
+    assert job(f"{1 - failed} give") == "1"
+    job.uses(cpu0=OWN)
+    assert resumed(job.node, paths[failed]) is None
+    job.uses(cpu0=50 + 2 * OWN)
+
+
+def resumed(node: Node, path: str) -> dict[str, Any] | None:
+    """None: it was. Otherwise why not, before or during the operation."""
+    try:
+        found = ended(node, node.client.post(path, {"device": "cpu:0"}))
+    except Refused as error:
+        return dict(error.problem)
+    return None if found["state"] == "succeeded" else dict(found["error"])
 
 
 def test_another_daemon_counts_as_the_one_before(begin: Begin) -> None:
