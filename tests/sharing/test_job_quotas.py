@@ -200,7 +200,7 @@ def test_of_two_that_come_back_one_has_room(begin: Begin) -> None:
     for number in (0, 1):
         assert job(f"{number} take 50") == "0"
         job.operation(number, "suspend", to="host")
-    job.uses()
+    job.uses(cpu0=0)
     paths = [f"/v1/processes/{job.process(number)['id']}:resume" for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         ends = list(threads.map(lambda path: resumed(job.node, path), paths))
