@@ -17,7 +17,7 @@ from tests.peers.fake import FakeNetwork
 from tests.peers.test_ranks import NODES, ONE, OTHER, Node, body, here, in_a_loop, stand
 from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
-from xmigd.checkpoints.service import RESTORE
+from xmigd.checkpoints.restoring import RESTORE
 from xmigd.checkpoints.sets import GOING, READY, Sets
 from xmigd.database.models import Base, Checkpoint
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
@@ -85,8 +85,10 @@ class Nodes:
         self.network = FakeNetwork("a", "b", "c")
         self.checkpoints: Any = Checkpoints()
         supervisor: Any = SimpleNamespace(processes={})
+        restoring: Any = SimpleNamespace()
         self.sets = Sets(
-            checkpoints=self.checkpoints, supervisor=supervisor, operations=operations or Operations(),  # type: ignore[arg-type]
+            checkpoints=self.checkpoints, restoring=restoring, supervisor=supervisor,  # type: ignore[arg-type]
+            operations=operations or Operations(),  # type: ignore[arg-type]
             reader=self.checkpoints,  # type: ignore[arg-type]
             links=self.network["b"], allowed=lambda: ["a"],
         )  # fmt: skip

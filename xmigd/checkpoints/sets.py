@@ -23,8 +23,10 @@ from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
 from xmigd.checkpoints.manifest import Manifest
 from xmigd.checkpoints.part import Part
+from xmigd.checkpoints.pids import tree
+from xmigd.checkpoints.restoring import RESTORE, Restoring
 from xmigd.checkpoints.schemas import CheckpointInfo
-from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints, tree
+from xmigd.checkpoints.service import CREATE, Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
@@ -49,11 +51,12 @@ READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of 
 
 class Sets:
     def __init__(
-        self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, reader: Reader, links: Links,
-        allowed: Callable[[], Sequence[str]],
+        self, *, checkpoints: Checkpoints, restoring: Restoring, supervisor: Supervisor, operations: Operations,
+        reader: Reader, links: Links, allowed: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """`allowed()`: peers from which programs are taken; `*`: all that are known."""
         self._checkpoints = checkpoints
+        self._restoring = restoring
         self._supervisor = supervisor
         self._operations = operations
         self._reader = reader
@@ -62,7 +65,7 @@ class Sets:
         self._exchanges: dict[str, Exchange] = {}  # by the checkpoint that is made, or the operation that restores
         self._verifying: dict[tuple[str, str], asyncio.Future[str]] = {}  # by request and node: what is wrong
         self._tasks: dict[asyncio.Task[None], str] = {}  # what peers have requested
-        checkpoints.across = self
+        checkpoints.across = restoring.across = self
 
     # --- to make one, at the node that leads --------------------------------------------------------------------------
 
@@ -222,8 +225,8 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                async with self._checkpoints.files_of(manifest):
-                    result = await self._checkpoints.make_again(
+                async with self._restoring.files_of(manifest):
+                    result = await self._restoring.make_again(
                         operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
                         before=resuming, keep=decide,
                     )  # fmt: skip
@@ -248,7 +251,7 @@ class Sets:
         living = [one for one in self._supervisor.processes.values() if one.state not in ("ended", "lost")]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
-        return await self._checkpoints.check_restoration(manifest, [], manifest.programs[0].device)
+        return await self._restoring.check_restoration(manifest, [], manifest.programs[0].device)
 
     async def _resume_all(
         self, nodes: Sequence[str], made: Sequence[Process], others: Mapping[str, Sequence[str]]
@@ -320,8 +323,8 @@ class Sets:
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            async with self._checkpoints.files_of(manifest):
-                result = await self._checkpoints.make_again(
+            async with self._restoring.files_of(manifest):
+                result = await self._restoring.make_again(
                     operation, manifest, [as_one(each) for each in places], f"node {peer}",
                     nodes=",".join(message.nodes), before=resuming, keep=ready,
                 )  # fmt: skip
