@@ -84,7 +84,7 @@ void taken_over() {
   CHECK(!next.counted(0, late) && next.counted(0, late - 10));
   next.take_over(0, 4 * kGranule, late - 20);
   CHECK(next.counted(0, late - 10) && !next.counted(0, late - 9));
-  // One that would be too old to be told from a later one is stored anew by the next snapshot.
+  // One that would be too old to be distinguished from a later one is stored anew by the next snapshot.
   first.set(0, 4 * kGranule, 1);
   first.refresh(1ull << 31);
   CHECK(shared.page().slots[0].claim.load() == ((4ull << quota::kSequenceBits) | 1));

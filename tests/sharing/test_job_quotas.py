@@ -41,9 +41,9 @@ class Several:
 
     def start(self) -> str:
         """One more; what it says."""
-        said, pid = self("start").rsplit(" ", 1)
+        reply, pid = self("start").rsplit(" ", 1)
         self.pids.append(int(pid))
-        return said
+        return reply
 
     def process(self, number: int) -> dict[str, Any]:
         """What the daemon knows of one."""
@@ -103,7 +103,7 @@ def begin(node: Node, kernels: Path) -> Iterator[Begin]:
 
     def begin(count: int = 2, quota: int = QUOTA, **request: Any) -> Several:
         program = node.program(
-            [sys.executable, PROGRAMS / "several.py", count], name="several", device="cpu:0",
+            [sys.executable, PROGRAMS / "several.py", str(count)], name="several", device="cpu:0",
             environment={
                 "CUDART": str(harness.cudart("13")), "KERNELS": str(kernels), "PYTHONPATH": str(CONFORMANCE),
             },

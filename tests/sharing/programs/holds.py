@@ -31,21 +31,21 @@ print("ready", flush=True)
 for line in sys.stdin:
     words = line.split()
     if words[0] == "take":
-        said: object = take(int(words[1]))
+        reply: object = take(int(words[1]))
     elif words[0] == "fill":  # in pieces of so many MiB, until there is no more
         count = 0
         while take(int(words[1])) == 0:
             count += 1
-        said = count
+        reply = count
     elif words[0] == "give":  # all
         for piece in pieces:
             RUNTIME.cudaFree(piece)
-        said = len(pieces)
+        reply = len(pieces)
         pieces.clear()
     elif words[0] == "left":
         free, total = left()
-        said = f"{free} of {total}"
+        reply = f"{free} of {total}"
     else:
         launch(mix, 4, 64, kept, 1, n)
-        said = read(kept, 4096)
-    print(said, flush=True)
+        reply = read(kept, 4096)
+    print(reply, flush=True)

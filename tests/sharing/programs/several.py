@@ -19,21 +19,21 @@ def tell(child: subprocess.Popen[str], words: str) -> None:
     child.stdin.flush()
 
 
-def said(child: subprocess.Popen[str]) -> str:
+def reply(child: subprocess.Popen[str]) -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip() or "it has ended"
 
 
 for _ in range(int(sys.argv[1])):
     start()
-began = [said(child) for child in children]
+began = [reply(child) for child in children]
 assert set(began) <= {"ready"}, began
 print(*[child.pid for child in children], flush=True)
 for line in sys.stdin:
-    whom, _, words = line.strip().partition(" ")
+    whom, _space, words = line.strip().partition(" ")
     if whom == "start":
         start()
-        print(said(children[-1]), children[-1].pid, flush=True)
+        print(reply(children[-1]), children[-1].pid, flush=True)
     elif whom == "end":
         child = children[int(words)]
         child.communicate()
@@ -41,8 +41,8 @@ for line in sys.stdin:
     elif whom == "all":
         for child in children:
             tell(child, words)
-        print(*[said(child) for child in children], flush=True)
+        print(*[reply(child) for child in children], flush=True)
     else:
         child = children[int(whom)]
         tell(child, words)
-        print(said(child), flush=True)
+        print(reply(child), flush=True)
