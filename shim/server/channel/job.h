@@ -14,7 +14,7 @@ namespace xmig::server {
 class Job {
  public:
   // Map what the daemon gave.
-  static Result<Job> map(std::string name, int client_pid, JobFds fds, std::vector<uint64_t> quota_slots);
+  static Result<Job> map(std::string name, int client_pid, JobFds fds, std::vector<uint64_t> quota_slots = {});
   // The program was restored from a dump: other files with the same content, at the same addresses where it matters.
   Result<> rebind(Rebind request);
 
