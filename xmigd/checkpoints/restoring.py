@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 from xmigd import log
 from xmigd.checkpoints import live, opened, own_files
 from xmigd.checkpoints.apart import outer_pid
+from xmigd.checkpoints.criu import LOCK
 from xmigd.checkpoints.making import of_the_store
 from xmigd.checkpoints.manifest import Manifest, OpenFile, Program
 from xmigd.checkpoints.parents import leave_parent
@@ -25,7 +26,7 @@ from xmigd.checkpoints.room import check_devices
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one, devices_of, in_turn
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable, XmigError
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.fds import Fd, close_all
@@ -62,8 +63,9 @@ class Across(Protocol):
         self, caller: Caller, checkpoint: str, devices: Sequence[str], instead: Mapping[str, str], *, requestor: str
     ) -> OperationRow: ...
 
-    async def goes_on(self, operation: Operation) -> bool:
-        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided."""
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
+        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided, or it is
+        not `there` any more."""
         ...
 
 
@@ -120,7 +122,7 @@ class Restoring:
 
         return await self._operations.start(
             RESTORE, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work,
-            request={"checkpoint": info.id},
+            request={"checkpoint": info.id, "own_files": own_files},
         )  # fmt: skip
 
     async def check_restoration(
@@ -193,27 +195,31 @@ class Restoring:
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
         operation.progress("reading", total_bytes=sum(m.content.bytes for one in programs for m in one.memory))
-        report = operation.reporter()
         contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]] = []
         made: list[Process] = []
+        reading = asyncio.ensure_future(self._read(programs, contents, operation.reporter()))  # beside CRIU's work
         try:
-            with of_the_store("its memory cannot be made"):
-                for program in programs:
-                    contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report))
             with self._working.images(operation) as images:
                 with of_the_store("its images cannot be written"):
                     await asyncio.to_thread(live.restore_images, self._chunks, programs[0], images)
                     await asyncio.to_thread(leave_parent, images, _root_of(manifest))
                 if copied:
-                    first = programs[0]
-                    copies = await asyncio.to_thread(
-                        partial(own_files.copy_files, first.files, operation.row.id[:12], uid=first.uid, gid=first.gid)
-                    )
+                    copies = await asyncio.to_thread(_copy, programs[0], operation, images)
                     await asyncio.to_thread(own_files.use, images, copies)
                 names = await asyncio.to_thread(opened.check_names, images)
-                operation.point_of_no_return("the program is being restored")
-                operation.progress("restoring")
-                root = await self._criu.restore(images, leader=programs[0].leader, namespaces=manifest.namespaces)
+                leader, namespaces = programs[0].leader, manifest.namespaces
+                restoring = asyncio.ensure_future(self._criu.restore(images, leader=leader, namespaces=namespaces))
+                try:
+                    await asyncio.shield(reading)
+                    read = time.monotonic()
+                    operation.point_of_no_return("the program is being restored")
+                    operation.progress("restoring")
+                except BaseException:
+                    with contextlib.suppress(Exception):
+                        kill(tree(await restoring))
+                    raise
+                root = await restoring
+                restored = time.monotonic()
                 try:
                     owners = {file.path: file.owner for file in programs[0].files}
                     await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
@@ -241,13 +247,24 @@ class Restoring:
             await asyncio.to_thread(own_files.remove, copies)
             raise
         finally:
+            await asyncio.gather(reading, return_exceptions=True)  # a thread is not cancelled
             for handles, snapshots in contents[len(made) :]:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
         self.restored((manifest.job, job.id))
         logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
         return _as_restored(manifest.id, [one.row for one in made]) | {
-            "root": root, "ms": (time.monotonic() - began) * 1e3, "files": copies,
+            "root": root, "files": copies, "ms": (time.monotonic() - began) * 1e3, "criu_ms": (restored - began) * 1e3,
+            "read_ms": (read - began) * 1e3,
         }  # fmt: skip
+
+    async def _read(
+        self, programs: Sequence[Program], contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
+        report: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """The memory of all, appended as it is there. Raises Damaged, Unavailable."""
+        with of_the_store("its memory cannot be made"):
+            for program in programs:
+                contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report))
 
     @staticmethod
     async def _until_kept(made: Sequence[Process]) -> None:
@@ -321,13 +338,24 @@ class Restoring:
     # --- after a restart ----------------------------------------------------------------------------------------------
 
     async def _resolve(self, operation: Operation) -> Outcome:
+        outcome = await self._resolve_program(operation)
+        if outcome.state != "succeeded" and operation.request.get("own_files"):
+            with contextlib.suppress(XmigError):  # nobody knows any more what they are called
+                manifest = await asyncio.to_thread(self._checkpoints.manifest, operation.request["checkpoint"])
+                copies = own_files.names_of(manifest.programs[0].files, _suffix(operation))
+                await asyncio.to_thread(own_files.remove, copies)
+        return outcome
+
+    async def _resolve_program(self, operation: Operation) -> Outcome:
         """What was restored by half is ended: it stands still, and has done nothing since the checkpoint. What was
         resumed has gone on, and is not to be restored once more: that it is not written down here changes nothing."""
         left, stood_still = await self._working.left(operation), False
         with contextlib.suppress(OSError):  # it has ended since
             stood_still = left is not None and stopped(left)
-        several = stood_still and bool(operation.request.get("nodes"))
-        if left is not None and several and await self.across.goes_on(operation):
+        goes_on = False
+        if left is not None and stood_still and operation.request.get("nodes"):
+            goes_on = await self.across.goes_on(operation, partial(_lives, left, pidfds.start_time(left)))
+        if left is not None and goes_on:
             live.let_go_on(tree(left))
             stood_still = False
             await asyncio.to_thread(self._working.forget, operation)
@@ -348,6 +376,21 @@ class Restoring:
             return []
         with self._reader.session() as session:
             return process_rows.of_job(session, job)
+
+
+def _lives(pid: int, start: int) -> bool:
+    return pidfds.same_process(pid, start) and not pidfds.is_exiting(pid)
+
+
+def _suffix(operation: Operation) -> str:
+    """Of copies of files."""
+    return operation.id[:12]
+
+
+def _copy(program: Program, operation: Operation, images: Path) -> dict[str, str]:
+    """Blocks. Raises Conflict."""
+    with open(images / LOCK, "wb") as lock:
+        return own_files.copy_files(program.files, _suffix(operation), uid=program.uid, gid=program.gid, lock=lock)
 
 
 def _as_restored(checkpoint: str, made: Sequence[ProcessRow]) -> dict[str, Any]:

@@ -67,6 +67,9 @@ class Across(Protocol):
 
     async def create(self, process: Process, *, stop: bool, requestor: str, by_policy: bool) -> OperationRow: ...
 
+    async def check_creation(self, process: Process) -> None:
+        """Raises Conflict, Unavailable: it cannot be made now."""
+
     async def resolve_create(self, operation: Operation) -> bool:
         """Do the programs of this node end at what it has made before the daemon was restarted?"""
         ...
@@ -165,7 +168,10 @@ class Checkpoints:
 
     async def check_creation(self, process: Process) -> None:
         """Raises Conflict, Unavailable: a checkpoint of its job cannot be made now. Changes nothing."""
-        await self.prepared(process, stop=True, last=False)
+        if process.job.nodes is not None:
+            await self.across.check_creation(process)
+        else:
+            await self.prepared(process, stop=True)
 
     async def prepared(self, process: Process, *, stop: bool, last: bool = False, part: Part | None = None) -> Making:
         """`part`: of a job with ranks on several nodes. Raises Conflict, Unavailable: it cannot be made."""

@@ -46,6 +46,8 @@ WITHIN = 600.0  # seconds for a stage: what a node does in one has bounds of its
 SILENT = 5.0  # seconds, once a connection is known to be lost, after which what is done together is given up
 KNOWN_WITHIN = 20.0  # seconds in which the leader hears of processes that were made again
 MOST = 64  # messages of one peer that are being done
+OVER = ("ended", "lost")  # states of a process
+LOOK_EVERY = 1.0  # seconds
 READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of all
 
 
@@ -75,22 +77,7 @@ class Sets:
         self._check_leads(nodes)
         self._check_connected(nodes[1:])
         id, exchange = new_id(), Exchange(nodes[1:])
-
-        async def dumped(round: int) -> None:
-            if any(one.round != round for one in await exchange.all("dumped", WITHIN)):
-                raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
-            self._send_all(exchange, s.Reached(id=id, stage="go_on"))
-
-        async def kept(operation: Operation) -> None:
-            operation.progress("waiting")
-            await exchange.all("stored", WITHIN)
-            operation.point_of_no_return("all nodes have their parts of it")
-            exchange.decided = True
-            await self._checkpoints.is_whole(id)
-            self._send_all(exchange, s.Reached(id=id, stage="whole"))
-
-        part = Part(nodes, dumped, kept, exchange.given_up)
-        making = await self._checkpoints.prepared(process, stop=stop, part=part)
+        making = await self._checkpoints.prepared(process, stop=stop, part=self._own_part(nodes, id, exchange))
 
         async def work(operation: Operation) -> dict[str, Any]:
             async with self._making(exchange, id):
@@ -104,6 +91,31 @@ class Sets:
             id, making, process, work, requestor=requestor, by_policy=by_policy, nodes=nodes
         )
 
+    async def check_creation(self, process: Process) -> None:
+        """Raises Conflict, Unavailable: it cannot be made now. Whether the others can make their parts only they
+        know."""
+        nodes = tuple((process.job.nodes or "").split(","))
+        self._check_leads(nodes)
+        self._check_connected(nodes[1:])
+        part = self._own_part(nodes, new_id(), Exchange(nodes[1:]))
+        await self._checkpoints.prepared(process, stop=True, part=part)
+
+    def _own_part(self, nodes: tuple[str, ...], id: str, exchange: Exchange) -> Part:
+        async def dumped(round: int) -> None:
+            if any(one.round != round for one in await exchange.all("dumped", WITHIN)):
+                raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
+            self._send_all(exchange, s.Reached(id=id, stage="go_on"))
+
+        async def kept(operation: Operation) -> None:
+            operation.progress("waiting")
+            await exchange.all("stored", WITHIN)
+            operation.point_of_no_return("all nodes have their parts of it")
+            exchange.decided = True
+            await self._checkpoints.is_whole(id)
+            self._send_all(exchange, s.Reached(id=id, stage="whole"))
+
+        return Part(nodes, dumped, kept, exchange.given_up)
+
     # --- a part of it, at another one ---------------------------------------------------------------------------------
 
     async def _create_part(self, peer: str, message: s.Create) -> None:
@@ -116,12 +128,14 @@ class Sets:
             await exchange.all("go_on", WITHIN)
 
         async def kept(operation: Operation) -> None:
+            operation.point_of_no_return(f"{peer} decides about it")
             exchange.check()
-            self._send(peer, s.Reached(id=id, stage="stored"))
-            if not message.stop:
-                self._exchanges.pop(id)  # the answer settles what is stored, whenever it comes
-                return
             exchange.in_doubt = "checkpoint"
+            self._send(peer, s.Reached(id=id, stage="stored"))
+            if message.stop:
+                await whole()
+
+        async def whole() -> None:
             await exchange.all("whole", None)
             await self._note_whole(id)
 
@@ -135,6 +149,9 @@ class Sets:
             async def work(operation: Operation) -> dict[str, Any]:
                 async with self._making(exchange, id):
                     result = await self._checkpoints.make(operation, id, making, process)
+                    if not message.stop:  # the program goes on meanwhile
+                        operation.progress("waiting")
+                        await whole()
                 return result | {"nodes": list(message.nodes)}
 
             await self._checkpoints.begin(id, making, process, work, requestor=f"node {peer}", nodes=message.nodes)
@@ -173,7 +190,7 @@ class Sets:
         found = [
             one for one in self._supervisor.processes.values()
             if (one.job.nodes, one.job.uid, one.job.name) == (nodes, message.uid, message.job)
-            and one.state not in ("ended", "lost")
+            and one.state not in OVER
         ]  # fmt: skip
         if len({one.job.id for one in found}) != 1:
             what = "several jobs have" if found else "no job has"
@@ -248,7 +265,7 @@ class Sets:
         """The devices of each program. Ranks meet by names that a copy beside them would have, too. Raises Conflict,
         NotFound, Unavailable."""
         names = {one.id for one in manifest.programs}
-        living = [one for one in self._supervisor.processes.values() if one.state not in ("ended", "lost")]
+        living = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
         return await self._restoring.check_restoration(manifest, [], manifest.programs[0].device)
@@ -319,7 +336,7 @@ class Sets:
             exchange.in_doubt = "restoration"
             await self._operations.decide(operation, READY)
             self._send(peer, s.Reached(id=id, stage="ready"))
-            await exchange.all("go", None)
+            await _while_there(exchange.all("go", None), lambda: any(one.state not in OVER for one in processes))
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
@@ -355,25 +372,29 @@ class Sets:
             await self._settle(leader, checkpoint, whole=await self._decided(leader, checkpoint, "checkpoint"))
         return stop and bool(await self._found(checkpoint))
 
-    async def _decided(self, leader: str, id: str, what: Literal["checkpoint", "restoration"]) -> bool:
-        """By the leader, however long that takes: is it whole, or does it go on?"""
+    async def _decided(
+        self, leader: str, id: str, what: Literal["checkpoint", "restoration"],
+        there: Callable[[], bool] = lambda: True,
+    ) -> bool:  # fmt: skip
+        """By the leader, however long that takes, while it is `there`: is it whole, or does it go on?"""
         exchange = self._exchanges[id] = Exchange([leader])
         exchange.in_doubt = what
         self._send(leader, s.Question(id=id, what=what))  # or when there is a session with it
         try:
-            await exchange.all("whole" if what == "checkpoint" else "go", None)
+            await _while_there(exchange.all("whole" if what == "checkpoint" else "go", None), there)
         except Conflict:
             return False
         finally:
             self._exchanges.pop(id, None)
         return True
 
-    async def goes_on(self, operation: Operation) -> bool:
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
         if "restoration" not in operation.request:
             return operation.row.phase == GOING
         if operation.row.phase != READY:
             return False
-        return await self._decided(operation.request["nodes"][0], operation.request["restoration"], "restoration")
+        leader, id = operation.request["nodes"][0], operation.request["restoration"]
+        return await self._decided(leader, id, "restoration", there)
 
     async def _answer(self, peer: str, message: s.Question) -> None:
         """By a node that was restarted, or has seen that this one was."""
@@ -618,6 +639,18 @@ class Sets:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = peer
         task.add_done_callback(self._tasks.pop)
+
+
+async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool]) -> None:
+    """Nobody needs it any more once the programs have ended: somebody has stopped the job. Raises Conflict."""
+    waiting = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait([waiting], timeout=LOOK_EVERY))[0]:
+            if not there():
+                raise Conflict("the job was ended before it was known whether it goes on", code="program_exited")
+        await waiting
+    finally:
+        waiting.cancel()
 
 
 def _not_resumed(made: Sequence[Process], why: str) -> None:
