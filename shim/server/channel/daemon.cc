@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ipc/seqpacket.h"
+#include "server/channel/job.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -251,23 +252,23 @@ void Daemon::garbage(uint64_t position, std::string_view text) {
   send(dump({{"type", "garbage"}, {"position", position}, {"text", text}}));
 }
 
-void Daemon::announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                      std::span<const int> fds, bool opened) {
+void Daemon::announce(const Job& job, const std::string& device, uint32_t generation, bool opened) {
   const std::lock_guard lock(mutex_);
   send(dump({{"type", "announce"},
-             {"job", job},
+             {"job", job.name()},
              {"pid", ::getpid()},
              {"device", device},
-             {"client_pid", client_pid},
+             {"client_pid", job.client_pid()},
              {"generation", generation},
              {"opened", opened},
+             {"quota_slots", job.quota_slots()},
              {"changes", changes_ ? changes_->load() : 0},
              {"takes_output", true},
              {"takes_backlog", true},
              {"takes_profiling", true},
              {"takes_sharing", true},
              {"has_backlog", static_cast<bool>(backlog_)}}),
-       fds);
+       job.fds().all());
 }
 
 void Daemon::announced() { send(dump({{"type", "announced"}})); }

@@ -67,6 +67,8 @@ struct PreloadReport {
 // Between two words about what takes long, ns.
 inline constexpr uint64_t kProgressEvery = 200'000'000;
 
+class Job;
+
 class Daemon {
  public:
   // Until the result is gone, only the calling thread is heard.
@@ -99,8 +101,7 @@ class Daemon {
   void program_error(uint64_t sequence, int error);
   void injected(uint64_t id);
   void garbage(uint64_t position, std::string_view text);
-  void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                std::span<const int> fds, bool opened);
+  void announce(const Job& job, const std::string& device, uint32_t generation, bool opened);
   void announced();
   // `snapshot`: that was taken there; 0: none.
   void paused(uint64_t position, uint64_t snapshot);
