@@ -122,7 +122,7 @@ class Leading:
                 self.ranks.not_resumed(self._far(peer, stand), why)
             case n.Changed(stand=stand, what=what, why=why):
                 self.ranks.changed(self._far(peer, stand), _instruction(what, why))
-            case n.MadeAgain(stand=stand):
+            case n.MadeAgain(stand=stand) | n.Looked(stand=stand):
                 self._far(peer, stand)
             case n.Pauses(stand=stand, on=True):
                 self.ranks.pause([self._far(peer, stand).row.id])
