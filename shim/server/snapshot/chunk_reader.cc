@@ -13,7 +13,8 @@ namespace xmig::server {
 using journal::kGranule;
 
 void ChunkReader::read(ReadChunks request) {
-  if (thread_.joinable()) thread_.join();
+  stop();
+  stopping_ = false;
   const uint64_t number = request.number;
   try {
     thread_ = std::thread([this, request = std::move(request)] { run(request); });

@@ -28,7 +28,7 @@ class ChunkReader {
   ~ChunkReader() { stop(); }
   ChunkReader(const ChunkReader&) = delete;
 
-  // From the control thread. One request at a time: another one waits for the one before.
+  // From the control thread. One request at a time: nobody waits for the one before any more.
   void read(ReadChunks request);
   // An answer that is still to come is not sent.
   void stop();
