@@ -16,6 +16,7 @@ SHIM = "libcuda.so.1"
 NVML_SHIM = "libnvidia-ml.so.1"
 NCCL_SHIM = "libnccl.so.2"
 LOADER = "libxmig-loader.so"  # opens these in the place of the driver's and NCCL's under their other names
+PLANES = "libxmig-planes.so"  # for xmigd/checkpoints/planes.py
 
 
 class Layout(BaseModel):
@@ -66,6 +67,19 @@ def find_shims(native_dir: Path) -> list[Path]:
             return [folder / SHIM, folder / NVML_SHIM, folder / NCCL_SHIM, folder / LOADER]
     raise StartError(
         f"{SHIM} is not in {native_dir}",
+        hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
+        code="native_missing",
+    )
+
+
+def find_planes() -> Path:
+    """The library of that name, as `find_shims`. Raises StartError."""
+    native_dir = find_native_dir(None)
+    for folder in (native_dir, native_dir / "shim"):
+        if (folder / PLANES).exists():
+            return folder / PLANES
+    raise StartError(
+        f"{PLANES} is not in {native_dir}",
         hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
         code="native_missing",
     )

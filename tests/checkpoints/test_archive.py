@@ -23,13 +23,17 @@ from xmigd.checkpoints import archive
 from xmigd.checkpoints.archive import HEADER_BYTES, SECTION, TRAILER, Archive, key_of, pieces_of, write
 from xmigd.checkpoints.archive import _with_checksum as with_checksum
 from xmigd.checkpoints.content import HEADER, Chunks
-from xmigd.checkpoints.content import _encoded as encode
+from xmigd.checkpoints.content import encode as parts_of
 from xmigd.checkpoints.manifest import Content, Manifest
 from xmigd.errors import Conflict, Invalid
 from xmigd.store.objects import Damaged
 
 KEY = bytes(range(32))
 DATA = Path(__file__).parent / "data"
+
+
+def encode(content: bytes) -> bytes:
+    return b"".join(parts_of(content))
 
 
 @pytest.fixture

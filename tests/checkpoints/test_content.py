@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import ROOT
-from xmigd.checkpoints import content
+from xmigd.checkpoints import content, planes
 from xmigd.checkpoints.content import HEADER, PIECE, Chunks, Writing
 from xmigd.checkpoints.manifest import Chunk, Content
 from xmigd.store.objects import Damaged
@@ -59,6 +59,14 @@ def golden(encoding: int) -> bytes:
     return Chunks(GOLDEN).path(sha256(WRITTEN[encoding])).read_bytes()
 
 
+@given(st.binary(max_size=300), st.sampled_from(planes.PLANES))
+def test_planes(data: bytes, width: int) -> None:
+    """As Python's slices make them; sizes that are no multiple included."""
+    made = planes.split(bytearray(data), width)
+    assert made == b"".join(data[first::width] for first in range(width)) == planes.split(data, width)
+    assert planes.join(made, width) == data
+
+
 def encoding_of(chunks: Chunks, name: str) -> int:
     return chunks.path(name).read_bytes()[8]
 
@@ -76,7 +84,7 @@ def lay(chunks: Chunks, name: str, file: bytes) -> None:
 def reads(file: bytes) -> Iterator[None]:
     """Every piece is this file. Thousands of them are not written to a disk."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(content, "open", lambda path, mode: io.BytesIO(file), raising=False)
+        patched.setattr(content, "open", lambda path, mode, buffering=-1: io.BytesIO(file), raising=False)
         yield
 
 
@@ -147,13 +155,13 @@ class TestFiles:
 
     def test_a_large_hole_is_not_read(self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
         places = []
-        pread = os.pread
+        preadv = os.preadv
 
-        def noted(fd: int, size: int, at: int) -> bytes:
+        def noted(fd: int, into: list[memoryview], at: int) -> int:
             places.append(at)
-            return pread(fd, size, at)
+            return preadv(fd, into, at)
 
-        monkeypatch.setattr(os, "pread", noted)
+        monkeypatch.setattr(os, "preadv", noted)
         with memfd() as fd, chunks.writing() as writing:
             os.ftruncate(fd, 1 << 40)
             os.pwrite(fd, b"x", 1 << 39)
@@ -196,7 +204,7 @@ class TestFiles:
         assert (tmp_path / "above").stat().st_mode & 0o777 == 0o700
 
     def test_what_becomes_shorter_while_it_is_read(self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.becomes_shorter(chunks, monkeypatch, "pread", fixed(8, PIECE) + fixed(9, PIECE))
+        self.becomes_shorter(chunks, monkeypatch, "preadv", fixed(8, PIECE) + fixed(9, PIECE))
 
     def test_what_becomes_shorter_before_it_is_read(self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where its data lies was not known yet: its end would look like a hole."""
@@ -205,7 +213,7 @@ class TestFiles:
     def becomes_shorter(self, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, where: str, data: bytes) -> None:
         function: Callable[..., object] = getattr(os, where)
 
-        def shortened(fd: int, *arguments: int) -> object:
+        def shortened(fd: int, *arguments: object) -> object:
             os.ftruncate(fd, PIECE)
             return function(fd, *arguments)
 
@@ -261,13 +269,13 @@ class TestRestoring:
         )
         chunks.path(name).unlink()
         got = []
-        get = chunks.get
+        path = chunks.path
 
-        def noted(name: str, size: int) -> bytes:
+        def noted(name: str) -> Path:
             got.append(name)
-            return get(name, size)
+            return path(name)
 
-        monkeypatch.setattr(chunks, "get", noted)
+        monkeypatch.setattr(chunks, "path", noted)
         with memfd() as restored, pytest.raises(Damaged):
             chunks.restore(stored, restored)
         assert 0 < len(got) < 5000

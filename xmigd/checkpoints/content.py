@@ -27,7 +27,8 @@ from pathlib import Path
 import zstandard
 
 from xmigd.checkpoints.manifest import Chunk, Content
-from xmigd.checkpoints.memory import Kept, MemoryTier
+from xmigd.checkpoints.memory import Kept, MemoryTier, read_into
+from xmigd.checkpoints.planes import PLANES, join, split
 from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 PIECE = 2 << 20  # bytes
@@ -42,7 +43,8 @@ RESERVED = bytes(3)
 # Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
 # on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
-PLANES = (2, 4)
+
+Bytes = bytes | bytearray | memoryview
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ZEROS = bytes(PIECE)
@@ -84,7 +86,7 @@ class Chunks:
     def on_disk(self, name: str, size: int) -> bytes:
         """The same, of the disk."""
         try:
-            return self._read(name, size)[1]
+            return bytes(self._read(name, size)[1])
         except Damaged:
             self._sound.discard(name)  # so that it is written again by the next one that has it
             raise
@@ -92,11 +94,11 @@ class Chunks:
     def encoded(self, name: str, size: int) -> bytes:
         """The same piece as its file has it, for `Writing.take` on another node. Raises Damaged."""
         try:
-            return self._read(name, size)[0]
+            return bytes(self._read(name, size)[0])
         except Damaged:
             self._sound.discard(name)
             if (found := self.memory.get(name, size)) is not None:  # it has yet to go to the disk
-                return _encoded(found)
+                return b"".join(encode(found))
             raise
 
     def from_anywhere(self, name: str, size: int) -> bytes:
@@ -108,14 +110,16 @@ class Chunks:
                 raise
             return found
 
-    def _read(self, name: str, size: int) -> tuple[bytes, bytes]:
-        """File and content."""
+    def _read(self, name: str, size: int, buffer: bytearray | None = None) -> tuple[Bytes, Bytes]:
+        """File and content; in this buffer, if it is large enough."""
+        wanted = HEADER.size + size + 1  # the payload is never longer than the content
+        place = memoryview(bytearray(wanted) if buffer is None or wanted > len(buffer) else buffer)[:wanted]
         try:
-            with open(self.path(name), "rb") as file:
-                piece = file.read(HEADER.size + size + 1)  # the payload is never longer than the content
+            with open(self.path(name), "rb", buffering=0) as file:
+                piece = place[: read_into(file, place)]
         except OSError as error:
             raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
-        return piece, decode(piece, name, size)
+        return piece, _checked(piece, name, size)
 
     def restore(self, content: Content, fd: int) -> None:
         """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
@@ -125,14 +129,10 @@ class Chunks:
     def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
         """The same of many, in their order; yields the bytes of each that is complete."""
 
+        buffers = _Buffers()
+
         def one(chunk: Chunk, fd: int) -> None:
-            try:
-                piece = self.get(chunk.hash, chunk.bytes)
-            except Damaged:
-                if (found := self.elsewhere(chunk.hash, chunk.bytes)) is None:
-                    raise
-                piece = decode(found, chunk.hash, chunk.bytes)
-            _write_all(fd, piece, chunk.at)
+            _write_all(fd, self._restored(chunk.hash, chunk.bytes, buffers.one), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
             begun = []
@@ -148,6 +148,18 @@ class Chunks:
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # the rest is left out
                 raise
+
+    def _restored(self, name: str, size: int, buffer: bytearray) -> Bytes:
+        """The piece, wherever it is. Raises Damaged."""
+        if (found := self.memory.read(name, size, buffer)) is not None:
+            return found
+        try:
+            return self._read(name, size, buffer)[1]
+        except Damaged:
+            self._sound.discard(name)
+            if (elsewhere := self.elsewhere(name, size)) is None:
+                raise
+            return _checked(elsewhere, name, size)
 
     @contextlib.contextmanager
     def writing(self, *, in_memory: bool = False, durable: bool = True) -> Iterator[Writing]:
@@ -179,15 +191,15 @@ class Chunks:
                         Path(folder, name).unlink(missing_ok=True)
             return True
 
-    def put(self, content: bytes, kept: Kept | None = None) -> tuple[str, int]:
+    def put(self, content: Bytes, kept: Kept | None = None) -> tuple[str, int]:
         """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. `kept`: in host memory, if it goes
         there. Raises OSError: no room."""
         name = hashlib.sha256(content).hexdigest()
         if kept is not None and self.memory.keep(kept, name, content):
             return name, 0
-        return name, self._keep(name, len(content), lambda: _encoded(content))
+        return name, self._keep(name, len(content), lambda: encode(content))
 
-    def _keep(self, name: str, size: int, piece: Callable[[], bytes]) -> int:
+    def _keep(self, name: str, size: int, piece: Callable[[], tuple[Bytes, ...]]) -> int:
         if name in self._sound:
             return 0
         path = self.path(name)
@@ -200,7 +212,7 @@ class Chunks:
         number, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)
         try:
             with open(number, "wb") as file:
-                file.write(piece())
+                file.writelines(piece())
                 stored = file.tell()
             with self._lock:
                 if name not in self._sound:
@@ -232,9 +244,13 @@ class Writing:
     def store_all(self, sources: Iterable[Source]) -> Iterator[Content]:
         """The same of many, in their order: the threads do not wait for the end of each."""
 
+        buffers = _Buffers()
+
         def one(fd: int, size: int, at: int) -> tuple[Chunk, int] | None:
-            content = _read_all(fd, min(PIECE, size - at), at)
-            if _ZEROS.startswith(content):  # much faster than to look at each byte, and nobody else can run meanwhile
+            content = memoryview(buffers.one)[: min(PIECE, size - at)]
+            _read_all(fd, content, at)
+            # Much faster than to look at each byte, and nobody else can run meanwhile.
+            if buffers.one.startswith(_ZEROS[: len(content)]):
                 return None
             name, stored = self._chunks.put(content, self._kept)
             return Chunk(at=at, bytes=len(content), hash=name), stored
@@ -271,11 +287,11 @@ class Writing:
         """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
         Raises Damaged; OSError: no room."""
         decode(piece, name, size)
-        return self._chunks._keep(name, size, lambda: piece)
+        return self._chunks._keep(name, size, lambda: (piece,))
 
     def settle(self, name: str, size: int) -> None:
         """What is in host memory goes to the disk. Raises Damaged: it is nowhere; OSError: no room."""
-        self.stored_bytes += self._chunks._keep(name, size, lambda: self._chunks.encoded(name, size))
+        self.stored_bytes += self._chunks._keep(name, size, lambda: (self._chunks.encoded(name, size),))
 
     def finish(self, checkpoint: str, names: dict[str, int]) -> None:
         """These are the pieces of the checkpoint, with their bytes: it stays in host memory, if all of it is there.
@@ -335,18 +351,16 @@ def check_places(content: Content) -> None:
 
 def decode(piece: bytes, name: str, size: int) -> bytes:
     """The content of a piece that has this hash and size. Raises Damaged, before it takes more memory than the size."""
-    content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
-    if content is None or hashlib.sha256(content).hexdigest() != name:
-        raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
-    return content
+    return bytes(_checked(piece, name, size))
 
 
-def _encoded(content: bytes) -> bytes:
-    encoding = _choose(content[:SAMPLE])
+def encode(content: Bytes) -> tuple[bytes, Bytes]:
+    """A piece's header and payload."""
+    encoding = _choose(bytes(content[:SAMPLE]))
     payload = content if encoding == RAW else _packed(content, encoding)
     if len(payload) > WORTHWHILE * len(content):  # what follows the sample is of another kind
         encoding, payload = RAW, content
-    return HEADER.pack(MAGIC, encoding, RESERVED, zlib.crc32(payload), len(content)) + payload
+    return HEADER.pack(MAGIC, encoding, RESERVED, zlib.crc32(payload), len(content)), payload
 
 
 def _choose(sample: bytes) -> int:
@@ -359,13 +373,21 @@ def _choose(sample: bytes) -> int:
     return ZSTD if sizes[best] > WORTHWHILE * sizes[ZSTD] else best
 
 
-def _packed(content: bytes, encoding: int) -> bytes:
-    planes = content if encoding == ZSTD else b"".join(content[first::encoding] for first in range(encoding))
+def _packed(content: Bytes, encoding: int) -> bytes:
+    planes = content if encoding == ZSTD else split(content, encoding)
     # A compressor of its own for each: they are not to be shared by threads.
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(planes)
 
 
-def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
+def _checked(piece: Bytes, name: str, size: int) -> Bytes:
+    """As `decode`; it may be a part of `piece`."""
+    content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
+    if content is None or hashlib.sha256(content).hexdigest() != name:
+        raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
+    return content
+
+
+def _decoded(header: Bytes, payload: Bytes, size: int) -> Bytes | None:
     """None: that is no piece of this size."""
     if len(header) != HEADER.size:
         return None
@@ -387,32 +409,29 @@ def _decoded(header: bytes, payload: bytes, size: int) -> bytes | None:
         return None
     if len(found) != size:
         return None
-    if encoding == ZSTD:
-        return found
-    content, at = bytearray(size), 0
-    for first in range(encoding):
-        length = len(range(first, size, encoding))
-        content[first::encoding] = found[at : at + length]
-        at += length
-    return bytes(content)
+    return found if encoding == ZSTD else join(found, encoding)
 
 
-def _read_all(fd: int, size: int, at: int) -> bytes:
-    pieces = []
-    while size > 0:
-        piece = os.pread(fd, size, at)
-        if not piece:
+class _Buffers(threading.local):
+    """One for each thread: to be given new memory for each piece takes as long as to read it."""
+
+    def __init__(self) -> None:
+        self.one = bytearray(HEADER.size + PIECE + 1)
+
+
+def _read_all(fd: int, into: memoryview, at: int) -> None:
+    while into:
+        count = os.preadv(fd, [into], at)
+        if count == 0:
             raise _shorter()
-        pieces.append(piece)
-        size, at = size - len(piece), at + len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        into, at = into[count:], at + count
 
 
 def _shorter() -> OSError:
     return OSError(errno.EIO, "it became shorter while it was read")
 
 
-def _write_all(fd: int, content: bytes, at: int) -> None:
+def _write_all(fd: int, content: Bytes, at: int) -> None:
     view = memoryview(content)
     while view:
         written = os.pwrite(fd, view, at)

@@ -20,6 +20,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 
 from xmigd import log
@@ -36,6 +37,14 @@ def default_folder(checkpoints: Path) -> Path:
     """Of the daemon that has its checkpoints in this folder."""
     digest = hashlib.sha256(os.fsencode(checkpoints.absolute())).hexdigest()
     return TMPFS / f"xmig-{os.geteuid()}-{digest[:16]}"
+
+
+def read_into(file: FileIO, place: memoryview) -> int:
+    """As many bytes as there are, at most those of the place; how many. Raises OSError."""
+    done = 0
+    while done < len(place) and (count := file.readinto(place[done:])):
+        done += count
+    return done
 
 
 class Kept:
@@ -93,11 +102,17 @@ class MemoryTier:
 
     def get(self, name: str, size: int) -> bytes | None:
         """The piece of this hash; None: it is not here, or damaged."""
+        found = self.read(name, size, bytearray(size + 1)) if name in self._sizes else None
+        return None if found is None else bytes(found)
+
+    def read(self, name: str, size: int, buffer: bytearray) -> memoryview | None:
+        """The same, in a buffer that has room for a byte more."""
         if name not in self._sizes:
             return None
+        place = memoryview(buffer)[: size + 1]
         try:
             with open(self.folder / name, "rb", buffering=0) as file:
-                content = file.read(size + 1)
+                content = place[: read_into(file, place)]
         except OSError:
             return None
         return content if hashlib.sha256(content).hexdigest() == name else None
@@ -113,7 +128,7 @@ class MemoryTier:
             self._making.add(kept)
         return kept
 
-    def keep(self, kept: Kept, name: str, content: bytes) -> bool:
+    def keep(self, kept: Kept, name: str, content: bytes | bytearray | memoryview) -> bool:
         """False: there is no room, and the checkpoint will not be whole here."""
         if not kept.whole:
             return False
