@@ -184,7 +184,7 @@ def test_a_server_that_is_lost_waits_for_nothing() -> None:
         one = chunks_of(server, fetch)
         one.named(server.number, [ONE])
         one.wanted(server, wanted())  # type: ignore[arg-type]
-        reading = asyncio.create_task(one.read(CHUNKS))
+        reading = asyncio.create_task(one.read(CHUNKS, lambda: server))  # type: ignore[arg-type,return-value]
         await until(lambda: server.sent)
         one.server_lost(server.number)
         await given_up.wait()
@@ -203,7 +203,7 @@ def test_a_server_that_answers_something_else(found: tuple[int, ...]) -> None:
             raise AssertionError
 
         one = chunks_of(server, fetch)
-        reading = asyncio.create_task(one.read(CHUNKS))
+        reading = asyncio.create_task(one.read(CHUNKS, lambda: server))  # type: ignore[arg-type,return-value]
         await until(lambda: server.sent)
         number = server.sent[0]["number"]
         assert server.sent[0]["chunks"] == [list(each) for each in CHUNKS]

@@ -20,7 +20,7 @@ from xmigd.servers.server import Server
 from xmigd.supervisor.state import ProcessState
 
 AGAIN = 0.1  # seconds, until a request that was not answered is repeated
-PATIENCE = 60.0  # seconds that a server may take to read a few chunks
+PATIENCE = 15.0  # seconds that a server may take to read a few chunks
 
 logger = log.get("replicas")
 
@@ -114,12 +114,11 @@ class FarChunks:
 
     # --- another's has -----------------------------------------------------------------------------------------------
 
-    async def read(self, chunks: Sequence[m.ChunkHash]) -> Found:
-        """What its last snapshot has of these. Raises Unavailable: not now; Conflict: its server is at fault."""
+    async def read(self, chunks: Sequence[m.ChunkHash], standing: Callable[[], Server]) -> Found:
+        """What its last snapshot has of these. `standing`: the server that has it, once it is this request's turn.
+        Raises Unavailable: not now; Conflict: its server is at fault."""
         async with self._reading:
-            server = self._process.server(self._process.machine.active)
-            if server is None:
-                raise Unavailable("the rank's server was lost")
+            server = standing()
             memory = room_for(chunks)
             self._number += 1
             answer: asyncio.Future[m.ChunksRead] = asyncio.get_running_loop().create_future()

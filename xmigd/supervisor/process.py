@@ -462,9 +462,14 @@ class Process(ProcessState):
 
     async def read_chunks(self, chunks: Sequence[m.ChunkHash]) -> Found:
         """What of these its last snapshot has, for a rank of another node. Raises Unavailable: not now; Conflict."""
-        if not self.standing or self.rounds()[0] != 0:
+        return await self.far_chunks.read(chunks, self._standing_server)
+
+    def _standing_server(self) -> Server:
+        """Raises Unavailable."""
+        server = self.server(self.machine.active)
+        if server is None or not self.standing or self.rounds()[0] != 0:
             raise Unavailable("the rank has not restored its memory yet")
-        return await self.far_chunks.read(chunks)
+        return server
 
     def copy_unique(self, others: Iterable[Member], most: int) -> None:
         """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
