@@ -29,6 +29,7 @@ from xmigd.checkpoints.memory import MemoryTier, default_folder
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.policies import CheckpointPolicies
 from xmigd.checkpoints.rescue import Rescue
+from xmigd.checkpoints.restoring import Restoring
 from xmigd.checkpoints.room import Room
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.checkpoints.set_messages import TOPIC as CHECKPOINTS
@@ -287,18 +288,21 @@ async def serve(settings: Settings) -> None:
             stack.callback(mirroring.stop)
         checkpoints = Checkpoints(
             supervisor=supervisor, moves=moves, operations=operations, writer=writer, reader=reader, layout=layout,
-            folder=folder, node=settings.node, devices=settings.device_names,
-            criu=Criu(settings.criu, confined=manager.present),
+            folder=folder, node=settings.node, criu=Criu(settings.criu, confined=manager.present),
             room=Room(folder, limit_mib=settings.checkpoint_mib, free_mib=settings.checkpoint_free_mib),
-            chunks=chunks, mirroring=mirroring, settling=settling, places=places,
+            chunks=chunks, mirroring=mirroring, settling=settling,
+        )  # fmt: skip
+        restoring = Restoring(
+            checkpoints=checkpoints, supervisor=supervisor, moves=moves, operations=operations, reader=reader,
+            devices=settings.device_names, places=places,
         )  # fmt: skip
         checkpoint_policies = CheckpointPolicies(
-            checkpoints=checkpoints, jobs=the_jobs, supervisor=supervisor, operations=operations, writer=writer,
-            reader=reader, bus=bus, audit=audit, settings=settings,
+            checkpoints=checkpoints, restoring=restoring, jobs=the_jobs, supervisor=supervisor, operations=operations,
+            writer=writer, reader=reader, bus=bus, audit=audit, settings=settings,
         )  # fmt: skip
         arrivals = Arrivals(
-            checkpoints=checkpoints, supervisor=supervisor, operations=operations, writer=writer, reader=reader,
-            places=places, bus=bus, allowed=lambda: settings.programs_from.split(","),
+            checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, writer=writer,
+            reader=reader, places=places, bus=bus, allowed=lambda: settings.programs_from.split(","),
         )  # fmt: skip
         departures = Departures(
             checkpoints=checkpoints, supervisor=supervisor, operations=operations, writer=writer, reader=reader,
@@ -318,16 +322,16 @@ async def serve(settings: Settings) -> None:
             longest=arrivals.longest,
         )  # fmt: skip
         sets = Sets(
-            checkpoints=checkpoints, supervisor=supervisor, operations=operations, reader=reader, links=links,
-            allowed=lambda: settings.programs_from.split(","),
+            checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,
+            links=links, allowed=lambda: settings.programs_from.split(","),
         )  # fmt: skip
         links.register(CHECKPOINTS, sets)
         rescue = Rescue(checkpoints=checkpoints, operations=operations, bus=bus)
         supervisor.being_lost.add(rescue.being_lost)
         the_processes = Processes(supervisor, reader)
         preemptions = Preemptions(
-            supervisor=supervisor, moves=moves, checkpoints=checkpoints, operations=operations, jobs=the_jobs,
-            processes=the_processes,
+            supervisor=supervisor, moves=moves, checkpoints=checkpoints, restoring=restoring, operations=operations,
+            jobs=the_jobs, processes=the_processes,
         )  # fmt: skip
         transfers = Transfers(
             departures=departures, arrivals=arrivals, reader=reader, operations=operations, leases=leases,
@@ -369,6 +373,7 @@ async def serve(settings: Settings) -> None:
             Events(reader, bus, tokens),
             Peers(links, peer_address),
             checkpoints,
+            restoring,
             checkpoint_policies,
             transfers,
             preemptions,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import hashlib
 import io
 import os
@@ -595,3 +597,34 @@ def gone(chunks: Chunks) -> Writing:
         chunks.remove_unneeded(set)
     chunks.folder.rename(chunks.folder.with_name("elsewhere"))
     return writing
+
+
+def test_what_a_failing_disk_may_not_have_is_written_again(chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be read from memory, so its hash proves nothing. All who wrote meanwhile fail."""
+    kept, lost = b"kept" * 100, b"lost" * 100
+    with chunks.writing() as writing:
+        name, _ = chunks.put(kept)
+        writing.sync()
+    with chunks.writing() as beside, chunks.writing() as failing:
+        gone, _ = chunks.put(lost)
+        with monkeypatch.context() as patched:
+            patched.setattr(content, "_LIBC", FailingDisk())
+            with pytest.raises(OSError, match="Input/output error"):
+                failing.sync()
+        assert beside.has({name})
+        assert not beside.has({gone})
+        with pytest.raises(OSError, match="has failed"):
+            beside.sync()
+    before = chunks.path(gone).stat().st_ino
+    with chunks.writing() as again:
+        assert chunks.put(kept)[1] == 0
+        assert chunks.put(lost)[1] > 0
+        again.sync()
+        assert again.has({name, gone})
+    assert chunks.path(gone).stat().st_ino != before
+
+
+class FailingDisk:
+    def syncfs(self, folder: int) -> int:
+        ctypes.set_errno(errno.EIO)
+        return -1

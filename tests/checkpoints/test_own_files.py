@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from tests import harness
 from xmigd.checkpoints.manifest import OpenFile
 from xmigd.checkpoints.own_files import copy_files, remove, renamed
 from xmigd.cli.apart import check
@@ -32,7 +38,13 @@ def test_names_are_replaced() -> None:
         renamed(image[:-1], {})
 
 
-def test_copies_end_where_the_program_was(tmp_path: Path) -> None:
+@pytest.fixture
+def lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IO[bytes]]:
+    with open(tmp_path_factory.mktemp("criu") / "lock", "wb") as lock:
+        yield lock
+
+
+def test_copies_end_where_the_program_was(tmp_path: Path, lock: IO[bytes]) -> None:
     log, read = tmp_path / "log", tmp_path / "read"
     log.write_text("before after")
     read.write_text("only read")
@@ -40,27 +52,29 @@ def test_copies_end_where_the_program_was(tmp_path: Path) -> None:
         OpenFile(path=str(log), bytes=6, writable=True),
         OpenFile(path=str(read), bytes=9, writable=False),
     ]
-    made = copy_files(files, "x", uid=os.geteuid(), gid=os.getegid())
+    made = copy_files(files, "x", uid=os.geteuid(), gid=os.getegid(), lock=lock)
     assert made == {str(log): f"{log}.x"}
     assert (tmp_path / "log.x").read_text() == "before"
     with pytest.raises(Conflict) as caught:  # it would overwrite something
-        copy_files(files, "x", uid=os.geteuid(), gid=os.getegid())
+        copy_files(files, "x", uid=os.geteuid(), gid=os.getegid(), lock=lock)
     assert caught.value.code == "file_not_copied"
     assert (tmp_path / "log.x").read_text() == "before"
     remove(made)
     assert not (tmp_path / "log.x").exists()
 
 
-def test_a_file_that_became_shorter_is_not_filled_with_zeros(tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_is_not_filled_with_zeros(tmp_path: Path, lock: IO[bytes]) -> None:
     log = tmp_path / "log"
     log.write_text("rotated")
     with pytest.raises(Conflict, match="shorter than it was"):
-        copy_files([OpenFile(path=str(log), bytes=100, writable=True)], "x", uid=os.geteuid(), gid=os.getegid())
+        copy_files(
+            [OpenFile(path=str(log), bytes=100, writable=True)], "x", uid=os.geteuid(), gid=os.getegid(), lock=lock
+        )
     assert list(tmp_path.iterdir()) == [log]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts for others")
-def test_copies_are_made_with_the_users_rights(tmp_path: Path) -> None:
+def test_copies_are_made_with_the_users_rights(tmp_path: Path, lock: IO[bytes]) -> None:
     """Who has put a link to somebody else's file there gets no copy of that."""
     secret = tmp_path / "secret"
     secret.write_text("of root")
@@ -70,8 +84,32 @@ def test_copies_are_made_with_the_users_rights(tmp_path: Path) -> None:
     folder.chmod(0o777)
     (folder / "log").symlink_to(secret)
     with pytest.raises(Conflict):
-        copy_files([OpenFile(path=str(folder / "log"), bytes=7, writable=True)], "x", uid=65534, gid=65534)
+        copy_files([OpenFile(path=str(folder / "log"), bytes=7, writable=True)], "x", uid=65534, gid=65534, lock=lock)
     assert os.listdir(folder) == ["log"]
+
+
+COPY = """
+import os, sys
+from xmigd.checkpoints.manifest import OpenFile
+from xmigd.checkpoints.own_files import copy_files
+file = OpenFile(path=sys.argv[1], bytes=0, writable=True)
+with open(sys.argv[2], "wb") as lock:
+    copy_files([file], "x", uid=os.geteuid(), gid=os.getegid(), lock=lock)
+"""
+
+
+def test_what_a_killed_daemon_was_copying_is_waited_for(tmp_path: Path) -> None:
+    """Its lock is held until nothing is copied any more: what the next one removes then stays away."""
+    slow, name = tmp_path / "slow", tmp_path / "lock"
+    os.mkfifo(slow)
+    with subprocess.Popen([sys.executable, "-c", COPY, str(slow), str(name)]) as daemon:
+        harness.wait_until((tmp_path / "slow.x").exists, "it is being copied")
+        daemon.kill()
+    with name.open("rb") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        slow.open("wb").close()
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def test_ports() -> None:

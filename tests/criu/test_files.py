@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import harness
+from tests.criu.stopping import stop_at_checkpoint
 from tests.criu.test_checkpoints import checkpoint
 from tests.criu.test_client_dump import ROOT, STEPS, criu_or_skip, let_end, wait_for_lines
 from tests.migration.moves import ended
@@ -124,6 +125,25 @@ def test_another_users_file_is_there(node: Node, native_dir: Path, tmp_path: Pat
     secret.rename(own)
     os.chown(own, 60_010, 60_010)
     assert outcome(node, made) == "file_changed"
+
+
+def test_copies_go_with_a_daemon_that_is_killed(
+    node: Node, native_dir: Path, tmp_path: Path, before: Callable[[str, str], None]
+) -> None:
+    """In the middle of a restoration."""
+    output = tmp_path / "steps"
+    made = stop_at_checkpoint(begun(node, native_dir, output))
+    before("restore", f"touch {tmp_path}/restores; while [ ! -e {tmp_path}/go-on ]; do sleep 0.01; done; exit 1")
+    operation = node.client.post(f"/v1/checkpoints/{made}:restore", {"devices": [], "own_files": True})
+    harness.wait_until((tmp_path / "restores").exists, "it is being restored")
+    copy = output.with_name(f"steps.{operation['id'][:12]}")
+    assert copy.exists()
+    node.kill()
+    (tmp_path / "go-on").touch()
+    node.start()
+    assert ended(node, operation)["state"] == "failed"
+    assert not copy.exists()
+    assert output.exists()
 
 
 def does(output: Path, script: str) -> str:

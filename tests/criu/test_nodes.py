@@ -146,10 +146,23 @@ def test_a_job_goes_on_beside_its_checkpoint(job: Job) -> None:
     with pytest.raises(Refused) as caught:
         two.client.post("/v1/checkpoints", {"job": two.lives()[0]["job_id"]})
     assert (caught.value.code, "one leads" in str(caught.value)) == ("other_node_leads", True)
+    ways = [preempted(node) for node in job.nodes]
+    assert ways == [({"checkpoint"}, set()), ({"stuck"}, {"other_node_leads"})]
     checkpoint = job.created()
     wait_until(lambda: listed(one, checkpoint) and listed(two, checkpoint), "both have it")
+    (part,) = two.client.get("/v1/operations", kind="checkpoint")
+    wait_until(lambda: two.client.get(f"/v1/operations/{part['id']}")["state"] == "succeeded", "so has its part")
     assert "one,two" in one.ctl("checkpoint", "list")
     job.check()
+
+
+def preempted(node: TransferNode) -> tuple[set[str], set[str]]:
+    """How its ranks would leave their devices, and why not as a checkpoint."""
+    devices = [one["device"] for one in node.lives()]
+    body = {"devices": devices, "otherwise": "checkpoint"}
+    steps = node.client.post("/v1/drain-plans", body)["steps"]
+    against = {why["code"] for step in steps for why in step["reasons"] if "making a checkpoint" in why["text"]}
+    return {step["how"] for step in steps}, against
 
 
 def test_a_job_is_restored(job: Job) -> None:

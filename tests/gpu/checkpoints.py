@@ -287,7 +287,7 @@ def restored(node: Node, name: str, made: dict[str, Any], running: Kept, native:
     yield Row(
         name=f"restore of {name}", value=round(back["ms"] / 1e3, 3), unit="s", target=1.5, better="lower",
         conditions=f"from disk, as far as its pages are not in memory; {made['content_bytes'] / back['ms'] / 1e6:.2f} "
-        f"GB/s; {what}",
+        f"GB/s; memory was read after {back['read_ms']:.0f} ms, CRIU done after {back['criu_ms']:.0f}; {what}",
     )  # fmt: skip
     yield Row(
         name=f"restore of {name}: differences", value=float(different), unit="in all", target=0, better="lower",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
@@ -50,6 +51,46 @@ def measure(bench: Bench) -> Iterator[Row]:
             conditions=f"{where}; {'GPT-2-small, B=8' if way == 'fsdp' else 'a small model'}; {1e3 * ours:.4g} ms, "
             f"natively {1e3 * theirs:.4g}; snapshots taken",
         )  # fmt: skip
+
+
+def kernels(bench: Bench) -> Iterator[Row]:
+    """What a step with FSDP2 spends on the device, natively by PyTorch's profiler and under xMIG by its own: of
+    collectives, which wait for the other rank, and of the rest. And how long it takes without snapshots."""
+    shared, where = collectives.shares(bench), collectives.place(bench)
+    words = ["--only", "fsdp", "--steps", str(1 if bench.rehearsal else STEPS), *(["--shared"] if shared else [])]
+    words += TINY if bench.rehearsal else ["--batch", "2"] if shared else []
+    native = None
+    if not bench.rehearsal:
+        native = collectives.run(bench, None, [*words, "--kernels", str(SETTLED)], "parallel.py")
+    with bench.node(devices=collectives.devices(bench), profile_every=8) as node:
+        xmig = collectives.run(bench, node, words, "parallel.py")
+        profile = node.client.get(f"/v1/jobs/{node.client.get('/v1/jobs')[0]['id']}/profile")
+    (bench.logs / "fsdp-profile.json").write_text(json.dumps({"native": native, "xmig": profile}))
+    with bench.node(devices=collectives.devices(bench), stall_bound=1000) as node:
+        alone = collectives.run(bench, node, words, "parallel.py")
+    ours = {True: 0.0, False: 0.0}  # ms of a step of a rank, of collectives and of the rest
+    for one in profile["operations"]:
+        ours[one["kind"] == "collective"] += (one["total_ms"] or 0) / collectives.RANKS / len(times_of(xmig))
+    theirs = {True: 0.0, False: 0.0}
+    for name, (_, us) in (native[0]["ways"]["fsdp"]["kernels"] if native is not None else {}).items():
+        theirs[name.startswith("nccl")] += us / 1e3 / SETTLED
+    step = median(times_of(xmig)[SETTLED:] or [0.0])
+    for name, which in (("collectives", True), ("other work", False)):
+        yield Row(
+            name=f"fsdp: time of the device for {name}", value=round(ours[which], 2), unit="ms of a step",
+            better="lower", conditions=f"{where}; natively {theirs[which]:.4g} ms; estimated from one of 8 operations; "
+            f"a step takes {1e3 * step:.4g} ms then",
+        )  # fmt: skip
+    undisturbed = median(times_of(alone)[SETTLED:] or [0.0])
+    yield Row(
+        name="fsdp: step without snapshots", value=round(1e3 * undisturbed, 1), unit="ms", better="lower",
+        conditions=f"{where}; with a bound of the stall that is never reached",
+    )  # fmt: skip
+
+
+def times_of(ran: list[dict[str, Any]]) -> list[float]:
+    found: list[float] = ran[0]["ways"]["fsdp"]["times_s"]
+    return found
 
 
 def different(native: list[dict[str, Any]], runs: list[dict[str, Any]], called: str) -> list[str]:

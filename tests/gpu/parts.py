@@ -127,6 +127,7 @@ COLLECTIVES = [
     Part("rank-suspension", "collectives", 110, rank_suspension.measure, topic="collectives"),
     Part("rank-losses", "collectives", 110, rank_losses.measure, topic="collectives"),
     Part("parallel", "collectives", 200, parallel.measure, topic="collectives"),
+    Part("parallel-kernels", "collectives", 120, parallel.kernels, topic="collectives"),
     Part("packages", "collectives", 200, packages.measure, topic="collectives"),
     Part("restarts", "collectives", 240, restarts.measure, topic="collectives"),
     Part("four-on-two", "collectives", 120, collectives.four_on_two, topic="collectives"),

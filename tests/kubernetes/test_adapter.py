@@ -114,6 +114,9 @@ def test_a_pod_is_evicted(xmig: Node, native_dir: Path, cluster: Cluster, adapte
     running = program(xmig, native_dir, steps)
     cluster.put(running.process.pid, pod)
     adapter.until(lambda: of(xmig, running.job)["external_id"] is not None, "it is the pod's")
+    # A preemption just before, which has left nothing behind, is not the one of the eviction.
+    for request, body in (("preempt", {"prefer": "suspend"}), ("continue", {})):
+        succeeded(xmig, xmig.client.start(f"/v1/jobs/{running.job}:{request}", body))
     cluster.delete("/api/v1/namespaces/default/pods/p3")
     adapter.until(lambda: running.process.poll() is not None, "the program has ended with its checkpoint")
     cluster.end("p3")

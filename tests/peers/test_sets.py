@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +16,9 @@ from sqlalchemy.pool import StaticPool
 from tests.peers.fake import FakeNetwork
 from tests.peers.test_ranks import NODES, ONE, OTHER, Node, body, here, in_a_loop, stand
 from xmigd.checkpoints import set_messages as s
+from xmigd.checkpoints import sets
 from xmigd.checkpoints.exchange import Exchange
-from xmigd.checkpoints.service import RESTORE
+from xmigd.checkpoints.restoring import RESTORE
 from xmigd.checkpoints.sets import GOING, READY, Sets
 from xmigd.database.models import Base, Checkpoint
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
@@ -85,8 +86,10 @@ class Nodes:
         self.network = FakeNetwork("a", "b", "c")
         self.checkpoints: Any = Checkpoints()
         supervisor: Any = SimpleNamespace(processes={})
+        restoring: Any = SimpleNamespace()
         self.sets = Sets(
-            checkpoints=self.checkpoints, supervisor=supervisor, operations=operations or Operations(),  # type: ignore[arg-type]
+            checkpoints=self.checkpoints, restoring=restoring, supervisor=supervisor,  # type: ignore[arg-type]
+            operations=operations or Operations(),  # type: ignore[arg-type]
             reader=self.checkpoints,  # type: ignore[arg-type]
             links=self.network["b"], allowed=lambda: ["a"],
         )  # fmt: skip
@@ -255,6 +258,130 @@ def test_stages_are_reached_by_all() -> None:
         assert failed == ["c: it cannot"]
         with pytest.raises(Conflict, match="c: it cannot"):
             await exchange.all("dumped", None)
+
+    asyncio.run(main())
+
+
+class AtWork(Nodes):
+    """b, at which a job of a and b runs, with operations as they end."""
+
+    def __init__(self) -> None:
+        super().__init__(self)  # type: ignore[arg-type]
+        self.operation: Any = SimpleNamespace(
+            id=OTHER, progress=lambda phase: None, point_of_no_return=lambda why: None
+        )
+        job = SimpleNamespace(id=ONE, name="job", uid=0, nodes=NODES)
+        self.process: Any = SimpleNamespace(
+            row=SimpleNamespace(id=ONE, origin=None), job=job, state="running", moving=SimpleNamespace()
+        )
+        self.sets._supervisor = self  # type: ignore[assignment]
+        self.processes = {ONE: self.process}
+        self.scopes = SimpleNamespace(
+            check=lambda nodes: None, made_again=lambda made: None, resume_all=lambda *_: True
+        )  # fmt: skip
+        self.checkpoints.prepared = self.prepared
+        self.checkpoints.make = self.make
+        self.checkpoints.begin = self.begin
+        self.checkpoints.part = self.part
+        self.sets._restoring = self  # type: ignore[assignment]
+        self.under_way: asyncio.Future[Any] | None = None
+
+    # Checkpoints
+    async def prepared(self, process: object, *, stop: bool, part: Any) -> Any:
+        return part
+
+    async def make(self, operation: Any, id: str, part: Any, process: object) -> dict[str, Any]:
+        await part.kept(operation)
+        return {}
+
+    async def begin(self, id: str, making: object, process: object, work: Any, **_: object) -> None:
+        self.under_way = asyncio.ensure_future(work(self.operation))
+
+    async def part(self, checkpoint: str, node: str) -> Any:
+        program = SimpleNamespace(id="p", uid=0, device="cpu:0")
+        return SimpleNamespace(round=1, programs=[program])
+
+    # Restoring
+    async def check_restoration(self, *_: object) -> list[list[str]]:
+        return [["cpu:0"]]
+
+    @contextlib.asynccontextmanager
+    async def files_of(self, manifest: object) -> AsyncIterator[None]:
+        yield
+
+    async def make_again(self, operation: object, *_: object, before: Any, keep: Any, **__: object) -> dict[str, Any]:
+        await before([self.process])
+        await keep([self.process], 0)
+        return {"root": 0}
+
+    # Operations
+    def active(self) -> list[Any]:
+        return []
+
+    async def start(self, *_: object, work: Any, **__: object) -> None:
+        self.under_way = asyncio.ensure_future(work(self.operation))
+
+    async def decide(self, operation: object, phase: str) -> None:
+        assert phase == READY
+
+    async def stages(self, *expected: str) -> None:
+        """What b sends first."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+            await self.idle()
+        assert [each.get("stage", each["kind"]) for _, each in self.heard] == list(expected)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_has_succeeded_once_all_exist(stop: bool, whole: bool) -> None:
+    async def main() -> None:
+        node = AtWork()
+        await node.send("a", create(UNKNOWN, "a", "b").model_copy(update={"stop": stop}))
+        await node.stages("stored")
+        assert node.under_way is not None
+        assert not node.under_way.done()
+        answer = s.Reached(id=UNKNOWN, stage="whole") if whole else s.GivenUp(id=UNKNOWN, code="conflict", why="no")
+        await node.send("a", answer)
+        with contextlib.nullcontext() if whole else pytest.raises(Conflict, match="a: no"):
+            await node.under_way
+        assert node.checkpoints.done == [("whole" if whole else "forgotten", UNKNOWN)]
+
+    asyncio.run(main())
+
+
+def test_a_part_that_is_ready_does_not_wait_once_its_programs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "LOOK_EVERY", 0.01)
+
+    async def main() -> None:
+        node = AtWork()
+        node.process.state = "lost"  # it has ended, or it could not be restored beside itself
+        await node.send("a", restore(HERE, "b", "a", "b"))
+        node.process.state = "suspended"
+        await node.send("a", s.Reached(id=UNKNOWN, stage="resume"))
+        await node.stages("ready")
+        assert node.under_way is not None
+        node.sets.session("a")  # in doubt: who leads may have decided
+        await asyncio.wait([node.under_way], timeout=0.05)
+        assert not node.under_way.done()
+        node.process.state = "ended"
+        with pytest.raises(Conflict, match="was ended before"):
+            await node.under_way
+        assert not node.sets._exchanges
+
+    asyncio.run(main())
+
+
+def test_whether_a_checkpoint_can_be_made_is_known_where_the_job_is_led() -> None:
+    async def main() -> None:
+        node = AtWork()
+        with pytest.raises(Conflict, match="a leads the job's nodes"):
+            await node.sets.check_creation(node.process)
+        node.process.job.nodes = "b,a"
+        await node.sets.check_creation(node.process)
+        node.network.disconnect()
+        with pytest.raises(Unavailable, match="a cannot be reached"):
+            await node.sets.check_creation(node.process)
 
     asyncio.run(main())
 

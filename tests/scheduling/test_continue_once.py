@@ -7,7 +7,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from xmigd.checkpoints.service import RESTORE
+from xmigd.checkpoints.restoring import RESTORE
 from xmigd.errors import Conflict
 from xmigd.scheduling.service import Preemptions
 
@@ -28,7 +28,7 @@ class Operations:
         return self.restored if kind == RESTORE else [SimpleNamespace(result={"checkpoint": "c"})]
 
 
-class Checkpoints:
+class Restoring:
     """A restoration that is over as soon as it is accepted, which takes a while."""
 
     def __init__(self, operations: Operations) -> None:
@@ -47,17 +47,17 @@ class Checkpoints:
 def test_two_requests_at_once() -> None:
     async def run() -> list[Any]:
         operations = Operations()
-        checkpoints = Checkpoints(operations)
+        restoring = Restoring(operations)
         fakes: dict[str, Any] = {
             "supervisor": SimpleNamespace(processes_of=lambda job: []), "moves": None, "processes": None,
             "jobs": SimpleNamespace(find=lambda job, caller: SimpleNamespace(name=job, state="ended")),
-            "operations": operations, "checkpoints": checkpoints,
+            "operations": operations, "checkpoints": None, "restoring": restoring,
         }  # fmt: skip
         preemptions = Preemptions(**fakes)
         asking = [asyncio.ensure_future(preemptions.continue_(CALLER, "j", [])) for _ in range(2)]
-        await checkpoints.comes.wait()
+        await restoring.comes.wait()
         await asyncio.wait(asking, timeout=0.2)  # the other one has looked by then, or waits
-        checkpoints.may.set()
+        restoring.may.set()
         return await asyncio.gather(*asking, return_exceptions=True)
 
     found = asyncio.run(run())

@@ -69,8 +69,8 @@ class World:
 def refusal(world: World) -> Conflict:
     anything: Any = world
     preemptions = Preemptions(
-        supervisor=anything, moves=anything, checkpoints=anything, operations=anything, jobs=anything,
-        processes=anything,
+        supervisor=anything, moves=anything, checkpoints=anything, restoring=anything, operations=anything,
+        jobs=anything, processes=anything,
     )  # fmt: skip
 
     async def preempt() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import harness
-from tests.migration.moves import info
+from tests.migration.moves import info, succeeded
 from tests.scheduling.preempting import continued, preempted
 from tests.sharing.conftest import MIB, PROGRAMS, answer, ask
 from xmigd.client import Refused
@@ -107,6 +107,42 @@ def test_one_that_is_preempted_while_it_waits_stays_away(node: Node, begin: Star
     for each in (second, third):
         ask(each, 30)
     assert answer(second) == answer(third)
+
+
+def test_one_that_is_suspended_while_it_waits_stays_away(node: Node, begin: Start) -> None:
+    """It is in host memory already. Resumed by request, it takes its turns again."""
+    first, second = begin(), begin()
+
+    def suspended_as_it_waits() -> bool:
+        harness.wait_until(lambda: is_suspended(first), "it waits")
+        with contextlib.suppress(Refused):  # its turn has come
+            operation = node.client.post(f"/v1/jobs/{first.job}:suspend", {"to": "host"})
+            operation = node.client.get(f"/v1/operations/{operation['id']}/wait", timeout=60)
+            result = operation["result"] or {}
+            if operation["state"] == "succeeded" and result["downtime_ms"] is None:
+                return True
+            if operation["state"] == "succeeded":  # it ran
+                succeeded(node, node.client.post(f"/v1/jobs/{first.job}:resume", {}))
+        return False
+
+    harness.wait_until(suspended_as_it_waits, "it was suspended before")
+    third = begin()
+    before = [swaps(each, "resumption") for each in (first, third)]
+    harness.wait_until(lambda: swaps(third, "resumption") >= before[1] + 2, "others take turns")
+    assert (is_suspended(first), swaps(first, "resumption")) == (True, before[0])
+    second.process.kill()
+    third.process.kill()
+    harness.wait_until(lambda: resumed(first), "it goes on")
+    ask(first, 30)
+    assert answer(first)
+
+
+def resumed(program: Program) -> bool:
+    """Once there is room for it."""
+    with contextlib.suppress(Refused):
+        operation = program.node.client.post(f"/v1/jobs/{program.job}:resume", {})
+        return bool(succeeded(program.node, operation))
+    return False
 
 
 def test_a_large_one_is_not_overtaken_for_ever(node: Node, begin: Start) -> None:

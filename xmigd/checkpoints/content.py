@@ -5,7 +5,8 @@ Equal pieces are kept once, whichever checkpoint, process or memory they belong 
 in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
 disk only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So
 one that is there already is read and compared before it counts, once in the life of the daemon, and is written again if
-it is damaged.
+it is damaged. If the disk fails, what was written since it last did not is written again, too: who reads it now may be
+shown what is in memory only.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Chunks:
         self._lock = threading.Lock()
         self._writers = 0
         self._sound: set[str] = set()  # that were written, or read and compared, by this daemon
+        self._fresh: set[str] = set()  # that were written since the last `sync`
+        self._doubtful: set[str] = set()  # that the disk may not have, although they can be read
+        self._failed = 0  # times that `sync` has failed
+        self._syncing = threading.Lock()
         # Where else a piece may be, as its file has it, and checked; None: it is not there.
         self.elsewhere: Callable[[str, int], bytes | None] = lambda name, size: None
 
@@ -191,6 +196,30 @@ class Chunks:
                         Path(folder, name).unlink(missing_ok=True)
             return True
 
+    def sync(self, failed: int) -> None:
+        """Every piece is on the disk when this returns, if nothing has failed since it had failed so often. Raises
+        OSError: what was written since the last time may be lost, whoever has written it."""
+        with self._syncing:
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with self._lock:
+                fresh, self._fresh = self._fresh, set()
+            try:
+                if _LIBC.syncfs(folder) != 0:
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number))
+            except OSError:
+                with self._lock:
+                    fresh |= self._fresh
+                    self._fresh = set()
+                    self._sound -= fresh
+                    self._doubtful |= fresh
+                    self._failed += 1
+                raise
+            finally:
+                os.close(folder)
+            if self._failed != failed:
+                raise OSError(errno.EIO, "the disk has failed since this began")
+
     def put(self, content: Bytes, kept: Kept | None = None) -> tuple[str, int]:
         """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. `kept`: in host memory, if it goes
         there. Raises OSError: no room."""
@@ -203,7 +232,7 @@ class Chunks:
         if name in self._sound:
             return 0
         path = self.path(name)
-        if path.exists():
+        if name not in self._doubtful and path.exists():
             with contextlib.suppress(Damaged):
                 self._read(name, size)
                 self._sound.add(name)
@@ -218,6 +247,8 @@ class Chunks:
                 if name not in self._sound:
                     os.rename(temporary, path)
                     self._sound.add(name)
+                    self._fresh.add(name)
+                    self._doubtful.discard(name)
                     return stored
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -233,6 +264,7 @@ class Writing:
         self._chunks = chunks
         self._kept = kept
         self._durable = durable
+        self._failed = chunks._failed
         self.on_disk = True  # after `sync`
         self.stored_bytes = 0  # on disk, of what was not there before
         private_folder(chunks.folder)
@@ -314,13 +346,7 @@ class Writing:
             with ThreadPoolExecutor(THREADS) as pool:
                 for _ in pool.map(lambda item: self.settle(*item), sizes.items()):
                     pass
-        folder = os.open(self._chunks.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if _LIBC.syncfs(folder) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-        finally:
-            os.close(folder)
+        self._chunks.sync(self._failed)
 
 
 def _places(fd: int, size: int) -> Iterator[int]:

@@ -16,12 +16,17 @@ from typing import IO
 
 from xmigd.checkpoints import apart, connections, movable, proc
 from xmigd.errors import Unavailable, XmigError
+from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.fds import Fd
 from xmigd.servers.scopes import SLICE
 
 PATIENCE = 600.0  # seconds for a dump or a restoration
 OLDEST = 4  # earlier ones fail on kernels since 6.x
 LOCK, PIDFILE = "lock", "restored.pid"  # beside its images
+# What it has restored is written down, with the machine's start, before its lock is free: the pid alone may be another
+# process's when the next daemon looks.
+IDENTITY = "restored.process"
+RECORDED = f'"$@" || exit; cat {pidfds.BOOT_ID} "/proc/$(cat {PIDFILE})/stat" > {IDENTITY}; exit 0'
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+: )?Error \([^)]*\): (.*)$")
 
@@ -93,6 +98,8 @@ class Criu:
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
         command = [*first, *apart.restored_in(str(images / "root"), namespaces, command)]
+        if action == "restore":
+            command = ["sh", "-c", RECORDED, "sh", *command]
         if self._confined:
             command = _by_the_manager(action, images, [*command, "--manage-cgroups=ignore"])
         # It holds the lock for as long as it runs, whatever becomes of us.
@@ -136,11 +143,14 @@ def _session(leader: bool) -> list[str]:
 
 def ended(images: Path) -> int | None:
     """Wait until the CRIU of an earlier daemon that works in this folder has ended. Returns the pid of what it has
-    restored. Blocks."""
+    restored, if that is there. Blocks."""
     with contextlib.suppress(OSError), open(images / LOCK) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-    with contextlib.suppress(OSError, ValueError):
-        return int((images / PIDFILE).read_text())
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        boot, _, stat = (images / IDENTITY).read_bytes().partition(b"\n")
+        pid = int(stat.split(maxsplit=1)[0])
+        if boot == pidfds.boot_id() and pidfds.same_process(pid, pidfds.started(stat)):
+            return pid
     return None
 
 

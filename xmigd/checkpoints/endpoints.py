@@ -8,6 +8,7 @@ from fastapi import Path, Response
 
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
+from xmigd.checkpoints.restoring import Restoring
 from xmigd.checkpoints.schemas import (
     CheckpointInfo,
     CheckpointRequest,
@@ -22,6 +23,7 @@ from xmigd.processes.service import Processes
 
 router = make_router("/v1")
 TheCheckpoints = Annotated[Checkpoints, provided(Checkpoints)]
+TheRestoring = Annotated[Restoring, provided(Restoring)]
 TheProcesses = Annotated[Processes, provided(Processes)]
 CheckpointId = Annotated[str, Path(max_length=64)]
 
@@ -72,11 +74,11 @@ async def verify_checkpoint(
     "/checkpoints/{checkpoint}:restore", operation_id="restore_checkpoint", status_code=202, responses=ACCEPTED
 )
 async def restore_checkpoint(
-    checkpoints: TheCheckpoints, caller: OperatingCaller, checkpoint: CheckpointId, request: RestoreRequest,
+    restoring: TheRestoring, caller: OperatingCaller, checkpoint: CheckpointId, request: RestoreRequest,
     response: Response,
 ) -> OperationInfo:  # fmt: skip
     """Make the programs again where they were, in a job of their own, on these devices or on those that they had."""
-    row = await checkpoints.restore(
+    row = await restoring.restore(
         caller, checkpoint, request.devices, own_files=request.own_files, publish=request.publish,
         nodes=request.nodes, requestor=caller.name,
     )  # fmt: skip

@@ -22,11 +22,11 @@ from xmigd.checkpoints.content import Chunks, Source, Writing
 from xmigd.checkpoints.known import Places, known_after, known_contents, places_of
 from xmigd.checkpoints.manifest import Content, Image, Memory, OpenFile, Program
 from xmigd.checkpoints.manifest import Device as DeviceSeen
-from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.opened import check_name
+from xmigd.checkpoints.pids import tree
 from xmigd.devices import header
 from xmigd.devices.names import devices_of
-from xmigd.errors import Conflict, NotFound
+from xmigd.errors import Conflict
 from xmigd.ipc import messages as m
 from xmigd.ipc.fds import Fd, close_all
 from xmigd.memory.handles import Handle, make_handle
@@ -246,7 +246,7 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
                 wanted[at.st_dev, at.st_ino] = file.path
     if not wanted:
         return
-    for pid in {one for each in pids for one in _tree(root_in(each))}:
+    for pid in {one for each in pids for one in tree(root_in(each))}:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -257,12 +257,6 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
                             f"process {pid} writes to {path}, which the program would write to, too",
                             code="file_in_use", hint="end that job, or let this one have copies: --own-files",
                         )  # fmt: skip
-
-
-def _tree(pid: int) -> list[int]:
-    with contextlib.suppress(NotFound):
-        return processes_of(pid)
-    return []
 
 
 def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:

@@ -8,11 +8,13 @@ the program was written down. CRIU's list of files (images/fdinfo.proto, images/
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from xmigd.checkpoints.fields import BYTES, fields, varint
 from xmigd.checkpoints.manifest import OpenFile
@@ -25,40 +27,49 @@ REG, NAME = 3, 6  # fields of file_entry, and of reg_file_entry in it
 PATIENCE = 600.0  # seconds for a copy
 
 
-def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int) -> dict[str, str]:
-    """Those that the program writes to, by their names: what the copies are called. With the rights of its user, who
-    may have put something else there meanwhile. Blocks. Raises Conflict."""
-    made: dict[str, str] = {}
-    rights = {} if os.geteuid() == uid else {"user": uid, "group": gid, "extra_groups": []}
+def names_of(files: Iterable[OpenFile], suffix: str) -> dict[str, str]:
+    """Of those that the program writes to: what the copies are called."""
+    return {file.path: f"{file.path}.{suffix}" for file in files if file.writable}
+
+
+def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int, lock: IO[bytes]) -> dict[str, str]:
+    """Returns `names_of`. With the rights of the program's user, who may have put something else there meanwhile.
+    `lock`: an open file of ours; as long as anything is copied, also when this daemon has ended, its lock is held.
+    Blocks. Raises Conflict."""
+    files = list(files)
+    names, made = names_of(files, suffix), dict[str, str]()
+    rights = [] if os.geteuid() == uid else ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
     script = """set -eC; : > "$2"; trap 'rm -f -- "$2"' EXIT; cp --preserve=mode --reflink=auto -- "$1" "$2"
         [ "$(stat --format=%s -- "$2")" -ge "$3" ] || { echo "it is shorter than it was" >&2; exit 1; }
+        truncate --size="$3" -- "$2"
         trap - EXIT"""
+    # The outer one has the lock, and is ours: the user can neither take it over nor keep it for longer.
+    holding = ["sh", "-c", '"$@" </dev/null; exit "$?"', "sh", "timeout", "--signal=KILL", f"{PATIENCE:g}", *rights]
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         for file in files:
-            if not file.writable:
+            if (copy := names.get(file.path)) is None:
                 continue
-            copy = f"{file.path}.{suffix}"
-            for command in (
-                ["sh", "-c", script, "sh", file.path, copy, str(file.bytes)],
-                ["truncate", f"--size={file.bytes}", "--", copy],
-            ):
-                done = subprocess.run(  # type: ignore[call-overload]
-                    command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-                    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}, timeout=PATIENCE, **rights,
-                )  # fmt: skip
-                if done.returncode != 0:
-                    why = done.stderr.strip().splitlines()[-1:] or [f"{command[0]} ended with {done.returncode}"]
-                    raise Conflict(f"{file.path} cannot be copied: {why[0]}", code="file_not_copied",
-                                   hint="its folder must be writable for the program's user")  # fmt: skip
-                made[file.path] = copy
+            done = subprocess.run(
+                [*holding, "sh", "-c", script, "sh", file.path, copy, str(file.bytes)], stdin=lock,
+                capture_output=True, text=True, errors="replace", check=False,
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            )  # fmt: skip
+            if done.returncode != 0:
+                why = done.stderr.strip().splitlines()[-1:] or [f"cp ended with {done.returncode}"]
+                raise Conflict(f"{file.path} cannot be copied: {why[0]}", code="file_not_copied",
+                               hint="its folder must be writable for the program's user")  # fmt: skip
+            made[file.path] = copy
     except BaseException:
         remove(made)
         raise
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)
     return made
 
 
 def remove(made: Mapping[str, str]) -> None:
-    """The copies. Blocks."""
+    """The copies that there are. Blocks."""
     for copy in made.values():
         with contextlib.suppress(OSError):
             os.unlink(copy)

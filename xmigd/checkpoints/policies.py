@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from xmigd import log
 from xmigd.checkpoints import repository
+from xmigd.checkpoints.restoring import Restoring
 from xmigd.checkpoints.schedule import Failures, Policy, due_at
 from xmigd.checkpoints.schemas import CheckpointPolicyInfo, PolicyRequest
 from xmigd.checkpoints.service import CREATE, Checkpoints
@@ -64,8 +65,8 @@ class CheckpointPolicies:
     """Lives in the event loop's thread."""
 
     def __init__(
-        self, *, checkpoints: Checkpoints, jobs: Jobs, supervisor: Supervisor, operations: Operations, writer: Writer,
-        reader: Reader, bus: Bus, audit: Audit, settings: Settings,
+        self, *, checkpoints: Checkpoints, restoring: Restoring, jobs: Jobs, supervisor: Supervisor,
+        operations: Operations, writer: Writer, reader: Reader, bus: Bus, audit: Audit, settings: Settings,
     ) -> None:  # fmt: skip
         self._checkpoints = checkpoints
         self._jobs = jobs
@@ -85,7 +86,7 @@ class CheckpointPolicies:
         self._failures: dict[str, Failures] = {}
         self._not_before: dict[str, float] = {}  # of jobs that were busy
         self._changed = asyncio.Event()
-        checkpoints.restored.add(self._inherit)
+        restoring.restored.add(self._inherit)
 
     # --- what is requested --------------------------------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
 from xmigd.checkpoints.manifest import Manifest
 from xmigd.checkpoints.part import Part
+from xmigd.checkpoints.pids import tree
+from xmigd.checkpoints.restoring import RESTORE, Restoring
 from xmigd.checkpoints.schemas import CheckpointInfo
-from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints, tree
+from xmigd.checkpoints.service import CREATE, Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
@@ -44,16 +46,19 @@ WITHIN = 600.0  # seconds for a stage: what a node does in one has bounds of its
 SILENT = 5.0  # seconds, once a connection is known to be lost, after which what is done together is given up
 KNOWN_WITHIN = 20.0  # seconds in which the leader hears of processes that were made again
 MOST = 64  # messages of one peer that are being done
+OVER = ("ended", "lost")  # states of a process
+LOOK_EVERY = 1.0  # seconds
 READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of all
 
 
 class Sets:
     def __init__(
-        self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, reader: Reader, links: Links,
-        allowed: Callable[[], Sequence[str]],
+        self, *, checkpoints: Checkpoints, restoring: Restoring, supervisor: Supervisor, operations: Operations,
+        reader: Reader, links: Links, allowed: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """`allowed()`: peers from which programs are taken; `*`: all that are known."""
         self._checkpoints = checkpoints
+        self._restoring = restoring
         self._supervisor = supervisor
         self._operations = operations
         self._reader = reader
@@ -62,7 +67,7 @@ class Sets:
         self._exchanges: dict[str, Exchange] = {}  # by the checkpoint that is made, or the operation that restores
         self._verifying: dict[tuple[str, str], asyncio.Future[str]] = {}  # by request and node: what is wrong
         self._tasks: dict[asyncio.Task[None], str] = {}  # what peers have requested
-        checkpoints.across = self
+        checkpoints.across = restoring.across = self
 
     # --- to make one, at the node that leads --------------------------------------------------------------------------
 
@@ -72,22 +77,7 @@ class Sets:
         self._check_leads(nodes)
         self._check_connected(nodes[1:])
         id, exchange = new_id(), Exchange(nodes[1:])
-
-        async def dumped(round: int) -> None:
-            if any(one.round != round for one in await exchange.all("dumped", WITHIN)):
-                raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
-            self._send_all(exchange, s.Reached(id=id, stage="go_on"))
-
-        async def kept(operation: Operation) -> None:
-            operation.progress("waiting")
-            await exchange.all("stored", WITHIN)
-            operation.point_of_no_return("all nodes have their parts of it")
-            exchange.decided = True
-            await self._checkpoints.is_whole(id)
-            self._send_all(exchange, s.Reached(id=id, stage="whole"))
-
-        part = Part(nodes, dumped, kept, exchange.given_up)
-        making = await self._checkpoints.prepared(process, stop=stop, part=part)
+        making = await self._checkpoints.prepared(process, stop=stop, part=self._own_part(nodes, id, exchange))
 
         async def work(operation: Operation) -> dict[str, Any]:
             async with self._making(exchange, id):
@@ -101,6 +91,31 @@ class Sets:
             id, making, process, work, requestor=requestor, by_policy=by_policy, nodes=nodes
         )
 
+    async def check_creation(self, process: Process) -> None:
+        """Raises Conflict, Unavailable: it cannot be made now. Whether the others can make their parts only they
+        know."""
+        nodes = tuple((process.job.nodes or "").split(","))
+        self._check_leads(nodes)
+        self._check_connected(nodes[1:])
+        part = self._own_part(nodes, new_id(), Exchange(nodes[1:]))
+        await self._checkpoints.prepared(process, stop=True, part=part)
+
+    def _own_part(self, nodes: tuple[str, ...], id: str, exchange: Exchange) -> Part:
+        async def dumped(round: int) -> None:
+            if any(one.round != round for one in await exchange.all("dumped", WITHIN)):
+                raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
+            self._send_all(exchange, s.Reached(id=id, stage="go_on"))
+
+        async def kept(operation: Operation) -> None:
+            operation.progress("waiting")
+            await exchange.all("stored", WITHIN)
+            operation.point_of_no_return("all nodes have their parts of it")
+            exchange.decided = True
+            await self._checkpoints.is_whole(id)
+            self._send_all(exchange, s.Reached(id=id, stage="whole"))
+
+        return Part(nodes, dumped, kept, exchange.given_up)
+
     # --- a part of it, at another one ---------------------------------------------------------------------------------
 
     async def _create_part(self, peer: str, message: s.Create) -> None:
@@ -113,12 +128,14 @@ class Sets:
             await exchange.all("go_on", WITHIN)
 
         async def kept(operation: Operation) -> None:
+            operation.point_of_no_return(f"{peer} decides about it")
             exchange.check()
-            self._send(peer, s.Reached(id=id, stage="stored"))
-            if not message.stop:
-                self._exchanges.pop(id)  # the answer settles what is stored, whenever it comes
-                return
             exchange.in_doubt = "checkpoint"
+            self._send(peer, s.Reached(id=id, stage="stored"))
+            if message.stop:
+                await whole()
+
+        async def whole() -> None:
             await exchange.all("whole", None)
             await self._note_whole(id)
 
@@ -132,6 +149,9 @@ class Sets:
             async def work(operation: Operation) -> dict[str, Any]:
                 async with self._making(exchange, id):
                     result = await self._checkpoints.make(operation, id, making, process)
+                    if not message.stop:  # the program goes on meanwhile
+                        operation.progress("waiting")
+                        await whole()
                 return result | {"nodes": list(message.nodes)}
 
             await self._checkpoints.begin(id, making, process, work, requestor=f"node {peer}", nodes=message.nodes)
@@ -170,7 +190,7 @@ class Sets:
         found = [
             one for one in self._supervisor.processes.values()
             if (one.job.nodes, one.job.uid, one.job.name) == (nodes, message.uid, message.job)
-            and one.state not in ("ended", "lost")
+            and one.state not in OVER
         ]  # fmt: skip
         if len({one.job.id for one in found}) != 1:
             what = "several jobs have" if found else "no job has"
@@ -222,8 +242,8 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                async with self._checkpoints.files_of(manifest):
-                    result = await self._checkpoints.make_again(
+                async with self._restoring.files_of(manifest):
+                    result = await self._restoring.make_again(
                         operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
                         before=resuming, keep=decide,
                     )  # fmt: skip
@@ -245,10 +265,10 @@ class Sets:
         """The devices of each program. Ranks meet by names that a copy beside them would have, too. Raises Conflict,
         NotFound, Unavailable."""
         names = {one.id for one in manifest.programs}
-        living = [one for one in self._supervisor.processes.values() if one.state not in ("ended", "lost")]
+        living = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
-        return await self._checkpoints.check_restoration(manifest, [], manifest.programs[0].device)
+        return await self._restoring.check_restoration(manifest, [], manifest.programs[0].device)
 
     async def _resume_all(
         self, nodes: Sequence[str], made: Sequence[Process], others: Mapping[str, Sequence[str]]
@@ -316,12 +336,12 @@ class Sets:
             exchange.in_doubt = "restoration"
             await self._operations.decide(operation, READY)
             self._send(peer, s.Reached(id=id, stage="ready"))
-            await exchange.all("go", None)
+            await _while_there(exchange.all("go", None), lambda: any(one.state not in OVER for one in processes))
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            async with self._checkpoints.files_of(manifest):
-                result = await self._checkpoints.make_again(
+            async with self._restoring.files_of(manifest):
+                result = await self._restoring.make_again(
                     operation, manifest, [as_one(each) for each in places], f"node {peer}",
                     nodes=",".join(message.nodes), before=resuming, keep=ready,
                 )  # fmt: skip
@@ -352,25 +372,29 @@ class Sets:
             await self._settle(leader, checkpoint, whole=await self._decided(leader, checkpoint, "checkpoint"))
         return stop and bool(await self._found(checkpoint))
 
-    async def _decided(self, leader: str, id: str, what: Literal["checkpoint", "restoration"]) -> bool:
-        """By the leader, however long that takes: is it whole, or does it go on?"""
+    async def _decided(
+        self, leader: str, id: str, what: Literal["checkpoint", "restoration"],
+        there: Callable[[], bool] = lambda: True,
+    ) -> bool:  # fmt: skip
+        """By the leader, however long that takes, while it is `there`: is it whole, or does it go on?"""
         exchange = self._exchanges[id] = Exchange([leader])
         exchange.in_doubt = what
         self._send(leader, s.Question(id=id, what=what))  # or when there is a session with it
         try:
-            await exchange.all("whole" if what == "checkpoint" else "go", None)
+            await _while_there(exchange.all("whole" if what == "checkpoint" else "go", None), there)
         except Conflict:
             return False
         finally:
             self._exchanges.pop(id, None)
         return True
 
-    async def goes_on(self, operation: Operation) -> bool:
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
         if "restoration" not in operation.request:
             return operation.row.phase == GOING
         if operation.row.phase != READY:
             return False
-        return await self._decided(operation.request["nodes"][0], operation.request["restoration"], "restoration")
+        leader, id = operation.request["nodes"][0], operation.request["restoration"]
+        return await self._decided(leader, id, "restoration", there)
 
     async def _answer(self, peer: str, message: s.Question) -> None:
         """By a node that was restarted, or has seen that this one was."""
@@ -615,6 +639,18 @@ class Sets:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = peer
         task.add_done_callback(self._tasks.pop)
+
+
+async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool]) -> None:
+    """Nobody needs it any more once the programs have ended: somebody has stopped the job. Raises Conflict."""
+    waiting = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait([waiting], timeout=LOOK_EVERY))[0]:
+            if not there():
+                raise Conflict("the job was ended before it was known whether it goes on", code="program_exited")
+        await waiting
+    finally:
+        waiting.cancel()
 
 
 def _not_resumed(made: Sequence[Process], why: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xmigd.ipc.fds import Fd
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PF_EXITING = 0x4  # of a task's flags, proc(5)
 
 
@@ -57,7 +58,17 @@ def start_time(pid: int) -> int:
             stat = file.read()
     except OSError:
         return 0
+    return started(stat)
+
+
+def started(stat: bytes) -> int:
+    """The same, by what the kernel has shown of the process. Raises ValueError: that is nothing of a process."""
     return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+def boot_id() -> bytes:
+    """Of the machine, since its start: pids and start times of before mean other processes."""
+    return BOOT_ID.read_bytes().strip()
 
 
 def owner(pid: int) -> int | None:

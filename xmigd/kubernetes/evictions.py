@@ -1,7 +1,7 @@
 """Pods that are being deleted, by a preemption, a drain or anybody: a checkpoint of their programs within the grace.
 
-What was tried is in xMIG's operations, and nowhere else: it is tried once for each job, whoever tries it, and the pod's
-events say what became of it.
+It is tried once for each pod and job, and the pod's events say what became of it. What others have requested before, to
+suspend the job for instance, is another matter. An adapter that was restarted meanwhile may try once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xmigd.text import harmless
 
 logger = log.get("kubernetes")
 
-SKEW = 30.0  # seconds by which the clocks of node and API server may differ
+MOST = 1000  # checkpoints that are remembered
 SHORTEST = 1.0  # seconds: with less left nothing is begun
 COMPONENT = "xmig-kubernetes"
 
@@ -32,18 +32,22 @@ class Evictions:
         self._client = client
         self._api = api
         self._margin = margin
+        self._begun: dict[tuple[str, str], str] = {}  # by pod and job: the operation, the oldest first
 
     def serve(self, job: Job, pod: Pod, ends_at: float) -> None:
         """Raises XmigError."""
-        for operation in self._client.get("/v1/operations", job=job.id, kind="preemption", limit=1):
-            if operation["created_at"] > ends_at - pod.grace - SKEW:
-                self._report(pod, operation)
-                return
+        key = (pod.uid, job.id)
+        if (begun := self._begun.get(key)) is not None:
+            self._report(pod, self._client.get(f"/v1/operations/{begun}"))
+            return
         left = ends_at - time.time() - self._margin
         if left < SHORTEST:
             return
         body = {"deadline_seconds": left, "prefer": "checkpoint"}
         operation = self._client.start(f"/v1/jobs/{job.id}:preempt", body)
+        self._begun[key] = operation["id"]
+        if len(self._begun) > MOST:
+            del self._begun[next(iter(self._begun))]
         logger.info("a pod is evicted: a checkpoint of its program", pod=pod.external_id, job=job.id[:12], within=left,
                     operation=operation["id"])  # fmt: skip
 

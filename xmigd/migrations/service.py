@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -36,6 +36,15 @@ SNAPSHOTS_SEEN, MOVES_SEEN = 10, 100  # that an estimate looks at
 RESOLVED_WITHIN = 60.0  # seconds after a start in which it turns out who has a process that was moving
 
 
+class Turns(Protocol):
+    """Jobs that wait in host memory for their turn on a device (sharing/rotation.py)."""
+
+    def waits(self, job: str) -> float | None: ...
+
+    def leave(self, job: str) -> None:
+        """It gets no more turns until somebody resumes it."""
+
+
 class Moves:
     def __init__(
         self,
@@ -53,6 +62,7 @@ class Moves:
         self._folder = folder
         self._places = places
         self._native = native
+        self.turns: Turns | None = None
         for kind in OPERATION.values():
             operations.register(kind, self._resolve)
 
@@ -81,13 +91,36 @@ class Moves:
         return await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder)
 
     async def suspend(self, processes: Iterable[Process], to: str, *, requestor: str) -> OperationRow:
-        """With each of them all ranks of its group. Raises Conflict: one cannot be, and none is."""
+        """With each of them all ranks of its group. One that waits for its turn stays where it is, and gets none.
+        Raises Conflict: one cannot be, and none is."""
         groups = self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
+        if to == "host" and len(ranks) == 1 and self._waits_for_its_turn(first):
+            return await self._stay(first, requestor)
         _refuse(first, await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder))
         parts = [[_Part(one, _record(one, "suspend", one.row.device, to)) for one in group] for group in groups]
         return await self._start(first, "suspend", parts, requestor)
+
+    def _waits_for_its_turn(self, process: Process) -> bool:
+        asleep = process.state == "suspended" and process.machine.where == "host"
+        return asleep and self.turns is not None and self.turns.waits(process.job.id) is not None
+
+    async def _stay(self, process: Process, requestor: str) -> OperationRow:
+        """It is suspended already, for others: from now on by request."""
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            if self.turns is not None:
+                self.turns.leave(process.job.id)
+            return {
+                "source": process.row.device, "target": "host", "downtime_ms": None, "total_bytes": None,
+                "process_location": "host",
+            }  # fmt: skip
+
+        return await self._operations.start(
+            OPERATION["suspend"], subject=("process", process.row.id), job_id=process.job.id, owner=process.job.uid,
+            requestor=requestor, work=work, cancellable=False, why_not="it is suspended already",
+        )  # fmt: skip
 
     async def resume(
         self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False

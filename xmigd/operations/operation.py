@@ -46,6 +46,15 @@ class Operation:
         elif self._trailing is None:
             self._trailing = asyncio.get_running_loop().call_later(wait, self._save, False)
 
+    def reporter(self) -> Callable[[int], None]:
+        """For a thread, within this phase: how many bytes are done."""
+        loop, phase = asyncio.get_running_loop(), self.row.phase
+
+        def report(done: int) -> None:
+            loop.call_soon_threadsafe(lambda: self.progress(phase, processed_bytes=done))
+
+        return report
+
     def point_of_no_return(self, why: str) -> None:
         """From here on it cannot be cancelled. Raises Cancelled if somebody was informed already that it is."""
         self.check_cancelled()

@@ -177,6 +177,18 @@ class Operations:
             row = seen if seen is not None else await asyncio.to_thread(self.get, row.id)
         return row
 
+    async def carried_out(self, starting: Awaitable[OperationRow]) -> dict[str, Any]:
+        """What came of it. Raises Conflict: it has not succeeded."""
+        row = await self.ended(await starting)
+        if row.state != "succeeded":
+            problem = row.error or {}
+            raise Conflict(
+                f"the {row.kind} has {row.state}: {problem.get('detail', 'nobody knows why')}",
+                code=problem.get("code"), hint=problem.get("hint", ""),
+                process_location=problem.get("process_location"),
+            )  # fmt: skip
+        return row.result or {}
+
     def active(self) -> list[OperationRow]:
         return [operation.row for operation in self._active.values()]
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from xmigd.checkpoints.service import RESTORE
+from xmigd.checkpoints.restoring import RESTORE
 from xmigd.errors import Cancelled, Invalid, NotFound, XmigError
 from xmigd.ids import new_id
 from xmigd.jobs.repository import Conditions

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from xmigd import log
-from xmigd.checkpoints.service import CREATE, RESTORE, Checkpoints
+from xmigd.checkpoints.restoring import RESTORE, Restoring
+from xmigd.checkpoints.service import CREATE, Checkpoints
 from xmigd.errors import Cancelled, Conflict, ProcessLocation, XmigError
 from xmigd.jobs.service import Jobs
 from xmigd.migrations.service import OPERATION, PREEMPTION, Moves
@@ -59,12 +60,13 @@ class _Try:
 
 class Preemptions:
     def __init__(
-        self, *, supervisor: Supervisor, moves: Moves, checkpoints: Checkpoints, operations: Operations, jobs: Jobs,
-        processes: Processes,
+        self, *, supervisor: Supervisor, moves: Moves, checkpoints: Checkpoints, restoring: Restoring,
+        operations: Operations, jobs: Jobs, processes: Processes,
     ) -> None:  # fmt: skip
         self._supervisor = supervisor
         self._moves = moves
         self._checkpoints = checkpoints
+        self._restoring = restoring
         self._operations = operations
         self._jobs = jobs
         self._processes = processes
@@ -143,7 +145,7 @@ class Preemptions:
             if again is not None:
                 raise Conflict(f"job {info.name} has continued already, as job {again}", code="continued_already",
                                hint=f"xmigctl job show {again[:12]}")  # fmt: skip
-            return await self._checkpoints.restore(caller, checkpoint, devices, requestor=caller.name)
+            return await self._restoring.restore(caller, checkpoint, devices, requestor=caller.name)
 
     def may_continue(self, job: str) -> bool:
         """Was it preempted as a checkpoint, and has not gone on since? Reads the database."""

@@ -58,6 +58,7 @@ class Rotation:
         self._waits_since: dict[str, float] = {}  # those that were suspended here
         self._swapping = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        moves.turns = self
 
     async def start(self) -> None:
         if self._slice:
@@ -74,6 +75,10 @@ class Rotation:
         """Seconds since it was suspended for another one; None: it does not wait."""
         since = self._waits_since.get(job)
         return None if since is None else time.monotonic() - since
+
+    def leave(self, job: str) -> None:
+        """Somebody wants it to be suspended: it waits no longer, and gets no turn until it is resumed."""
+        self._waits_since.pop(job, None)
 
     async def make_room(self, job: JobRow, device: str, admit: Callable[[], Awaitable[str]]) -> str:
         """On this device, for a job that reserves memory and does not fit. What `admit` says; nobody who waits takes
@@ -113,7 +118,7 @@ class Rotation:
                 del self._waits_since[name]
                 continue
             device, quota = process.row.device, process.job.memory_quota or 0
-            if await self._free(device, quota, process.job):
+            if await self._free(device, quota, process.job) and name in self._waits_since:
                 # Nothing has waited since: nobody else has been given this room.
                 with self._admission.coming(name, device, quota):
                     await self._swap("resume", name, device)

@@ -25,7 +25,9 @@ from xmigd.checkpoints import live
 from xmigd.checkpoints.content import HEADER, PIECE, Writing, check_places
 from xmigd.checkpoints.making import check_owners
 from xmigd.checkpoints.manifest import Chunk, Manifest, contents
-from xmigd.checkpoints.service import Checkpoints, end, tree
+from xmigd.checkpoints.pids import end, tree
+from xmigd.checkpoints.restoring import Restoring
+from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of, in_turn, together
@@ -73,11 +75,12 @@ class Receiving:
 
 class Arrivals:
     def __init__(
-        self, *, checkpoints: Checkpoints, supervisor: Supervisor, operations: Operations, writer: Writer,
-        reader: Reader, places: Places, bus: Bus, allowed: Callable[[], Sequence[str]],
+        self, *, checkpoints: Checkpoints, restoring: Restoring, supervisor: Supervisor, operations: Operations,
+        writer: Writer, reader: Reader, places: Places, bus: Bus, allowed: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """`allowed`: peers from which programs are taken; `*`: all that are known."""
         self._checkpoints = checkpoints
+        self._restoring = restoring
         self._supervisor = supervisor
         self._operations = operations
         self._writer = writer
@@ -293,9 +296,9 @@ class Arrivals:
 
         try:
             for program, device in zip(manifest.programs, row["devices"], strict=True):
-                self._checkpoints.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
+                self._restoring.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
             await asyncio.to_thread(live.check_files, manifest.programs[0].files)
-            return await self._checkpoints.make_again(
+            return await self._restoring.make_again(
                 operation, manifest, row["devices"], f"node {row['peer']}", keep=keep, asleep=receiving.asleep
             )
         except Exception as error:
@@ -411,10 +414,10 @@ class Arrivals:
         id = operation.request.get("transfer", "")
         row = await self._row(id)
         if row is not None and row["state"] == "preparing":
-            await self._checkpoints.criu_has_ended(operation)
+            await self._checkpoints.working.settle(operation)
             await self._over(id, "the daemon ended while it was prepared")
         elif row is not None and row["state"] in ("prepared", "going", "running"):
-            await asyncio.to_thread(self._checkpoints.forget_images, operation)
+            await asyncio.to_thread(self._checkpoints.working.forget, operation)
             return Outcome(state="succeeded", result=self._shown(row))
         return interrupted(operation.row)
 

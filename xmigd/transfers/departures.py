@@ -28,7 +28,8 @@ from xmigd.checkpoints import live
 from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.making import Making, of_the_store
 from xmigd.checkpoints.manifest import Manifest, contents
-from xmigd.checkpoints.service import Checkpoints, end
+from xmigd.checkpoints.pids import end
+from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable, XmigError
@@ -281,10 +282,8 @@ class Departures:
         """Write the program down, and send what the peer lacks of it."""
         operation.check_cancelled("source")
         began = time.monotonic()
-        with self._checkpoints.works_in(operation) as images:
-            programs = await making.write_down(
-                operation, writing, images, lambda: self._checkpoints.reporter(operation)
-            )
+        with self._checkpoints.working.images(operation) as images:
+            programs = await making.write_down(operation, writing, images, operation.reporter)
         self._check_same(leaving)  # one that had just begun was dumped without what it has on its device
         manifest = making.manifest(leaving.id, self._node, programs)
         operation.check_cancelled("source")
@@ -419,7 +418,7 @@ class Departures:
 
     async def _resolve(self, operation: Operation) -> Outcome:
         id = operation.request.get("transfer", "")
-        await self._checkpoints.criu_has_ended(operation)
+        await self._checkpoints.working.settle(operation)
         row = await asyncio.to_thread(self._row, id)
         if row is None:
             return interrupted(operation.row)

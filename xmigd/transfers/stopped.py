@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from xmigd.checkpoints.service import tree
+from xmigd.checkpoints.pids import tree
 from xmigd.ipc import pidfd as pidfds
 
 

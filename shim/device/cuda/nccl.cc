@@ -77,8 +77,9 @@ constexpr std::chrono::seconds kFirstPatience{60};
 constexpr auto kByte = static_cast<ncclDataType_t>(journal::DataType::kInt8);
 
 // What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; connections are made when the
-// communicator is, where waiting is allowed; no pages of the host through the driver's own allocator, which can deadlock; and no
-// access to a program's memory by another device of the process, for which it is not mapped.
+// communicator is, where waiting is allowed, unless its user wants them later, which takes less memory; no pages of the host through
+// the driver's own allocator, which can deadlock; and no access to a program's memory by another device of the process, for which it is
+// not mapped.
 void set_up(const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     const size_t equals = setting.find('=');
@@ -86,7 +87,7 @@ void set_up(const std::vector<std::string>& settings) {
     ::setenv(setting.substr(0, equals).c_str(), setting.c_str() + equals + 1, 1);
   }
   ::setenv("NCCL_NVLS_ENABLE", "0", 1);
-  ::setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   ::setenv("NCCL_CUMEM_HOST_ENABLE", "0", 1);
   ::setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
 }

@@ -28,6 +28,7 @@ gpt_arguments(parser)
 torch_ranks.arguments(parser)
 parser.add_argument("--only", default="")
 parser.add_argument("--compiler", default="inductor")
+parser.add_argument("--kernels", type=int, default=0, help="of so many last steps, by PyTorch's profiler")
 options = parser.parse_args()
 device = torch_ranks.use_device(options)
 prepare(options)
@@ -198,9 +199,13 @@ def local(value: torch.Tensor) -> torch.Tensor:
 def measured(make: Callable[[], tuple[Losses, nn.Module]]) -> dict[str, Any]:
     global done
     steps, model = make()
-    losses, times = [], []
+    losses, times = list[torch.Tensor](), list[float]()
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) if options.kernels else None
     last = time.monotonic()
     while True:
+        if profiler is not None and len(losses) == options.steps - options.kernels:
+            profiler.start()
+            last = time.monotonic()
         status.step(done)
         status.phase("forward")
         loss = next(steps, None)
@@ -212,7 +217,12 @@ def measured(make: Callable[[], tuple[Losses, nn.Module]]) -> dict[str, Any]:
         times.append(now - last)
         last = now
         done += 1
-    found = {"losses": torch.stack(losses).float().tolist(), "times_s": times,
+    kernels = {}
+    if profiler is not None:
+        profiler.stop()
+        done_there = [one for one in profiler.key_averages() if one.device_type == torch.autograd.DeviceType.CUDA]
+        kernels = {one.key: [one.count, one.self_device_time_total] for one in done_there}
+    found = {"kernels": kernels, "losses": torch.stack(losses).float().tolist(), "times_s": times,
              "sha256": digest(local(each) for each in model.state_dict().values())}  # fmt: skip
     return found
 

@@ -1,0 +1,414 @@
+"""Checkpoints are restored: programs are made again, in a job of their own. A failure anywhere leaves nothing of it.
+
+What is made again stands still until all of it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from xmigd import log
+from xmigd.checkpoints import live, opened, own_files
+from xmigd.checkpoints.apart import outer_pid
+from xmigd.checkpoints.criu import LOCK
+from xmigd.checkpoints.making import of_the_store
+from xmigd.checkpoints.manifest import Manifest, OpenFile, Program
+from xmigd.checkpoints.parents import leave_parent
+from xmigd.checkpoints.pids import kill, stopped, tree
+from xmigd.checkpoints.room import check_devices
+from xmigd.checkpoints.service import Checkpoints
+from xmigd.database.reader import Reader
+from xmigd.devices.names import as_one, devices_of, in_turn
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable, XmigError
+from xmigd.ids import new_id
+from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.fds import Fd, close_all
+from xmigd.jobs import repository as jobs
+from xmigd.jobs.membership import new_job
+from xmigd.memory.handles import Handle, JobMemory
+from xmigd.memory.restored import mapped_memory
+from xmigd.migrations.places import Places
+from xmigd.migrations.service import OPERATION, Moves
+from xmigd.operations.operation import Operation
+from xmigd.operations.repository import OperationRow
+from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.processes import repository as process_rows
+from xmigd.published import Published, close, listen, pass_on
+from xmigd.records import JobRow, Priority, ProcessRow
+from xmigd.security.callers import Caller
+from xmigd.subscribers import Subscribers
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.supervisor import Supervisor
+
+logger = log.get("checkpoints")
+
+RESTORE = "restoration"  # operation
+KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
+
+Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
+Made = Callable[[Sequence[Process]], Awaitable[None]]
+
+
+class Across(Protocol):
+    """Those of jobs with ranks on several nodes (sets.py)."""
+
+    async def restore(
+        self, caller: Caller, checkpoint: str, devices: Sequence[str], instead: Mapping[str, str], *, requestor: str
+    ) -> OperationRow: ...
+
+    async def goes_on(self, operation: Operation, there: Callable[[], bool]) -> bool:
+        """Does what it has restored before the daemon was restarted, and stands still? Once that is decided, or it is
+        not `there` any more."""
+        ...
+
+
+class Restoring:
+    def __init__(
+        self, *, checkpoints: Checkpoints, supervisor: Supervisor, moves: Moves, operations: Operations, reader: Reader,
+        devices: Sequence[str], places: Places,
+    ) -> None:  # fmt: skip
+        """`devices`: of this node."""
+        self.restored: Subscribers[tuple[str, str]] = Subscribers()  # the job of the checkpoint, and the new one
+        self._checkpoints = checkpoints
+        self._working = checkpoints.working
+        self._criu = checkpoints.criu
+        self._chunks = checkpoints.chunks
+        self._supervisor = supervisor
+        self._moves = moves
+        self._operations = operations
+        self._reader = reader
+        self._devices = devices
+        self._places = places
+        self.across: Across
+        self._written: set[str] = set()  # by programs that are being restored
+        operations.register(RESTORE, self._resolve)
+
+    # --- what is requested --------------------------------------------------------------------------------------------
+
+    async def restore(
+        self, caller: Caller, checkpoint: str, devices: Sequence[str], *, own_files: bool = False,
+        publish: Sequence[str] = (), nodes: Mapping[str, str] | None = None, requestor: str,
+    ) -> OperationRow:  # fmt: skip
+        """In a job of its own. `own_files`: what it writes to is copied. `publish`: ports of its network. `nodes`: by
+        the names of nodes that have parts of it, others that get these. Raises NotFound, Damaged, Invalid, Conflict,
+        Unavailable: it cannot be restored."""
+        found = await asyncio.to_thread(partial(self._checkpoints.page, checkpoint=checkpoint, owner=caller.owner))
+        if nodes or (found and found[0].nodes):
+            if own_files or publish:
+                raise Invalid("a job of several nodes is restored with its own files, and without ports")
+            return await self.across.restore(caller, checkpoint, devices, nodes or {}, requestor=requestor)
+        info = await asyncio.to_thread(self._checkpoints.find, caller, checkpoint)
+        manifest = await asyncio.to_thread(self._checkpoints.manifest, info.id)
+        places = await self.check_restoration(manifest, devices, info.device, own_files=own_files)
+
+        async def work(operation: Operation) -> dict[str, Any]:
+            chosen = [as_one(each) for each in places]
+            try:
+                async with self.files_of(manifest, own=own_files):
+                    return await self.make_again(
+                        operation, manifest, chosen, requestor, published=published, copied=own_files
+                    )
+            finally:
+                close(published)
+
+        published = self._published(manifest, publish)
+
+        return await self._operations.start(
+            RESTORE, subject=("checkpoint", info.id), owner=info.uid, requestor=requestor, work=work,
+            request={"checkpoint": info.id, "own_files": own_files},
+        )  # fmt: skip
+
+    async def check_restoration(
+        self, manifest: Manifest, devices: Sequence[str], before: str, *, own_files: bool = False
+    ) -> list[list[str]]:
+        """The devices of each program. Raises NotFound, Invalid, Conflict, Unavailable: it cannot be restored here."""
+        await self._criu.check()
+        places = chosen_devices(manifest.programs, list(devices), before)
+        for program, chosen in zip(manifest.programs, places, strict=True):
+            self.check_place(program, chosen, needs_pid=not manifest.namespaces)
+        check_devices(manifest.programs, places, await self._places.known())
+        files = manifest.programs[0].files
+        await asyncio.to_thread(live.check_files, files, copied=own_files)
+        if not own_files:
+            await self._check_unused(files)
+        return places
+
+    async def _check_unused(self, files: Sequence[OpenFile]) -> None:
+        """Raises Conflict."""
+        running = [one.row.pid for one in self._supervisor.processes.values() if one.state != "ended"]
+        await asyncio.to_thread(live.check_unused, files, running)
+
+    @contextlib.asynccontextmanager
+    async def files_of(self, manifest: Manifest, *, own: bool = False) -> AsyncIterator[None]:
+        """While it is restored no other restoration has the files that it writes to, and once it is, its program is
+        found with them. Raises Conflict."""
+        files = () if own else manifest.programs[0].files
+        written = {file.path for file in files if file.writable}
+        if others := self._written & written:
+            raise Conflict(
+                f"a program that is being restored writes to {min(others)}, too", code="file_in_use",
+                hint="let this one have copies: --own-files",
+            )  # fmt: skip
+        self._written |= written
+        try:
+            await self._check_unused(files)
+            yield
+        finally:
+            self._written -= written
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    def check_place(self, program: Program, devices: Sequence[str], *, needs_pid: bool) -> None:
+        """Raises NotFound, Conflict."""
+        if program.layout != self._checkpoints.layout.layout_version:
+            raise Conflict(
+                f"it was made by another version of xMIG: memory of layout {program.layout}, and this one has "
+                f"{self._checkpoints.layout.layout_version}", code="other_version",
+            )  # fmt: skip
+        for device, had in zip(devices, program.devices, strict=True):
+            if device not in self._devices:
+                raise NotFound(f"there is no device {device!r}", code="no_such_device", hint="xmigctl device list")
+            if device.partition(":")[0] != had.kind:
+                raise Conflict(f"the program was on {had.kind} devices, {device} is none", code="other_kind")
+        if needs_pid and Path(f"/proc/{program.pid}").exists():
+            raise Conflict(
+                f"another process has the pid {program.pid}, which the program needs", code="pid_in_use",
+                hint="end the process that has it; if it is the job itself: xmigctl stop",
+            )  # fmt: skip
+
+    async def make_again(
+        self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
+        published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
+        nodes: str | None = None, before: Made | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
+        that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
+        job has ranks; `before` is called before they are resumed. Raises Conflict, Damaged, Unavailable."""
+        assert operation.row.owner is not None
+        copies: dict[str, str] = {}
+        began, programs = time.monotonic(), manifest.programs
+        operation.progress("reading", total_bytes=sum(m.content.bytes for one in programs for m in one.memory))
+        contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]] = []
+        made: list[Process] = []
+        reading = asyncio.ensure_future(self._read(programs, contents, operation.reporter()))  # beside CRIU's work
+        try:
+            with self._working.images(operation) as images:
+                with of_the_store("its images cannot be written"):
+                    await asyncio.to_thread(live.restore_images, self._chunks, programs[0], images)
+                    await asyncio.to_thread(leave_parent, images, _root_of(manifest))
+                if copied:
+                    copies = await asyncio.to_thread(_copy, programs[0], operation, images)
+                    await asyncio.to_thread(own_files.use, images, copies)
+                names = await asyncio.to_thread(opened.check_names, images)
+                leader, namespaces = programs[0].leader, manifest.namespaces
+                restoring = asyncio.ensure_future(self._criu.restore(images, leader=leader, namespaces=namespaces))
+                try:
+                    await asyncio.shield(reading)
+                    read = time.monotonic()
+                    operation.point_of_no_return("the program is being restored")
+                    operation.progress("restoring")
+                except BaseException:
+                    with contextlib.suppress(Exception):
+                        kill(tree(await restoring))
+                    raise
+                root = await restoring
+                restored = time.monotonic()
+                try:
+                    owners = {file.path: file.owner for file in programs[0].files}
+                    await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
+                    await asyncio.to_thread(pass_on, published, root)
+                    priority = await asyncio.to_thread(self._class_of, manifest, operation.row.owner)
+                    job = self._job_of(manifest, root, devices, operation.row.owner, priority, nodes)
+                    for program, device in zip(programs, devices, strict=True):
+                        content = contents[len(made)]
+                        made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
+                    if before is not None:
+                        await before(made)
+                    operation.progress("resuming", job=job.id, root=root)
+                    if asleep:
+                        await self._until_kept(made)
+                    else:
+                        await self._operations.carried_out(self._moves.resume(made, [], requestor=requestor))
+                    if keep is not None:
+                        await keep(made, root)
+                except Exception:
+                    kill(tree(root))
+                    raise
+                if keep is None:
+                    live.let_go_on(tree(root))
+        except Exception:
+            await asyncio.to_thread(own_files.remove, copies)
+            raise
+        finally:
+            await asyncio.gather(reading, return_exceptions=True)  # a thread is not cancelled
+            for handles, snapshots in contents[len(made) :]:
+                close_all([*snapshots, *(handle.fd for handle in handles.values())])
+        self.restored((manifest.job, job.id))
+        logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
+        return _as_restored(manifest.id, [one.row for one in made]) | {
+            "root": root, "files": copies, "ms": (time.monotonic() - began) * 1e3, "criu_ms": (restored - began) * 1e3,
+            "read_ms": (read - began) * 1e3,
+        }  # fmt: skip
+
+    async def _read(
+        self, programs: Sequence[Program], contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
+        report: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """The memory of all, appended as it is there. Raises Damaged, Unavailable."""
+        with of_the_store("its memory cannot be made"):
+            for program in programs:
+                contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report))
+
+    @staticmethod
+    async def _until_kept(made: Sequence[Process]) -> None:
+        """By servers, which outlive this daemon. Raises Unavailable."""
+        deadline = time.monotonic() + KEPT_WITHIN
+        while not all(one.machine.kept for one in made):
+            if time.monotonic() > deadline or any(one.state != "suspended" for one in made):
+                raise Unavailable("no server has taken what the suspended processes have; the daemon's log says why")
+            await asyncio.sleep(0.01)
+
+    @staticmethod
+    def _published(manifest: Manifest, texts: Sequence[str]) -> list[Published]:
+        """Raises Invalid, Conflict."""
+        if texts and "net" not in manifest.namespaces:
+            raise Invalid("the program has no network of its own: its ports are the machine's")
+        return listen(texts, uid=manifest.programs[0].uid)
+
+    @staticmethod
+    def _pid_of(manifest: Manifest, program: Program, root: int) -> int:
+        """CRIU gives each process the pid that it had, or that it sees. Raises Conflict."""
+        if manifest.namespaces:
+            found = outer_pid(tree(root), program.inner_pid)
+            if found is None:
+                raise Conflict(f"process {program.inner_pid} is not among those that were restored", code="criu_failed")
+            return found
+        before = manifest.root or manifest.programs[0].pid
+        if root != before or (program.pid != root and program.pid not in tree(root)):
+            raise Conflict(f"process {program.pid} is not among those that were restored", code="criu_failed")
+        return program.pid
+
+    def _class_of(self, manifest: Manifest, uid: int) -> Priority:
+        """A manifest may come from anywhere: nobody becomes critical by what it says."""
+        with self._reader.session() as session:
+            earlier = jobs.find(session, manifest.job)
+            if earlier is not None and earlier.uid == uid:
+                return cast(Priority, earlier.priority)
+        return "normal" if manifest.priority == "critical" else manifest.priority
+
+    @staticmethod
+    def _job_of(
+        manifest: Manifest, root: int, devices: Sequence[str], uid: int, priority: Priority, nodes: str | None
+    ) -> JobRow:
+        command = manifest.programs[0].command
+        device = devices[0] if len(devices) == 1 else None
+        runner = (root, pidfds.start_time(root))
+        job, _ = new_job(
+            name=manifest.job_name, command=command, uid=uid, device=device, registered=True, runner=runner,
+            restored_from=manifest.job, priority=priority, memory_quota=manifest.memory_quota or None, nodes=nodes,
+        )  # fmt: skip
+        return job
+
+    def _take(
+        self, job: JobRow, program: Program, device: str, pid: int, handles: dict[int, Handle],
+        snapshots: tuple[Fd, Fd],
+    ) -> Process:  # fmt: skip
+        """A process that CRIU has made, with its memory, as a suspended one of this job. Raises NotFound, Forbidden."""
+        client = Fd(os.pidfd_open(pid))
+        try:
+            if pidfds.owner(pid) != program.uid:
+                raise Forbidden(f"process {pid} is not the program that was restored")
+            shared = mapped_memory(pid, program.shared_bytes)
+        except BaseException:
+            client.close()
+            raise
+        row = ProcessRow(
+            id=new_id(), job=job.id, pid=pid, start_time=pidfds.start_time(pid), uid=program.uid, gid=program.gid,
+            command=program.command, device=device, origin=program.id,
+        )  # fmt: skip
+        return self._supervisor.restore(job, row, client, JobMemory(*shared, *snapshots), handles, program.generation)
+
+    # --- after a restart ----------------------------------------------------------------------------------------------
+
+    async def _resolve(self, operation: Operation) -> Outcome:
+        outcome = await self._resolve_program(operation)
+        if outcome.state != "succeeded" and operation.request.get("own_files"):
+            with contextlib.suppress(XmigError):  # nobody knows any more what they are called
+                manifest = await asyncio.to_thread(self._checkpoints.manifest, operation.request["checkpoint"])
+                copies = own_files.names_of(manifest.programs[0].files, _suffix(operation))
+                await asyncio.to_thread(own_files.remove, copies)
+        return outcome
+
+    async def _resolve_program(self, operation: Operation) -> Outcome:
+        """What was restored by half is ended: it stands still, and has done nothing since the checkpoint. What was
+        resumed has gone on, and is not to be restored once more: that it is not written down here changes nothing."""
+        left, stood_still = await self._working.left(operation), False
+        with contextlib.suppress(OSError):  # it has ended since
+            stood_still = left is not None and stopped(left)
+        goes_on = False
+        if left is not None and stood_still and operation.request.get("nodes"):
+            goes_on = await self.across.goes_on(operation, partial(_lives, left, pidfds.start_time(left)))
+        if left is not None and goes_on:
+            live.let_go_on(tree(left))
+            stood_still = False
+            await asyncio.to_thread(self._working.forget, operation)
+        else:
+            await self._working.settle(operation)
+        progress = operation.row.progress or {}
+        if "job" not in progress or stood_still:
+            return interrupted(operation.row)
+        made = await asyncio.to_thread(self._resumed, progress["job"])
+        if not made:
+            return interrupted(operation.row)
+        result = _as_restored(operation.request.get("checkpoint", ""), made)
+        return Outcome(state="succeeded", result=result | {"root": progress["root"], "ms": None})
+
+    def _resumed(self, job: str) -> list[ProcessRow]:
+        """The processes of a job that was restored, if they were resumed then, as they were made."""
+        if not self._operations.find(job=job, kind=OPERATION["resume"], state="succeeded", limit=1):
+            return []
+        with self._reader.session() as session:
+            return process_rows.of_job(session, job)
+
+
+def _lives(pid: int, start: int) -> bool:
+    return pidfds.same_process(pid, start) and not pidfds.is_exiting(pid)
+
+
+def _suffix(operation: Operation) -> str:
+    """Of copies of files."""
+    return operation.id[:12]
+
+
+def _copy(program: Program, operation: Operation, images: Path) -> dict[str, str]:
+    """Blocks. Raises Conflict."""
+    with open(images / LOCK, "wb") as lock:
+        return own_files.copy_files(program.files, _suffix(operation), uid=program.uid, gid=program.gid, lock=lock)
+
+
+def _as_restored(checkpoint: str, made: Sequence[ProcessRow]) -> dict[str, Any]:
+    first = made[0]
+    return {
+        "checkpoint": checkpoint, "job": first.job, "process": first.id, "pid": first.pid, "device": first.device,
+        "processes": [one.id for one in made],
+    }  # fmt: skip
+
+
+def _root_of(manifest: Manifest) -> int:
+    """As CRIU's images name it: the first process of a pid namespace sees itself as 1."""
+    return 1 if manifest.namespaces else manifest.root or manifest.programs[0].pid
+
+
+def chosen_devices(programs: Sequence[Program], named: Sequence[str], before: str) -> list[list[str]]:
+    """Of each program: those that it had, or as many of the named ones, in turn. Raises Invalid. `before`: where the
+    program was, if the checkpoint does not say it of each."""
+    if not named:
+        return [devices_of(program.device or before) for program in programs]
+    return in_turn([len(program.devices) for program in programs], named)
