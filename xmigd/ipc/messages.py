@@ -30,6 +30,12 @@ Name = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of a communicator, an
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 RoundNumber = Annotated[int, Field(gt=0, lt=1 << 63)]
+Hash = Annotated[int, Field(ge=0, lt=1 << 64)]
+ChunkHash = tuple[Number, Hash]  # a chunk of device memory: its address, and the hash of what it contains
+MOST_CHUNKS = 512  # whose content one message requests
+CHUNKS_AT_ONCE = 16  # whose content comes with one answer
+CHUNK = 2 << 20  # bytes: journal::kGranule
+Chunks = Annotated[tuple[ChunkHash, ...], Field(min_length=1, max_length=MOST_CHUNKS)]
 Count = Annotated[str, Field(pattern=r"^[0-9a-f]{64}(:[0-9]{1,4}>[0-9]{1,4})?$")]
 
 
@@ -309,6 +315,25 @@ class ReplicasWanted(Message):
     bytes: Number
 
 
+class ChunksWanted(Message):
+    """Of what was lost with a device, this was in no memory of this node: content that rank `rank` of those of other
+    nodes has, in the order in which they were named. Answered with `chunks_brought`."""
+
+    type: Literal["chunks_wanted"]
+    rank: Small
+    chunks: Chunks
+
+
+class ChunksRead(Message):
+    """The answer to `read_chunks`. `why`: nothing could be read."""
+
+    type: Literal["chunks_read"]
+    number: Number
+    examined: Number
+    found: Annotated[tuple[Number, ...], Field(max_length=CHUNKS_AT_ONCE)]
+    why: Text
+
+
 class CopiesMade(Message):
     """In host memory, of what only this process's device has at this snapshot."""
 
@@ -438,8 +463,8 @@ ServerMessage = (
     | ProgramError | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
     | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
     | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
-    | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort | SnapshotSlab
-    | SnapshotCopied | SnapshotNotCopied
+    | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | ChunksWanted | ChunksRead | CopiesMade
+    | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
@@ -447,8 +472,8 @@ _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
         | Injected | Garbage | Announce | Announced | Paused | Continued | Log | Bye | Round | RoundProgress
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
         | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
-        | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | CopiesMade | MemoryShort
-        | SnapshotSlab | SnapshotCopied | SnapshotNotCopied,
+        | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | ChunksWanted | ChunksRead
+        | CopiesMade | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied,
         Field(discriminator="type"),
     ]
 )  # fmt: skip

@@ -137,6 +137,8 @@ class Ranks:
             self._tell(lambda t: self._groups.awaits(t, name))
         if present.held:
             self.held_again(process, present.held)
+        if present.lost:
+            self.reported(process, about, m.ReplicasWanted(type="replicas_wanted", bytes=present.lost))
         prepared, decided = process.rounds()
         if decided and not prepared:
             self._tell(lambda t: self._groups.committed(t, name, decided))
@@ -603,9 +605,14 @@ class Ranks:
             self._looking.cancel()
             self._looking = None
         wanting = {one: number for one, number in self._wanting.items() if self._is_active(one, number)}
-        for name, number in list(wanting.items()):
+        for name, number in list(wanting.items()) if self._opened else ():  # before, some may be missing
             others = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
-            if all(other.row.id in wanting or (other.standing and other.rounds()[0] == 0) for other in others):
+            awaited = [
+                one for one in others if one.row.id not in wanting and not (one.standing and one.rounds()[0] == 0)
+            ]
+            for other in awaited:
+                other.look()
+            if not awaited:
                 del self._wanting[name]
                 sources = [other for other in others if other.row.id not in wanting]
                 self._processes[name].name_replicas(number, sources)

@@ -38,6 +38,7 @@ from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
 from xmigd.supervisor.copying import Copying
+from xmigd.supervisor.far_chunks import FarChunks, FarRank, Fetch, Found
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
@@ -48,6 +49,8 @@ PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
 
 class Process(ProcessState):
     """One program and its servers."""
+
+    node = ""  # this one (member.py)
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Process(ProcessState):
         snapshot_committed: Callable[[Process, m.Snapshot], None],
         rank_reported: Callable[[Process, Server, m.RankMessage], None],
         group_concerns: Callable[[Process, e.Instruction], None],
+        fetch_chunks: Fetch,
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -109,6 +113,7 @@ class Process(ProcessState):
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
         self.moving = Moving(self, suspend_dir / row.id, tell=self.tell, start_server=self.start_server)
         self.copying = Copying(self)
+        self.far_chunks = FarChunks(self, fetch_chunks)
         self._preload = Preload(self)
         self._watch_client()
         self.hooks = ServerHooks(
@@ -436,17 +441,42 @@ class Process(ProcessState):
         for number in lost:
             self.drop_handle(number)
 
+    def look(self) -> None:
+        """How it stands is known at once."""
+
     def name_replicas(self, number: int, others: Iterable[Member]) -> None:
-        """To a server of this process that has lost memory: the ranks that are at the same round."""
+        near, far = [], []
+        for other in others:
+            if isinstance(other, Process):
+                near.append(other)
+            else:
+                far.append(FarRank(other.node, other.row.id))
+        self.name_ranks(number, near, far)
+
+    def name_ranks(self, number: int, near: Iterable[Process], far: Sequence[FarRank]) -> None:
+        """To a server of this process that has lost memory: the ranks that are at the same round, of this node and of
+        others."""
         server = self.server(number)
         if server is None:
             return
-        for other in others:
-            if isinstance(other, Process) and self._name_rank(server, other):
+        for other in near:
+            if self._name_rank(server, other):
                 for handle in other.handles.values():
                     if handle.kind == "shadow":
                         server.send(m.pack_replica(handle.message), (handle.fd,))
-        server.send(m.pack("replicas_named"))
+        self.far_chunks.named(number, far)
+        server.send(m.pack("replicas_named", far=len(far)))
+
+    async def read_chunks(self, chunks: Sequence[m.ChunkHash]) -> Found:
+        """What of these its last snapshot has, for a rank of another node. Raises Unavailable: not now; Conflict."""
+        return await self.far_chunks.read(chunks, self._standing_server)
+
+    def _standing_server(self) -> Server:
+        """Raises Unavailable."""
+        server = self.server(self.machine.active)
+        if server is None or not self.standing or self.rounds()[0] != 0:
+            raise Unavailable("the rank has not restored its memory yet")
+        return server
 
     def copy_unique(self, others: Iterable[Member], most: int) -> None:
         """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
@@ -486,6 +516,7 @@ class Process(ProcessState):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self.far_chunks.close()
         for server in self.servers.values():
             server.forget()
         self.servers.clear()
@@ -523,6 +554,7 @@ class Process(ProcessState):
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
         self.free_slots()
+        self.far_chunks.server_lost(server.number)
         if server.number == self.machine.active:
             if self._lost_ordinals:  # it may have reported memory since
                 self._drop_lost_memory()
@@ -652,6 +684,10 @@ class Process(ProcessState):
                     self._answered(message.type, message.position)
             case m.SuspendProgress() if has_process and self.copying.under_way:
                 self.copying.reported(message, fds)
+            case m.ChunksWanted():
+                self.far_chunks.wanted(server, message)
+            case m.ChunksRead():
+                self.far_chunks.was_read(server, message)
             case m.SnapshotSlab() | m.SnapshotCopied() | m.SnapshotNotCopied():
                 if has_process:
                     self.copying.reported(message, fds)

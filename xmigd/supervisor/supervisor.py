@@ -18,7 +18,7 @@ from xmigd.connections.listener import Listener
 from xmigd.devices.choice import choose_device, least_used, resolve_device
 from xmigd.devices.names import as_one, devices_of
 from xmigd.devices.visible import numbered, visible
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, XmigError
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ids import new_id
 from xmigd.ipc import messages as m
 from xmigd.ipc import pidfd as pidfds
@@ -48,6 +48,7 @@ from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
+from xmigd.supervisor.far_chunks import FarRank, Fetch, Found
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.guard import Guard
 from xmigd.supervisor.member import Member
@@ -103,6 +104,7 @@ class Supervisor:
             last_checkpoint=settings.checkpoint_last,
         )
         self.being_lost: Subscribers[Process] = Subscribers()
+        self.fetch_chunks: Fetch | None = None  # of ranks of other nodes; None: these are not reached yet
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
@@ -299,6 +301,11 @@ class Supervisor:
             self._end_for_corruption, self._settings.replica_policy, may_begin, hear_all,
         )  # fmt: skip
 
+    async def _fetch_chunks(self, rank: FarRank, nodes: str, chunks: Sequence[m.ChunkHash]) -> Found:
+        if self.fetch_chunks is None:
+            raise Unavailable("the daemon is starting")
+        return await self.fetch_chunks(rank, nodes, chunks)
+
     def together(self, process: Process) -> list[Process]:
         """Those that are suspended or resumed as one, itself among them: its group."""
         return self.scopes.together(process)
@@ -483,7 +490,8 @@ class Supervisor:
             finished=self._finished, being_lost=self.being_lost,
             suspend_dir=self._settings.database.parent / "suspended", host_pool=self.host_pool,
             snapshot_committed=self._committed, rank_reported=self.scopes.reported,
-            group_concerns=self.scopes.changed, fd_store=self._fd_store, quotas=self._quotas, faults=faults,
+            group_concerns=self.scopes.changed, fetch_chunks=self._fetch_chunks, fd_store=self._fd_store,
+            quotas=self._quotas, faults=faults,
             recoveries=recoveries,
         )  # fmt: skip
 

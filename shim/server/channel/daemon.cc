@@ -191,6 +191,14 @@ void Daemon::group_stuck(double seconds) { send(dump({{"type", "group_stuck"}, {
 
 void Daemon::replicas_wanted(uint64_t bytes) { send(dump({{"type", "replicas_wanted"}, {"bytes", bytes}})); }
 
+void Daemon::chunks_wanted(uint32_t rank, std::span<const ChunkHash> chunks) {
+  send(dump({{"type", "chunks_wanted"}, {"rank", rank}, {"chunks", chunks}}));
+}
+
+void Daemon::chunks_read(uint64_t number, size_t examined, std::span<const uint64_t> found, std::string_view why) {
+  send(dump({{"type", "chunks_read"}, {"number", number}, {"examined", examined}, {"found", found}, {"why", why}}));
+}
+
 void Daemon::copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes) {
   send(dump({{"type", "copies_made"}, {"snapshot", snapshot}, {"bytes", bytes}, {"missing_bytes", missing_bytes}}));
 }

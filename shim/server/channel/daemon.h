@@ -123,6 +123,10 @@ class Daemon {
   void group_stuck(double seconds);
   // So much of the process's memory was lost with a device: who has equal content?
   void replicas_wanted(uint64_t bytes);
+  // What does this rank have of these? `rank`: of those of other nodes that were named.
+  void chunks_wanted(uint32_t rank, std::span<const ChunkHash> chunks);
+  // The answer to ReadChunks. `why`: nothing could be read.
+  void chunks_read(uint64_t number, size_t examined, std::span<const uint64_t> found, std::string_view why);
   // So much is copied to host memory of what only this process's device has at this snapshot, and so much is not.
   void copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes);
   void bye(std::string_view reason);

@@ -71,7 +71,7 @@ struct Assign {
   std::vector<uint64_t> communicators;  // attempts that all ranks have prepared
   // kRecover: chunks of this snapshot that are not what most replicas hold there; by address, the hash of what they hold.
   uint64_t differing_snapshot = 0;
-  std::vector<std::pair<uint64_t, uint64_t>> differing;
+  std::vector<ChunkHash> differing;
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };
@@ -214,7 +214,24 @@ struct ReplicaRank {
 struct ReplicaMemory {
   Hosted memory;
 };
-struct ReplicasNamed {};
+// `far`: and so many ranks of other nodes, whose content comes chunk by chunk (ChunksBrought).
+struct ReplicasNamed {
+  uint32_t far = 0;
+};
+// Of a rank of another node, for one that has lost memory: of those chunks that were requested of it last it was looked for the first
+// `examined`, and what was found of them, in order, lies here. `why`: nothing more comes from that rank.
+struct ChunksBrought {
+  size_t examined = 0;
+  std::vector<uint64_t> found;  // by their place among those that were requested
+  std::string why;
+  ipc::UniqueFd content;
+};
+// And for this one: copy what the last snapshot has of these there, the first kChunksAtOnce that it has (snapshot/chunk_reader.h).
+struct ReadChunks {
+  uint64_t number = 0;  // of this request
+  std::vector<ChunkHash> chunks;
+  ipc::UniqueFd memory;
+};
 // After a snapshot of all ranks, those on other devices having been named (ReplicaRank): copy what they do not have to host memory, if it
 // is not more than this (snapshot/host_copies.h).
 struct CopyUnique {
@@ -238,7 +255,7 @@ using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, T
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
                              MemoryGivenUp, Pause, CopySnapshot, ForgetSnapshotCopy, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
-                             ReplicasNamed, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;
+                             ReplicasNamed, ChunksBrought, ReadChunks, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

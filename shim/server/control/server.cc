@@ -527,8 +527,22 @@ std::optional<int> Server::operator()(ReplicaMemory& request) {
   return std::nullopt;
 }
 
-std::optional<int> Server::operator()(ReplicasNamed&) {
-  replica_sources_.complete();
+std::optional<int> Server::operator()(ReplicasNamed& request) {
+  replica_sources_.complete(request.far);
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ChunksBrought& request) {
+  replica_sources_.brought(std::move(request));
+  return std::nullopt;
+}
+
+std::optional<int> Server::operator()(ReadChunks& request) {
+  if (is_executing()) {
+    executor_->chunk_reader().read(std::move(request));
+  } else {
+    daemon_.chunks_read(request.number, 0, {}, "the job has not begun, or is being recovered");
+  }
   return std::nullopt;
 }
 

@@ -118,6 +118,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       group_([this] { interrupts_.request(Interrupts::kLook); }),
       host_copies_(services_, memory_, granules_, staging_, snapshots_),
       snapshot_copy_(services_, memory_, granules_, staging_, snapshots_),
+      chunk_reader_(services_, memory_, granules_, staging_, snapshots_),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -146,6 +147,7 @@ Executor::~Executor() {
   watchdog_.reset();
   host_copies_.stop();
   snapshot_copy_.stop();
+  chunk_reader_.stop();
   relocation_.end(false);
   incoming_.give_up();
   handlers_.collectives.abort_all();
