@@ -179,6 +179,18 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A peer does not answer, or the connection to it was lost.",
         "`xmigctl peer list` says why; ask again when it is connected.",
     ),
+    "address_in_use": (
+        "A connection that the program would have again is somebody's now.",
+        "End what has it; the message names its addresses.",
+    ),
+    "address_missing": (
+        "The program had connections between nodes from an address that this node does not have.",
+        "Restore it on the node that has this address.",
+    ),
+    "packets_not_held": (
+        "What comes for connections between nodes could not be held while their ends were written down or restored.",
+        "xmigd needs root, and the kernel nf_tables (Linux 5.12 or later); then ask for it again.",
+    ),
     "port_in_use": ("A port that is to be published is taken, or cannot be passed on.", "Name another one."),
     "pid_in_use": (
         "Another process has the number that the program has to have again.",

@@ -54,7 +54,6 @@ RESTORE = "restoration"  # operation
 KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
 
 Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
-Made = Callable[[Sequence[Process]], Awaitable[None]]
 
 
 class Across(Protocol):
@@ -188,7 +187,7 @@ class Restoring:
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
-        nodes: str | None = None, before: Made | None = None,
+        nodes: str | None = None, before: Keep | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
@@ -233,7 +232,7 @@ class Restoring:
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     if before is not None:
-                        await before(made)
+                        await before(made, root)
                     operation.progress("resuming", job=job.id, root=root)
                     if priority != manifest.priority:
                         self._note_class(job, manifest.priority)
