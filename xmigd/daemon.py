@@ -113,6 +113,7 @@ from xmigd.supervisor.supervisor import Supervisor
 from xmigd.systemd import ServiceManager
 from xmigd.transfers.arrivals import Arrivals
 from xmigd.transfers.calls import Calls
+from xmigd.transfers.chunks import ChunkExchange
 from xmigd.transfers.departures import Departures
 from xmigd.transfers.door import Door
 from xmigd.transfers.service import Transfers
@@ -293,7 +294,7 @@ async def serve(settings: Settings) -> None:
         )  # fmt: skip
         restoring = Restoring(
             checkpoints=checkpoints, supervisor=supervisor, moves=moves, operations=operations, reader=reader,
-            devices=settings.device_names, places=places,
+            devices=settings.device_names, places=places, bus=bus,
         )  # fmt: skip
         checkpoint_policies = CheckpointPolicies(
             checkpoints=checkpoints, restoring=restoring, jobs=the_jobs, supervisor=supervisor, operations=operations,
@@ -314,8 +315,11 @@ async def serve(settings: Settings) -> None:
             node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
             reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
         )  # fmt: skip
+        chunk_exchange = ChunkExchange(calls, supervisor.processes.get)
+        supervisor.fetch_chunks = chunk_exchange.fetch
         Door(
-            links, in_loop=orders.or_else(arrivals.in_loop), in_thread=arrivals.in_thread, longest=arrivals.longest
+            links, in_loop=orders.or_else(arrivals.in_loop), in_thread=chunk_exchange.or_else(arrivals.in_thread),
+            longest=arrivals.longest,
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,

@@ -297,6 +297,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "too_small": (
         "The target has less memory than the program's quota.", "Choose another target.",
     ),
+    "quota_full": (
+        "The job's other programs leave too little of its memory quota on the target.",
+        "Choose another target, or let one of them give memory back.",
+    ),
     "not_admitted": (
         "No device has the memory that the job reserves: what is neither used nor reserved is less.",
         "Wait for room, reserve less, or preempt jobs; the message says what is free.",

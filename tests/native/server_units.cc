@@ -63,7 +63,15 @@ void requests() {
       R"({"type":"replica_memory","id":1,"kind":"shadow","ordinal":0,"address":4096,"bytes":1,"name":"","foreign":false})";
   CHECK(std::get<ReplicaMemory>(*parse(replica, 1)).memory.address == 4096 && !parse(replica) && !parse(replica, 2));
   CHECK(parse(R"({"type":"replica_rank"})", 2) && !parse(R"({"type":"replica_rank"})", 1));
-  CHECK(parse(R"({"type":"replicas_named"})") && !parse(R"({"type":"replicas_named"})", 1));
+  CHECK(std::get<ReplicasNamed>(*parse(R"({"type":"replicas_named","far":2})")).far == 2 && !parse(R"({"type":"replicas_named","far":2})", 1));
+  CHECK(!parse(R"({"type":"replicas_named"})"));
+  CHECK(std::get<ChunksBrought>(*parse(R"({"type":"chunks_brought","examined":3,"found":[0,2],"why":""})", 1)).found.size() == 2);
+  CHECK(parse(R"({"type":"chunks_brought","examined":3,"found":[],"why":""})") && !parse(R"({"type":"chunks_brought","examined":3,"found":[],"why":""})", 1));
+  CHECK(!parse(R"({"type":"chunks_brought","examined":3,"found":[3],"why":""})", 1) && !parse(R"({"type":"chunks_brought","examined":3,"found":[1,1],"why":""})", 1));
+  CHECK(!parse(R"({"type":"chunks_brought","examined":3,"found":[1],"why":""})") && !parse(R"({"type":"chunks_brought","examined":513,"found":[1],"why":""})", 1));
+  CHECK(!parse(R"({"type":"chunks_brought","examined":99,"found":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"why":""})", 1));
+  CHECK(std::get<ReadChunks>(*parse(R"({"type":"read_chunks","number":3,"chunks":[[1,2]]})", 1)).chunks.front().second == 2);
+  CHECK(!parse(R"({"type":"read_chunks","number":3,"chunks":[[1]]})", 1) && !parse(R"({"type":"read_chunks","number":3,"chunks":[]})"));
   CHECK(!std::get<Pause>(*parse(R"({"type":"pause"})")).at_snapshot);
   CHECK(std::get<Pause>(*parse(R"({"type":"pause","snapshot":true})")).at_snapshot && !parse(R"({"type":"pause","snapshot":1})"));
   CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7})")).number == 7 && !parse(R"({"type":"copy_snapshot"})"));

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmigd.ipc.fds import Fd
+from xmigd.ipc.fds import Fd, sealed_memory
 from xmigd.profiling import pages
 from xmigd.profiling.period import find_period, step_times
 from xmigd.profiling.profiles import add_up
@@ -18,7 +18,7 @@ from xmigd.profiling.trace_file import TracedProcess, TracedServer, write_trace
 
 
 def filled(size: int, *parts: tuple[int, bytes]) -> Fd:
-    page = pages.make_page("xmig-test", size)
+    page = sealed_memory("xmig-test", size)
     for offset, content in parts:
         os.pwrite(page.fileno(), content[: max(0, size - offset)], offset)
     return page
@@ -45,7 +45,7 @@ def test_a_trace_of_anything(content: bytes, written: int) -> None:
 
 
 def test_a_page_keeps_its_size() -> None:
-    page = pages.make_page("xmig-test", pages.SMALLEST_TRACE)
+    page = sealed_memory("xmig-test", pages.SMALLEST_TRACE)
     for size in (0, 1 << 30):
         try:
             os.ftruncate(page.fileno(), size)

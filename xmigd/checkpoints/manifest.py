@@ -130,7 +130,7 @@ class Manifest(Strict):
     root: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # pid from which all descend; 0: of the first program
     namespaces: tuple[Literal["pid", "mnt", "net", "ipc", "uts"], ...] = ()  # that all have for themselves
     priority: Literal["critical", "normal", "best-effort"] = "normal"
-    memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for each program; 0: all
+    memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for all programs; 0: all
     nodes: tuple[Annotated[str, Field(max_length=64)], ...] = ()  # on which its job had ranks; each has a part of it
     round: Count = 0  # of the group snapshot at which the ranks of all parts stand; 0: they are in no group
     connections: Annotated[tuple[Connection, ...], Field(max_length=MOST_CONNECTIONS)] = ()  # with other parts

@@ -61,6 +61,14 @@ def close_all(fds: Iterable[Fd]) -> None:
         fd.close()
 
 
+def sealed_memory(name: str, size: int) -> Fd:
+    """A memfd whose size nobody changes. Raises OSError."""
+    fd = Fd(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    os.ftruncate(fd.fileno(), size)
+    fcntl.fcntl(fd.fileno(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+    return fd
+
+
 def read_only(fd: Fd) -> Fd:
     """Another descriptor of the same memory, through which nobody writes. Raises OSError."""
     return Fd(os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC))

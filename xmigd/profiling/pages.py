@@ -6,7 +6,6 @@ are hostile: what is read here is checked, and what makes no sense is left out.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import struct
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from xmigd.ipc.fds import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, Fd
+from xmigd.ipc.fds import Fd
 
 VERSION = 1
 PROFILE_MAGIC, TRACE_MAGIC = 0x31666F7270676D78, 0x3165636172676D78
@@ -51,14 +50,6 @@ class Kind(IntEnum):
 
 LAUNCHED = frozenset({Kind.kernel, Kind.graph, Kind.collective})
 OF_XMIG = frozenset({Kind.snapshot, Kind.replay, Kind.restore})
-
-
-def make_page(name: str, size: int) -> Fd:
-    """Raises OSError."""
-    fd = Fd(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    os.ftruncate(fd.fileno(), size)
-    fcntl.fcntl(fd.fileno(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-    return fd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

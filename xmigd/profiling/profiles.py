@@ -17,7 +17,7 @@ from typing import Any
 
 from xmigd import log
 from xmigd.ipc import messages as m
-from xmigd.ipc.fds import Fd
+from xmigd.ipc.fds import Fd, sealed_memory
 from xmigd.profiling.pages import (
     LAUNCHES,
     PROFILE_BYTES,
@@ -25,7 +25,6 @@ from xmigd.profiling.pages import (
     Entry,
     Kind,
     Profile,
-    make_page,
     read_launches,
     read_profile,
     read_ticks,
@@ -143,7 +142,7 @@ class Watched:
             page = self.pages.get(number)
             if page is not None and page.server is server:
                 continue
-            page = self.pages[number] = _Page(server, make_page("xmig-profile", PROFILE_BYTES))
+            page = self.pages[number] = _Page(server, sealed_memory("xmig-profile", PROFILE_BYTES))
             server.send(m.pack("profile", every=every), (page.fd,))
 
     def look(self, servers: Mapping[int, Server]) -> None:

@@ -19,11 +19,12 @@ from sqlalchemy.orm import Session
 from xmigd import __version__, log
 from xmigd.errors import Conflict, Gone, NotFound, Unavailable
 from xmigd.ipc import messages as m
+from xmigd.ipc.fds import sealed_memory
 from xmigd.operations import repository
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
-from xmigd.profiling.pages import make_page, read_trace_head
+from xmigd.profiling.pages import read_trace_head
 from xmigd.profiling.schemas import TraceInfo
 from xmigd.profiling.trace_file import TracedProcess, TracedServer, write_trace
 from xmigd.security.callers import Caller
@@ -156,7 +157,7 @@ class Traces:
     def give(self, server: Server) -> TracedServer:
         """Raises Unavailable."""
         try:
-            page = make_page("xmig-trace", self._bytes)
+            page = sealed_memory("xmig-trace", self._bytes)
         except OSError as error:
             raise Unavailable(
                 f"there is no memory for a trace: {error.strerror}",

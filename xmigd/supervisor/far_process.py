@@ -5,7 +5,7 @@ What it would read of a process of its own node, the other daemon sends with eve
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from xmigd.groups.meetings import Answer
@@ -13,6 +13,8 @@ from xmigd.process import events as e
 from xmigd.records import JobRow, ProcessRow
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.member import Member
+
+LOOK_AGAIN = 0.05  # seconds
 
 Deliver = Callable[[n.Message], None]
 
@@ -36,6 +38,7 @@ class FarProcess:
         self.job = job
         self._nodes = nodes
         self._deliver = deliver
+        self._looked = 0.0  # monotonic seconds: when how it stands was requested last
         self.update(stand)
 
     def update(self, stand: n.Stand) -> None:
@@ -93,13 +96,20 @@ class FarProcess:
             n.Met(
                 nodes=self._nodes, process=answer.process, server=answer.server, meeting=answer.meeting,
                 rank=answer.rank, offers=answer.offers, missing=answer.missing, refused=answer.refused,
+                answer=answer.answer, over=answer.over,
             )
         )  # fmt: skip
 
+    def look(self) -> None:
+        """Nothing is sent when its server has restored its memory."""
+        if (t := time.monotonic()) - self._looked > LOOK_AGAIN:
+            self._looked = t
+            self._deliver(n.Look(nodes=self._nodes, process=self.row.id))
+
     def name_replicas(self, number: int, others: Iterable[Member]) -> None:
-        """Memory of other nodes is not in reach: what it has lost it has lost."""
-        text = json.dumps({"type": "replicas_named"})
-        self._deliver(n.Send(nodes=self._nodes, process=self.row.id, server=number, text=text))
+        leader = self._nodes.split(",")[0]
+        ranks = tuple((one.node or leader, one.row.id) for one in others)
+        self._deliver(n.NameReplicas(nodes=self._nodes, process=self.row.id, server=number, ranks=ranks))
 
     # What is prepared ahead, and copied to host memory, is each node's own.
 

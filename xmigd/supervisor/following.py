@@ -21,6 +21,7 @@ from xmigd.process import events as e
 from xmigd.process import migration_events as v
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
+from xmigd.supervisor.far_chunks import FarRank
 from xmigd.supervisor.process import Process, now
 
 logger = log.get("nodes")
@@ -36,6 +37,10 @@ class _Known:
     orphan: bool = False
     round: int = 0  # that it was sent into
     held: int = 0  # the round that it has prepared, and has not been sent the decision of
+    lost: tuple[int, int] = (
+        0,
+        0,
+    )  # a server that has lost memory with a device, and bytes: until ranks are named
     pauses: bool = False  # it is to pause at the next round, and was not sent to it yet
 
 
@@ -68,6 +73,8 @@ class Following:
                 known.orphan = False
                 if state == "joined" and not process.grouped:
                     process.tell(e.Grouped(t=now(), on=True))
+            case m.ReplicasWanted(bytes=size):
+                known.lost = server.number, size
             case m.GroupHeld(round=number):
                 known.held = number
                 if number != known.round:
@@ -167,8 +174,15 @@ class Following:
                 if unwanted:
                     process.let_go_on()
             case n.Met(process=name) if (process := self._own(name)) is not None:
-                process.met(message.answer)
-            case n.Tell() | n.Send() | n.Met():
+                process.met(message.to_rank())
+            case n.Look(process=name) if (process := self._own(name)) is not None:
+                self._send(n.Looked(nodes=self._nodes, stand=_stand(process)))
+            case n.NameReplicas(process=name, server=number) if (process := self._own(name)) is not None:
+                self._known[name].lost = (0, 0)
+                here = self._links.node
+                near = [self._processes[one] for node, one in message.ranks if node == here and one in self._processes]
+                process.name_ranks(number, near, [FarRank(node, one) for node, one in message.ranks if node != here])
+            case n.Tell() | n.Send() | n.Met() | n.Look() | n.NameReplicas():
                 pass  # it has ended meanwhile
             case _:
                 raise ProtocolError(f"{message.kind}, from the node that leads")
@@ -190,8 +204,10 @@ class Following:
         return unwanted
 
     def _present(self, process: Process, known: _Known) -> n.Present:
+        server, lost = known.lost
         return n.Present(
             stand=_stand(process), orphan=known.orphan, awaits=process.machine.awaits_group, held=known.held,
+            lost=lost if server == process.active else 0,
             communicators=tuple(known.communicators.values()),
         )  # fmt: skip
 

@@ -11,10 +11,11 @@ from xmigd import log
 from xmigd.devices.names import devices_of
 from xmigd.groups import instructions as g
 from xmigd.groups import prepared as p
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
 from xmigd.groups.meetings import Meetings, Offer
 from xmigd.groups.replicas import Finding
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
+from xmigd.groups.ties import Who
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
 from xmigd.process import events as e
@@ -91,9 +92,9 @@ class Ranks:
                 self._memory_short(process, server, number, ordinal, size)
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
-            case m.CommunicatorFailed(name=name, rank=rank, why=why):
+            case m.CommunicatorFailed(name=name, rank=rank, why=why, severed=severed):
                 logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
-                self._tell(lambda t: self._groups.failed(t, who.process, name))
+                self._tell(lambda t: self._groups.failed(t, who.process, name, severed=severed))
             case m.GroupWanted() if self._may_begin():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):
@@ -136,6 +137,8 @@ class Ranks:
             self._tell(lambda t: self._groups.awaits(t, name))
         if present.held:
             self.held_again(process, present.held)
+        if present.lost:
+            self.reported(process, about, m.ReplicasWanted(type="replicas_wanted", bytes=present.lost))
         prepared, decided = process.rounds()
         if decided and not prepared:
             self._tell(lambda t: self._groups.committed(t, name, decided))
@@ -602,9 +605,14 @@ class Ranks:
             self._looking.cancel()
             self._looking = None
         wanting = {one: number for one, number in self._wanting.items() if self._is_active(one, number)}
-        for name, number in list(wanting.items()):
+        for name, number in list(wanting.items()) if self._opened else ():  # before, some may be missing
             others = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
-            if all(other.row.id in wanting or (other.standing and other.rounds()[0] == 0) for other in others):
+            awaited = [
+                one for one in others if one.row.id not in wanting and not (one.standing and one.rounds()[0] == 0)
+            ]
+            for other in awaited:
+                other.look()
+            if not awaited:
                 del self._wanting[name]
                 sources = [other for other in others if other.row.id not in wanting]
                 self._processes[name].name_replicas(number, sources)
@@ -629,9 +637,9 @@ class Ranks:
 
     def _meet(self, process: Member, server: Sender, message: m.Meet) -> None:
         """A rank of a communicator looks for the others."""
-        if server.number == process.active:
+        if server.number == process.active and not message.answer:
             self.history.meets(now(), _who(process), message)
-        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
+        offer = Offer(message.meeting, message.rank, message.ranks, message.offer, message.answer)
         answers = self._meetings.attend(now(), process.row.id, server.number, process.row.uid, offer)
         self.history.answered(now(), process.row.id, answers)
         for answer in answers:

@@ -107,8 +107,10 @@ class Leading:
     def received(self, peer: str, message: n.NodeMessage) -> None:
         """Raises ProtocolError."""
         match message:
-            case n.Here(processes=processes):
+            case n.Here(processes=processes) if peer in self._absent:
                 self._here(peer, processes)
+            case n.Here():
+                pass  # sent by itself and as an answer: who waited at the first may have gone on since
             case _ if peer in self._absent:
                 pass  # of before: `here` has what comes of it
             case n.Reported(stand=stand, server=number, message=fields):
@@ -122,7 +124,7 @@ class Leading:
                 self.ranks.not_resumed(self._far(peer, stand), why)
             case n.Changed(stand=stand, what=what, why=why):
                 self.ranks.changed(self._far(peer, stand), _instruction(what, why))
-            case n.MadeAgain(stand=stand):
+            case n.MadeAgain(stand=stand) | n.Looked(stand=stand):
                 self._far(peer, stand)
             case n.Pauses(stand=stand, on=True):
                 self.ranks.pause([self._far(peer, stand).row.id])

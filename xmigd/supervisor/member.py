@@ -23,6 +23,7 @@ class Sender(Protocol):
 class Member(Protocol):
     row: ProcessRow  # its devices have the node's name before them if that is another one
     job: JobRow
+    node: str  # empty: this one
 
     @property
     def state(self) -> str: ...
@@ -70,5 +71,8 @@ class Member(Protocol):
         """What a server of it has made ahead."""
 
     def server_devices(self) -> Mapping[int, str]: ...
+    def look(self) -> None:
+        """How it stands is waited for."""
+
     def name_replicas(self, number: int, others: Iterable[Member]) -> None: ...
     def copy_unique(self, others: Iterable[Member], most: int) -> None: ...

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from xmigd.errors import ProtocolError
 from xmigd.groups.meetings import Answer
 from xmigd.ipc import messages as m
+from xmigd.peers.contract import NAME
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
 
@@ -61,6 +62,7 @@ class Present(BaseModel):
     orphan: bool  # its server is gone with an earlier daemon, and nobody here knows what it was a member of
     awaits: bool  # to be let go on after its server was lost
     held: m.Number  # the round that it has prepared, and waits for the decision of; 0: none
+    lost: m.Number  # bytes that its server has lost with a device, and waits to hear who has the same; 0: none
     communicators: Annotated[tuple[m.Communicator, ...], Field(max_length=4096)]
 
 
@@ -130,6 +132,13 @@ class CaughtUp(Message):
     number: m.Number
 
 
+class Looked(Message):
+    """The answer to `look`."""
+
+    kind: Literal["looked"] = "looked"
+    stand: Stand
+
+
 # --- from the one who leads ------------------------------------------------------------------------------------------
 
 
@@ -144,6 +153,22 @@ class CatchUp(Message):
 
     kind: Literal["catch_up"] = "catch_up"
     number: m.Number
+
+
+class Look(Message):
+    """How does this process stand? Answered with `looked`."""
+
+    kind: Literal["look"] = "look"
+    process: m.JobId
+
+
+class NameReplicas(Message):
+    """A server has lost memory with a device: these ranks, each with its node, stand at the same round."""
+
+    kind: Literal["name_replicas"] = "name_replicas"
+    process: m.JobId
+    server: m.Number
+    ranks: Annotated[tuple[tuple[Annotated[str, Field(pattern=NAME)], m.JobId], ...], Field(max_length=MOST_PROCESSES)]
 
 
 _EVENTS = {
@@ -185,9 +210,7 @@ class Send(Message):
     text: Annotated[str, Field(max_length=m.MAX_MESSAGE)]
 
 
-TO_SERVERS = frozenset(
-    {"group_stop", "group_hold", "group_take", "group_continue", "communicator_lost", "replicas_named"}
-)
+TO_SERVERS = frozenset({"group_stop", "group_hold", "group_take", "group_continue", "communicator_lost"})
 
 
 class Round(BaseModel):
@@ -225,15 +248,19 @@ class Met(Message):
     offers: Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=m.MAX_RANKS)] = ()
     missing: Annotated[str, Field(max_length=4096)] = ""
     refused: Annotated[str, Field(max_length=4096)] = ""
+    answer: Annotated[str, Field(max_length=64)] = ""
+    over: bool = False
 
-    @property
-    def answer(self) -> Answer:
-        return Answer(self.process, self.server, self.meeting, self.rank, self.offers, self.missing, self.refused)
+    def to_rank(self) -> Answer:
+        return Answer(
+            self.process, self.server, self.meeting, self.rank, self.offers, self.missing, self.refused, self.answer,
+            self.over,
+        )  # fmt: skip
 
 
 NodeMessage = Annotated[
-    Here | Reported | HeldAgain | Committed | Changed | MadeAgain | Pauses | Finished | CaughtUp | WhoIsHere | CatchUp
-    | Tell | Send | Met,
+    Here | Reported | HeldAgain | Committed | Changed | MadeAgain | Pauses | Finished | CaughtUp | Looked | WhoIsHere
+    | CatchUp | Tell | Send | Met | Look | NameReplicas,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)

@@ -27,6 +27,7 @@ from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.memory.host_pool import HostPool
+from xmigd.memory.quota import Quotas, Slots
 from xmigd.memory.restored import restored_memory
 from xmigd.native import Layout
 from xmigd.process import events as e
@@ -37,6 +38,7 @@ from xmigd.records import JobRow, LogLevel, LogSource, ProcessRow, Records
 from xmigd.servers.output import RATE
 from xmigd.servers.server import Ending, Server, ServerHooks, ServerProgram
 from xmigd.supervisor.copying import Copying
+from xmigd.supervisor.far_chunks import FarChunks, FarRank, Fetch, Found
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.moving import Moving
 from xmigd.supervisor.preload import Preload
@@ -47,6 +49,8 @@ PAUSE_PATIENCE = 60.0  # seconds until a server is drained between two records
 
 class Process(ProcessState):
     """One program and its servers."""
+
+    node = ""  # this one (member.py)
 
     def __init__(
         self,
@@ -69,9 +73,11 @@ class Process(ProcessState):
         fd_store: FdStore,
         suspend_dir: Path,
         host_pool: HostPool,
+        quotas: Quotas,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
         rank_reported: Callable[[Process, Server, m.RankMessage], None],
         group_concerns: Callable[[Process, e.Instruction], None],
+        fetch_chunks: Fetch,
         faults: int = 0,
         recoveries: int = 0,
         unprotected: str = "",
@@ -79,7 +85,7 @@ class Process(ProcessState):
         super().__init__(
             row=row, job=job, machine=Machine(limits, faults=faults, recoveries=recoveries), pidfd=pidfd,
             memory=memory, program=program, stall_bound=stall_bound, snapshot_cost=snapshot_cost, records=records,
-            fd_store=fd_store, host_pool=host_pool,
+            fd_store=fd_store, host_pool=host_pool, quotas=quotas,
         )  # fmt: skip
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self._busy_time = Busy()
@@ -107,6 +113,7 @@ class Process(ProcessState):
         self._log = log.get("process").bind(job=job.name, process=row.id[:12], pid=row.pid)
         self.moving = Moving(self, suspend_dir / row.id, tell=self.tell, start_server=self.start_server)
         self.copying = Copying(self)
+        self.far_chunks = FarChunks(self, fetch_chunks)
         self._preload = Preload(self)
         self._watch_client()
         self.hooks = ServerHooks(
@@ -175,6 +182,8 @@ class Process(ProcessState):
         if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
             self.follow_backlog(server)
         self.servers[server.number] = server
+        server.quota_slots = announce.quota_slots
+        self.has_slots(announce.quota_slots)
         self.tell(e.Adopted(t=now(), opened=announce.opened, detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
@@ -183,9 +192,10 @@ class Process(ProcessState):
         self.handles, self.generation = handles, generation
         self.tell(e.Restored(t=now()))
 
-    def orphaned(self, handles: dict[int, Handle], why: str) -> None:
+    def orphaned(self, handles: dict[int, Handle], slots: Slots, why: str) -> None:
         """Its server is dead, and `handles` are all that it held: another one recovers it."""
         self.handles = handles
+        self.has_slots(slots)
         self.tell(e.Orphaned(t=now(), reason=why, opened=bool(handles)))
 
     def tell(self, event: e.Event) -> None:
@@ -329,7 +339,9 @@ class Process(ProcessState):
             return
         fields: dict[str, Any] = {"meeting": answer.meeting, "rank": answer.rank}
         if answer.offers:
-            fields["offers"] = list(answer.offers)
+            fields |= {"offers": list(answer.offers), "answer": answer.answer}
+        elif answer.over:
+            fields["over"] = True
         elif answer.refused:
             fields["refused"] = answer.refused
         else:
@@ -429,17 +441,42 @@ class Process(ProcessState):
         for number in lost:
             self.drop_handle(number)
 
+    def look(self) -> None:
+        """How it stands is known at once."""
+
     def name_replicas(self, number: int, others: Iterable[Member]) -> None:
-        """To a server of this process that has lost memory: the ranks that are at the same round."""
+        near, far = [], []
+        for other in others:
+            if isinstance(other, Process):
+                near.append(other)
+            else:
+                far.append(FarRank(other.node, other.row.id))
+        self.name_ranks(number, near, far)
+
+    def name_ranks(self, number: int, near: Iterable[Process], far: Sequence[FarRank]) -> None:
+        """To a server of this process that has lost memory: the ranks that are at the same round, of this node and of
+        others."""
         server = self.server(number)
         if server is None:
             return
-        for other in others:
-            if isinstance(other, Process) and self._name_rank(server, other):
+        for other in near:
+            if self._name_rank(server, other):
                 for handle in other.handles.values():
                     if handle.kind == "shadow":
                         server.send(m.pack_replica(handle.message), (handle.fd,))
-        server.send(m.pack("replicas_named"))
+        self.far_chunks.named(number, far)
+        server.send(m.pack("replicas_named", far=len(far)))
+
+    async def read_chunks(self, chunks: Sequence[m.ChunkHash]) -> Found:
+        """What of these its last snapshot has, for a rank of another node. Raises Unavailable: not now; Conflict."""
+        return await self.far_chunks.read(chunks, self._standing_server)
+
+    def _standing_server(self) -> Server:
+        """Raises Unavailable."""
+        server = self.server(self.machine.active)
+        if server is None or not self.standing or self.rounds()[0] != 0:
+            raise Unavailable("the rank has not restored its memory yet")
+        return server
 
     def copy_unique(self, others: Iterable[Member], most: int) -> None:
         """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
@@ -479,6 +516,7 @@ class Process(ProcessState):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self.far_chunks.close()
         for server in self.servers.values():
             server.forget()
         self.servers.clear()
@@ -515,6 +553,8 @@ class Process(ProcessState):
 
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
+        self.free_slots()
+        self.far_chunks.server_lost(server.number)
         if server.number == self.machine.active:
             if self._lost_ordinals:  # it may have reported memory since
                 self._drop_lost_memory()
@@ -644,6 +684,10 @@ class Process(ProcessState):
                     self._answered(message.type, message.position)
             case m.SuspendProgress() if has_process and self.copying.under_way:
                 self.copying.reported(message, fds)
+            case m.ChunksWanted():
+                self.far_chunks.wanted(server, message)
+            case m.ChunksRead():
+                self.far_chunks.was_read(server, message)
             case m.SnapshotSlab() | m.SnapshotCopied() | m.SnapshotNotCopied():
                 if has_process:
                     self.copying.reported(message, fds)
@@ -769,13 +813,13 @@ class Process(ProcessState):
 
     def _give(self, server: Server, memory: JobMemory, instruction: e.Assign, *, ahead: bool = False) -> None:
         """All that it needs. `ahead`: it may prepare, and no more."""
+        quota, fds = self.give_quota(server, self.quota_slots)
         packed = m.pack_assign(
             instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
             snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
-            copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing,
-            memory_quota=self.job.memory_quota,
+            copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing, quota=quota,
         )  # fmt: skip
-        server.send(packed, memory.all)
+        server.send(packed, fds)
         if instruction.mode == "recover":
             for handle in self.handles.values():
                 server.send(handle.message, (handle.fd,))
@@ -840,6 +884,7 @@ class Process(ProcessState):
         self.job_log.over(self.row.id)
 
     def _release(self) -> None:
+        self.has_slots(())
         self._close_handles()
         self.moving.release()
         self._close_log()

@@ -51,8 +51,15 @@ class Calls:
 
     def request(self, peer: str, body: dict[str, Any], closing: Closing, payload: bytes = b"") -> dict[str, Any]:
         """Blocks, until `closing` ends it. Raises as `call`."""
+        return self.exchange(peer, body, closing, payload)[0]
+
+    def exchange(
+        self, peer: str, body: dict[str, Any], closing: Closing, payload: bytes = b""
+    ) -> tuple[dict[str, Any], bytes]:
+        """The same, with what comes behind the answer."""
         with self._line(self.check_known(peer), closing) as line:
-            return answered(peer, line.call(body, payload)[0])
+            answer, more = line.call(body, payload)
+            return answered(peer, answer), more
 
     def send_content(
         self, peer: str, transfer: str, chunks: Chunks, pieces: Sequence[Chunk], sent: Sent, closing: Closing

@@ -1,8 +1,10 @@
 // Memory that outlives the server: its descriptor is held by the daemon, under a number that the server chose.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "ipc/fd.h"
 #include "journal/layout.h"
@@ -25,6 +27,11 @@ inline constexpr uint64_t kPlainBytes = 32 * journal::kGranule;
 // Names of what is in host memory: with an address that the device reaches, or with none here.
 inline constexpr const char* kLockedName = "host";
 inline constexpr const char* kPlainName = "memfd";
+
+// A chunk of device memory whose content is looked for: its address, and the hash of what it is to contain.
+using ChunkHash = std::pair<uint64_t, uint64_t>;
+inline constexpr size_t kMostChunks = 512;   // that one message requests
+inline constexpr size_t kChunksAtOnce = 16;  // whose content comes with one
 
 struct Hosted {
   uint64_t id = 0;

@@ -1,5 +1,7 @@
 #include "server/channel/requests.h"
 
+#include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -158,16 +160,59 @@ void read_numbers(Fields& fields, const char* name, std::vector<uint64_t>& numbe
   }
 }
 
+void read_chunks(Fields& fields, size_t most, std::vector<ChunkHash>& found) {
+  const Json* chunks = fields.find("chunks");
+  if (!chunks) return;
+  if (!chunks->is_array() || chunks->size() > most) return fields.fail("chunks is no list, or a long one");
+  for (const Json& one : *chunks) {
+    const bool numbers = one.is_array() && one.size() == 2 && one[0].is_number_unsigned() && one[1].is_number_unsigned();
+    if (!numbers) return fields.fail("a chunk is no address and hash");
+    found.emplace_back(one[0].get<uint64_t>(), one[1].get<uint64_t>());
+  }
+}
+
 void read_differing(const Json& object, Fields& fields, Assign& assign) {
   Fields inner(object);
   inner.unsigned_number("snapshot", assign.differing_snapshot);
-  const Json* chunks = inner.find("chunks");
-  if (!inner.finished()) return fields.fail(inner.why());
-  if (!chunks->is_array() || chunks->size() > 256) return fields.fail("differing has no list of chunks, or a long one");
-  for (const Json& one : *chunks) {
-    const bool numbers = one.is_array() && one.size() == 2 && one[0].is_number_unsigned() && one[1].is_number_unsigned();
-    if (!numbers) return fields.fail("a differing chunk is no address and hash");
-    assign.differing.emplace_back(one[0].get<uint64_t>(), one[1].get<uint64_t>());
+  read_chunks(inner, 256, assign.differing);
+  if (!inner.finished()) fields.fail(inner.why());
+}
+
+std::optional<Request> read_chunks_brought(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  ChunksBrought brought;
+  fields.unsigned_number("examined", brought.examined);
+  read_numbers(fields, "found", brought.found);
+  fields.string("why", brought.why, 4096);
+  const auto& found = brought.found;
+  const bool ordered = std::ranges::adjacent_find(found, std::greater_equal<>()) == found.end();
+  if (!ordered || found.size() > kChunksAtOnce || brought.examined > kMostChunks || (!found.empty() && found.back() >= brought.examined)) {
+    fields.fail("found has what was not requested");
+  }
+  if (fds.size() != (found.empty() ? 0 : 1)) fields.fail("chunks_brought comes with a descriptor of what was found");
+  if (!fields.finished()) return std::nullopt;
+  if (!fds.empty()) brought.content = std::move(fds[0]);
+  fds.clear();
+  return brought;
+}
+
+std::optional<Request> read_read_chunks(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
+  ReadChunks read;
+  fields.unsigned_number("number", read.number);
+  read_chunks(fields, kMostChunks, read.chunks);
+  if (fds.size() != 1) fields.fail("read_chunks comes with 1 descriptor");
+  if (!fields.finished()) return std::nullopt;
+  read.memory = std::move(fds[0]);
+  fds.clear();
+  return read;
+}
+
+void read_quota(Fields& fields, Assign& assign) {
+  fields.unsigned_number("memory_quota", assign.memory_quota);
+  read_numbers(fields, "quota_slots", assign.quota_slots);
+  if (assign.memory_quota == 0) fields.fail("memory_quota is 0");
+  const bool there_are = std::ranges::all_of(assign.quota_slots, [](uint64_t slot) { return slot < quota::kSlots; });
+  if (assign.quota_slots.empty() || assign.quota_slots.size() > journal::kMaxDevices || !there_are) {
+    fields.fail("quota_slots has no slot for each device");
   }
 }
 
@@ -189,7 +234,7 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
   if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
-  if (fields.has("memory_quota")) fields.unsigned_number("memory_quota", assign.memory_quota);
+  if (fields.has("memory_quota")) read_quota(fields, assign);
   if (fields.has("deliver")) {
     const Json* object = fields.find("deliver");
     Delivery delivery{};
@@ -240,9 +285,11 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (fields.has("differing")) read_differing(*fields.find("differing"), fields, assign);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
   if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
-  if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
+  const bool has_quota = assign.memory_quota != 0;
+  if (fds.size() != (has_quota ? 6 : 5)) fields.fail("assign comes with 5 descriptors, and with 6 if there is a quota");
   if (!fields.finished()) return std::nullopt;
-  assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}};
+  assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}, {}};
+  if (has_quota) assign.fds.quota = std::move(fds[5]);
   fds.clear();
   return assign;
 }
@@ -345,7 +392,9 @@ std::optional<Request> read_met(Fields& fields) {
   fields.unsigned_number("rank", met.rank);
   if (fields.has("missing")) fields.string("missing", met.missing, 4096);
   if (fields.has("refused")) fields.string("refused", met.refused, 4096);
+  if (fields.has("over")) fields.boolean("over", met.over);
   if (fields.has("offers")) {
+    fields.string("answer", met.answer, 2 * journal::kGroupIdBytes);
     const Json* list = fields.find("offers");
     if (!list->is_array() || list->size() > journal::kMaxRanks) {
       fields.fail("offers is no list, or too long");
@@ -505,7 +554,13 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     std::optional<Hosted> memory = read_hosted(fields, fds);
     if (memory) request = ReplicaMemory{std::move(*memory)};
   } else if (type == "replicas_named") {
-    if (fields.finished()) request = ReplicasNamed{};
+    ReplicasNamed named;
+    fields.unsigned_number("far", named.far);
+    if (fields.finished()) request = named;
+  } else if (type == "chunks_brought") {
+    request = read_chunks_brought(fields, fds);
+  } else if (type == "read_chunks") {
+    request = read_read_chunks(fields, fds);
   } else if (type == "copy_unique") {
     CopyUnique copy;
     fields.unsigned_number("bytes", copy.bytes);

@@ -38,9 +38,12 @@ struct Careful {
 
 struct JobFds {
   ipc::UniqueFd journal, staging, pinned, snapshot[2];
+  ipc::UniqueFd quota;  // none: there is no quota
 
-  std::array<int, 5> all() const {
-    return {journal.get(), staging.get(), pinned.get(), snapshot[0].get(), snapshot[1].get()};
+  std::vector<int> all() const {
+    std::vector<int> fds{journal.get(), staging.get(), pinned.get(), snapshot[0].get(), snapshot[1].get()};
+    if (quota) fds.push_back(quota.get());
+    return fds;
   }
 };
 
@@ -51,7 +54,8 @@ struct Assign {
   double snapshot_cost = 0.01;   // share of time that snapshots may cost
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
-  uint64_t memory_quota = 0;  // bytes of each device that the program may have; 0: all
+  uint64_t memory_quota = 0;  // bytes of each device that the job's programs may have together; 0: all
+  std::vector<uint64_t> quota_slots;  // of this process in its page, by ordinal
   bool copies_on_host = false;  // what copies from page-locked memory bring is kept in host memory (memory/copy_log.h)
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
@@ -67,7 +71,7 @@ struct Assign {
   std::vector<uint64_t> communicators;  // attempts that all ranks have prepared
   // kRecover: chunks of this snapshot that are not what most replicas hold there; by address, the hash of what they hold.
   uint64_t differing_snapshot = 0;
-  std::vector<std::pair<uint64_t, uint64_t>> differing;
+  std::vector<ChunkHash> differing;
   uint64_t first_id = 1;  // of the memory that this server makes: smaller numbers are another's
   JobFds fds;
 };
@@ -159,13 +163,16 @@ struct Output {
 struct Backlog {
   ipc::UniqueFd socket;
 };
-// To a rank that met the others: what all of them offer. Or who is missing until now, or why it is not let in.
+// To a rank that met the others: what all of them offer, and the daemon's name for that. Or who is missing until now, or why it is not
+// let in; or `over`: all ranks have reported that they were answered.
 struct Met {
   std::string meeting;
   uint32_t rank = 0;
   std::vector<std::string> offers;
   std::string missing;
   std::string refused;
+  std::string answer;
+  bool over = false;
 };
 // How far the ranks of a communicator are: its collectives by its name, sends of one rank to another by "name:from>to".
 using GroupCounts = std::map<std::string, uint64_t>;
@@ -207,7 +214,24 @@ struct ReplicaRank {
 struct ReplicaMemory {
   Hosted memory;
 };
-struct ReplicasNamed {};
+// `far`: and so many ranks of other nodes, whose content comes chunk by chunk (ChunksBrought).
+struct ReplicasNamed {
+  uint32_t far = 0;
+};
+// Of a rank of another node, for one that has lost memory: of those chunks that were requested of it last it was looked for the first
+// `examined`, and what was found of them, in order, lies here. `why`: nothing more comes from that rank.
+struct ChunksBrought {
+  size_t examined = 0;
+  std::vector<uint64_t> found;  // by their place among those that were requested
+  std::string why;
+  ipc::UniqueFd content;
+};
+// And for this one: copy what the last snapshot has of these there, the first kChunksAtOnce that it has (snapshot/chunk_reader.h).
+struct ReadChunks {
+  uint64_t number = 0;  // of this request
+  std::vector<ChunkHash> chunks;
+  ipc::UniqueFd memory;
+};
 // After a snapshot of all ranks, those on other devices having been named (ReplicaRank): copy what they do not have to host memory, if it
 // is not more than this (snapshot/host_copies.h).
 struct CopyUnique {
@@ -231,7 +255,7 @@ using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, T
                              PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
                              MemoryGivenUp, Pause, CopySnapshot, ForgetSnapshotCopy, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
-                             ReplicasNamed, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;
+                             ReplicasNamed, ChunksBrought, ReadChunks, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;
 
 inline constexpr size_t kMaxMessageBytes = 64 << 10;
 inline constexpr size_t kMaxRequestFds = 250;  // of `room`

@@ -80,6 +80,8 @@ class Server {
   std::optional<int> operator()(ReplicaRank& request);
   std::optional<int> operator()(ReplicaMemory& request);
   std::optional<int> operator()(ReplicasNamed& request);
+  std::optional<int> operator()(ChunksBrought& request);
+  std::optional<int> operator()(ReadChunks& request);
   std::optional<int> operator()(CopyUnique& request);
   std::optional<int> operator()(CopySnapshot& request);
   std::optional<int> operator()(ForgetSnapshotCopy& request);

@@ -118,6 +118,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
       group_([this] { interrupts_.request(Interrupts::kLook); }),
       host_copies_(services_, memory_, granules_, staging_, snapshots_),
       snapshot_copy_(services_, memory_, granules_, staging_, snapshots_),
+      chunk_reader_(services_, memory_, granules_, staging_, snapshots_),
       relocation_(services_, memory_, granules_, staging_, snapshots_, interrupts_),
       departure_(services_, memory_, *this, snapshots_, staging_, relocation_, interrupts_),
       adoption_(services_, memory_),
@@ -146,6 +147,7 @@ Executor::~Executor() {
   watchdog_.reset();
   host_copies_.stop();
   snapshot_copy_.stop();
+  chunk_reader_.stop();
   relocation_.end(false);
   incoming_.give_up();
   handlers_.collectives.abort_all();
@@ -178,7 +180,7 @@ Result<> Executor::prepare_journal(const Services& services, const device::Devic
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
     header.devices[ordinal] = device.describe(static_cast<int>(ordinal));
   }
-  header.memory_quota = services.sharing.quota();
+  header.memory_quota = services.sharing.quota().bytes();
   describe_peers(services);
   for (journal::ThreadSlot& slot : header.threads) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
@@ -319,7 +321,7 @@ void Executor::nap() {
 void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   const std::lock_guard lock(memory_.mutex);
   const auto only_this_thread = daemon_.attach(std::move(socket));
-  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, job_.fds().all(), true);
+  daemon_.announce(job_, device, generation_, true);
   const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
   memory_.hosting.for_each(add);
   memory_.shadow.for_each(add);

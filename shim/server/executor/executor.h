@@ -51,6 +51,7 @@
 #include "server/services.h"
 #include "server/sharing/turns.h"
 #include "server/snapshot/group_snapshot.h"
+#include "server/snapshot/chunk_reader.h"
 #include "server/snapshot/host_copies.h"
 #include "server/snapshot/snapshot_copy.h"
 #include "server/snapshot/schedule.h"
@@ -108,6 +109,7 @@ class Executor final : public Witness, private Execution {
   void step(GroupSnapshot::Step step) { group_.request(std::move(step)); }
   HostCopies& host_copies() { return host_copies_; }
   SnapshotCopy& snapshot_copy() { return snapshot_copy_; }
+  ChunkReader& chunk_reader() { return chunk_reader_; }
   void follow_profiling() { interrupts_.request(Interrupts::kLook); }
   void communicator_lost(const std::string& name) { handlers_.collectives.lost(name); }
   // Continue, with the job's new files if there are any. The executor is paused.
@@ -255,6 +257,7 @@ class Executor final : public Witness, private Execution {
   GroupSnapshot group_;
   HostCopies host_copies_;
   SnapshotCopy snapshot_copy_;
+  ChunkReader chunk_reader_;
   Relocation relocation_;
   Departure departure_;
   Adoption adoption_;

@@ -44,17 +44,69 @@ Result<> Replicas::fill(const std::vector<ChunkState>& lost, uint64_t sequence) 
 Result<Replicas::Brought> Replicas::bring(const std::vector<ChunkState>& chunks, uint64_t sequence, const char* what) {
   const uint64_t start = now_ns();
   services_.daemon.replicas_wanted(chunks.size() * kGranule);
-  std::optional<std::vector<ReplicaSource>> sources = services_.replica_sources.wait();
+  std::optional<ReplicaSources::Named> sources = services_.replica_sources.wait();
   if (!sources) return Error{"the daemon has gone, and nobody else knows where memory has replicas", kInterrupted};
   const uint64_t begun = now_ns();
   std::vector<ChunkState> wanted = chunks;
-  for (ReplicaSource& source : *sources) {
+  for (ReplicaSource& source : sources->near) {
     if (!wanted.empty()) wanted = take(source, wanted, sequence);
   }
   services_.log(Level::kInfo, in_mib(chunks.size() - wanted.size()) + " of " + in_mib(chunks.size()) + " " + what +
                                   " were copied from other ranks in " + in_ms(now_ns() - begun) +
                                   ", after " + in_ms(begun - start) + " until they were there");
-  return Brought{std::move(wanted), sources->size()};
+  for (uint32_t rank = 0; rank < sources->far && !wanted.empty(); ++rank) {
+    Result<std::vector<ChunkState>> left = take_far(rank, wanted, sequence);
+    if (!left) return left.error();
+    wanted = *std::move(left);
+  }
+  return Brought{std::move(wanted), sources->near.size() + sources->far};
+}
+
+Result<std::vector<ChunkState>> Replicas::take_far(uint32_t rank, const std::vector<ChunkState>& wanted, uint64_t sequence) {
+  const uint64_t start = now_ns();
+  std::vector<ChunkState> left;
+  for (std::span<const ChunkState> rest(wanted); !rest.empty();) {
+    std::vector<ChunkHash> hashes;
+    for (const ChunkState& chunk : rest.first(std::min(rest.size(), kMostChunks))) hashes.emplace_back(chunk.address, chunk.hash);
+    services_.daemon.chunks_wanted(rank, hashes);
+    const std::optional<ChunksBrought> brought = services_.replica_sources.await_chunks();
+    if (!brought) return Error{"the daemon has gone, and nobody else reaches the other nodes", kInterrupted};
+    const bool over = !brought->why.empty() || brought->examined == 0 || brought->examined > hashes.size();
+    if (over) {
+      services_.log(Level::kWarning, "nothing more comes from a rank of another node: " + brought->why);
+      left.insert(left.end(), rest.begin(), rest.end());
+      break;
+    }
+    const std::vector<ChunkState> missing = take(*brought, rest.first(brought->examined), sequence);
+    left.insert(left.end(), missing.begin(), missing.end());
+    rest = rest.subspan(brought->examined);
+  }
+  services_.log(Level::kInfo, in_mib(wanted.size() - left.size()) + " of " + in_mib(wanted.size()) +
+                                  " that were lost with a device came from a rank of another node in " + in_ms(now_ns() - start));
+  return left;
+}
+
+// In order, of those that were examined.
+std::vector<ChunkState> Replicas::take(const ChunksBrought& brought, std::span<const ChunkState> wanted, uint64_t sequence) {
+  std::vector<StagingCopy::Piece> pieces;
+  std::vector<Match> matches;
+  std::vector<ChunkState> left;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const ChunkState& chunk = wanted[i];
+    if (pieces.size() < brought.found.size() && brought.found[pieces.size()] == i) {
+      pieces.push_back({chunk.address, brought.content.get(), pieces.size() * kGranule, ordinal_of_device_address(chunk.address)});
+      matches.push_back({chunk, 0});
+    } else {
+      left.push_back(chunk);
+    }
+  }
+  if (matches.empty()) return left;
+  const Result<> copied = granules_.staging_copy().to_device(pieces);
+  if (!copied) services_.log(Level::kWarning, "what came from another node cannot be read: " + copied.why());
+  const std::vector<ChunkState> wrong = differing(matches, sequence);
+  left.insert(left.end(), wrong.begin(), wrong.end());
+  std::ranges::sort(left, {}, &ChunkState::address);
+  return left;
 }
 
 // Which content they have is not written anywhere: it is hashed.

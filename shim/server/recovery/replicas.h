@@ -1,5 +1,6 @@
-// Content that was lost with a device, or is not what most replicas hold, from where it is: in copies in host memory (snapshot/host_copies.h), and in the shadows of
-// other ranks, which are at the same round (docs/decisions/0048).
+// Content that was lost with a device, or is not what most replicas hold, from where it is: in copies in host memory (snapshot/host_copies.h), in the shadows of
+// other ranks, which are at the same round (docs/decisions/0048), and last in those of ranks of other nodes, from where the daemon brings
+// it (docs/decisions/0079).
 //
 // A shadow outlives the server that made it, and is mapped here for as long as it is copied from; who has it does nothing. What is
 // copied is hashed where it has arrived, and is used only if it is what the own snapshot says. So it does not matter what others' files
@@ -7,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,9 @@ class Replicas {
   };
   // Each returns what it could not bring.
   std::vector<ChunkState> take_copies(const std::vector<ChunkState>& wanted, uint64_t sequence);
+  // Of another node. Interrupted, if the daemon goes.
+  Result<std::vector<ChunkState>> take_far(uint32_t rank, const std::vector<ChunkState>& wanted, uint64_t sequence);
+  std::vector<ChunkState> take(const ChunksBrought& brought, std::span<const ChunkState> wanted, uint64_t sequence);
   std::vector<ChunkState> take(ReplicaSource& source, const std::vector<ChunkState>& wanted, uint64_t sequence);
   std::vector<ChunkState> take(Hosted& slab, const std::vector<Match>& matches, uint64_t sequence);
   std::vector<ChunkState> take_mapped(Hosted& slab, const std::vector<Match>& matches, uint64_t sequence);
