@@ -206,8 +206,8 @@ def test_who_has_lost_memory_is_named_who_stands(again: bool) -> None:
 
 @in_a_loop
 def test_who_is_here_is_looked_at_once_a_session() -> None:
-    """A daemon that was started sends it by itself, and once more when it is requested: who waited in the first may have
-    gone on since, and is not to be lost again."""
+    """A daemon that was started sends it by itself, and once more when it is requested: who waited in the first may
+    have gone on since, and is not to be lost again."""
     network = FakeNetwork("a", "b", "c")
     a, b = Node(network, "a"), Node(network, "b")
     heard: list[dict[str, Any]] = []
