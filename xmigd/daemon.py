@@ -294,7 +294,7 @@ async def serve(settings: Settings) -> None:
         )  # fmt: skip
         restoring = Restoring(
             checkpoints=checkpoints, supervisor=supervisor, moves=moves, operations=operations, reader=reader,
-            devices=settings.device_names, places=places,
+            devices=settings.device_names, places=places, bus=bus,
         )  # fmt: skip
         checkpoint_policies = CheckpointPolicies(
             checkpoints=checkpoints, restoring=restoring, jobs=the_jobs, supervisor=supervisor, operations=operations,

@@ -179,6 +179,18 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A peer does not answer, or the connection to it was lost.",
         "`xmigctl peer list` says why; ask again when it is connected.",
     ),
+    "address_in_use": (
+        "A connection that the program would have again is somebody's now.",
+        "End what has it; the message names its addresses.",
+    ),
+    "address_missing": (
+        "The program had connections between nodes from an address that this node does not have.",
+        "Restore it on the node that has this address.",
+    ),
+    "packets_not_held": (
+        "What comes for connections between nodes could not be held while their ends were written down or restored.",
+        "xmigd needs root, and the kernel nf_tables (Linux 5.12 or later); then ask for it again.",
+    ),
     "port_in_use": ("A port that is to be published is taken, or cannot be passed on.", "Name another one."),
     "pid_in_use": (
         "Another process has the number that the program has to have again.",
@@ -284,6 +296,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "too_small": (
         "The target has less memory than the program's quota.", "Choose another target.",
+    ),
+    "quota_full": (
+        "The job's other programs leave too little of its memory quota on the target.",
+        "Choose another target, or let one of them give memory back.",
     ),
     "not_admitted": (
         "No device has the memory that the job reserves: what is neither used nor reserved is less.",

@@ -41,7 +41,7 @@ class JobRow:
     priority: Priority = "normal"
     reserved_bytes: int | None = None  # on each of its devices; None: it has reserved nothing
     restored_from: str | None = None  # the job whose checkpoint it was restored from
-    memory_quota: int | None = None  # bytes that each of its programs has of each device at most; None: all
+    memory_quota: int | None = None  # bytes that all of its programs have of each device at most; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@
 #include "journal/collectives.h"
 
 namespace xmig::device {
+
+// Error::code: the connection with another rank has ended, or cannot be made. The rank may be gone, or only the network between.
+inline constexpr const char* kSevered = "severed";
 
 using GroupId = std::array<std::byte, journal::kGroupIdBytes>;
 
@@ -50,8 +54,8 @@ class Communicator {
   virtual void abort() = 0;
   // Is there work that is not done?
   virtual bool unfinished() = 0;
-  // Why it can never be done; empty as long as nothing is known of that. Nothing that comes after it in its stream runs then.
-  virtual std::string failure() = 0;
+  // Why it can never be done; none as long as nothing is known of that. Nothing that comes after it in its stream runs then.
+  virtual std::optional<Error> failure() = 0;
 };
 
 // What of a group one communicator does, in this stream.

@@ -117,6 +117,47 @@ def test_a_daemon_is_away_while_a_server_of_its_node_is_lost(two: list[RankNode]
     assert ranks.lines() == done(ranks)
 
 
+def test_the_daemon_that_leads_ends_as_ranks_meet(two: list[RankNode], tmp_path: Path) -> None:
+    """It has answered the ranks of its own node, and those of the other one hear it from the next daemon."""
+    ranks = Ranks(two, 2, tmp_path, "steps", 0, JOINS_LAST="1")
+
+    def activities(waits_for: str | None) -> dict[int, str]:
+        found = two[0].client.get(f"/v1/jobs/{ranks.programs[0].job}/ranks")["ranks"]
+        return {one["rank"]: one["activity"] for one in found if one["waits_for"] == waits_for}
+
+    others = dict.fromkeys((0, 2, 3), "joining")
+    harness.wait_until(lambda: activities("rank 1 of a communicator") == others, "only one is missing", 60)
+    two[1].network.unplug()
+    (tmp_path / "may_join").touch()
+    harness.wait_until(lambda: activities(None) == dict.fromkeys(range(4), "running"), "all are answered, by this one")
+    two[0].kill()
+    two[1].network.plug()
+    two[0].start()
+    began = time.monotonic()
+    begun(ranks, tmp_path)
+    assert time.monotonic() - began < 50, "nobody has given up, and tried again"
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+    assert ranks.recoveries() == 0
+
+
+def test_a_network_outage(two: list[RankNode], tmp_path: Path) -> None:
+    """For as long as connections of collectives last: they end, nobody is lost, and all ranks go back and on."""
+    # Without splits: whoever makes a communicator has no connection yet, and waits for a minute.
+    ranks = Ranks(two, 2, tmp_path, "steps", 0, SPLIT_EVERY=str(1 << 30))
+    begun(ranks, tmp_path)
+    take_snapshots(ranks)
+    seen = two[0].log.read_text().count("a collective failed")
+    two[1].network.unplug()
+    harness.wait_until(lambda: two[0].log.read_text().count("a collective failed") > seen, "connections end", 60)
+    two[1].network.plug()
+    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
+    ranks.until_all_run()
+    take_snapshots(ranks)
+    enough(tmp_path)
+    assert ranks.lines() == done(ranks)
+
+
 def test_a_node_is_not_in_reach(two: list[RankNode], tmp_path: Path) -> None:
     """A server is lost meanwhile: the recovery waits for the other node."""
     ranks = Ranks(two, 2, tmp_path, "steps", 0)

@@ -7,6 +7,7 @@ import itertools
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ from xmigd.consolidation.program import best
 SECONDS = 20.0  # for problems that take milliseconds
 
 
-def item(process: str, device: str, memory: int, busy: float | None = 0.1, job: str = "", **others: bool) -> Item:
+def item(process: str, device: str, memory: int, busy: float | None = 0.1, job: str = "", **others: Any) -> Item:
     return Item(process=process, job=job or process, device=device, memory_bytes=memory, busy=busy, **others)
 
 
@@ -60,6 +61,7 @@ def problems(draw: st.DrawFn) -> Problem:
         for number in range(draw(st.integers(1, 6)))
     )  # fmt: skip
     jobs = [f"j{number}" for number in range(5)]
+    items = with_quotas(items, {job: draw(st.one_of(st.none(), st.integers(30, 60))) for job in jobs})
     some = st.frozensets(st.sampled_from(jobs), max_size=3)
     rules = Rules(
         max_slow_down=draw(st.sampled_from([1.0, 1.1, 1.25, 2.0])), assumed_busy=draw(st.sampled_from([0.0, 0.5, 1.0])),
@@ -70,6 +72,11 @@ def problems(draw: st.DrawFn) -> Problem:
         items=items, bins=bins(count, draw(st.integers(60, 120))), rules=rules,
         objective=draw(st.sampled_from(["free_devices", "balance"])),
     )  # fmt: skip
+
+
+def with_quotas(items: tuple[Item, ...], quotas: dict[str, int | None]) -> tuple[Item, ...]:
+    """What they take is all of their jobs' memory quotas."""
+    return tuple(replace(each, claimed_bytes=each.memory_bytes, quota_bytes=quotas[each.job]) for each in items)
 
 
 def all_packings(problem: Problem) -> list[Packing]:
@@ -107,6 +114,7 @@ def test_highs_finds_the_best_of_all(seed: int) -> None:
         )
         for n in range(6)
     )  # fmt: skip
+    items = with_quotas(items, {f"j{n}": chance.choice([None, 40, 60]) for n in range(5)})
     rules = Rules(
         max_slow_down=chance.choice([1.1, 1.25, 2.0]), assumed_busy=chance.choice([0.2, 1.0]),
         max_jobs=chance.choice([None, 2]), apart=(frozenset({"j0", "j1"}),), alone=frozenset({"j4"}),
@@ -189,6 +197,17 @@ def test_two_ranks_of_a_job_share_no_gpu() -> None:
     there = tuple(replace(each, device=each.device.replace("cuda", "cpu")) for each in items)
     problem = Problem(items=there, bins=bins(2, kind="cpu"))
     assert freed(problem, heuristic(problem)) in (["cpu:0"], ["cpu:1"])
+
+
+def test_a_jobs_quota_is_for_all_of_its_processes() -> None:
+    items = tuple(item(f"p{n}", f"cuda:{n}", 30, 0.0, job="j") for n in range(2))
+    tight, wide = (Problem(items=with_quotas(items, {"j": most}), bins=bins(2)) for most in (59, 60))
+    assert why_not(tight, "cuda:0", [0, 1]) == "no room in a job's memory quota"
+    assert why_not(wide, "cuda:0", [0, 1]) is None
+    for problem, count in ((tight, 2), (wide, 1)):
+        packing, _ = best(problem, problem.now, SECONDS)
+        assert packing is not None
+        assert len(set(packing)) == len(set(heuristic(problem))) == count
 
 
 def test_a_device_that_breaks_a_rule_may_stay_as_it_is() -> None:

@@ -57,3 +57,13 @@ def test_they_work_afterwards(with_connections: bool) -> None:
         out, errors = program.communicate("\n", timeout=60)
     assert (out == "b'content' 0 1\n") is with_connections, errors
     assert ("Invalid argument" in errors) is not with_connections
+
+
+def test_without_sockets_it_imports_little() -> None:
+    """A program stands still meanwhile."""
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, close_fds=True) as program:
+        command = [sys.executable, "-I", "-S", "-X", "importtime", connections.__file__, str(program.pid), "true"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        program.kill()
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert imported.isdisjoint({"contextlib", "ctypes", "socket", "_socket", "typing"}), imported

@@ -47,9 +47,7 @@ class Job:
         self.folder = folder
         launch: list[str | Path] = [sys.executable, PROGRAMS / "launch.py", str(RANKS), folder, PROGRAMS / "steps.py"]
         for number, node in enumerate(nodes):
-            # Without splits: a communicator that is being made as the daemon that leads dies fails (docs/limits.md).
-            splits = {"SPLIT_EVERY": str(1 << 30)}
-            part = {"OF_NODE": f"{EACH * number}-{EACH * (number + 1) - 1}", "LOGGED": "1"} | splits
+            part = {"OF_NODE": f"{EACH * number}-{EACH * (number + 1) - 1}", "LOGGED": "1"}
             request = {"name": "steps", "nodes": [one.name for one in nodes]}
             node.begin([*launch, "0"], folder / f"launched.{number}", request=request, **part)
         wait_until(lambda: all((folder / f"began.{rank}").exists() for rank in range(RANKS)), "all have begun", 60)

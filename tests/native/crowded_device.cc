@@ -65,7 +65,7 @@ class Counted final : public Communicator {
   ~Counted() override { taken_.process = 0; }
   void abort() override { inner_->abort(); }
   bool unfinished() override { return inner_->unfinished(); }
-  std::string failure() override { return inner_->failure(); }
+  std::optional<Error> failure() override { return inner_->failure(); }
   Communicator* inner() const { return inner_.get(); }
 
  private:

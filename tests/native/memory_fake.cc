@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "client/bootstrap/job_log.h"
+#include "client/bootstrap/process.h"
 #include "client/bootstrap/starter.h"
 #include "client/journal/append.h"
 #include "client/memory/memory.h"
@@ -225,6 +226,8 @@ CUstream stream(uint32_t index) {
 }  // namespace fake
 
 namespace xmig::client {
+
+constinit Process process;  // without a job: nothing is shared with others
 
 CUresult enter() { return CUDA_SUCCESS; }
 

@@ -1,5 +1,5 @@
 # Tests of xmig-server. Included by the tests' CMakeLists.txt.
-foreach(units server_units server_snapshot_units server_policy_units server_meeting_units)
+foreach(units server_units server_snapshot_units server_policy_units server_meeting_units server_quota_units)
   add_executable(${units} ${CMAKE_CURRENT_LIST_DIR}/${units}.cc)
   target_link_libraries(${units} PRIVATE xmig_server_core xmig_tests)
   target_precompile_headers(${units} REUSE_FROM device_units)

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 
 #include "check.h"
@@ -55,7 +58,7 @@ void meetings() {
     met = true;
   });
   while (!met) {
-    meetings.met({"meeting", 0, {"offer", "other"}, "", ""});
+    meetings.met({"meeting", 0, {"offer", "other"}, "", "", "name"});
     meetings.met({"meeting", 0, {}, "1", ""});
   }
   rank.join();
@@ -63,14 +66,93 @@ void meetings() {
   CHECK(waits().why() == "the server ends");
 }
 
+// The daemon's end of a server's socket.
+class Heard {
+ public:
+  explicit Heard(Daemon& daemon) {
+    int ends[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    socket_ = ipc::UniqueFd(ends[0]);
+    daemon.attach(ipc::UniqueFd(ends[1]));
+  }
+  nlohmann::json next(std::string_view type) {
+    while (true) {
+      std::array<std::byte, 4096> buffer;
+      const ipc::Received received = ipc::receive_message(socket_.get(), buffer);
+      CHECK(received.bytes != 0);
+      const auto* const text = reinterpret_cast<const char*>(buffer.data());
+      nlohmann::json message = nlohmann::json::parse(text, text + received.bytes);
+      if (message["type"] == type) return message;
+    }
+  }
+  // Of the next offer in this meeting, with what its rank says that it was answered.
+  std::string answer_in(std::string_view meeting) {
+    while (true) {
+      const nlohmann::json message = next("meet");
+      if (message["meeting"] == meeting) return message["answer"];
+    }
+  }
+  // Of so many offers, are any in this meeting?
+  bool hears(std::string_view meeting, int offers) {
+    bool found = false;
+    for (int i = 0; i < offers; ++i) found |= next("meet")["meeting"] == meeting;
+    return found;
+  }
+
+ private:
+  ipc::UniqueFd socket_;
+};
+
+// A daemon may end when it has answered one rank and not the others: the next one hears them all, until it says that all are answered.
+void offers_after_the_answer() {
+  constexpr std::chrono::milliseconds kRepeat{5};
+  Daemon daemon;
+  std::optional<Heard> heard(std::in_place, daemon);
+  Meetings meetings(daemon, "", kRepeat);
+  const auto begin = [&](const std::string& meeting, uint32_t rank, std::chrono::milliseconds patience = std::chrono::minutes(1)) {
+    return std::thread([&meetings, meeting, rank, patience] {
+      CHECK(static_cast<bool>(meetings.attend(meeting, rank, 2, "offer", patience)) == (meeting != "refused"));
+    });
+  };
+  std::thread one = begin("one", 0);
+  CHECK(heard->answer_in("one").empty() && heard->answer_in("one").empty());
+  std::thread refused = begin("refused", 0);
+  CHECK(heard->answer_in("refused").empty());
+  meetings.met({"one", 0, {"offer", "other"}, "", "", "name"});
+  meetings.met({"refused", 0, {}, "", "why"});
+  one.join();
+  refused.join();
+  // What is refused is offered no more; what is answered is, to another daemon, too, whose answer changes nothing.
+  while (heard->answer_in("one").empty()) {}
+  for (int i = 0; i < 3; ++i) CHECK(heard->answer_in("one") == "name");
+  daemon.detach();
+  heard.emplace(daemon);
+  CHECK(heard->answer_in("one") == "name");
+  meetings.met({"one", 0, {"another", "other"}, "", "", "another name"});
+  for (int i = 0; i < 3; ++i) CHECK(heard->answer_in("one") == "name");
+  CHECK(!heard->hears("refused", 3));
+  // Until all are answered; what another rank of this server offers goes on.
+  std::thread two = begin("two", 1);
+  CHECK(heard->answer_in("two").empty());
+  meetings.met({"one", 0, {}, "", "", "", true});
+  meetings.met({"two", 1, {}, "", "", "", true});  // of an earlier meeting of this name: who waits goes on waiting
+  heard->hears("one", 3);                          // which were on their way
+  CHECK(!heard->hears("one", 10) && heard->answer_in("two").empty());
+  meetings.met({"two", 1, {"other", "offer"}, "", "", "name"});
+  two.join();
+  while (heard->answer_in("two").empty()) {}
+  // Or nobody waits any more.
+  std::thread three = begin("three", 0, std::chrono::milliseconds(200));
+  CHECK(heard->answer_in("three").empty());
+  meetings.met({"three", 0, {"offer", "other"}, "", "", "name"});
+  three.join();
+  while (heard->hears("three", 4)) {}
+}
+
 // A server's communicators, and the daemon, which lets each rank find that it is the only one.
 class Maker {
  public:
   Maker() {
-    int ends[2];
-    CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    socket_ = ipc::UniqueFd(ends[0]);
-    daemon_.attach(ipc::UniqueFd(ends[1]));
     CHECK(device_->start() && contexts_.open());
     Args_xmCommInit args{};
     args.ranks = 1;
@@ -95,31 +177,21 @@ class Maker {
   // Whoever is being made waits for the daemon's answer.
   void waits() {
     const std::string before = waiting_.value("meeting", "");
-    while (waiting_.value("meeting", "") == before) waiting_ = next("meet");  // offers are repeated
+    // Offers are repeated, also of what is answered.
+    while (waiting_.value("meeting", "") == before || !waiting_.value("answer", "").empty()) waiting_ = heard_.next("meet");
   }
   // Which of them is made, or is not and why. `first`: the one that waits is answered before.
   std::pair<uint64_t, std::string> result(bool first = true) {
-    if (first) meetings_.met({waiting_["meeting"], 0, {waiting_["offer"]}, "", ""});
-    const nlohmann::json result = next("communicator_prepared");
+    if (first) meetings_.met({waiting_["meeting"], 0, {waiting_["offer"]}, "", "", "name"});
+    const nlohmann::json result = heard_.next("communicator_prepared");
     return {result["attempt"], result["why"]};
   }
 
  private:
-  nlohmann::json next(std::string_view type) {
-    while (true) {
-      std::array<std::byte, 4096> buffer;
-      const ipc::Received received = ipc::receive_message(socket_.get(), buffer);
-      CHECK(received.bytes != 0);
-      const auto* const text = reinterpret_cast<const char*>(buffer.data());
-      nlohmann::json message = nlohmann::json::parse(text, text + received.bytes);
-      if (message["type"] == type) return message;
-    }
-  }
-
   static constexpr std::array<int, 1> kOrdinals{0};
   const std::unique_ptr<device::Device> device_ = device::open("cpu", kOrdinals, 1 << 20);
-  ipc::UniqueFd socket_;
   Daemon daemon_;
+  Heard heard_{daemon_};
   Log log_{daemon_};
   Contexts contexts_{*device_, 1};
   Meetings meetings_{daemon_, ""};
@@ -165,6 +237,7 @@ void prepared_communicators() {
 
 int main() {
   meetings();
+  offers_after_the_answer();
   prepared_communicators();
   return 0;
 }

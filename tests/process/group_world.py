@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xmigd.groups import instructions as i
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
+from xmigd.groups.ties import Who
 from xmigd.ipc import messages as m
 from xmigd.process import events as e
 from xmigd.process import migration_events as v

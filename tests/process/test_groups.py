@@ -9,7 +9,8 @@ import pytest
 
 from xmigd.groups import groups as g
 from xmigd.groups import instructions as i
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
+from xmigd.groups.ties import Who
 
 MS = 1_000_000
 N, M = "a" * 64, "b" * 64
@@ -458,6 +459,61 @@ class TestFailures:
         groups = made((N, "ab"))
         groups.gone(0, "b")
         assert groups.failed(0, "a", N) == [i.CommunicatorLost("a", N)]
+
+
+class TestSevered:
+    """A connection has ended, and no rank has."""
+
+    def severed(self, groups: g.Groups, t: int = 0) -> list[i.Instruction]:
+        groups.failed(t, "a", N, severed=True)
+        groups.failed(t, "b", N, severed=True)
+        groups.wake(t + g.LOOK_AGAIN)
+        groups.heard(t + g.LOOK_AGAIN, "a", N)
+        return groups.wake(t + 2 * g.LOOK_AGAIN)
+
+    def test_all_are_recovered_once_all_nodes_are_heard(self) -> None:
+        groups = made((N, "abc"))
+        note, *hung = self.severed(groups)
+        assert isinstance(note, i.Note)
+        assert "rank 0 lost its connection to another rank: all 3 ranks recover together" in note.text
+        assert [type(one) for one in hung] == [i.Hung] * 3
+        groups.heard(2 * g.LOOK_AGAIN, "b", N)
+        assert groups.failed(2 * g.LOOK_AGAIN, "c", N, severed=True) == [], "its server ends"
+        for one in "abc":
+            recovered = groups.awaits(3 * g.LOOK_AGAIN, one)
+        assert [type(one) for one in recovered] == [i.Recover]
+        assert groups.due is None, "what an earlier server has reported is over"
+
+    def test_it_may_come_again(self) -> None:
+        groups = made((N, "ab"))
+        for t in (0, 10 * g.LOOK_AGAIN):
+            assert len(self.severed(groups, t)) == 3
+            for one in "ab":
+                groups.awaits(t + 3 * g.LOOK_AGAIN, one)
+
+    def test_not_what_a_program_has_ended(self) -> None:
+        """By an abort, too."""
+        groups = made((N, "abc"))
+        groups.communicator(0, who("c"), N, 2, 3, "ended")
+        assert self.severed(groups) == [i.CommunicatorLost("a", N)]
+
+    def test_not_what_lacks_a_rank(self) -> None:
+        groups = made((N, "ab"))
+        groups.communicator(0, who("a"), "three", 0, 3, "joined")
+        groups.communicator(0, who("b"), "three", 1, 3, "joined")
+        groups.failed(0, "a", "three", severed=True)
+        groups.wake(g.LOOK_AGAIN)
+        groups.heard(g.LOOK_AGAIN, "a", "three")
+        assert groups.wake(2 * g.LOOK_AGAIN) == [i.CommunicatorLost("a", "three")]
+
+    def test_not_before_a_node_is_heard_that_may_have_seen_a_loss(self) -> None:
+        groups = made((N, "ab"))
+        groups.failed(0, "a", N, severed=True)
+        assert groups.wake(g.LOOK_AGAIN) == [i.Doubt("a", N)]
+        assert groups.due is None
+        groups.gone(9 * g.LOOK_AGAIN, "b")
+        assert groups.heard(9 * g.LOOK_AGAIN, "a", N) == []
+        assert groups.wake(10 * g.LOOK_AGAIN) == [i.CommunicatorLost("a", N)]
 
 
 class TestNewDaemon:

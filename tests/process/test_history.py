@@ -6,8 +6,8 @@ import pytest
 
 from xmigd.groups import groups as g
 from xmigd.groups import instructions as i
-from xmigd.groups.groups import Who
 from xmigd.groups.meetings import Answer
+from xmigd.groups.ties import State, Who
 from xmigd.ipc import messages as m
 from xmigd.process import events as e
 from xmigd.ranks import history as h
@@ -22,7 +22,7 @@ def who(process: str, job: str = "job", uid: int = 1000) -> Who:
 
 
 def has(
-    history: History, process: str, name: str, rank: int, ranks: int, state: g.State = "joined", *, job: str = "job",
+    history: History, process: str, name: str, rank: int, ranks: int, state: State = "joined", *, job: str = "job",
     t: int = 0,
 ) -> None:  # fmt: skip
     message = m.Communicator(type="communicator", name=name, rank=rank, ranks=ranks, state=state)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmigd.groups.meetings import MOST_OF_USER, PATIENCE, Answer, Meetings, Offer
+from xmigd.groups.meetings import MOST_OF_USER, PATIENCE, Answer, Meetings, Offer, name_of
 
 ALICE, BOB = 1000, 1001
 
 
-def offer(rank: int, ranks: int = 2, text: str = "here", meeting: str = "m") -> Offer:
-    return Offer(meeting, rank, ranks, text)
+def offer(rank: int, ranks: int = 2, text: str = "here", meeting: str = "m", answer: str = "") -> Offer:
+    return Offer(meeting, rank, ranks, text, answer)
+
+
+def whole(process: str, rank: int, *offers: str) -> Answer:
+    return Answer(process, 0, "m", rank, offers=offers, answer=name_of(offers))
 
 
 class TestAllGone:
@@ -32,7 +39,7 @@ class TestAttend:
         meetings = Meetings()
         assert meetings.attend(0, "a", 0, ALICE, offer(0, text="x")) == [Answer("a", 0, "m", 0, missing="1")]
         assert meetings.attend(1, "b", 0, ALICE, offer(1, text="y")) == [
-            Answer("a", 0, "m", 0, offers=("x", "y")), Answer("b", 0, "m", 1, offers=("x", "y")),
+            whole("a", 0, "x", "y"), whole("b", 1, "x", "y"),
         ]  # fmt: skip
 
     def test_who_repeats_gets_the_same_answer(self) -> None:
@@ -40,7 +47,7 @@ class TestAttend:
         meetings.attend(0, "a", 0, ALICE, offer(0))
         assert meetings.attend(1, "a", 0, ALICE, offer(0)) == [Answer("a", 0, "m", 0, missing="1")]
         meetings.attend(2, "b", 0, ALICE, offer(1))
-        assert meetings.attend(3, "a", 0, ALICE, offer(0)) == [Answer("a", 0, "m", 0, offers=("here", "here"))]
+        assert meetings.attend(3, "a", 0, ALICE, offer(0)) == [whole("a", 0, "here", "here")]
 
     def test_one_process_may_have_several_ranks(self) -> None:
         meetings = Meetings()
@@ -84,6 +91,83 @@ class TestAttend:
     def test_many_missing_ranks_are_counted(self) -> None:
         missing = Meetings().attend(0, "a", 0, ALICE, offer(0, ranks=1000))[0].missing
         assert missing.endswith("16 and 983 more")
+
+
+class TestOver:
+    def test_once_all_report_that_they_are_answered(self) -> None:
+        meetings, name = Meetings(), name_of(("x", "y"))
+        for process, rank, text in (("a", 0, "x"), ("b", 1, "y")):
+            meetings.attend(0, process, 0, ALICE, offer(rank, text=text))
+        assert meetings.attend(1, "a", 0, ALICE, offer(0, text="x", answer=name)) == []
+        assert meetings.attend(2, "b", 0, ALICE, offer(1, text="y", answer=name)) == [
+            Answer("a", 0, "m", 0, over=True), Answer("b", 0, "m", 1, over=True),
+        ]  # fmt: skip
+        assert meetings.attend(3, "a", 0, ALICE, offer(0, text="x", answer=name)) == [
+            Answer("a", 0, "m", 0, over=True)
+        ], "it was on its way"
+
+
+class TestNewDaemon:
+    """What servers repeat is all that it has."""
+
+    def test_it_answers_whom_the_one_before_did_not(self) -> None:
+        meetings, name = Meetings(), name_of(("x", "y"))
+        assert meetings.attend(0, "a", 0, ALICE, offer(0, text="x", answer=name)) == []
+        assert meetings.attend(0, "b", 0, ALICE, offer(1, text="y")) == [whole("b", 1, "x", "y")]
+        assert len(meetings.attend(1, "b", 0, ALICE, offer(1, text="y", answer=name))) == 2
+
+    def test_not_before_all_are_heard(self) -> None:
+        meetings, name = Meetings(), name_of(("x", "y"))
+        assert meetings.attend(0, "b", 0, ALICE, offer(1, text="y")) == [Answer("b", 0, "m", 1, missing="0")]
+        assert meetings.attend(0, "a", 0, ALICE, offer(0, text="x", answer=name)) == [whole("b", 1, "x", "y")]
+
+    def test_nobody_is_led_elsewhere(self) -> None:
+        """A rank has given up, and offers something else: the other waits with the unique id that it was given."""
+        meetings = Meetings()
+        assert meetings.attend(0, "b", 0, ALICE, offer(1, answer=name_of(("id", "here")))) == []
+        (answer,) = meetings.attend(0, "a", 0, ALICE, offer(0, text="other id"))
+        assert (answer.process, "gone on" in answer.refused) == ("a", True)
+        (answer,) = meetings.attend(1, "a", 0, ALICE, offer(0, text="id"))
+        assert answer == whole("a", 0, "id", "here"), "what the others know is let in"
+
+    @given(st.integers(1, 4), st.randoms(use_true_random=False))
+    def test_all_are_answered_alike_whenever_daemons_end(self, ranks: int, chance: random.Random) -> None:
+        """Messages of a daemon that ends are lost, in both directions."""
+        meetings, sent = Meetings(), deque[Answer]()
+        answers: dict[int, Answer] = {}
+        repeats = set(range(ranks))
+
+        def repeat(rank: int) -> None:
+            name = answers[rank].answer if rank in answers else ""
+            sent.extend(meetings.attend(0, str(rank), 0, ALICE, offer(rank, ranks, f"at {rank}", answer=name)))
+
+        def deliver() -> None:
+            answer = sent.popleft()
+            if answer.over:
+                repeats.discard(answer.rank)
+                assert len(answers) == ranks, "who waits needs the others"
+            elif answer.offers and answer.rank not in answers:
+                answers[answer.rank] = answer
+            assert not answer.refused
+
+        for _ in range(chance.randint(0, 60)):
+            what = chance.random()
+            if what < 0.15:
+                meetings = Meetings()
+                sent.clear()
+            elif what < 0.6 and sent:
+                deliver()
+            elif repeats:
+                repeat(chance.choice(sorted(repeats)))
+        stopped = ranks - len(repeats)
+        for _ in range(3):
+            for rank in sorted(repeats):
+                repeat(rank)
+            while sent:
+                deliver()
+        assert {one.offers for one in answers.values()} == {tuple(f"at {rank}" for rank in range(ranks))}
+        assert len(answers) == ranks
+        assert not repeats or stopped, "those who go on for ever do so without another one"
 
 
 class TestGone:

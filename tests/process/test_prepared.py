@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xmigd.groups.groups import Key
 from xmigd.groups.prepared import FIRST_PAUSE, LETTING_GO, SHORT_PAUSE, Forget, Made, Prepare, Prepared, Unready
+from xmigd.groups.ties import Key
 
 GIB = 1 << 30
 ALL: Key = (1000, "all")

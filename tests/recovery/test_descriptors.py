@@ -26,6 +26,7 @@ REASONS = {
     r"socket:\[\d+\]": "its connection to the daemon; its backlog, once it has a job",
     r"anon_inode:\[pidfd\]": "its program, whose end it waits for",
     r"/memfd:xmig-journal \(deleted\)": "the job's journal",
+    r"/memfd:xmig-quota \(deleted\)": "what the job's processes have of its memory quota, if it has one",
     r"/memfd:xmig-staging \(deleted\)": "bytes of copies under way",
     r"/memfd:xmig-pinned \(deleted\)": "the program's page-locked memory",
     r"/memfd:xmig-snapshot[01] \(deleted\)": "the last two snapshots",

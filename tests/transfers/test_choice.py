@@ -13,7 +13,8 @@ from xmigd.transfers.needs import DeviceNeed, Needs, ProgramNeed, choose, judge_
 def needs(*programs: list[int], kind: str = "cuda") -> Needs:
     """Bytes on each device of each program."""
     return Needs(
-        xmig_version="1", layout=1, job_name="", command="", uid=0, pids=(), live_bytes=0, program_bytes=0,
+        xmig_version="1", layout=1, job="a" * 32, priority="normal", job_name="",
+        command="", uid=0, pids=(), live_bytes=0, program_bytes=0,
         instructions=(), files=(), programs=tuple(
             ProgramNeed(device="cuda:0", devices=tuple(DeviceNeed(kind=kind, bytes=each) for each in one))  # type: ignore[arg-type]
             for one in programs

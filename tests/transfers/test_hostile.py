@@ -62,8 +62,8 @@ def connect(nodes: list[PeerNode]) -> Iterator[Connect]:
 
 def needs(native_dir: Path, **changed: Any) -> dict[str, Any]:
     return {
-        "xmig_version": __version__, "layout": read_layout(native_dir).layout_version, "job_name": "evil",
-        "command": "evil", "uid": 60_010, "pids": [4_000_000],
+        "xmig_version": __version__, "layout": read_layout(native_dir).layout_version, "job": "3" * 32,
+        "job_name": "evil", "priority": "critical", "command": "evil", "uid": 60_010, "pids": [4_000_000],
         "programs": [need()], "live_bytes": 0, "program_bytes": 0, "instructions": [], "files": [],
     } | changed  # fmt: skip
 

@@ -104,13 +104,25 @@ def test_a_program_with_children(nodes: list[TransferNode], native_dir: Path, tm
     output = tmp_path / "steps"
     outputs = output, Path(f"{output}.child")
     kernels = str(native_dir / "xmig_kernels.so")
-    program = one.begin([sys.executable, FAMILY, output, "1000000", "0.01"], tmp_path / "family.out", KERNELS=kernels)
+    program = one.begin(
+        [sys.executable, FAMILY, output, "1000000", "0.01"], tmp_path / "family.out", request={"priority": "critical"},
+        KERNELS=kernels,
+    )  # fmt: skip
     for each in outputs:
         wait_for_lines(each, 5)
+    # The other node does not know who may have critical jobs here, and says so before and after.
+    assert "There it is normal" in one.ctl("migrate", one.lives()[0]["job_id"], "--to", "two", "--plan")
     for source, target in ((one, two), (two, one)):
         succeeded(source, source.move(source.lives()[0]["job_id"], target.name))
         assert not source.lives()
         assert len(target.lives()) == 2
+        job = target.lives()[0]["job_id"]
+        changes = [
+            one["data"]
+            for one in target.client.get("/v1/events", limit=1000)
+            if one["type"] == "job.changed" and one["job_id"] == job
+        ]
+        assert [(one["before"], one["priority"]) for one in changes] == ([("critical", "normal")] * (target is two))
         for each in outputs:
             wait_for_lines(each, len(each.read_text().splitlines()) + 5)
     for each in outputs:

@@ -43,7 +43,7 @@ class Criu:
         """`confined`: this daemon is a unit of systemd. What it starts itself has its view of the machine and its
         limits, and what that restored would keep them for ever. So the manager starts CRIU, in a unit without any."""
         self._program = program
-        self._confined = confined
+        self.confined = confined
         if confined:
             proc.seen_as_by(1)
         self._version: tuple[int, ...] | None = None  # once it was looked at
@@ -100,7 +100,7 @@ class Criu:
         command = [*first, *apart.restored_in(str(images / "root"), namespaces, command)]
         if action == "restore":
             command = ["sh", "-c", RECORDED, "sh", *command]
-        if self._confined:
+        if self.confined:
             command = _by_the_manager(action, images, [*command, "--manage-cgroups=ignore"])
         # It holds the lock for as long as it runs, whatever becomes of us.
         with open(images / LOCK, "w") as lock, open(images / f"{action}.out", "w+b") as output:

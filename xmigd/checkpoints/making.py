@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +20,9 @@ from xmigd.checkpoints import live
 from xmigd.checkpoints.apart import namespaces_of
 from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.criu import Criu
-from xmigd.checkpoints.manifest import Manifest, Program
+from xmigd.checkpoints.manifest import Connection, Manifest, Program
 from xmigd.checkpoints.movable import leads, obstacles, processes_of
+from xmigd.checkpoints.outward import ends
 from xmigd.errors import Conflict, Forbidden, Unavailable
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.ipc import pidfd as pidfds
@@ -51,6 +53,7 @@ class Making:
     not go on."""
 
     last = False
+    connections: tuple[Connection, ...] = ()  # with what others dump
 
     def __init__(
         self, processes: Sequence[Process], root: int, *, criu: Criu, layout: Layout, stop: bool, groups: Groups
@@ -218,7 +221,7 @@ class Making:
         # Now they stand still. It was all looked at before, but they went on until here.
         check_owners(self.processes[0], self.pids)
         self._check_complete()
-        await asyncio.to_thread(check_obstacles, self.root, self._criu)
+        await asyncio.to_thread(check_obstacles, self.root, self._criu, ends(self.connections))
         files = live.open_files(self.pids)
         found = [
             live.describe(one, self._layout, leader=leader, files=files if number == 0 else ())
@@ -299,9 +302,11 @@ def check_owners(process: Process, pids: Iterable[int]) -> None:
             )
 
 
-def check_obstacles(root: int, criu: Criu) -> None:
-    """Blocks. Raises Conflict: something stands in the way, also of what would only be missing afterwards."""
-    against = [one for one in obstacles(root, criu.as_dumped(root)) if one.stops != "depends"]
+def check_obstacles(root: int, criu: Criu, elsewhere: frozenset[tuple[str, str]] = frozenset()) -> None:
+    """`elsewhere`: connections whose other ends are dumped there. Blocks. Raises Conflict: something stands in the way,
+    also of what would only be missing afterwards."""
+    as_dumped = replace(criu.as_dumped(root), elsewhere=elsewhere)
+    against = [one for one in obstacles(root, as_dumped) if one.stops != "depends"]
     if against:
         first = against[0]
         more = f"; and {len(against) - 1} more" if len(against) > 1 else ""

@@ -7,14 +7,16 @@ checkpoint). Nothing in here is to be believed before it was checked: a manifest
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Text = Annotated[str, Field(max_length=4096)]
+MOST_CONNECTIONS = 4096  # of a part: a message of peers has all of them
 
 
 class Strict(BaseModel):
@@ -62,6 +64,32 @@ class OpenFile(Strict):
     owner: Count | None = None  # user; None: not known
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """Of `10.0.0.1:80` or `[::1]:80`. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    address = ip_address(host.removeprefix("[").removesuffix("]"))
+    number = int(port)
+    if text != (f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}") or not 0 < number < 1 << 16:
+        raise ValueError(f"{text!r} is no address with a port")
+    return str(address), number
+
+
+def _end(text: str) -> str:
+    host_and_port(text)
+    return text
+
+
+End = Annotated[str, Field(max_length=64), AfterValidator(_end)]
+
+
+class Connection(Strict):
+    """By TCP, established, with a program of another part of the checkpoint."""
+
+    local: End
+    remote: End
+    pid: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # that had it
+
+
 class Device(Strict):
     """As the program sees it."""
 
@@ -102,9 +130,10 @@ class Manifest(Strict):
     root: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # pid from which all descend; 0: of the first program
     namespaces: tuple[Literal["pid", "mnt", "net", "ipc", "uts"], ...] = ()  # that all have for themselves
     priority: Literal["critical", "normal", "best-effort"] = "normal"
-    memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for each program; 0: all
+    memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for all programs; 0: all
     nodes: tuple[Annotated[str, Field(max_length=64)], ...] = ()  # on which its job had ranks; each has a part of it
-    round: Count = 0  # of the group snapshot at which the ranks of all parts stand
+    round: Count = 0  # of the group snapshot at which the ranks of all parts stand; 0: they are in no group
+    connections: Annotated[tuple[Connection, ...], Field(max_length=MOST_CONNECTIONS)] = ()  # with other parts
     programs: tuple[Program, ...]  # the first has what CRIU has written, and the open files, of all
 
 

@@ -53,6 +53,7 @@ class Criu:
     version: tuple[int, ...] = (4, 2)
     options: frozenset[Option] = frozenset()
     ghost_limit: int = 1 << 20  # bytes of a deleted file (--ghost-limit)
+    elsewhere: frozenset[tuple[str, str]] = frozenset()  # connections, from where to where: other ends dumped there
 
 
 def as_dumped(pid: int, version: tuple[int, ...] = (4, 2)) -> Criu:
@@ -430,6 +431,13 @@ class _Tree:
             return
         if tcp.state != sockets.LISTENING:
             if "tcp-established" in self.criu.options and (tcp.remote, tcp.local) in self._connections:
+                return
+            if tcp.state == sockets.ESTABLISHED and (tcp.local, tcp.remote) in self.criu.elsewhere:
+                yield _depends(
+                    "tcp_connection", pid, f"{name} from {tcp.local} to {tcp.remote}",
+                    "its other end has to be in a process of the job on another node, and both addresses have to exist",
+                    "have the same addresses when it is restored",
+                )  # fmt: skip
                 return
             yield self._unless(
                 "tcp-established", "tcp_connection", pid, f"{name} from {tcp.local} to {tcp.remote}",

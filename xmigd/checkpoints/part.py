@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from xmigd.checkpoints.making import Making
-from xmigd.checkpoints.manifest import Manifest, Program
+from xmigd.checkpoints.manifest import Connection, Manifest, Program
+from xmigd.checkpoints.outward import ends, outward
+from xmigd.checkpoints.packets import held_packets
 from xmigd.errors import Conflict
 from xmigd.operations.operation import Operation
 from xmigd.supervisor.process import Process
@@ -16,6 +19,7 @@ from xmigd.supervisor.process import Process
 @dataclass(frozen=True, slots=True)
 class Part:
     nodes: tuple[str, ...]  # of all parts
+    held: Callable[[Sequence[Connection]], Awaitable[None]]  # returns once the packets of all nodes' are
     dumped: Callable[[int], Awaitable[None]]  # with the round at which the ranks stand; returns once all nodes have
     kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to
     given_up: Callable[[], Awaitable[None]]  # returns never: raises Conflict once another node has given it up
@@ -39,9 +43,23 @@ class MakingPart(Making):
             pausing.cancel()
             failing.cancel()
 
+    async def _dump(self, operation: Operation, images: Path) -> list[Program]:
+        """While nothing reaches any end of a connection between the nodes: it would be missing in both dumps."""
+        self.connections = await asyncio.to_thread(outward, self.root)
+        async with held_packets(ends(self.connections), confined=self._criu.confined) as packets:
+            await self.part.held(self.connections)
+            found = await super()._dump(operation, images)
+            await packets.release()  # by now all nodes have dumped theirs
+        return found
+
     async def _all_dumped(self) -> None:
-        rounds = {_round_of(one) for one in self.processes if one.grouped}
-        if len(rounds) != 1 or 0 in rounds:
+        if ends(await asyncio.to_thread(outward, self.root)) != ends(self.connections):
+            raise Conflict(
+                "the program has opened or closed connections between the nodes while it was written down",
+                code="job_changed", hint="ask for it again",
+            )  # fmt: skip
+        rounds = {_round_of(one) for one in self.processes if one.grouped} or {0}
+        if len(rounds) != 1 or (0 in rounds and any(one.grouped for one in self.processes)):
             raise Conflict(
                 "the ranks of this node do not all stand at one snapshot of a group", code="no_common_snapshot",
                 hint="ask again once all of them have a communicator in common",
@@ -54,7 +72,7 @@ class MakingPart(Making):
 
     def manifest(self, id: str, node: str, programs: Sequence[Program]) -> Manifest:
         made = super().manifest(id, node, programs)
-        return made.model_copy(update={"nodes": self.part.nodes, "round": self._round})
+        return made.model_copy(update={"nodes": self.part.nodes, "round": self._round, "connections": self.connections})
 
 
 def _round_of(process: Process) -> int:

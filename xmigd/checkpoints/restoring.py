@@ -21,12 +21,13 @@ from xmigd.checkpoints.criu import LOCK
 from xmigd.checkpoints.making import of_the_store
 from xmigd.checkpoints.manifest import Manifest, OpenFile, Program
 from xmigd.checkpoints.parents import leave_parent
-from xmigd.checkpoints.pids import kill, stopped, tree
+from xmigd.checkpoints.pids import end, stopped, tree
 from xmigd.checkpoints.room import check_devices
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one, devices_of, in_turn
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable, XmigError
+from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.fds import Fd, close_all
@@ -53,7 +54,6 @@ RESTORE = "restoration"  # operation
 KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
 
 Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
-Made = Callable[[Sequence[Process]], Awaitable[None]]
 
 
 class Across(Protocol):
@@ -72,7 +72,7 @@ class Across(Protocol):
 class Restoring:
     def __init__(
         self, *, checkpoints: Checkpoints, supervisor: Supervisor, moves: Moves, operations: Operations, reader: Reader,
-        devices: Sequence[str], places: Places,
+        devices: Sequence[str], places: Places, bus: Bus,
     ) -> None:  # fmt: skip
         """`devices`: of this node."""
         self.restored: Subscribers[tuple[str, str]] = Subscribers()  # the job of the checkpoint, and the new one
@@ -86,6 +86,7 @@ class Restoring:
         self._reader = reader
         self._devices = devices
         self._places = places
+        self._bus = bus
         self.across: Across
         self._written: set[str] = set()  # by programs that are being restored
         operations.register(RESTORE, self._resolve)
@@ -186,7 +187,7 @@ class Restoring:
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
-        nodes: str | None = None, before: Made | None = None,
+        nodes: str | None = None, before: Keep | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
@@ -216,7 +217,7 @@ class Restoring:
                     operation.progress("restoring")
                 except BaseException:
                     with contextlib.suppress(Exception):
-                        kill(tree(await restoring))
+                        await end(tree(await restoring))
                     raise
                 root = await restoring
                 restored = time.monotonic()
@@ -224,14 +225,17 @@ class Restoring:
                     owners = {file.path: file.owner for file in programs[0].files}
                     await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
                     await asyncio.to_thread(pass_on, published, root)
-                    priority = await asyncio.to_thread(self._class_of, manifest, operation.row.owner)
-                    job = self._job_of(manifest, root, devices, operation.row.owner, priority, nodes)
+                    uid = operation.row.owner
+                    priority = await asyncio.to_thread(self.class_of, manifest.job, manifest.priority, uid)
+                    job = self._job_of(manifest, root, devices, uid, priority, nodes)
                     for program, device in zip(programs, devices, strict=True):
                         content = contents[len(made)]
                         made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
                     if before is not None:
-                        await before(made)
+                        await before(made, root)
                     operation.progress("resuming", job=job.id, root=root)
+                    if priority != manifest.priority:
+                        self._note_class(job, manifest.priority)
                     if asleep:
                         await self._until_kept(made)
                     else:
@@ -239,7 +243,7 @@ class Restoring:
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
-                    kill(tree(root))
+                    await end(tree(root))  # whoever hears that it failed may restore it again, with these pids
                     raise
                 if keep is None:
                     live.let_go_on(tree(root))
@@ -295,13 +299,20 @@ class Restoring:
             raise Conflict(f"process {program.pid} is not among those that were restored", code="criu_failed")
         return program.pid
 
-    def _class_of(self, manifest: Manifest, uid: int) -> Priority:
-        """A manifest may come from anywhere: nobody becomes critical by what it says."""
+    def class_of(self, job: str, claimed: Priority, uid: int) -> Priority:
+        """That a job of this user has here that goes on from this one. A manifest may come from anywhere: nobody
+        becomes critical by what is `claimed`. Reads the database."""
         with self._reader.session() as session:
-            earlier = jobs.find(session, manifest.job)
+            earlier = jobs.find(session, job)
             if earlier is not None and earlier.uid == uid:
                 return cast(Priority, earlier.priority)
-        return "normal" if manifest.priority == "critical" else manifest.priority
+        return "normal" if claimed == "critical" else claimed
+
+    def _note_class(self, job: JobRow, before: Priority) -> None:
+        """It was of another class where it was written down."""
+        data = {"priority": job.priority, "before": before, "why": "this node does not know the job's grant"}
+        logger.warning("a restored job has another class", job=job.id[:12], **data)
+        self._bus.publish("job.changed", "job", job.id, job.id, data)
 
     @staticmethod
     def _job_of(

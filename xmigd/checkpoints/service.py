@@ -29,6 +29,7 @@ from xmigd.checkpoints.manifest import Manifest, contents
 from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.movable import processes_of
+from xmigd.checkpoints.outward import ends, outward
 from xmigd.checkpoints.part import MakingPart, Part
 from xmigd.checkpoints.pids import end, kill, tree
 from xmigd.checkpoints.room import Room
@@ -191,7 +192,7 @@ class Checkpoints:
         else:
             making = self.making(process, stop=stop, part=part)
         making.check_room()
-        await self.check_movable(process, making.root)
+        await self.check_movable(process, making.root, apart=part is not None)
         earlier = await asyncio.to_thread(self.page, job=process.job.id)
         await asyncio.to_thread(self._room.check, making.processes, making.root, earlier)
         return making
@@ -385,11 +386,12 @@ class Checkpoints:
         self._settling.wake()
         self._to_mirror()
 
-    async def check_movable(self, process: Process, pid: int) -> None:
+    async def check_movable(self, process: Process, pid: int, *, apart: bool = False) -> None:
         """Raises Conflict: something stands in the way, also of what would only be missing afterwards. `pid`: of what
-        is dumped."""
+        is dumped. `apart`: other nodes dump what it is connected with, which they have to say."""
         check_owners(process, await asyncio.to_thread(processes_of, pid))
-        await asyncio.to_thread(check_obstacles, pid, self.criu)
+        elsewhere = ends(await asyncio.to_thread(outward, pid)) if apart else frozenset[tuple[str, str]]()
+        await asyncio.to_thread(check_obstacles, pid, self.criu, elsewhere)
 
     # --- after a restart ----------------------------------------------------------------------------------------------
 

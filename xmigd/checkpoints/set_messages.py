@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from xmigd.checkpoints.manifest import Count, Id
+from xmigd.checkpoints.manifest import MOST_CONNECTIONS, Connection, Count, Id
 from xmigd.errors import ProtocolError
 
 TOPIC = "checkpoints"
 
 Node = Annotated[str, Field(max_length=64)]
-Stage = Literal["dumped", "go_on", "stored", "whole", "made", "resume", "ready", "go"]
+Stage = Literal["held", "dump", "dumped", "go_on", "stored", "whole", "made", "resume", "ready", "go"]
 
 
 class Message(BaseModel):
@@ -82,10 +82,12 @@ class Verified(Message):
 
 
 class Reached(Message):
-    """A stage of what all do together. `round`: of `dumped`; `processes`: those that were made again."""
+    """A stage of what all do together. `connections`: of `held`; `round`: of `dumped`; `processes`: ranks that were
+    made again."""
 
     kind: Literal["reached"] = "reached"
     stage: Stage
+    connections: Annotated[tuple[Connection, ...], Field(max_length=MOST_CONNECTIONS)] = ()
     round: Count = 0
     processes: Annotated[tuple[Id, ...], Field(max_length=1024)] = ()
 

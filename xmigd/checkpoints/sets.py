@@ -5,6 +5,7 @@ lose nothing while both daemons live; if one of them was restarted, that is a ne
 
 Invariants:
   The programs of no node go on before those of all nodes are written down, or the checkpoint is given up.
+  Nothing reaches an end of a connection between nodes while one end of any of them is being written down or made again.
   A part counts only once it is known that all exist: that is written down first where the leader is.
   What is restored stands still until the leader has written down that all of it is there (`GOING`). A node that has
   reported its part `READY` decides nothing any more: it asks the leader, however long that takes.
@@ -21,7 +22,9 @@ from xmigd import log
 from xmigd.checkpoints import live, repository
 from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
-from xmigd.checkpoints.manifest import Manifest
+from xmigd.checkpoints.manifest import Connection, Manifest
+from xmigd.checkpoints.outward import check_both_ends, check_free, ends, left_behind, outward
+from xmigd.checkpoints.packets import Packets, held_packets
 from xmigd.checkpoints.part import Part
 from xmigd.checkpoints.pids import tree
 from xmigd.checkpoints.restoring import RESTORE, Restoring
@@ -101,6 +104,12 @@ class Sets:
         await self._checkpoints.prepared(process, stop=True, part=part)
 
     def _own_part(self, nodes: tuple[str, ...], id: str, exchange: Exchange) -> Part:
+        async def hold(connections: Sequence[Connection]) -> None:
+            reached = await exchange.all("held", WITHIN)
+            others = {peer: one.connections for peer, one in zip(exchange.peers, reached, strict=True)}
+            check_both_ends({self._links.node: connections} | others)
+            self._send_all(exchange, s.Reached(id=id, stage="dump"))
+
         async def dumped(round: int) -> None:
             if any(one.round != round for one in await exchange.all("dumped", WITHIN)):
                 raise Conflict("the ranks of the nodes do not stand at one snapshot", code="no_common_snapshot")
@@ -114,7 +123,7 @@ class Sets:
             await self._checkpoints.is_whole(id)
             self._send_all(exchange, s.Reached(id=id, stage="whole"))
 
-        return Part(nodes, dumped, kept, exchange.given_up)
+        return Part(nodes, hold, dumped, kept, exchange.given_up)
 
     # --- a part of it, at another one ---------------------------------------------------------------------------------
 
@@ -122,6 +131,10 @@ class Sets:
         id, exchange = message.id, Exchange([peer])
         process = self._process_of(peer, message)
         await self._check_new(id)
+
+        async def hold(connections: Sequence[Connection]) -> None:
+            self._send(peer, s.Reached(id=id, stage="held", connections=tuple(connections)))
+            await exchange.all("dump", WITHIN)
 
         async def dumped(round: int) -> None:
             self._send(peer, s.Reached(id=id, stage="dumped", round=round))
@@ -141,7 +154,7 @@ class Sets:
 
         try:
             self._begin(id, exchange)
-            part = Part(message.nodes, dumped, kept, exchange.given_up)
+            part = Part(message.nodes, hold, dumped, kept, exchange.given_up)
             await self._until_free(process)
             making = await self._checkpoints.prepared(process, stop=message.stop, part=part)
             exchange.check()
@@ -223,12 +236,15 @@ class Sets:
             id = operation.id
             made: list[Process] = []
 
-            async def resuming(processes: Sequence[Process]) -> None:
+            async def resuming(processes: Sequence[Process], root: int) -> None:
                 made.extend(processes)
-                self._supervisor.scopes.made_again(made)
+                await _check_connections(manifest, root)
+                ranks = self._made_again(made)
                 reached = await exchange.all("made", WITHIN)
+                await packets.release()  # both ends of all connections are there
                 names = {peer: one.processes for peer, one in zip(exchange.peers, reached, strict=True)}
-                await self._resume_all(nodes, made, names)
+                if ranks or any(names.values()):
+                    await self._resume_all(nodes, ranks, names)
                 self._send_all(exchange, s.Reached(id=id, stage="resume"))
 
             async def decide(processes: Sequence[Process], root: int) -> None:
@@ -242,7 +258,7 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                async with self._restoring.files_of(manifest):
+                async with self._restoring.files_of(manifest), self._unheard(manifest.connections) as packets:
                     result = await self._restoring.make_again(
                         operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
                         before=resuming, keep=decide,
@@ -268,7 +284,23 @@ class Sets:
         living = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
+        await asyncio.to_thread(check_free, manifest.connections)
         return await self._restoring.check_restoration(manifest, [], manifest.programs[0].device)
+
+    @contextlib.asynccontextmanager
+    async def _unheard(self, connections: Sequence[Connection]) -> AsyncIterator[Packets]:
+        """While one end may be there and the other one not. What earlier ones have left behind is gone. Raises
+        Unavailable."""
+        left = await asyncio.to_thread(left_behind, connections)
+        confined = self._checkpoints.criu.confined
+        async with held_packets(ends(connections), confined=confined, forgotten=left) as packets:
+            yield packets
+
+    def _made_again(self, made: Sequence[Process]) -> list[Process]:
+        """Those of them that are resumed with those of other nodes: others are in no group."""
+        ranks = [one for one in made if one.suspended_at()]
+        self._supervisor.scopes.made_again(ranks)
+        return ranks
 
     async def _resume_all(
         self, nodes: Sequence[str], made: Sequence[Process], others: Mapping[str, Sequence[str]]
@@ -325,11 +357,13 @@ class Sets:
     ) -> dict[str, Any]:  # fmt: skip
         id, made = message.id, list[Process]()
 
-        async def resuming(processes: Sequence[Process]) -> None:
+        async def resuming(processes: Sequence[Process], root: int) -> None:
             made.extend(processes)
-            self._supervisor.scopes.made_again(made)
-            self._send(peer, s.Reached(id=id, stage="made", processes=tuple(one.row.id for one in made)))
+            await _check_connections(manifest, root)
+            ranks = self._made_again(made)
+            self._send(peer, s.Reached(id=id, stage="made", processes=tuple(one.row.id for one in ranks)))
             await exchange.all("resume", WITHIN)
+            await packets.release()
 
         async def ready(processes: Sequence[Process], root: int) -> None:
             exchange.check()
@@ -340,7 +374,7 @@ class Sets:
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            async with self._restoring.files_of(manifest):
+            async with self._restoring.files_of(manifest), self._unheard(manifest.connections) as packets:
                 result = await self._restoring.make_again(
                     operation, manifest, [as_one(each) for each in places], f"node {peer}",
                     nodes=",".join(message.nodes), before=resuming, keep=ready,
@@ -639,6 +673,15 @@ class Sets:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = peer
         task.add_done_callback(self._tasks.pop)
+
+
+async def _check_connections(manifest: Manifest, root: int) -> None:
+    """Raises Conflict: what was restored has others than what was dumped."""
+    found = ends(await asyncio.to_thread(outward, root))
+    if wrong := found ^ ends(manifest.connections):
+        local, remote = min(wrong)
+        what = "is there, and was not written down" if (local, remote) in found else "was not restored"
+        raise Conflict(f"the connection from {local} to {remote} {what}", code="criu_failed")
 
 
 async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool]) -> None:

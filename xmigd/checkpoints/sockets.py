@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 NETLINK_SOCK_DIAG = 4  # not in Python's socket module, as everything below
 _SOCK_DIAG_BY_FAMILY = 20
@@ -16,6 +18,8 @@ _REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3
 _SHOW = 0x1 | 0x4 | 0x8  # name, peer, connections that wait to be accepted
 _NAME, _PEER, _WAITING, _SHUTDOWN = 0, 2, 3, 6
+
+Reader = int | Literal["self"]  # the process whose network namespace it is
 
 ESTABLISHED, CLOSED, LISTENING = 1, 7, 10  # tcp_states.h; of Unix sockets, too
 SO_PASSCRED = 16
@@ -76,18 +80,21 @@ def _unix_socket(body: bytes) -> tuple[int, UnixSocket]:
     )  # fmt: skip
 
 
-def inet_sockets(pid: int, protocol: str) -> dict[int, InetSocket]:
+def inet_sockets(pid: Reader, protocol: str) -> dict[int, InetSocket]:
     """Those of a process's network namespace, of `tcp` or `udp`, of both address families, by their inodes."""
-    found = {}
+    return {inode: each for inode, each in inet_rows(pid, protocol) if inode}
+
+
+def inet_rows(pid: Reader, protocol: str) -> Iterator[tuple[int, InetSocket]]:
+    """The same, also those without an inode: no process has them any more, and the kernel has not done with them."""
     for name in (protocol, f"{protocol}6"):
         for words in _rows(pid, name):
             local, remote = _address(words[1]), _address(words[2])
             port, waiting = int(words[1].rpartition(":")[2], 16), int(words[4].rpartition(":")[2], 16)
-            found[int(words[9])] = InetSocket(local, remote, port, int(words[3], 16), waiting)
-    return found
+            yield int(words[9]), InetSocket(local, remote, port, int(words[3], 16), waiting)
 
 
-def netlink_unread(pid: int) -> dict[int, int]:
+def netlink_unread(pid: Reader) -> dict[int, int]:
     """Bytes that wait to be read, of the netlink sockets of a process's network namespace, by their inodes."""
     return {int(words[9]): int(words[4]) for words in _rows(pid, "netlink")}
 
@@ -103,7 +110,7 @@ def kernel_has_credentials_of_inet() -> bool:
     return True
 
 
-def _rows(pid: int, name: str) -> list[list[str]]:
+def _rows(pid: Reader, name: str) -> list[list[str]]:
     with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/net/{name}") as file:  # no IPv6, no netlink
         return [line.split() for line in file.readlines()[1:]]
     return []

@@ -141,7 +141,8 @@ def run(
         str | None,
         typer.Option(
             "--memory", metavar="SIZE",
-            help="device memory that it has, and sees, of each of its devices, 20GiB; refused where that is not free",
+            help="device memory that its processes have together, and each sees, of each device, 20GiB; refused where "
+            "that is not free",
         ),
     ] = None,
     priority: Annotated[

@@ -75,6 +75,8 @@ def migrate(
         body = {"process": found["id"], "engine": engine.value, "node": to}
         answer = client.post("/v1/migration-plans", body)
         whole = len(answer["places"]) > 1
+        if answer["becomes"] is not None and output is not Output.json:
+            console.print(f"There it is {answer['becomes']}: that node gives the job's class to others only.")
         _show_plan(answer, to if "/" in to and not whole else None, output)
         if whole:
             _show_places(answer, output)

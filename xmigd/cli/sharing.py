@@ -25,6 +25,8 @@ def sharing(job: JobArgument, output: OutputOption = Output.table) -> None:
     quota = found["memory_quota"]
     console.print(f"class         {found['priority']}")
     console.print(f"memory quota  {'all' if quota is None else size(quota)} of each device")
+    for device, used in found["quota_used"].items():
+        console.print(f"    on {device}  {size(used)} of it")
     if found["waits_ms"] is not None:
         console.print(f"suspended for another job of the rotation for {milliseconds(found['waits_ms'])}")
     console.print()

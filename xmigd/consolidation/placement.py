@@ -35,6 +35,8 @@ class Item:
     busy: float | None = None  # share of time, 0 to 1; None: unknown
     movable: bool = True
     rank: bool = False  # it shares communicators with others of its job
+    claimed_bytes: int = 0  # of memory_bytes, what its job's memory quota counts
+    quota_bytes: int | None = None  # of its job, for all of its processes on a device; None: it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,16 @@ def used_bytes(problem: Problem, indices: Iterable[int]) -> int:
     return sum(problem.items[index].memory_bytes for index in indices)
 
 
+def of_quotas(problem: Problem, indices: Iterable[int]) -> list[tuple[int, list[int]]]:
+    """Each memory quota that several of these have together, and who they are."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for index in indices:
+        item = problem.items[index]
+        if item.quota_bytes is not None:
+            found[item.job, item.quota_bytes].append(index)
+    return [(most, those) for (_, most), those in found.items() if len(those) > 1]
+
+
 def slow_down(share: float, load: float) -> float:
     """Of a process with this share, on a device whose shares add up to `load`."""
     return 1.0 + share * max(0.0, load - share)
@@ -119,6 +131,8 @@ def why_not_together(problem: Problem, device: str, indices: Collection[int]) ->
         return "its memory is unknown"
     if used_bytes(problem, indices) > capacity * (1 - rules.headroom):
         return "no room"
+    if any(sum(items[i].claimed_bytes for i in those) > most for most, those in of_quotas(problem, indices)):
+        return "no room in a job's memory quota"
     jobs = {items[index].job for index in indices}
     if rules.max_jobs is not None and len(jobs) > rules.max_jobs:
         return f"more than {rules.max_jobs} jobs"

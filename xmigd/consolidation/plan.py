@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from xmigd.consolidation.order import Step, order
 from xmigd.consolidation.placement import (
@@ -55,6 +55,7 @@ class Seen:
     held: Mapping[str, Mapping[str, int]]  # by process and device
     why_not: Mapping[str, Reason | None]  # a process cannot move at all
     remaining: Mapping[str, Remaining]  # by job, where it is known
+    claimed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of memory quotas, as held
 
     @classmethod
     def of(
@@ -67,6 +68,10 @@ class Seen:
             held={name: held_bytes([one]) for name, one in there.items()},
             why_not={name: next(iter(general(one, "proxy", "move")), None) for name, one in there.items()},
             remaining=remaining,
+            claimed={
+                name: {device: one.claimed(ordinal) for ordinal, device in enumerate(devices_of(one.row.device))}
+                for name, one in there.items()
+            },
         )  # fmt: skip
 
     def on(self, device: str) -> set[str]:
@@ -141,6 +146,7 @@ def make_problem(request: ConsolidationRequest, seen: Seen, refused: Mapping[str
                 process=name, job=one.job.id, device=device, memory_bytes=seen.held[name].get(device, 0),
                 busy=request.busy_shares.get(one.job.id, seen.busy.get(name)),
                 movable=may and name not in refused, rank=one.machine.grouped,
+                claimed_bytes=seen.claimed.get(name, {}).get(device, 0), quota_bytes=one.job.memory_quota,
             )
             for device in devices_of(one.row.device) if device in chosen
         ]  # fmt: skip
@@ -317,7 +323,12 @@ def changes(plan: Plan, now: Seen) -> list[str]:
 def _without_room(plan: Plan, now: Seen) -> list[str]:
     """Programs may have taken more memory since."""
     items = tuple(
-        replace(item, memory_bytes=now.held.get(item.process, {}).get(item.device, 0)) for item in plan.problem.items
+        replace(
+            item,
+            memory_bytes=now.held.get(item.process, {}).get(item.device, 0),
+            claimed_bytes=now.claimed.get(item.process, {}).get(item.device, 0),
+        )
+        for item in plan.problem.items
     )
     bins = tuple(
         replace(each, capacity_bytes=now.capacity(each.id) if each.id in now.places else None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from xmigd.consolidation.placement import Bin, Packing, Problem, item_load, occupants, why_not
+from xmigd.consolidation.placement import Bin, Packing, Problem, item_load, occupants, of_quotas, why_not
 
 INFINITY = 1e30
 OF_MOVES = 0.1  # of the worth of a device: what it may cost at most to move everything
@@ -124,6 +124,9 @@ class _Packing:
         size = 1.0 / max(1, each.capacity_bytes)
         memory = [(x[i, each.id], problem.items[i].memory_bytes * size) for i in here]
         bounded(memory, 1 - rules.headroom, sum(value for _, value in memory))
+        for quota, those in of_quotas(problem, here):
+            claimed = [(x[i, each.id], problem.items[i].claimed_bytes / quota) for i in those]
+            bounded(claimed, 1.0, sum(value for _, value in claimed))
         jobs = self._jobs(each, here)
         if rules.max_jobs is not None:
             bounded([(column, 1.0) for column in jobs.values()], rules.max_jobs, len(jobs))

@@ -83,7 +83,7 @@ class Job(Base):
     external_id: Mapped[str | None] = mapped_column(String(255), index=True)  # what its scheduler calls it
     priority: Mapped[str] = mapped_column(String(16), default="normal", server_default="normal")
     reserved_bytes: Mapped[int | None]  # device memory on each of its devices
-    memory_quota: Mapped[int | None]  # bytes that each of its programs has of each device at most; null: all
+    memory_quota: Mapped[int | None]  # bytes that all of its programs have of each device at most; null: all
     restored_from: Mapped[str | None] = mapped_column(String(32))  # the job whose checkpoint it was restored from
     version: Mapped[int] = mapped_column(default=1, server_default="1")  # of what PATCH changes: its ETag
 

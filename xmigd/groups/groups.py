@@ -12,6 +12,10 @@ journal before it overwrites anything, so it is known from the journals alone.
 Recoveries: if one member's server is lost, all servers are killed, and once all members wait, all go on from the round
 that was decided last.
 
+Failures: a collective that fails is explained by the loss of a rank, which may be seen later. If no rank is lost, none
+has left the communicator, and a connection has ended, it was the network between nodes: all are recovered like after a
+loss, once all nodes are in reach again. Otherwise the program gets its error.
+
 Hangs: a rank whose device waits for other ranks, and whose program waits for the device, says so when it has not got
 further for long. That may be as it should be, as long as one rank does not: its program is about to do what the others
 wait for. If all do, nothing that any of them waits for can happen any more, and they are recovered like after a loss.
@@ -52,6 +56,7 @@ from xmigd.groups.instructions import (
     Take,
     Tie,
 )
+from xmigd.groups.ties import Communicator, Fate, Key, Member, State, Ties, Who
 
 GRACE = 60_000_000  # ns in which a rank may go on, so that it stops right behind a collective
 PATIENCE = 50_000_000  # ns, from the first stop until all fit, at least: twice what it took lately, and twice as long
@@ -73,38 +78,16 @@ LAST_PAUSE = 2_000_000_000
 FIRST_SHORT_PAUSE = 20_000_000  # ns, likewise, if a member refused before all stood still, which cost nothing
 LAST_SHORT_PAUSE = 160_000_000
 
-State = Literal["joined", "ended", "past"]
-# broken: its server is lost, its exit not seen yet. lost: it cannot be recovered; gone: its program has exited.
-Fate = Literal["well", "broken", "waits", "lost", "gone"]
-Key = tuple[int, str]  # of a communicator: a user's, by name
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    process: str
-    uid: int
-    job: str
-
-
 # --- what is known ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Communicator:
-    name: str
-    size: int
-    ranks: dict[int, str] = field(default_factory=dict)
-    states: dict[int, State] = field(default_factory=dict)
-    assumed: set[str] = field(default_factory=set)  # processes whose rank is not known yet
+class _Failure:
+    """Of a communicator, in the server of a process."""
 
-
-@dataclass(slots=True)
-class _Member:
-    who: Who
-    fate: Fate = "well"
-    has: dict[Key, set[int]] = field(default_factory=dict)  # ranks of communicators that are not past
-    stuck: float = 0  # seconds without progress, as it reported; 0: it gets further
-    stuck_at: int = 0  # when that was
+    due: int  # when to look for its reason; NEVER: once all nodes are heard
+    severed: bool = False  # a connection has ended
+    heard: bool = False  # by all nodes
 
 
 @dataclass(slots=True)
@@ -162,12 +145,11 @@ class Groups:
         """`first_round`: higher than any that an earlier daemon began."""
         self._suspend_patience = suspend_patience
         self._first_round = self._next_round = first_round
-        self._communicators: dict[Key, _Communicator] = {}
-        self._members: dict[str, _Member] = {}
+        self._ties = Ties()
+        self._communicators, self._members = self._ties.communicators, self._ties.members
         self._groups: dict[str, _Group] = {}  # by process
         self._rounds: dict[int, _Group] = {}  # that are under way, by number
-        self._failures: dict[tuple[str, Key], int] = {}  # when to look again
-        self._doubts: dict[tuple[str, Key], bool] = {}  # of these, True: all nodes are heard
+        self._failures: dict[tuple[str, Key], _Failure] = {}  # by process and communicator
         self._hangs: dict[str, int] = {}  # likewise, whether the whole group of this process is stuck
         self._orphans: set[str] = set()
         self._leaving: list[_Group] = []  # in which a rank is to leave its server
@@ -201,7 +183,8 @@ class Groups:
             if self._all_ready(group):
                 deadlines.append(self._again_at(group))
         deadlines += [self._again_at(group) for group in self._to_pause()]
-        return min([*deadlines, *self._failures.values(), *self._hangs.values()], default=None)
+        deadlines += [failure.due for failure in self._failures.values() if failure.due != NEVER]
+        return min([*deadlines, *self._hangs.values()], default=None)
 
     # --- communicators ---------------------------------------------------------------------------------------------
 
@@ -220,48 +203,17 @@ class Groups:
         return self._out
 
     def _join(self, who: Who, key: Key, rank: int, ranks: int, state: State) -> None:
-        found = self._communicators.get(key)
-        if found is None:
-            found = self._communicators[key] = _Communicator(key[1], ranks)
-        if rank >= found.size or found.size != ranks:
-            return  # where ranks meet it is refused
-        self._correct(found, key, who.process, rank)
-        if found.ranks.setdefault(rank, who.process) != who.process:
-            return
-        found.states[rank] = state
         member = self._members.get(who.process)
-        if member is None:
-            member = self._members[who.process] = _Member(who)
-        if member.fate in ("lost", "gone") or rank in member.has.get(key, ()):
-            return
-        if not member.has:
-            self._out.append(Tie(who.process, True))
-        member.has.setdefault(key, set()).add(rank)
-        self._tie(found, key, who.process)
+        first = member is None or not member.has
+        if self._ties.join(who, key, rank, ranks, state):
+            if first:
+                self._out.append(Tie(who.process, True))
+            self._tie(key, who.process)
 
-    def _correct(self, found: _Communicator, key: Key, process: str, rank: int) -> None:
-        """Of a communicator whose rank's server died with the daemon it was only assumed which one that was."""
-        if process not in found.assumed:
-            return
-        found.assumed.discard(process)
-        other = found.ranks.get(rank)
-        if other != process and (other is None or other not in found.assumed):
-            return
-        freed = [one for one, owner in found.ranks.items() if owner == process and one != rank]
-        for one in freed:
-            del found.ranks[one]
-        if other is not None and other != process:
-            self._assign_rank(found, key, freed[0], other)
-        self._assign_rank(found, key, rank, process)
-
-    def _assign_rank(self, found: _Communicator, key: Key, rank: int, process: str) -> None:
-        found.ranks[rank], found.states[rank] = process, "joined"
-        self._members[process].has[key] = {rank}
-
-    def _tie(self, communicator: _Communicator, key: Key, process: str) -> None:
+    def _tie(self, key: Key, process: str) -> None:
         """All who have it are of one group."""
         merged = self._groups.setdefault(process, _Group({process}))
-        others = (one for one in communicator.ranks.values() if one != process and self._has(one, key))
+        others = (one for one in self._ties.ranks(key) if one != process and self._ties.has(one, key))
         if (other := next(others, None)) is not None and self._groups[other] is not merged:
             merged = self._merge(merged, self._groups[other])
         self._give_up(merged)
@@ -304,7 +256,7 @@ class Groups:
         if not member.has[key]:
             del member.has[key]
         self._groups[process].loose = True
-        if not any(self._is_living(one) and self._has(one, key) for one in found.ranks.values()):
+        if not any(self._ties.is_living(one) and self._ties.has(one, key) for one in found.ranks.values()):
             self._drop(key)
         if member.fate not in ("lost", "gone") and not member.has:
             self._leave(process)
@@ -331,14 +283,8 @@ class Groups:
             self._out.append(Tie(process, False))
         self._look_later_whether_it_hangs(group)
 
-    def _is_living(self, process: str) -> bool:
-        return process in self._members and self._members[process].fate not in ("lost", "gone")
-
-    def _has(self, process: str, key: Key) -> bool:
-        return process in self._members and key in self._members[process].has
-
     def _living(self, group: _Group) -> list[str]:
-        return [one for one in group.members if self._is_living(one)]
+        return [one for one in group.members if self._ties.is_living(one)]
 
     def _current(self, process: str) -> _Group | None:
         """Its group, as small as it is now."""
@@ -352,7 +298,7 @@ class Groups:
         group.loose = False
         left = set(group.members)
         while left:
-            part = self._component(left.pop())
+            part = self._ties.component(left.pop())
             left -= part
             if len(part) == len(group.members):
                 break
@@ -363,21 +309,11 @@ class Groups:
                 self._groups[one] = made
         return self._groups[process]
 
-    def _component(self, process: str) -> set[str]:
-        part, seen, todo = {process}, set[Key](), [process]
-        while todo:
-            for key in self._members[todo.pop()].has.keys() - seen:
-                seen.add(key)
-                more = {one for one in self._communicators[key].ranks.values() if self._has(one, key)} - part
-                part |= more
-                todo += more
-        return part
-
     # --- rounds ------------------------------------------------------------------------------------------------------
 
     def wanted(self, t: int, process: str) -> list[Instruction]:
         self._begin(t)
-        if not self._opened or not self._is_living(process):
+        if not self._opened or not self._ties.is_living(process):
             return self._out
         group = self._current(process)
         if group is not None:
@@ -392,7 +328,7 @@ class Groups:
         self._begin(t)
         group = self._current(process)
         why = ""
-        if group is None or not self._is_living(process):
+        if group is None or not self._ties.is_living(process):
             why = "it is in no communicator any more"
         elif group.recovering:
             why = "its group is being recovered"
@@ -426,7 +362,7 @@ class Groups:
         if group is not None and group.leaving is not None and group.leaving.process == process:
             self._stays(group, why)
         if group is not None and group.suspending is not None and process in group.suspending.members:
-            self._not_suspended(group, f"rank {self._rank_of(process)} is not suspended: {why}")
+            self._not_suspended(group, f"rank {self._ties.rank_of(process)} is not suspended: {why}")
         return self._out
 
     def _stays(self, group: _Group, why: str, *, changed: bool = False) -> None:
@@ -468,7 +404,7 @@ class Groups:
         """It is being prepared for that. `NotSuspended` says that it is not done."""
         self._begin(t)
         group = self._current(process)
-        if group is None or not self._is_living(process):
+        if group is None or not self._ties.is_living(process):
             return self._out
         why = ""
         if group.recovering:
@@ -516,7 +452,7 @@ class Groups:
         self._suspending.remove(group)
         if group.round is not None and group.round.suspends:
             self._give_up(group)
-        self._out += [NotSuspended(one, why) for one in sorted(suspending.members) if self._is_living(one)]
+        self._out += [NotSuspended(one, why) for one in sorted(suspending.members) if self._ties.is_living(one)]
 
     def suspended(self, t: int, process: str) -> list[Instruction]:
         """It stands still after a round that suspends, and everything that it needs has left its device."""
@@ -554,14 +490,7 @@ class Groups:
 
     def lacking(self, process: str) -> tuple[str, ...]:
         """Its communicators that another rank is missing in."""
-        member = self._members.get(process)
-        found = [] if member is None else [self._communicators[key] for key in member.has]
-        return tuple(
-            sorted(
-                one.name for one in found
-                if len(one.ranks) < one.size or not all(self._is_living(rank) for rank in one.ranks.values())
-            )
-        )  # fmt: skip
+        return self._ties.lacking(process)
 
     def _again_at(self, group: _Group) -> int:
         """When a round can begin; while one is under way, far away."""
@@ -618,11 +547,12 @@ class Groups:
         assert round.stopped is not None
         took = self._t - round.stopped
         group.patience = min(max(2 * took, group.patience * 7 // 8, PATIENCE), MOST_PATIENCE)
-        gone = self._gone_names(group)
+        left = self._ties.left(group.members)
         patience = SUSPEND_HOLD_PATIENCE if round.suspends else HOLD_PATIENCE
         round.holding, round.missing, round.deadline = True, set(round.members), self._t + patience
         self._out += [
-            Hold(one, round.number, self._gone_of(one, gone), round.suspends, same) for one in sorted(round.members)
+            Hold(one, round.number, self._ties.left_by_others(one, left), round.suspends, same)
+            for one in sorted(round.members)
         ]
 
     @staticmethod
@@ -658,21 +588,6 @@ class Groups:
                         if found.states[rank] != "past":
                             look(process, key, round.counts.get(process, {}).get(key), most)
         return behind
-
-    def _gone_names(self, group: _Group) -> dict[Key, set[str]]:
-        """Communicators that somebody has ended, and who that is."""
-        keys = {key for one in group.members for key in self._members[one].has}
-        return {
-            key: {
-                process for rank, process in self._communicators[key].ranks.items()
-                if self._communicators[key].states[rank] != "joined" or not self._is_living(process)
-            } for key in keys
-        }  # fmt: skip
-
-    def _gone_of(self, process: str, gone: Mapping[Key, set[str]]) -> tuple[str, ...]:
-        """Those of them that another one has ended."""
-        has = self._members[process].has
-        return tuple(sorted(key[1] for key in has if len(gone[key]) > (process in gone[key])))
 
     def held(self, t: int, process: str, number: int) -> list[Instruction]:
         self._begin(t)
@@ -767,7 +682,7 @@ class Groups:
 
     def rank_of(self, process: str) -> int:
         """In the largest of its communicators; 0: it has none."""
-        return self._rank_of(process) if process in self._members else 0
+        return self._ties.rank_of(process)
 
     def others(self, process: str) -> list[str]:
         """Living members of its group."""
@@ -777,15 +692,7 @@ class Groups:
     def whole(self, process: str) -> dict[Key, tuple[str, ...]]:
         """The communicators of its group that lack nobody: whose ranks they are."""
         group = self._groups.get(process)
-        keys = set() if group is None else {key for one in group.members for key in self._members[one].has}
-        found = {key: self._communicators[key] for key in keys}
-        return {
-            key: tuple(one.ranks[rank] for rank in range(one.size))
-            for key, one in found.items()
-            if len(one.ranks) == one.size
-            and all(state == "joined" for state in one.states.values())
-            and all(self._is_living(process) for process in one.ranks.values())
-        }
+        return {} if group is None else self._ties.whole(group.members)
 
     def _all_committed(self, group: _Group) -> None:
         if group.committing:
@@ -821,7 +728,7 @@ class Groups:
         """Its server is lost, or will be."""
         self._begin(t)
         group = self._groups.get(process)
-        if group is None or not self._is_living(process):
+        if group is None or not self._ties.is_living(process):
             return self._out
         self._members[process].fate = "broken"
         self._give_up(group)
@@ -832,19 +739,19 @@ class Groups:
         assert group is not None
         living = self._living(group)
         if len(living) > 1 and not group.recovering:
-            rank = self._rank_of(process)
+            rank = self._ties.rank_of(process)
             text = f"rank {rank}'s server was lost: all {len(living)} ranks recover together"
             self._out.append(Note(process, text))
         group.recovering = True
         self._moves_on(group)
-        self._break_all(group, f"the server of rank {self._rank_of(process)} was lost: {reason}")
+        self._break_all(group, f"the server of rank {self._ties.rank_of(process)} was lost: {reason}")
         return self._out
 
     def differs(self, t: int, process: str, reason: str) -> list[Instruction]:
         """What it holds is wrong, and its next server gets it from the others: all recover, as after a loss."""
         self._begin(t)
         group = self._current(process)
-        if group is None or not self._is_living(process) or group.recovering or group.committing or group.standing:
+        if group is None or not self._ties.is_living(process) or group.recovering or group.committing or group.standing:
             return self._out
         self._give_up(group)
         self._stays(group, "memory of a rank is restored")
@@ -861,17 +768,11 @@ class Groups:
                 self._members[one].fate = "broken"
                 self._out.append(Break(one, reason))
 
-    def _rank_of(self, process: str) -> int:
-        """In the largest of its communicators."""
-        has = self._members[process].has
-        key = max(has, key=lambda one: self._communicators[one].size, default=None)
-        return 0 if key is None else min(has[key])
-
     def awaits(self, t: int, process: str) -> list[Instruction]:
         """Its server's exit has been seen, and its next one gets it when all others have come so far."""
         self._begin(t)
         group = self._groups.get(process)
-        if self._is_living(process):
+        if self._ties.is_living(process):
             self._members[process].fate = "waits"
             if group is not None:
                 self._look_whether_all_wait(group)
@@ -887,12 +788,13 @@ class Groups:
         if living:
             keys = {key for one in living for key in self._members[one].has}
             gone = {
-                key: {one for one in self._communicators[key].ranks.values() if not self._is_living(one)}
+                key: {one for one in self._communicators[key].ranks.values() if not self._ties.is_living(one)}
                 for key in keys
             }
             for one in living:
                 self._members[one].fate = "well"
-            members = {one: self._gone_of(one, gone) for one in sorted(living)}
+                self._forget_failures(one)  # were its last server's
+            members = {one: self._ties.left_by_others(one, gone) for one in sorted(living)}
             self._out.append(Recover(next(iter(members)), members))
         self._all_committed(group)
 
@@ -906,9 +808,9 @@ class Groups:
         """It cannot be recovered."""
         self._begin(t)
         member, group = self._members.get(process), self._groups.get(process)
-        hopeless = self._is_living(process) and group is not None and group.recovering
+        hopeless = self._ties.is_living(process) and group is not None and group.recovering
         if hopeless and member is not None and group is not None:
-            reason = f"rank {self._rank_of(process)} of its communicator was lost: {why}"
+            reason = f"rank {self._ties.rank_of(process)} of its communicator was lost: {why}"
             for one in sorted(group.members - {process}):
                 if self._members[one].fate in ("broken", "waits"):
                     self._members[one].fate = "lost"
@@ -919,8 +821,7 @@ class Groups:
     def _ends(self, process: str, fate: Literal["lost", "gone"]) -> None:
         self._orphans.discard(process)
         self._unresolved.pop(process, None)
-        for case in [one for one in self._doubts if one[0] == process]:
-            del self._doubts[case]
+        self._forget_failures(process)
         member = self._members.get(process)
         if member is None or member.fate == "gone":
             return
@@ -949,7 +850,7 @@ class Groups:
                 return
         for key in list(member.has):
             ranks = self._communicators[key].ranks.values() if key in self._communicators else ()
-            if ranks and not any(self._is_living(one) and self._has(one, key) for one in ranks):
+            if ranks and not any(self._ties.is_living(one) and self._ties.has(one, key) for one in ranks):
                 self._drop(key)
         if group.recovering:
             if self._living(group):
@@ -958,42 +859,54 @@ class Groups:
                 group.recovering = False
         self._look_later_whether_it_hangs(group)
 
-    def failed(self, t: int, process: str, name: str) -> list[Instruction]:
-        """A collective failed in its server."""
+    def failed(self, t: int, process: str, name: str, *, severed: bool = False) -> list[Instruction]:
+        """A collective failed in its server. `severed`: as a connection with another rank has ended."""
         self._begin(t)
-        if self._is_living(process):
-            self._look_why(process, (self._members[process].who.uid, name), first=True)
+        if self._ties.is_living(process):
+            self._look_why(process, (self._members[process].who.uid, name), severed=severed)
         elif self._opened and process not in self._members:
             self._out.append(CommunicatorLost(process, name))  # the others have left it for good
         return self._out
 
-    def _look_why(self, process: str, key: Key, *, first: bool) -> None:
+    def _look_why(self, process: str, key: Key, *, severed: bool = False) -> None:
         """The loss of another node's rank is known here once that node's daemon has seen it, and has the connection to
         send it: nobody is given up before each node was heard."""
         case, group, found = (process, key), self._groups.get(process), self._communicators.get(key)
         if group is not None and group.recovering:
-            self._doubts.pop(case, None)
+            self._failures.pop(case, None)
             return  # which ends its server
-        unanswered = found is not None and all(self._is_living(one) for one in found.ranks.values())
-        if self._opened and not unanswered:
-            self._doubts.pop(case, None)
+        if self._opened and (found is None or not self._ties.all_live(found)):
+            self._failures.pop(case, None)
             self._out.append(CommunicatorLost(process, key[1]))
-        elif first or not self._opened:
-            if case not in self._doubts:
-                self._failures.setdefault(case, self._t + LOOK_AGAIN)
-        elif self._doubts.pop(case, False):
-            self._out.append(CommunicatorLost(process, key[1]))
-        else:
-            self._doubts[case] = False
+            return
+        failure = self._failures.setdefault(case, _Failure(self._t + LOOK_AGAIN))
+        failure.severed |= severed
+        if failure.due > self._t:
+            return
+        if not self._opened:
+            failure.due = self._t + LOOK_AGAIN
+        elif not failure.heard:
+            failure.due = NEVER
             self._out.append(Doubt(process, key[1]))
+        else:
+            del self._failures[case]
+            group = self._current(process)
+            whole = found is not None and found.is_whole and self._ties.has(process, key)
+            if failure.severed and whole and group is not None:
+                self._recover_all(group, f"rank {self._ties.rank_of(process)} lost its connection to another rank")
+            else:
+                self._out.append(CommunicatorLost(process, key[1]))
+
+    def _forget_failures(self, process: str) -> None:
+        for case in [one for one in self._failures if one[0] == process]:
+            del self._failures[case]
 
     def heard(self, t: int, process: str, name: str) -> list[Instruction]:
         """After a `Doubt`: what the nodes knew then is known here."""
         self._begin(t)
         case = (process, (self._members[process].who.uid, name)) if process in self._members else None
-        if case in self._doubts:
-            self._doubts[case] = True
-            self._failures[case] = t + LOOK_AGAIN
+        if case is not None and (failure := self._failures.get(case)) is not None:
+            failure.heard, failure.due = True, t + LOOK_AGAIN
         return self._out
 
     # --- hangs -----------------------------------------------------------------------------------------------------
@@ -1009,7 +922,7 @@ class Groups:
 
     def _hangs_at(self, group: _Group) -> int | None:
         """When its ranks, which all are stuck, have been for long enough."""
-        if group.recovering or any(self._is_living(one) and not self._members[one].stuck for one in group.members):
+        if group.recovering or any(self._ties.is_living(one) and not self._members[one].stuck for one in group.members):
             return None
         return max((self._members[one].stuck_at + STUCK_PATIENCE for one in self._living(group)), default=None)
 
@@ -1026,11 +939,17 @@ class Groups:
         if at > self._t:
             self._hangs[process] = at
             return
+        self._recover_all(
+            group, f"no rank has got further for {min(self._members[one].stuck for one in self._living(group)):g} s"
+        )
+
+    def _recover_all(self, group: _Group, reason: str) -> None:
+        """Nobody's server is lost, and no rank gets further. Each gets a fault, and so many of these end them all."""
         self._give_up(group)
-        self._stays(group, "no rank of its group gets further")
-        self._not_suspended(group, "no rank of its group gets further")
+        self._stays(group, reason)
+        self._not_suspended(group, reason)
+        group.standing = set()
         living = sorted(self._living(group))
-        reason = f"no rank has got further for {min(self._members[one].stuck for one in living):g} s"
         self._out.append(Note(living[0], f"{reason}: all {len(living)} ranks recover together"))
         group.recovering = True
         self._moves_on(group)
@@ -1046,14 +965,14 @@ class Groups:
 
     def orphan(self, who: Who) -> None:
         """Its server is gone, with an earlier daemon, and only the others may know what ties it to them."""
-        self._members[who.process] = _Member(who, "broken")
+        self._members[who.process] = Member(who, "broken")
         self._orphans.add(who.process)
 
     def woken(self, t: int, who: Who, other: str) -> list[Instruction]:
         """It was suspended at the round that this one has decided last, and that one runs: they are recovered together.
         What it is a member of its next server says."""
         self._begin(t)
-        self._members[who.process] = _Member(who, "broken")
+        self._members[who.process] = Member(who, "broken")
         group = self._groups.get(other) or _Group()
         group.members.add(who.process)
         self._groups[who.process] = group
@@ -1088,17 +1007,16 @@ class Groups:
             for key in member.has
         }  # fmt: skip
         for key in sorted(keys):
-            found = self._communicators[key]
-            absent = [rank for rank in range(found.size) if rank not in found.ranks]
+            absent = self._communicators[key].absent
             if len(orphans) == 1:
-                self._assume(key, found, dict.fromkeys(absent, orphans[0]))
+                self._assume(key, dict.fromkeys(absent, orphans[0]))
             elif len(absent) == len(orphans):
-                self._assume(key, found, dict(zip(absent, orphans, strict=True)))
+                self._assume(key, dict(zip(absent, orphans, strict=True)))
         unplaced = [one for one in orphans if not self._members[one].has]
         if not keys and any(one in marked for one in orphans):
             key = (uid, f"job {job}")  # all servers have died: what they have in common is what their journals say
-            self._communicators[key] = made = _Communicator(key[1], len(orphans))
-            self._assume(key, made, dict(enumerate(orphans)))
+            self._communicators[key] = Communicator(key[1], len(orphans))
+            self._assume(key, dict(enumerate(orphans)))
             return
         open_ranks = any(len(self._communicators[key].ranks) < self._communicators[key].size for key in keys)
         for one in unplaced:
@@ -1109,12 +1027,10 @@ class Groups:
             else:
                 self._out.append(Tie(one, False))
 
-    def _assume(self, key: Key, found: _Communicator, ranks: dict[int, str]) -> None:
+    def _assume(self, key: Key, ranks: dict[int, str]) -> None:
         for rank, process in ranks.items():
-            found.ranks[rank], found.states[rank] = process, "joined"
-            found.assumed.add(process)
-            self._members[process].has.setdefault(key, set()).add(rank)
-            self._tie(found, key, process)
+            self._ties.assume(key, rank, process)
+            self._tie(key, process)
             group = self._groups[process]
             if not group.recovering:
                 group.recovering = True
@@ -1142,10 +1058,11 @@ class Groups:
         for group in self._to_pause():
             if self._again_at(group) <= t:
                 self._begin_round(group)
-        for process, key in [one for one, due in self._failures.items() if due <= t]:
-            del self._failures[process, key]
-            if self._is_living(process):
-                self._look_why(process, key, first=False)
+        for process, key in [one for one, failure in self._failures.items() if failure.due <= t]:
+            if self._ties.is_living(process):
+                self._look_why(process, key)
+            else:
+                del self._failures[process, key]
         for process in [one for one, due in self._hangs.items() if due <= t]:
             del self._hangs[process]
             self._look_whether_it_hangs(process)

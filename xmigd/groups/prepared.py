@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from xmigd.groups.groups import Key
 from xmigd.groups.instructions import Instruction
+from xmigd.groups.ties import Key
 
 MOST_OF_PROCESS = 64  # communicators; a recovery makes the others
 FIRST_PAUSE = 5_000_000_000  # ns, after an attempt that failed

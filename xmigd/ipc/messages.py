@@ -17,7 +17,7 @@ from xmigd.errors import ProtocolError
 from xmigd.process.events import Assign, Injection
 
 MAX_MESSAGE = 64 << 10
-MAX_FDS = 5  # of one message to the daemon
+MAX_FDS = 6  # of one message to the daemon
 MAX_RANKS = 1024  # of a communicator: journal::kMaxRanks
 MAX_ROOM_FDS = 250  # of a `room`: the kernel passes 253 at once
 
@@ -176,7 +176,9 @@ class Announce(Message):
     takes_backlog: bool = False  # likewise
     has_backlog: bool = False  # from an earlier daemon
     takes_profiling: bool = False  # it knows `profile`, `trace` and `end_trace`
-    takes_sharing: bool = False  # it knows `share`, and quotas
+    takes_sharing: bool = False  # it knows `share`
+    quota_slots: Annotated[tuple[Small, ...], Field(max_length=8, strict=False)] = ()
+    """Of its process in the page of the job's memory quota, by ordinal. None: it has no such page."""
 
 
 class Announced(Message):
@@ -215,13 +217,15 @@ class Bye(Message):
 
 
 class Meet(Message):
-    """A rank of a communicator says what it offers the others."""
+    """A rank of a communicator says what it offers the others, and with what it was answered. Repeated each second
+    until all ranks were."""
 
     type: Literal["meet"]
     meeting: Name
     rank: Rank
     ranks: Ranks
     offer: Annotated[str, Field(max_length=512, pattern=r"^[0-9a-z -]*$")]
+    answer: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")] = ""
 
 
 class Communicator(Message):
@@ -235,12 +239,14 @@ class Communicator(Message):
 
 
 class CommunicatorFailed(Message):
-    """A collective failed: a rank is gone. Repeated each second until it is answered."""
+    """A collective failed: a rank is gone, or (`severed`) the connection with one. Repeated each second until it is
+    answered."""
 
     type: Literal["communicator_failed"]
     name: Name
     rank: Rank
     why: Text
+    severed: bool = False
 
 
 class CommunicatorPrepared(Message):
@@ -476,8 +482,9 @@ _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
 def expected_fds(message: ServerMessage) -> int:
     if isinstance(message, SnapshotSlab) and message.known:
         return 0
-    one = isinstance(message, MemoryAdd | SnapshotSlab | SnapshotCopied)
-    return 1 if one else 5 if isinstance(message, Announce) else 0
+    if isinstance(message, Announce):
+        return 6 if message.quota_slots else 5
+    return 1 if isinstance(message, MemoryAdd | SnapshotSlab | SnapshotCopied) else 0
 
 
 def parse(data: bytes) -> ServerMessage:
@@ -523,19 +530,18 @@ class Differing:
 def pack_assign(
     assign: Assign, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float = 0,
     first_id: int = 1, copies_on_host: bool = False, ahead: bool = False, differing: Differing | None = None,
-    memory_quota: int | None = None,
+    quota: Mapping[str, object] | None = None,
 ) -> bytes:  # fmt: skip
-    """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only."""
+    """`copies_on_host`: it is to survive the loss of its device. `ahead`: of a recovery that is to be prepared only.
+    `quota`: what `pack_quota` gives."""
     deliver, careful = assign.deliver, assign.careful
     fields: dict[str, Any] = {
         "job": job, "mode": assign.mode, "client_pid": client_pid, "snapshot_cost": snapshot_cost,
         "stall_bound": stall_bound, "hang_timeout": hang_timeout,
         "deliver": None if deliver is None else {"sequence": deliver.sequence, "error": deliver.error},
         "careful": None if careful is None else {"after": careful.after, "until": careful.until},
-        "injections": _listed(assign.injections),
+        "injections": _listed(assign.injections), **(quota or {}),
     }  # fmt: skip
-    if memory_quota is not None:
-        fields["memory_quota"] = memory_quota
     if copies_on_host:
         fields["copies_on_host"] = True
     if ahead:
@@ -555,6 +561,11 @@ def pack_assign(
     return pack("assign", **fields)
 
 
+def pack_quota(bytes: int, slots: Sequence[int]) -> dict[str, object]:
+    """Of an assignment that comes with the page of the job's memory quota."""
+    return {"memory_quota": bytes, "quota_slots": list(slots)}
+
+
 def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
     return [pack_injection(injection) for injection in injections[:256]]
 
@@ -562,17 +573,15 @@ def _listed(injections: Sequence[Injection]) -> list[dict[str, Any]]:
 def pack_target(
     mode: str, *, job: str, client_pid: int, stall_bound: float, snapshot_cost: float, hang_timeout: float,
     first_id: int, copies_on_host: bool = False, injections: Sequence[Injection] = (), ahead: bool = False,
-    memory_quota: int | None = None,
+    quota: Mapping[str, object] | None = None,
 ) -> bytes:  # fmt: skip
     """The assignment of a move's or a resumption's target, whose own memory has numbers from `first_id` on. `ahead`: it
     executes nothing before `enter`."""
     more: dict[str, object] = {"ahead": True} if ahead else {}
-    if memory_quota is not None:
-        more["memory_quota"] = memory_quota
     return pack(
         "assign", job=job, mode=mode, client_pid=client_pid, snapshot_cost=snapshot_cost, stall_bound=stall_bound,
         hang_timeout=hang_timeout, deliver=None, careful=None, injections=_listed(injections), first_id=first_id,
-        copies_on_host=copies_on_host, **more,
+        copies_on_host=copies_on_host, **(quota or {}), **more,
     )  # fmt: skip
 
 

@@ -58,8 +58,8 @@ class JobRequest(BaseModel):
         int,
         Field(
             ge=QUOTA_LEAST, le=EXACT,
-            description="device memory that each of its programs has, and sees, of each of its devices; null: all. The "
-            "same is reserved, unless `reserve_bytes` says less",
+            description="device memory that its programs have together, and each sees, of each of its devices; null: "
+            "all. The same is reserved, unless `reserve_bytes` says less",
         ),
     ] | None = None  # fmt: skip
     reserve_bytes: Annotated[
@@ -130,7 +130,7 @@ class JobInfo(Answer):
     priority: Priority = "normal"
     reserved_bytes: int | None = Field(default=None, description="device memory, on each of its devices")
     memory_quota: int | None = Field(
-        default=None, description="device memory that each of its programs has of each of its devices; null: all"
+        default=None, description="device memory that its programs have together of each of its devices; null: all"
     )
     restored_from: str | None = Field(default=None, description="the job whose checkpoint it was restored from")
     version: int = Field(default=1, description="its ETag's")

@@ -15,6 +15,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from xmigd.checkpoints import apart, movable
+from xmigd.checkpoints.outward import ends, outward
 from xmigd.database import models
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
@@ -252,7 +253,8 @@ class Jobs:
         await self._check_owner(caller, job)
         rows = [process.row for process in self._supervisor.processes_of(job)]
         live = {row.pid: row.id for row in rows if pidfds.same_process(row.pid, row.start_time)}
-        programs = await asyncio.to_thread(_movable, live)
+        several = any(process.job.nodes is not None for process in self._supervisor.processes_of(job))
+        programs = await asyncio.to_thread(_movable, live, several)
         if not programs:
             raise NotFound(f"job {job[:64]!r} has no running process", hint="xmigctl ps lists them")
         for pid in (pid for program in programs for pid in program.pids):
@@ -317,8 +319,9 @@ def _memory(process: Process) -> int:
     return sum(handle.size for handle in list(process.handles.values()))
 
 
-def _movable(live: dict[int, str]) -> list[ProgramMovable]:
-    """Of these pids, whose processes have these ids."""
+def _movable(live: dict[int, str], several: bool) -> list[ProgramMovable]:
+    """Of these pids, whose processes have these ids. `several`: the job has processes on other nodes, too, and is
+    written down with these."""
     live = {apart.root_in(pid): id for pid, id in live.items()}
     trees = {}
     for pid in live:
@@ -328,7 +331,10 @@ def _movable(live: dict[int, str]) -> list[ProgramMovable]:
     programs = []
     for pid in trees.keys() - inner:
         with contextlib.suppress(NotFound):
-            found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid, movable.as_dumped(pid))]
+            criu = movable.as_dumped(pid)
+            if several:
+                criu = replace(criu, elsewhere=ends(outward(pid)))
+            found = [ObstacleInfo.model_validate(each) for each in movable.obstacles(pid, criu)]
             stops = {each.stops for each in found}
             programs.append(ProgramMovable(
                 process_id=live[pid], pid=pid, pids=trees[pid], dumpable="here" not in stops,

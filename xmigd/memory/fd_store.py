@@ -33,6 +33,7 @@ from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.native import Layout
 
 JOB_FDS = ("journal", "staging", "pinned", "snapshot0", "snapshot1")
+QUOTA = "quota"  # and, of a job that has one
 BACKLOG = "backlog"
 INDEX = "index-"
 COMPACT_ABOVE = 8 << 20  # bytes of index, most of which covers what is gone
@@ -96,7 +97,7 @@ class FdStore:
             return
         before = self._processes.get(process, Kept())
         kept = Kept(changes=changes, backlog=before.backlog)
-        for name, fd in zip(JOB_FDS, memory.all, strict=True):
+        for name, fd in zip((*JOB_FDS, QUOTA), memory.all, strict=False):
             kept.memory[name] = self._keep(process, fd, before.memory.get(name))
         for handle in handles:
             known, _ = before.handles.get(handle.id, (None, None))
@@ -215,6 +216,11 @@ class FdStore:
         journal = None if kept is None else self._passed.get(kept.memory.get("journal", ""))
         return None if journal is None else self._word(journal, self._layout.server_pid_at, 4)
 
+    def quota_of(self, process: str) -> Fd | None:
+        """The page of its job's memory quota. It stays the store's."""
+        kept = self._processes.get(process)
+        return None if kept is None else self._passed.get(kept.memory.get(QUOTA, ""))
+
     def is_open_in(self, process: str, pid: int) -> bool:
         """Has that process the journal? A pid may have been given to another one since. If nobody may look, it has."""
         kept = self._processes.get(process)
@@ -236,7 +242,7 @@ class FdStore:
     def left(self, process: str) -> Left | str:
         """What its server had, if the store has all of it; otherwise why it has not. Its server must be dead."""
         kept = self._processes.get(process)
-        if kept is None or kept.memory.keys() != set(JOB_FDS):
+        if kept is None or kept.memory.keys() - {QUOTA} != set(JOB_FDS):
             return "nobody kept its memory"
         has = self._changes_in(self._passed[kept.memory["journal"]]) if kept.memory["journal"] in self._passed else 0
         self._catch_up(process, kept, has)
@@ -251,7 +257,8 @@ class FdStore:
         handles = {}
         for number, (key, fields) in kept.handles.items():
             handles[number] = make_handle(m.MemoryAdd.model_validate(fields), self._copy(key))
-        return Left(JobMemory(*(self._copy(kept.memory[name]) for name in JOB_FDS)), handles)
+        names = [name for name in (*JOB_FDS, QUOTA) if name in kept.memory]
+        return Left(JobMemory(*(self._copy(kept.memory[name]) for name in names)), handles)
 
     def _catch_up(self, process: str, kept: Kept, until: int) -> None:
         """What its server has reported, and no daemon has passed on. The index may have some of it, and the store

@@ -16,13 +16,15 @@ MAX_HANDLES = 1 << 16  # of one process: a server must not take all of the daemo
 @dataclass(frozen=True, slots=True)
 class JobMemory:
     """The five memfds of a process. The first three are shared with the program, which is hostile: their size is
-    sealed, so that nobody's access to them can be made to fail."""
+    sealed, so that nobody's access to them can be made to fail. `quota`: the page of its job's memory quota
+    (quota.py), which several processes have; None: it has none, or is suspended."""
 
     journal: Fd
     staging: Fd
     pinned: Fd
     snapshot0: Fd
     snapshot1: Fd
+    quota: Fd | None = None
 
     @classmethod
     def create(cls, layout: Layout, journal_bytes: int) -> JobMemory:
@@ -45,8 +47,12 @@ class JobMemory:
         return cls(*made)
 
     @property
-    def all(self) -> tuple[Fd, Fd, Fd, Fd, Fd]:
+    def own(self) -> tuple[Fd, Fd, Fd, Fd, Fd]:
         return (self.journal, self.staging, self.pinned, self.snapshot0, self.snapshot1)
+
+    @property
+    def all(self) -> tuple[Fd, ...]:
+        return self.own if self.quota is None else (*self.own, self.quota)
 
     @property
     def shared(self) -> tuple[Fd, Fd, Fd]:

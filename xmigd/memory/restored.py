@@ -21,7 +21,7 @@ def restored_memory(pid: int, before: JobMemory) -> JobMemory:
     Raises NotFound, Forbidden.
     """
     sizes = [os.fstat(old.fileno()).st_size for old in before.shared]
-    return JobMemory(*mapped_memory(pid, sizes), before.snapshot0, before.snapshot1)
+    return JobMemory(*mapped_memory(pid, sizes), before.snapshot0, before.snapshot1, before.quota)
 
 
 def mapped_memory(pid: int, sizes: Sequence[int]) -> tuple[Fd, Fd, Fd]:

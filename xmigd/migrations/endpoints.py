@@ -87,6 +87,7 @@ def elsewhere(process: Process, plan: Elsewhere) -> PlanInfo:
     return PlanInfo(
         process=process.row.id, engine="proxy", source=together(one.row.device for one in processes),
         live_bytes=live, held_bytes=held, free_bytes=None if live is None else max(0, held - live), places=places,
+        becomes=plan.becomes,
         targets=[TargetInfo.model_validate(asdict(target) | {"allowed": target.allowed}) for target in plan.targets],
     )  # fmt: skip
 

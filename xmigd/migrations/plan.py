@@ -143,8 +143,12 @@ def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[
             reasons.append(Reason("failing", f"{name} cannot be trusted: {place.why}"))
         quota = process.job.memory_quota
         if quota is not None and place.total_bytes is not None and place.total_bytes < quota:
-            text = f"{name} has {size(place.total_bytes)}, and the program's memory quota is {size(quota)}"
+            text = f"{name} has {size(place.total_bytes)}, and the job's memory quota is {size(quota)}"
             reasons.append(Reason("too_small", text))
+        if index < len(needed) and (device != process.row.device or process.state == "suspended"):
+            claimed = needed[index] if process.state == "suspended" else process.claimed(index)
+            if (left := process.lacks_quota(name, claimed)) is not None:
+                reasons.append(_quota_full(name, left, claimed))
         if place.free_bytes is not None:
             room = place.free_bytes if room is None else room + place.free_bytes
             if index < len(needed) and place.free_bytes < needed[index] and device != process.row.device:
@@ -156,12 +160,19 @@ def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[
 def against_packing(targets: Sequence[tuple[Process, str]], known: dict[str, Place]) -> list[Reason]:
     """What prevents resuming these together: a device has room for each of them, and not for all."""
     needed: Counter[str] = Counter()
+    of_quotas: Counter[tuple[str, str]] = Counter()  # by job and device
     come: set[str] = set()  # devices that somebody comes to
     for process, device in targets:
         needed.update(dict(zip(names_of(device), needed_bytes(process), strict=True)))
+        of_quotas.update({(process.job.id, name): bytes for name, bytes in
+                          zip(names_of(device), needed_bytes(process), strict=True)})  # fmt: skip
         if device != process.row.device:
             come.update(names_of(device))
-    reasons = []
+    one_of = {process.job.id: process for process, _ in targets}
+    reasons = [
+        _quota_full(name, left, bytes) for (job, name), bytes in of_quotas.items()
+        if (left := one_of[job].lacks_quota(name, bytes)) is not None
+    ]  # fmt: skip
     for name, bytes in needed.items():
         free = known[name].free_bytes
         if name in come and free is not None and free < bytes:
@@ -191,6 +202,11 @@ def against_suspension(processes: Sequence[Process], to: str, folder: Path) -> l
             text = f"the host has {size(room)} of memory available, {what} {size(needed)}"
             return [Reason("pool_too_small", text)]
     return []
+
+
+def _quota_full(device: str, left: int, needed: int) -> Reason:
+    text = f"the job's memory quota has {size(left)} left on {device}, and {size(needed)} would come"
+    return Reason("quota_full", text)
 
 
 def size(count: int) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from xmigd.records import Priority
 from xmigd.schemas import Answer
 from xmigd.text import VISIBLE
 
@@ -61,6 +62,9 @@ class PlanInfo(Answer):
     targets: list[TargetInfo]
     places: list[PlaceInfo] = Field(
         default=[], description="to another node: of each process of the job, in the order in which they began"
+    )
+    becomes: Priority | None = Field(
+        default=None, description="to another node: the class that the job has there, if that node gives it another one"
     )
 
 

@@ -140,6 +140,7 @@ class Server:
         self.preloaded = False  # all that it was instructed to
         self.takes_profiling = True  # one of an earlier version does not
         self.takes_sharing = True  # likewise
+        self.quota_slots: tuple[int, ...] = ()  # that it writes, in the page of its job's memory quota
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None

@@ -20,7 +20,10 @@ class ProcessSharing(Answer):
 class JobSharing(Answer):
     job: str
     priority: Priority
-    memory_quota: int | None = Field(description="bytes of each device, for each of its programs; null: all")
+    memory_quota: int | None = Field(description="bytes of each device, for all of its programs together; null: all")
+    quota_used: dict[str, int] = Field(
+        description="of the quota, what its programs have, in bytes, by device; empty: it has no quota"
+    )
     waits_ms: float | None = Field(
         description="since it was suspended for another job of the rotation; null: it does not wait"
     )

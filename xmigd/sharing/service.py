@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xmigd.devices.names import devices_of
 from xmigd.processes.service import Processes
 from xmigd.security.callers import Caller
 from xmigd.sharing.neighbours import Neighbours
@@ -19,8 +20,10 @@ class Sharing:
         """Raises NotFound: none of its programs runs."""
         processes = self._processes.of_job(caller, job)
         waits = self._rotation.waits(job)
+        names = {name: each for each in processes for name in devices_of(each.row.device)}
         return JobSharing(
             job=job, priority=processes[0].job.priority, memory_quota=processes[0].job.memory_quota,
+            quota_used={name: each.quota_used(name) for name, each in names.items() if each.quota is not None},
             waits_ms=None if waits is None else waits * 1e3,
             processes=[
                 ProcessSharing(

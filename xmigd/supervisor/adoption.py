@@ -286,8 +286,9 @@ class Adopter:
         message = m.parse(received.data)
         if not isinstance(message, m.Announce):
             raise ProtocolError(f"it begins with {message.type} instead of an announcement")
-        if len(received.fds) != 5:
-            raise ProtocolError(f"an announcement with {len(received.fds)} descriptors instead of 5")
+        expected = m.expected_fds(message)
+        if len(received.fds) != expected:
+            raise ProtocolError(f"an announcement with {len(received.fds)} descriptors instead of {expected}")
         if message.pid != peer.pid:
             raise ProtocolError("it announces another process's pid")
         if message.keeps is not None and message.snapshot not in (None, header.snapshot(received.fds[0].fileno())):

@@ -96,6 +96,7 @@ class FarProcess:
             n.Met(
                 nodes=self._nodes, process=answer.process, server=answer.server, meeting=answer.meeting,
                 rank=answer.rank, offers=answer.offers, missing=answer.missing, refused=answer.refused,
+                answer=answer.answer, over=answer.over,
             )
         )  # fmt: skip
 

@@ -174,7 +174,7 @@ class Following:
                 if unwanted:
                     process.let_go_on()
             case n.Met(process=name) if (process := self._own(name)) is not None:
-                process.met(message.answer)
+                process.met(message.to_rank())
             case n.Look(process=name) if (process := self._own(name)) is not None:
                 self._send(n.Looked(nodes=self._nodes, stand=_stand(process)))
             case n.NameReplicas(process=name, server=number) if (process := self._own(name)) is not None:

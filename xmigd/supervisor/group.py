@@ -11,10 +11,11 @@ from xmigd import log
 from xmigd.devices.names import devices_of
 from xmigd.groups import instructions as g
 from xmigd.groups import prepared as p
-from xmigd.groups.groups import Groups, Who
+from xmigd.groups.groups import Groups
 from xmigd.groups.meetings import Meetings, Offer
 from xmigd.groups.replicas import Finding
 from xmigd.groups.resumptions import LetIn, NotResumed, Resumptions
+from xmigd.groups.ties import Who
 from xmigd.ipc import messages as m
 from xmigd.logs.log import JobLog
 from xmigd.process import events as e
@@ -91,9 +92,9 @@ class Ranks:
                 self._memory_short(process, server, number, ordinal, size)
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
-            case m.CommunicatorFailed(name=name, rank=rank, why=why):
+            case m.CommunicatorFailed(name=name, rank=rank, why=why, severed=severed):
                 logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
-                self._tell(lambda t: self._groups.failed(t, who.process, name))
+                self._tell(lambda t: self._groups.failed(t, who.process, name, severed=severed))
             case m.GroupWanted() if self._may_begin():
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):
@@ -636,9 +637,9 @@ class Ranks:
 
     def _meet(self, process: Member, server: Sender, message: m.Meet) -> None:
         """A rank of a communicator looks for the others."""
-        if server.number == process.active:
+        if server.number == process.active and not message.answer:
             self.history.meets(now(), _who(process), message)
-        offer = Offer(message.meeting, message.rank, message.ranks, message.offer)
+        offer = Offer(message.meeting, message.rank, message.ranks, message.offer, message.answer)
         answers = self._meetings.attend(now(), process.row.id, server.number, process.row.uid, offer)
         self.history.answered(now(), process.row.id, answers)
         for answer in answers:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from xmigd import log
 from xmigd.devices import header
-from xmigd.errors import Conflict, ProcessLocation
+from xmigd.devices.names import devices_of
+from xmigd.errors import Conflict, ProcessLocation, Unavailable
 from xmigd.ipc import messages as m
 from xmigd.ipc.channel import Peer
 from xmigd.ipc.fds import Fd, close_all
@@ -246,6 +247,7 @@ class Moving:
                 for number in [h.id for h in self._process.handles.values() if h.kind == "device"]:
                     self._process.handles.pop(number).fd.close()
                 self._process.fd_store.forget(self._process.row.id)  # its holder has what there is to keep
+                self._process.has_slots(())
             case v.SaveMigration() | v.Progress():
                 self._changed(instruction.record, save=isinstance(instruction, v.SaveMigration))
 
@@ -257,14 +259,20 @@ class Moving:
         highest = max(process.handles, default=0)
         # The source of a move goes on numbering; of a suspended process there is none that could.
         self._first_id = (highest // ID_STEP + 1) * ID_STEP if mode == "move" else highest + 1
+        try:
+            quota, fds = process.give_quota(server, process.take_slots(devices_of(server.device)))
+        except (OSError, Unavailable) as error:
+            why = f"the job's memory quota cannot be shared: {error}"
+            self._tell(v.TargetFailed(t=_now(), server=server.number, code="no_room", text=why))
+            return
         packed = m.pack_target(
             mode, job=process.row.id, client_pid=process.row.pid, stall_bound=process.stall_bound,
             snapshot_cost=process.snapshot_cost, hang_timeout=process.machine.limits.hang_timeout,
             copies_on_host=process.copies is not None, first_id=self._first_id, injections=instruction.injections,
-            ahead=instruction.waits, memory_quota=process.job.memory_quota,
+            ahead=instruction.waits, quota=quota,
         )  # fmt: skip
         process.give_backlog(server, self._hold)
-        server.send(packed, process.memory.all)
+        server.send(packed, fds)
         for handle in process.handles.values():
             if self._reaches_target(handle):
                 server.send(_for_target(handle) if mode == "move" else handle.message, (handle.fd,))
@@ -325,7 +333,7 @@ class Moving:
             keeps="file" if instruction.where == "file" else "host",
             snapshot=header.snapshot(process.memory.journal.fileno()),
         )  # fmt: skip
-        server.send(packed, process.memory.all)
+        server.send(packed, process.memory.own)
         for handle in process.handles.values():
             if handle.kind != "device":
                 server.send(handle.message, (handle.fd,))
@@ -348,6 +356,8 @@ class Moving:
                 )  # fmt: skip
         process.handles |= self._incoming
         self._incoming = {}
+        if server is not None:
+            process.has_slots(server.quota_slots)
         process.keep_all(self._changes)
         backlog, self._backlog = self._backlog, None
         if backlog is not None:

@@ -248,10 +248,14 @@ class Met(Message):
     offers: Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=m.MAX_RANKS)] = ()
     missing: Annotated[str, Field(max_length=4096)] = ""
     refused: Annotated[str, Field(max_length=4096)] = ""
+    answer: Annotated[str, Field(max_length=64)] = ""
+    over: bool = False
 
-    @property
-    def answer(self) -> Answer:
-        return Answer(self.process, self.server, self.meeting, self.rank, self.offers, self.missing, self.refused)
+    def to_rank(self) -> Answer:
+        return Answer(
+            self.process, self.server, self.meeting, self.rank, self.offers, self.missing, self.refused, self.answer,
+            self.over,
+        )  # fmt: skip
 
 
 NodeMessage = Annotated[

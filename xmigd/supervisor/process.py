@@ -27,6 +27,7 @@ from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import MAX_HANDLES, Handle, JobMemory, make_handle
 from xmigd.memory.host_pool import HostPool
+from xmigd.memory.quota import Quotas, Slots
 from xmigd.memory.restored import restored_memory
 from xmigd.native import Layout
 from xmigd.process import events as e
@@ -72,6 +73,7 @@ class Process(ProcessState):
         fd_store: FdStore,
         suspend_dir: Path,
         host_pool: HostPool,
+        quotas: Quotas,
         snapshot_committed: Callable[[Process, m.Snapshot], None],
         rank_reported: Callable[[Process, Server, m.RankMessage], None],
         group_concerns: Callable[[Process, e.Instruction], None],
@@ -83,7 +85,7 @@ class Process(ProcessState):
         super().__init__(
             row=row, job=job, machine=Machine(limits, faults=faults, recoveries=recoveries), pidfd=pidfd,
             memory=memory, program=program, stall_bound=stall_bound, snapshot_cost=snapshot_cost, records=records,
-            fd_store=fd_store, host_pool=host_pool,
+            fd_store=fd_store, host_pool=host_pool, quotas=quotas,
         )  # fmt: skip
         self.snapshot_ms = 0.0  # that its snapshots have kept it waiting, all together
         self._busy_time = Busy()
@@ -180,6 +182,8 @@ class Process(ProcessState):
         if announce.takes_backlog and not (announce.has_backlog and self.fd_store.follow_kept(self.row.id)):
             self.follow_backlog(server)
         self.servers[server.number] = server
+        server.quota_slots = announce.quota_slots
+        self.has_slots(announce.quota_slots)
         self.tell(e.Adopted(t=now(), opened=announce.opened, detour=detour))
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
@@ -188,9 +192,10 @@ class Process(ProcessState):
         self.handles, self.generation = handles, generation
         self.tell(e.Restored(t=now()))
 
-    def orphaned(self, handles: dict[int, Handle], why: str) -> None:
+    def orphaned(self, handles: dict[int, Handle], slots: Slots, why: str) -> None:
         """Its server is dead, and `handles` are all that it held: another one recovers it."""
         self.handles = handles
+        self.has_slots(slots)
         self.tell(e.Orphaned(t=now(), reason=why, opened=bool(handles)))
 
     def tell(self, event: e.Event) -> None:
@@ -334,7 +339,9 @@ class Process(ProcessState):
             return
         fields: dict[str, Any] = {"meeting": answer.meeting, "rank": answer.rank}
         if answer.offers:
-            fields["offers"] = list(answer.offers)
+            fields |= {"offers": list(answer.offers), "answer": answer.answer}
+        elif answer.over:
+            fields["over"] = True
         elif answer.refused:
             fields["refused"] = answer.refused
         else:
@@ -546,6 +553,7 @@ class Process(ProcessState):
 
     def _server_exited(self, server: Server, ending: Ending, since: int) -> None:
         self.servers.pop(server.number, None)
+        self.free_slots()
         self.far_chunks.server_lost(server.number)
         if server.number == self.machine.active:
             if self._lost_ordinals:  # it may have reported memory since
@@ -805,13 +813,13 @@ class Process(ProcessState):
 
     def _give(self, server: Server, memory: JobMemory, instruction: e.Assign, *, ahead: bool = False) -> None:
         """All that it needs. `ahead`: it may prepare, and no more."""
+        quota, fds = self.give_quota(server, self.quota_slots)
         packed = m.pack_assign(
             instruction, job=self.row.id, client_pid=self.row.pid, stall_bound=self.stall_bound,
             snapshot_cost=self.snapshot_cost, hang_timeout=self.machine.limits.hang_timeout,
-            copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing,
-            memory_quota=self.job.memory_quota,
+            copies_on_host=self.copies is not None, ahead=ahead, differing=self.differing, quota=quota,
         )  # fmt: skip
-        server.send(packed, memory.all)
+        server.send(packed, fds)
         if instruction.mode == "recover":
             for handle in self.handles.values():
                 server.send(handle.message, (handle.fd,))
@@ -876,6 +884,7 @@ class Process(ProcessState):
         self.job_log.over(self.row.id)
 
     def _release(self) -> None:
+        self.has_slots(())
         self._close_handles()
         self.moving.release()
         self._close_log()

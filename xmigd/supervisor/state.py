@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from xmigd.devices.names import devices_of
 from xmigd.ipc import messages as m
 from xmigd.ipc.fds import Fd
 from xmigd.memory.backlog import Backlog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.host_pool import HostPool
+from xmigd.memory.quota import QuotaPage, Quotas, Slots
 from xmigd.process import migration_events as v
 from xmigd.process.machine import Machine
 from xmigd.records import JobRow, ProcessRow, Records
@@ -34,6 +36,7 @@ class ProcessState:
         records: Records,
         fd_store: FdStore,
         host_pool: HostPool,
+        quotas: Quotas,
     ) -> None:
         self.row = row
         self.job = job
@@ -51,6 +54,10 @@ class ProcessState:
         self.records = records
         self.fd_store = fd_store
         self.host_pool = host_pool
+        self._quotas = quotas
+        self.quota: QuotaPage | None = None  # of its job; None: it has none, or does not take part in it
+        self.quota_slots: Slots = ()  # what it has on its devices. Empty: it is suspended, or there is no quota
+        self._slots_given: set[Slots] = set()  # those that servers may still write
         self._pidfd: Fd | None = pidfd
 
     @property
@@ -95,6 +102,75 @@ class ProcessState:
     def shadow_bytes(self) -> int:
         """Device memory that holds the last snapshot. What of it the program needs goes to host memory."""
         return sum(h.size for h in self.handles.values() if h.kind == "shadow" and not h.on_host)
+
+    # --- its part of the job's memory quota ---------------------------------------------------------------------------
+
+    def take_slots(self, devices: Sequence[str]) -> Slots:
+        """For a server that is to bring it to these devices. Empty: there is no quota. Raises OSError, Unavailable."""
+        if self.job.memory_quota is None or self.memory is None:
+            return ()
+        if self.quota is None:
+            self.quota = self._quotas.of_or_new(self.job.id)
+        if self.memory.quota is None:
+            self.memory = replace(self.memory, quota=self.quota.again())
+        slots = self.quota.take(self.row.id, devices)
+        self._slots_given.add(slots)
+        return slots
+
+    def has_slots(self, slots: Slots) -> None:
+        """It is there: what it has claimed elsewhere is given back once no server can change it."""
+        before, self.quota_slots = self.quota_slots, slots
+        if self.quota is not None:
+            self.quota.left(before)
+            self.quota.arrived(slots)
+            self._slots_given |= {before, slots} - {()}
+        self.free_slots()
+
+    def free_slots(self) -> None:
+        """Those that are not the process's, and that no server has any more."""
+        if self.quota is None:
+            return
+        in_use = {self.quota_slots, *(server.quota_slots for server in self.servers.values())}
+        for slots in self._slots_given - in_use:
+            self.quota.free(slots)
+        self._slots_given &= in_use
+
+    def give_quota(self, server: Server, slots: Slots) -> tuple[dict[str, object], tuple[Fd, ...]]:
+        """What the server's assignment says of the quota, and the files that come with it."""
+        assert self.memory is not None
+        server.quota_slots = slots
+        if not slots or self.job.memory_quota is None:
+            return {}, self.memory.own
+        return m.pack_quota(self.job.memory_quota, slots), self.memory.all
+
+    def lacks_quota(self, device: str, needed: int) -> int | None:
+        """Bytes that the job's quota has left on a device, if this process needs more there. None: it does not."""
+        quota, page = self.job.memory_quota, self._quotas.of(self.job.id)
+        if quota is None:
+            return None
+        left = max(0, quota - (0 if page is None else page.used(device)))
+        return left if needed > left else None
+
+    def quota_used(self, device: str) -> int:
+        """Bytes of the quota that its job has on a device."""
+        return 0 if self.quota is None else self.quota.used(device)
+
+    def claimed(self, ordinal: int) -> int:
+        """Bytes of the quota that it has on one of its devices."""
+        if self.quota is None or ordinal >= len(self.quota_slots):
+            return 0
+        return self.quota.claimed((self.quota_slots[ordinal],))
+
+    def move_claims(self, device: str, instead: str) -> bool:
+        """What it has on a device that is lost counts on the other one. False: the quota has no room for it there."""
+        quota = self.job.memory_quota
+        if self.quota is None or quota is None or instead == device:
+            return True
+        page, names = self.quota, devices_of(self.row.device)
+        concerned = [slot for slot, name in zip(self.quota_slots, names, strict=False) if name == device]
+        return all(page.move(slot, instead, quota) for slot in concerned)
+
+    # --- its servers --------------------------------------------------------------------------------------------------
 
     def server(self, number: int | None) -> Server | None:
         return None if number is None else self.servers.get(number)

@@ -30,6 +30,7 @@ from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.host_pool import HostPool, in_host_memory
+from xmigd.memory.quota import QuotaPage, Quotas, Slots
 from xmigd.native import SERVER, Layout
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
@@ -132,6 +133,8 @@ class Supervisor:
         self.runners = Runners(records.job_ended, tells=tells_ends)
         self._fd_store = fd_store
         fd_store.forget_others({process.row.id for process in live})
+        self._quotas = Quotas(self._awaits_quota)
+        self._left_quotas = self._take_quotas(live)  # until it is known who uses them
         rival_gone: Subscribers[str] = Subscribers()
         self._expectations = Expectations(
             live,
@@ -271,15 +274,19 @@ class Supervisor:
         affected = [one for one in self.processes.values() if device in devices_of(one.row.device)]
         for process in list(self.processes.values()):
             instead = self._instead(process, device)
+            if not process.move_claims(device, instead):
+                instead = device
             process.device_lost(device, instead, f"{device} was lost with its memory: {why}")
         return len(affected)
 
     def _instead(self, process: Process, device: str) -> str:
         """The same one if there is no other: it may come back."""
         kind, own = device.partition(":")[0], devices_of(process.row.device)
+        claimed = process.claimed(own.index(device)) if device in own else 0
         free = [
             name for name in self._settings.device_names
             if name.partition(":")[0] == kind and name not in own and name not in self.cordoned
+            and process.lacks_quota(name, claimed) is None
         ]  # fmt: skip
         in_use = [name for one in self.processes.values() for name in devices_of(one.row.device)]
         return least_used(free, in_use) if free else device
@@ -417,10 +424,15 @@ class Supervisor:
             id=new_id(), job=job.id, pid=peer.pid, start_time=pidfds.start_time(peer.pid), uid=peer.uid, gid=peer.gid,
             command=hello.command or job.command, device=device,
         )  # fmt: skip
+        process = self._make(row, job, client, memory)
+        try:
+            process.has_slots(process.take_slots(devices_of(device)))
+        except (OSError, XmigError):
+            process.leave()
+            raise
         if not job.registered:
             self._records.job_made(job)
         self._records.process_started(row)
-        process = self._make(row, job, client, memory)
         self.processes[row.id] = process
         self._starting[row.id] = sock
         process.tell(e.ClientArrived(t=now()))
@@ -478,7 +490,8 @@ class Supervisor:
             finished=self._finished, being_lost=self.being_lost,
             suspend_dir=self._settings.database.parent / "suspended", host_pool=self.host_pool,
             snapshot_committed=self._committed, rank_reported=self.scopes.reported,
-            group_concerns=self.scopes.changed, fetch_chunks=self._fetch_chunks, fd_store=self._fd_store, faults=faults,
+            group_concerns=self.scopes.changed, fetch_chunks=self._fetch_chunks, fd_store=self._fd_store,
+            quotas=self._quotas, faults=faults,
             recoveries=recoveries,
         )  # fmt: skip
 
@@ -557,11 +570,15 @@ class Supervisor:
         return None if live is None else live.row
 
     def _make_adopted(self, announce: m.Announce, peer: Peer, client: Fd, memory: JobMemory) -> Process:
+        """Raises ProtocolError."""
         live = self._expectations.take(announce.job)
         if live is not None:
             # A snapshot_store has no device; a server knows its own better than a record that may be behind.
             row = live.row if announce.keeps is not None else replace(live.row, device=announce.device)
-            return self._make(row, live.job, client, memory, live.faults, live.recoveries)
+            quota = self._announced_quota(live.job.id, announce, memory)
+            process = self._make(row, live.job, client, memory, live.faults, live.recoveries)
+            process.quota = quota
+            return process
         uid = pidfds.owner(announce.client_pid)
         job, _ = new_job(name=f"pid {announce.client_pid}", command="", uid=peer.uid, device=None, registered=False)
         row = ProcessRow(
@@ -572,6 +589,41 @@ class Supervisor:
         self._records.job_made(job)
         self._records.process_started(row)
         return self._make(row, job, client, memory)
+
+    def _announced_quota(self, job: str, announce: m.Announce, memory: JobMemory) -> QuotaPage | None:
+        """The page of its job's memory quota. None: a suspended process, or a server of an earlier version, has none.
+        Raises ProtocolError."""
+        if memory.quota is None:
+            return None
+        page = self._quotas.adopt(job, memory.quota)
+        if not page.has(announce.job, announce.quota_slots, len(devices_of(announce.device))):
+            raise ProtocolError("it announces a part of its job's memory quota that is not its process's")
+        return page
+
+    def _take_quotas(self, live: Iterable[LiveProcess]) -> list[QuotaPage]:
+        """What the descriptor store has of them: before anybody asks for one."""
+        found = []
+        for process in live:
+            fd = self._fd_store.quota_of(process.row.id)
+            try:
+                found += [] if fd is None else [self._quotas.adopt(process.job.id, fd)]
+            except ProtocolError as error:
+                logger.error("a memory quota is not taken over", process=process.row.id[:12], why=str(error))
+        return found
+
+    def _awaits_quota(self, job: str) -> bool:
+        return any(live.row.job == job and live.state != "suspended" for live in self._expectations.rows)
+
+    def _settle_quotas(self) -> None:
+        """Everybody who is left has been heard of: what others had of a quota is given back."""
+        self._left_quotas.clear()
+        used: dict[QuotaPage, set[int]] = {}
+        for process in self.processes.values():
+            if process.quota is not None:
+                servers = (server.quota_slots for server in process.servers.values())
+                used.setdefault(process.quota, set()).update(process.quota_slots, *servers)
+        for page, slots in used.items():
+            page.free_others(slots)
 
     def _adopted(self, process: Process, server: Server, announce: m.Announce) -> None:
         live = self._expectations.take(process.row.id)
@@ -623,10 +675,23 @@ class Supervisor:
         self.processes[row.id] = process
         if self._expected_of[row.job] > 1 or any(process.rounds()) or live.job.nodes is not None:
             self.scopes.orphaned(process)
-        process.orphaned(left.handles, why)
+        process.orphaned(left.handles, self._left_slots(process, left.memory), why)
         return ""
 
+    def _left_slots(self, process: Process, memory: JobMemory) -> Slots:
+        if memory.quota is None:
+            return ()
+        process.quota = self._quotas.of(process.job.id)
+        slots = None if process.quota is None else process.quota.slots_of(
+            process.row.id, len(devices_of(process.row.device))
+        )  # fmt: skip
+        if slots is None:
+            logger.error("a process has no part in its job's memory quota any more", process=process.row.id[:12])
+            process.quota = None
+        return slots or ()
+
     def _settled(self) -> None:
+        self._settle_quotas()
         self._fd_store.settled()
         self.scopes.settled()
 

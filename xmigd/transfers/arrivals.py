@@ -185,7 +185,8 @@ class Arrivals:
         ]
         for one in needs.programs[len(places) :]:
             processes.append({"device": None, "reasons": _as_answer([*own, _no_device(one.devices[0].kind)])})
-        return {"targets": targets, "processes": processes}
+        priority = await asyncio.to_thread(self._restoring.class_of, needs.job, needs.priority, needs.uid)
+        return {"targets": targets, "processes": processes, "priority": priority}
 
     async def _begin(self, peer: str, id: str, needs: Needs, named: list[str]) -> dict[str, Any]:
         row = await self._row(id)

@@ -98,6 +98,7 @@ class Plan:
     processes: Sequence[Process]
     targets: list[Any]  # its devices, each with what prevents any of them there
     places: list[Any]  # of each of them: the device that it would get, and what prevents that
+    priority: Any  # the class that the job would have there
 
 
 class Departures:
@@ -133,7 +134,7 @@ class Departures:
         targets, places = answer.get("targets"), answer.get("processes")
         if not isinstance(targets, list) or not isinstance(places, list) or len(places) != len(making.processes):
             raise ProtocolError(f"{peer} answers what is no plan")
-        return Plan(making.processes, targets, places)
+        return Plan(making.processes, targets, places, answer.get("priority"))
 
     async def move(
         self, process: Process, peer: str, devices: Sequence[str] | Mapping[str, str], *,

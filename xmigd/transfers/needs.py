@@ -27,6 +27,7 @@ from xmigd.host_memory import RESERVE, available_memory
 from xmigd.migrations.plan import Place, needed_bytes, size
 from xmigd.native import Layout
 from xmigd.process.migration_events import Reason
+from xmigd.records import Priority
 from xmigd.supervisor.process import Process
 from xmigd.text import harmless
 
@@ -64,7 +65,9 @@ class ProgramNeed(Strict):
 class Needs(Strict):
     xmig_version: Text
     layout: Count
+    job: Annotated[str, Field(max_length=64)]
     job_name: Annotated[str, Field(max_length=255)]
+    priority: Priority
     command: Text
     uid: Annotated[int, Field(ge=0, lt=1 << 32)]
     pids: Annotated[tuple[Pid, ...], Field(max_length=1024)]  # that have to be free; in a namespace of its own: none
@@ -97,8 +100,8 @@ def needs_of(processes: Sequence[Process], root: int, layout: Layout) -> Needs:
     needed = [needed_bytes(one) for one in processes]
     lasts = [one.last_snapshot for one in processes]
     return Needs(
-        xmig_version=__version__, layout=layout.layout_version, job_name=job.name, command=first.command,
-        uid=first.uid, pids=() if namespaces_of(root) else tuple(pids),
+        xmig_version=__version__, layout=layout.layout_version, job=job.id, job_name=job.name,
+        priority=job.priority, command=first.command, uid=first.uid, pids=() if namespaces_of(root) else tuple(pids),
         programs=tuple(_needs_of_one(one, its) for one, its in zip(processes, needed, strict=True)),
         asleep=processes[0].state == "suspended",
         live_bytes=sum(sum(its) if last is None else last.live_bytes for its, last in zip(needed, lasts, strict=True)),

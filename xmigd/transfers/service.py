@@ -17,6 +17,7 @@ from xmigd.migrations.plan import MAX_TARGETS, Target
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
 from xmigd.process.migration_events import Reason
+from xmigd.records import PRIORITIES, Priority
 from xmigd.schemas import EXACT
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
@@ -43,6 +44,7 @@ class Elsewhere:
 
     targets: list[Target]  # its devices, as NODE/DEVICE; empty if a program has several
     places: list[Placed]  # of all its processes, in the order in which they began
+    becomes: Priority | None = None  # the class that it would have there, if that is another one
 
 
 class Transfers:
@@ -151,7 +153,10 @@ def checked(node: str, plan: Plan) -> Elsewhere:
         room = target.room_bytes
         if room is not None and (type(room) is not int or not 0 <= room <= EXACT):
             raise ProtocolError(f"{node} answers what is no plan")
-    return Elsewhere(targets, places)
+    if plan.priority not in PRIORITIES:
+        raise ProtocolError(f"{node} answers what is no plan")
+    same = plan.priority == plan.processes[0].job.priority
+    return Elsewhere(targets, places, None if same else plan.priority)
 
 
 def _reasons(answer: list[dict[str, Any]]) -> list[Reason]:

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "client/bootstrap/process.h"
 #include "client/journal/append.h"
 
 namespace xmig::client {
@@ -29,6 +30,9 @@ CUresult shrink(uint64_t address, uint64_t bytes) {
   return append(Op::xmShrink, &args, sizeof(args));
 }
 
+// Then the job's other processes may need what this one does not: it grows by what it needs, and caches nothing.
+bool shares_quota() { return process.header && process.header->memory_quota != 0; }
+
 }  // namespace
 
 Backing::Backing(int ordinal) {
@@ -42,7 +46,7 @@ bool Backing::take_cached(uint64_t bytes, uint64_t* address) {
 }
 
 uint64_t Backing::step() const {
-  return tight_ ? 0 : std::clamp(round_to_granules(grown_ / 16), kSmallestStep, kLargestStep);
+  return tight_ || shares_quota() ? 0 : std::clamp(round_to_granules(grown_ / 16), kSmallestStep, kLargestStep);
 }
 
 // Bare addresses to grow at, so that together with `prefix` (cached memory that lies directly before them, maybe
@@ -110,7 +114,7 @@ void Backing::give(uint64_t address, uint64_t bytes) {
     cached_.add({address, bytes, {}});
     cached = cached_.bytes();
   }
-  if (cached > kKeep) trim(kKeep);
+  if (const uint64_t keep = shares_quota() ? 0 : kKeep; cached > keep) trim(keep);
 }
 
 void Backing::trim(uint64_t keep) {

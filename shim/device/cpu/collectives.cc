@@ -202,7 +202,7 @@ class HostCommunicator final : public Communicator {
 
   void abort() override { state_->abort(); }
   bool unfinished() override { return state_->begun.load() != state_->ended.load(); }
-  std::string failure() override {
+  std::optional<Error> failure() override {
     const std::lock_guard lock(state_->mutex);
     return state_->failure;
   }
@@ -240,10 +240,10 @@ class HostCommunicator final : public Communicator {
       ended.fetch_add(1);
       changed.notify_all();
     }
-    void fail(const std::string& why) {
+    void fail(const Error& why) {
       {
         const std::lock_guard lock(mutex);
-        if (failure.empty()) failure = why;
+        if (!failure) failure = why;
       }
       failed();
       std::unique_lock lock(mutex);
@@ -257,7 +257,7 @@ class HostCommunicator final : public Communicator {
     uint64_t operations = 0;                   // of the thread whose turn it is
     std::mutex mutex;
     std::condition_variable changed;
-    std::string failure;  // guarded by mutex
+    std::optional<Error> failure;  // guarded by mutex
   };
 
   struct Work {
@@ -269,7 +269,7 @@ class HostCommunicator final : public Communicator {
       const std::unique_ptr<Work> work(static_cast<Work*>(self));
       State& state = *work->state;
       if (state.wait_for_turn(work->turn)) {
-        if (const Result<> done = work->run_all(); !done && !state.mesh->aborted()) state.fail(done.why());
+        if (const Result<> done = work->run_all(); !done && !state.mesh->aborted()) state.fail(done.error());
       }
       state.end();
     }

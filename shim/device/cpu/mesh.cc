@@ -223,13 +223,14 @@ Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& offer, const 
   if (!there->internet != !mine) return not_connected(rank, "one of the two is not of a job of several nodes");
   const bool here = !mine || std::ranges::equal(Internet(*mine).address(), Internet(*there->internet).address());
   Result<ipc::UniqueFd> connected = here ? connect_here(there->name) : connect_elsewhere(*there->internet, deadline);
-  if (!connected) return not_connected(rank, connected.why());
+  const auto severed = [rank](const std::string& why) { return Error{not_connected(rank, why).text, kSevered}; };
+  if (!connected) return severed(connected.why());
   ipc::UniqueFd socket = std::move(*connected);
   const Hello hello{kHelloMagic, place.rank, place.group};
   Hello answer{};
   if (!send_whole(socket.get(), &hello, sizeof(hello), deadline) ||
       !receive_whole(socket.get(), &answer, sizeof(answer), deadline)) {
-    return not_connected(rank, errno_text());
+    return severed(errno_text());
   }
   if (answer.magic != kHelloMagic || answer.rank != rank || answer.group != place.group) {
     return not_connected(rank, "it is of another group");
@@ -337,6 +338,8 @@ Result<std::unique_ptr<Mesh>> Mesh::connect(const Place& place, const Meeting& m
   }
   return std::unique_ptr<Mesh>(new Mesh(place.rank, std::move(peers), place.patience));
 }
+
+Error Mesh::severed(uint32_t rank) const { return Error{gone(rank, "is gone").text, kSevered}; }
 
 Error Mesh::gone(uint32_t rank, const std::string& why) const {
   return Error{"rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + " " + why};
@@ -463,13 +466,13 @@ Result<> Mesh::exchange(std::span<const Outgoing> outgoing, std::span<const Inco
       // What it sent before its end is still there to be read.
       if (watched[i].revents & (POLLIN | POLLHUP | POLLERR) && !receiving[rank].queue.empty()) {
         if (!receiving[rank].some(peers_[rank].get(), progress)) {
-          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : gone(rank, "is gone");
+          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : severed(rank);
         }
         if (!receiving[rank].differs.empty()) return gone(rank, receiving[rank].differs);
       }
       if (watched[i].revents & (POLLOUT | POLLHUP | POLLERR) && !sending[rank].queue.empty()) {
         if (!sending[rank].some(peers_[rank].get(), progress)) {
-          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : gone(rank, "is gone");
+          return errno == EFAULT ? Error{"memory of the operation is not there any more"} : severed(rank);
         }
       }
     }

@@ -68,6 +68,7 @@ class Mesh {
   Mesh(uint32_t rank, std::vector<ipc::UniqueFd> peers, std::chrono::milliseconds patience)
       : rank_(rank), peers_(std::move(peers)), patience_(patience) {}
   Result<> to_itself(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) const;
+  Error severed(uint32_t rank) const;
   Error gone(uint32_t rank, const std::string& why) const;
 
   const uint32_t rank_;

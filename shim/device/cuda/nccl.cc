@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <sstream>
@@ -154,6 +155,9 @@ Loaded& loaded() {
   return one;
 }
 
+// Of an Error. Other results may be the program's fault, or this node's, and come again.
+const char* code_of(ncclResult_t result) { return result == ncclRemoteError ? kSevered : "failed"; }
+
 // A thread that nobody waits for. Its context is the calling thread's.
 template <typename Work>
 void apart(const DriverTable& driver, CUcontext context, Work&& work) {
@@ -195,13 +199,14 @@ class NcclCommunicator final : public Communicator {
     return !marks_.empty();
   }
 
-  std::string failure() override {
-    if (!failure_.empty()) return failure_;
+  std::optional<Error> failure() override {
+    if (failure_) return failure_;
     ncclResult_t error = ncclSuccess;
     if (aborted_ || library_.ncclCommGetAsyncError(comm_, &error) != ncclSuccess) return {};
     if (error == ncclSuccess || error == ncclInProgress) return {};
-    return "NCCL, rank " + std::to_string(rank_) + " of " + std::to_string(ranks_) + ": " + library_.ncclGetErrorString(error) + " (" +
-           library_.ncclGetLastError(comm_) + ")";
+    return Error{"NCCL, rank " + std::to_string(rank_) + " of " + std::to_string(ranks_) + ": " + library_.ncclGetErrorString(error) +
+                     " (" + library_.ncclGetLastError(comm_) + ")",
+                 code_of(error)};
   }
 
   // Between ncclGroupStart and ncclGroupEnd. Operators that are made for it are gone when the group has ended.
@@ -246,7 +251,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void fail(const std::string& why) {
-    if (failure_.empty()) failure_ = why;
+    if (!failure_) failure_ = Error{why};
     failed_();
   }
 
@@ -269,7 +274,7 @@ class NcclCommunicator final : public Communicator {
   const uint32_t rank_, ranks_;
   const CUcontext context_;
   const std::function<void()> failed_;
-  std::string failure_;
+  std::optional<Error> failure_;
   bool aborted_ = false;
   std::deque<CUevent> marks_;  // behind each group that was begun
   std::vector<ncclRedOp_t> operators_;
@@ -472,7 +477,7 @@ class NcclCollectives final : public Collectives {
     return std::string(library.ncclGetErrorString(result)) + " (" + library.ncclGetLastError(nullptr) + ")";
   }
   static Error failure(const Library& library, const char* what, ncclResult_t result) {
-    return Error{std::string("NCCL ") + what + ": " + text_of(library, result)};
+    return Error{std::string("NCCL ") + what + ": " + text_of(library, result), code_of(result)};
   }
 
   const DriverTable& driver_;

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ipc/seqpacket.h"
+#include "server/channel/job.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -99,8 +100,8 @@ void Daemon::ready(uint32_t generation, bool opened) {
 
 void Daemon::opened(uint64_t device_bytes) { send(dump({{"type", "opened"}, {"device_bytes", device_bytes}})); }
 
-void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer) {
-  send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}}));
+void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer, const std::string& answer) {
+  send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}, {"answer", answer}}));
 }
 
 void Daemon::count_changes(std::atomic<uint64_t>& changes) {
@@ -168,8 +169,8 @@ void Daemon::communicator(const std::string& name, uint32_t rank, uint32_t ranks
   send(dump({{"type", "communicator"}, {"name", name}, {"rank", rank}, {"ranks", ranks}, {"state", state}}));
 }
 
-void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why) {
-  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}}));
+void Daemon::communicator_failed(const std::string& name, uint32_t rank, std::string_view why, bool severed) {
+  send(dump({{"type", "communicator_failed"}, {"name", name}, {"rank", rank}, {"why", why}, {"severed", severed}}));
 }
 
 void Daemon::group_wanted(std::string_view reason) { send(dump({{"type", "group_wanted"}, {"reason", reason}})); }
@@ -259,23 +260,23 @@ void Daemon::garbage(uint64_t position, std::string_view text) {
   send(dump({{"type", "garbage"}, {"position", position}, {"text", text}}));
 }
 
-void Daemon::announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                      std::span<const int> fds, bool opened) {
+void Daemon::announce(const Job& job, const std::string& device, uint32_t generation, bool opened) {
   const std::lock_guard lock(mutex_);
   send(dump({{"type", "announce"},
-             {"job", job},
+             {"job", job.name()},
              {"pid", ::getpid()},
              {"device", device},
-             {"client_pid", client_pid},
+             {"client_pid", job.client_pid()},
              {"generation", generation},
              {"opened", opened},
+             {"quota_slots", job.quota_slots()},
              {"changes", changes_ ? changes_->load() : 0},
              {"takes_output", true},
              {"takes_backlog", true},
              {"takes_profiling", true},
              {"takes_sharing", true},
              {"has_backlog", static_cast<bool>(backlog_)}}),
-       fds);
+       job.fds().all());
 }
 
 void Daemon::announced() { send(dump({{"type", "announced"}})); }

@@ -67,6 +67,8 @@ struct PreloadReport {
 // Between two words about what takes long, ns.
 inline constexpr uint64_t kProgressEvery = 200'000'000;
 
+class Job;
+
 class Daemon {
  public:
   // Until the result is gone, only the calling thread is heard.
@@ -99,17 +101,17 @@ class Daemon {
   void program_error(uint64_t sequence, int error);
   void injected(uint64_t id);
   void garbage(uint64_t position, std::string_view text);
-  void announce(const std::string& job, const std::string& device, int client_pid, uint32_t generation,
-                std::span<const int> fds, bool opened);
+  void announce(const Job& job, const std::string& device, uint32_t generation, bool opened);
   void announced();
   // `snapshot`: that was taken there; 0: none.
   void paused(uint64_t position, uint64_t snapshot);
   void continued(uint64_t position);
-  // A rank of a communicator says what it offers the others.
-  void meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer);
+  // A rank of a communicator says what it offers the others. `answer`: the daemon's name for what it was answered; empty: it was not.
+  void meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer, const std::string& answer);
   // A communicator that this rank is in: "joined", "ended" by the program, "past" when no recovery would need it.
   void communicator(const std::string& name, uint32_t rank, uint32_t ranks, std::string_view state);
-  void communicator_failed(const std::string& name, uint32_t rank, std::string_view why);
+  // `severed`: the connection with another rank has ended, or cannot be made.
+  void communicator_failed(const std::string& name, uint32_t rank, std::string_view why, bool severed);
   // Snapshots of a group (snapshot/group_snapshot.h).
   void group_wanted(std::string_view reason);
   // `behind`: launches and copies since the last collective; none: not known. `work`: records that change device memory, or what is

@@ -28,11 +28,12 @@ Error failed(const char* what) { return {std::string("cannot map the ") + what +
 
 }  // namespace
 
-Result<Job> Job::map(std::string name, int client_pid, JobFds fds) {
+Result<Job> Job::map(std::string name, int client_pid, JobFds fds, std::vector<uint64_t> quota_slots) {
   Job job;
   job.name_ = std::move(name);
   job.client_pid_ = client_pid;
   job.fds_ = std::move(fds);
+  job.quota_slots_ = std::move(quota_slots);
   if (Result<> mapped = job.map_shared(); !mapped) return mapped.error();
   return job;
 }

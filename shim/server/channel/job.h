@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "common/result.h"
 #include "journal/mapping.h"
@@ -13,13 +14,14 @@ namespace xmig::server {
 class Job {
  public:
   // Map what the daemon gave.
-  static Result<Job> map(std::string name, int client_pid, JobFds fds);
+  static Result<Job> map(std::string name, int client_pid, JobFds fds, std::vector<uint64_t> quota_slots = {});
   // The program was restored from a dump: other files with the same content, at the same addresses where it matters.
   Result<> rebind(Rebind request);
 
   const std::string& name() const { return name_; }
   int client_pid() const { return client_pid_; }
   const JobFds& fds() const { return fds_; }
+  const std::vector<uint64_t>& quota_slots() const { return quota_slots_; }
 
   journal::JournalHeader& header() const { return journal_.header(); }
   const journal::JournalMapping& journal() const { return journal_; }
@@ -37,6 +39,7 @@ class Job {
   std::string name_;
   int client_pid_ = 0;
   JobFds fds_;
+  std::vector<uint64_t> quota_slots_;
   journal::JournalMapping journal_;
   journal::Mapping staging_, pinned_;
 };

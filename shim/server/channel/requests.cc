@@ -206,6 +206,16 @@ std::optional<Request> read_read_chunks(Fields& fields, std::vector<ipc::UniqueF
   return read;
 }
 
+void read_quota(Fields& fields, Assign& assign) {
+  fields.unsigned_number("memory_quota", assign.memory_quota);
+  read_numbers(fields, "quota_slots", assign.quota_slots);
+  if (assign.memory_quota == 0) fields.fail("memory_quota is 0");
+  const bool there_are = std::ranges::all_of(assign.quota_slots, [](uint64_t slot) { return slot < quota::kSlots; });
+  if (assign.quota_slots.empty() || assign.quota_slots.size() > journal::kMaxDevices || !there_are) {
+    fields.fail("quota_slots has no slot for each device");
+  }
+}
+
 std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& fds) {
   Assign assign;
   fields.string("job", assign.job, 63);
@@ -224,7 +234,7 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (!(assign.stall_bound > 0 && assign.stall_bound <= 1e6)) fields.fail("stall_bound is not in (0, 1e6]");
   if (fields.has("hang_timeout")) fields.real("hang_timeout", assign.hang_timeout);
   if (!(assign.hang_timeout >= 0 && assign.hang_timeout <= 1e9)) fields.fail("hang_timeout is not in [0, 1e9]");
-  if (fields.has("memory_quota")) fields.unsigned_number("memory_quota", assign.memory_quota);
+  if (fields.has("memory_quota")) read_quota(fields, assign);
   if (fields.has("deliver")) {
     const Json* object = fields.find("deliver");
     Delivery delivery{};
@@ -275,9 +285,11 @@ std::optional<Request> read_assign(Fields& fields, std::vector<ipc::UniqueFd>& f
   if (fields.has("differing")) read_differing(*fields.find("differing"), fields, assign);
   if (fields.has("first_id")) fields.unsigned_number("first_id", assign.first_id);
   if (assign.first_id == 0 || assign.first_id >= 1ull << 62) fields.fail("first_id is not in [1, 2^62)");
-  if (fds.size() != 5) fields.fail("assign comes with 5 descriptors");
+  const bool has_quota = assign.memory_quota != 0;
+  if (fds.size() != (has_quota ? 6 : 5)) fields.fail("assign comes with 5 descriptors, and with 6 if there is a quota");
   if (!fields.finished()) return std::nullopt;
-  assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}};
+  assign.fds = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), {std::move(fds[3]), std::move(fds[4])}, {}};
+  if (has_quota) assign.fds.quota = std::move(fds[5]);
   fds.clear();
   return assign;
 }
@@ -380,7 +392,9 @@ std::optional<Request> read_met(Fields& fields) {
   fields.unsigned_number("rank", met.rank);
   if (fields.has("missing")) fields.string("missing", met.missing, 4096);
   if (fields.has("refused")) fields.string("refused", met.refused, 4096);
+  if (fields.has("over")) fields.boolean("over", met.over);
   if (fields.has("offers")) {
+    fields.string("answer", met.answer, 2 * journal::kGroupIdBytes);
     const Json* list = fields.find("offers");
     if (!list->is_array() || list->size() > journal::kMaxRanks) {
       fields.fail("offers is no list, or too long");

@@ -38,9 +38,12 @@ struct Careful {
 
 struct JobFds {
   ipc::UniqueFd journal, staging, pinned, snapshot[2];
+  ipc::UniqueFd quota;  // none: there is no quota
 
-  std::array<int, 5> all() const {
-    return {journal.get(), staging.get(), pinned.get(), snapshot[0].get(), snapshot[1].get()};
+  std::vector<int> all() const {
+    std::vector<int> fds{journal.get(), staging.get(), pinned.get(), snapshot[0].get(), snapshot[1].get()};
+    if (quota) fds.push_back(quota.get());
+    return fds;
   }
 };
 
@@ -51,7 +54,8 @@ struct Assign {
   double snapshot_cost = 0.01;   // share of time that snapshots may cost
   double stall_bound = 0.2;   // seconds that a recovery is to keep the program waiting at most
   double hang_timeout = 0;  // seconds; 0: never
-  uint64_t memory_quota = 0;  // bytes of each device that the program may have; 0: all
+  uint64_t memory_quota = 0;  // bytes of each device that the job's programs may have together; 0: all
+  std::vector<uint64_t> quota_slots;  // of this process in its page, by ordinal
   bool copies_on_host = false;  // what copies from page-locked memory bring is kept in host memory (memory/copy_log.h)
   std::optional<Delivery> deliver;
   std::optional<Careful> careful;
@@ -159,13 +163,16 @@ struct Output {
 struct Backlog {
   ipc::UniqueFd socket;
 };
-// To a rank that met the others: what all of them offer. Or who is missing until now, or why it is not let in.
+// To a rank that met the others: what all of them offer, and the daemon's name for that. Or who is missing until now, or why it is not
+// let in; or `over`: all ranks have reported that they were answered.
 struct Met {
   std::string meeting;
   uint32_t rank = 0;
   std::vector<std::string> offers;
   std::string missing;
   std::string refused;
+  std::string answer;
+  bool over = false;
 };
 // How far the ranks of a communicator are: its collectives by its name, sends of one rank to another by "name:from>to".
 using GroupCounts = std::map<std::string, uint64_t>;

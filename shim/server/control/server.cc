@@ -149,7 +149,7 @@ void Server::announce(ipc::UniqueFd socket) {
   const std::lock_guard lock(opening_mutex_);  // either it is announced as open, or that is reported after this
   if (!first_record_ || executing_) return executor_->announce(std::move(socket), options_.device());
   const auto only_this_thread = daemon_.attach(std::move(socket));
-  daemon_.announce(job_->name(), options_.device(), job_->client_pid(), job_->header().generation.load(), job_->fds().all(), false);
+  daemon_.announce(*job_, options_.device(), job_->header().generation.load(), false);
   daemon_.announced();
 }
 
@@ -174,13 +174,23 @@ std::optional<int> Server::operator()(Assign& request) {
     return kLostExit;
   }
   assignment_ = std::move(request);
-  Result<Job> job = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds));
+  Result<Job> job = Job::map(assignment_->job, assignment_->client_pid, std::move(assignment_->fds), assignment_->quota_slots);
   if (!job) {
     log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + job.why());
     return kLostExit;
   }
   job_ = std::move(*job);
-  sharing_.set_quota(assignment_->memory_quota);
+  if (job_->fds().quota) {
+    if (assignment_->quota_slots.size() != contexts_.count()) {
+      log_(Level::kError, "job " + assignment_->job + " cannot be taken: its quota has another number of devices");
+      return kLostExit;
+    }
+    const Result<> shared = sharing_.quota().use(job_->fds().quota.get(), assignment_->quota_slots, assignment_->memory_quota);
+    if (!shared) {
+      log_(Level::kError, "job " + assignment_->job + " cannot be taken: " + shared.why());
+      return kLostExit;
+    }
+  }
   if (assignment_->mode == AssignMode::kLost) {
     log_(Level::kError, "job " + assignment_->job + " is lost: " + assignment_->text);
     mark_lost(*job_, assignment_->error != 0 ? assignment_->error : device_->unknown());

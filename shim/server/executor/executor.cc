@@ -180,7 +180,7 @@ Result<> Executor::prepare_journal(const Services& services, const device::Devic
   for (uint32_t ordinal = 0; ordinal < devices; ++ordinal) {
     header.devices[ordinal] = device.describe(static_cast<int>(ordinal));
   }
-  header.memory_quota = services.sharing.quota();
+  header.memory_quota = services.sharing.quota().bytes();
   describe_peers(services);
   for (journal::ThreadSlot& slot : header.threads) {
     slot.waiting.store(journal::kNotWaiting, std::memory_order_relaxed);
@@ -321,7 +321,7 @@ void Executor::nap() {
 void Executor::announce(ipc::UniqueFd socket, const std::string& device) {
   const std::lock_guard lock(memory_.mutex);
   const auto only_this_thread = daemon_.attach(std::move(socket));
-  daemon_.announce(job_.name(), device, job_.client_pid(), generation_, job_.fds().all(), true);
+  daemon_.announce(job_, device, generation_, true);
   const auto add = [&](const Hosted& memory) { daemon_.memory_again(memory); };
   memory_.hosting.for_each(add);
   memory_.shadow.for_each(add);

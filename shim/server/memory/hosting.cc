@@ -28,6 +28,7 @@ Status Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     Result<Hosted> memory = physical_.create(HostedKind::kDevice, ordinal, at, stop - at);
     if (!memory) {
       for (const uint64_t start : made) {
+        alive_[ordinal] -= backings_.at(start).dead.size();
         physical_.release(backings_.at(start).memory);
         backings_.erase(start);
       }
@@ -35,6 +36,7 @@ Status Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     }
     backing.memory = *std::move(memory);
     backing.dead.assign((stop - at) / kGranule, false);
+    alive_[ordinal] += backing.dead.size();
     backings_.emplace(at, std::move(backing));
     made.push_back(at);
     at = stop;
@@ -61,6 +63,7 @@ void Hosting::mark(uint64_t address, uint64_t bytes, bool dead) {
       backing.dead[granule] = dead;
       backing.dead_count += dead ? 1 : -1;
       dead_granules_ += dead ? 1 : -1;
+      alive_[static_cast<uint32_t>(backing.memory.ordinal)] += dead ? -1 : 1;
     }
   }
 }
@@ -101,15 +104,6 @@ bool Hosting::exists(uint64_t address, uint64_t bytes) const {
 uint64_t Hosting::lacking(uint64_t address, uint64_t bytes) const {
   uint64_t found = 0;
   for (uint64_t at = address; at < address + bytes; at += kGranule) found += backed(at, kGranule) ? 0 : kGranule;
-  return found;
-}
-
-uint64_t Hosting::alive_bytes(uint32_t ordinal) const {
-  uint64_t found = 0;
-  const uint64_t base = device_base(ordinal), end = base + journal::kDeviceSpan;
-  for (auto it = backings_.lower_bound(base); it != backings_.end() && it->first < end; ++it) {
-    found += it->second.memory.bytes - it->second.dead_count * kGranule;
-  }
   return found;
 }
 

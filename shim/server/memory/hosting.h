@@ -4,6 +4,7 @@
 // dead at once for the program, but stays until the next snapshot: a replay may pass through the time when it was in use.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <vector>
@@ -39,7 +40,7 @@ class Hosting {
   uint64_t bytes() const;
   // What of these granules the program does not have, and what it has of an ordinal.
   uint64_t lacking(uint64_t address, uint64_t bytes) const;
-  uint64_t alive_bytes(uint32_t ordinal) const;
+  uint64_t alive_bytes(uint32_t ordinal) const { return alive_[ordinal] * journal::kGranule; }
 
   // Recovery: take over what the daemon held; then make exactly `alive` of it alive. Whatever else is mapped was grown
   // since the snapshot, and is returned: the replay must find it as new.
@@ -73,6 +74,7 @@ class Hosting {
   Physical& physical_;
   Map backings_;
   uint64_t dead_granules_ = 0;
+  std::array<uint64_t, journal::kMaxDevices> alive_{};  // granules, by ordinal
 };
 
 }  // namespace xmig::server

@@ -1,6 +1,7 @@
 #include "server/migration/incoming.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -190,6 +191,7 @@ void Incoming::make_buffers() {
 
 // Memory for what the snapshot holds. What goes is in no chunk of the snapshot, so that nothing is known of it after this round.
 Result<> Incoming::make_missing(const SnapshotContent& content) {
+  if (Result<> claimed = claim(content); !claimed) return claimed;
   const std::lock_guard lock(memory_.mutex);
   Contexts& contexts = services_.contexts;
   const Status made = memory_.hosting.become(
@@ -204,6 +206,24 @@ Result<> Incoming::make_missing(const SnapshotContent& content) {
       "there is no memory for the " + std::to_string(bytes >> 20) + " MiB that the program has (" +
           services_.device.text(made) + ")",
       made.problem() == Problem::kNoMemory ? "no_room" : "failed"};
+}
+
+// Its part of the job's quota. Of a move, what the source has stays the source's meanwhile.
+Result<> Incoming::claim(const SnapshotContent& content) {
+  Quota& quota = services_.sharing.quota();
+  if (!quota.there_is()) return {};
+  std::array<uint64_t, journal::kMaxDevices> wanted{};
+  for (const Extent& extent : content.memory) {
+    if (const uint32_t ordinal = ordinal_of_device_address(extent.address); ordinal < wanted.size()) wanted[ordinal] += extent.bytes;
+  }
+  for (uint32_t ordinal = 0; ordinal < services_.contexts.count(); ++ordinal) {
+    if (quota.claim(ordinal, wanted[ordinal], content.sequence)) continue;
+    return Error{"the program has " + std::to_string(wanted[ordinal] >> 20) + " MiB, and the job's memory quota of " +
+                     std::to_string(quota.bytes() >> 20) + " MiB has no room for that on this device: " +
+                     std::to_string(quota.left(ordinal) >> 20) + " MiB are left beside the job's other programs",
+                 "no_room"};
+  }
+  return {};
 }
 
 // What is in no device's memory comes while there is nothing to know of here yet. What is wrong with it fill() finds.

@@ -56,6 +56,7 @@ class Incoming {
     uint64_t address;
     std::optional<uint64_t> hash;
   };
+  Result<> claim(const SnapshotContent& content);
   // A round under way.
   struct Round;
 

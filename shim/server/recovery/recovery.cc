@@ -367,6 +367,11 @@ Result<> Recovery::replace_differing(const Found& found) {
 // Memory is as at the snapshot. `times.mapped`: 0, if nothing is to be reported of them.
 Result<> Recovery::restored(const Found& found, const Times& times) {
   if (Result<> variables = execution_.restore_variables(); !variables) return variables;
+  if (Quota& quota = services_.sharing.quota(); quota.there_is()) {
+    for (uint32_t ordinal = 0; ordinal < services_.contexts.count(); ++ordinal) {
+      quota.take_over(ordinal, memory_.hosting.alive_bytes(ordinal), found.content.sequence);
+    }
+  }
   services_.daemon.phase("restored");
   if (const uint64_t now = now_ns(); times.mapped != 0 && now - times.mapped > kLongRestore) {
     services_.log(Level::kInfo, "after " + in_ms(times.mapped - times.began) + " to map memory, restoring took " +

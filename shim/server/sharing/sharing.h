@@ -5,7 +5,7 @@
 // critical job has work and while it is another best-effort job's turn, and gives the device few kernels at once. It waits for no
 // kernel longer than `longest_wait`, whatever the pages say.
 //
-// What lies in this folder: page (the layout), sharing, turns (the executor's side).
+// What lies in this folder: page (the layout), sharing, turns (the executor's side); and quota.
 #pragma once
 
 #include <array>
@@ -19,6 +19,7 @@
 #include "journal/layout.h"
 #include "journal/mapping.h"
 #include "server/sharing/page.h"
+#include "server/sharing/quota.h"
 
 namespace xmig::server {
 
@@ -55,16 +56,13 @@ class Sharing {
 
   // The thread that listens to the daemon.
   Result<> share(Share request);
-  // Bytes of each device that the program may have; 0: all. Before there is an executor.
-  void set_quota(uint64_t bytes) { quota_ = bytes; }
-
-  uint64_t quota() const { return quota_; }
+  Quota& quota() { return quota_; }
   // The executor's thread. How often something else was wanted; then what.
   uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
   Wanted wanted() const;
 
  private:
-  uint64_t quota_ = 0;
+  Quota quota_;
   mutable std::mutex mutex_;
   Wanted wanted_;  // guarded by mutex_
   std::atomic<uint32_t> changes_{0};

@@ -227,6 +227,7 @@ void Snapshots::commit(Draft& draft, const Moment& moment, bool gradually) {
   staging_.wishes.must_settle = false;
   memory_.copy_log.release(position_, evict_ || place_ != Place::kDevice);
   memory_.hosting.release_dead();
+  services_.sharing.quota().refresh(moment.sequence);
   memory_.images.release_unneeded(draft.images);
   if (gradually) {
     trim_shadow_at_ = now_ns();  // all that came with a move: too much for one stop

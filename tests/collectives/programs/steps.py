@@ -4,7 +4,8 @@ twice or done with another rank's step shows in every later sum. STEPS 0: until 
 Every fortieth step a communicator is split off and ended; with SPLIT_EVERY (environment) more often. With GRAPHS
 steps are launches of a graph, which is updated every thirtieth step, and made anew as often. With IDLE_MIB there is
 memory that is written once, and compared at the end. With LOGGED each rank writes the number of each step to
-`steps.RANK` in the folder: a second copy of it, if it ever ran, would leave numbers of its own."""
+`steps.RANK` in the folder: a second copy of it, if it ever ran, would leave numbers of its own. The rank JOINS_LAST
+waits for the file `may_join` before it joins."""
 
 import os
 import random
@@ -35,6 +36,7 @@ from nccl import (
     synchronize,
     there,
     unique_id,
+    wait_for_file,
 )
 
 UINT32 = 3
@@ -81,7 +83,10 @@ def split(comm: c_void_p, color: int) -> c_void_p:
 def main() -> None:
     start()
     pauses = random.Random(RANK)
-    comm, on, beside = join(unique_id()), stream(), stream()
+    unique = unique_id()
+    if os.environ.get("JOINS_LAST") == str(RANK):
+        wait_for_file("may_join")
+    comm, on, beside = join(unique), stream(), stream()
     half = split(comm, RANK % 2)
     state = np.arange(RANKS * COUNT, dtype=np.uint32).reshape(RANKS, COUNT)
     memory, received, number = holding(state[RANK]), Memory(4 * PART), Memory(4 * PART)

@@ -332,7 +332,7 @@ void Collectives::answer(Making& making) {
       one.real = std::move(*making.made);
     } else {
       if (one.name.empty()) one.name = meeting_of(making.parent.group, kJoin);
-      one.failure = "it cannot be made again: " + making.made.why();
+      one.failure = Error{"it cannot be made again: " + making.made.why(), making.made.error().code};
     }
     One& added = communicators_[making.communicator] = std::move(one);
     keep(making.communicator, added);
@@ -550,7 +550,9 @@ bool Collectives::has_verdict(Making& making, uint64_t now) {
   if (making.reported_at == 0 || now - making.reported_at >= kReportEvery) {
     if (making.reported_at == 0) log_(Level::kInfo, "a communicator is not made: " + making.made.why());
     making.reported_at = now;
-    daemon_.communicator_failed(name, making.place.rank, making.made.why());
+    // Where not even a first one can be made, the network was probably never there: the program is to hear that at once.
+    const bool severed = making.made.error().code == device::kSevered && !communicators_.empty();
+    daemon_.communicator_failed(name, making.place.rank, making.made.why(), severed);
   }
   return false;
 }
@@ -578,9 +580,9 @@ bool Collectives::look_for_failures() {
 }
 
 void Collectives::look_at(uint64_t handle, One& one, uint64_t now) {
-  const std::string why = one.why();
-  if (why.empty() || one.lost_at != 0) return;
-  const std::string what = "a collective of rank " + std::to_string(one.place.rank) + " failed: " + why;
+  const std::optional<Error> failed = one.failed();
+  if (!failed || one.lost_at != 0) return;
+  const std::string what = "a collective of rank " + std::to_string(one.place.rank) + " failed: " + failed->text;
   if (one.failed_at == 0) {
     one.failed_at = now;
     log_(Level::kInfo, what);
@@ -596,7 +598,7 @@ void Collectives::look_at(uint64_t handle, One& one, uint64_t now) {
     log_(Level::kError, what);
   } else if (one.reported_at == 0 || now - one.reported_at >= kReportEvery) {
     one.reported_at = now;
-    daemon_.communicator_failed(one.name, one.place.rank, why);
+    daemon_.communicator_failed(one.name, one.place.rank, failed->text, failed->code == device::kSevered);
   }
 }
 

@@ -89,7 +89,7 @@ class Collectives {
  private:
   struct One {
     std::unique_ptr<device::Communicator> real;  // none, if it could not be made again
-    std::string failure;                         // why, then
+    std::optional<Error> failure;                // why, then
     std::string name;
     device::Place place;
     uint32_t ordinal = 0;
@@ -105,7 +105,8 @@ class Collectives {
     std::vector<std::byte> header;  // of that record
     StoredRecords::Kept creation;
 
-    std::string why() const { return real ? real->failure() : failure; }
+    std::optional<Error> failed() const { return real ? real->failure() : failure; }
+    std::string why() const { return failed().value_or(Error{}).text; }
   };
   struct Making;
 

@@ -46,16 +46,26 @@ CUresult Memory::on_xmGrow(Record& record) {
     current_.over(kStateIsGone);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // What the program has got already, in a replay, is not taken from it.
-  if (!record.replied() && exceeds_quota(ordinal, args.address, args.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t sequence = record.sequence();
+  if (!within_quota(sequence, ordinal, args.address, args.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = grow(ordinal, args.address, args.bytes);
+  // The claim is as before the record again, so that a server which repeats it claims it again.
+  if (result != CUDA_SUCCESS && quota_.there_is() && !quota_.counted(ordinal, sequence + 1)) {
+    quota_.set(ordinal, memory_.hosting.alive_bytes(ordinal), sequence - 1);
+  }
+  return result;
+}
+
+// If there is no room at once, everything that can make some is done.
+CUresult Memory::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
   const auto grow = [&] {
     contexts_.use(ordinal);
     const std::lock_guard lock(memory_.mutex);
-    return device::result_of(memory_.hosting.grow(ordinal, args.address, args.bytes));
+    return device::result_of(memory_.hosting.grow(ordinal, address, bytes));
   };
   CUresult result = grow();
   if (result != CUDA_ERROR_OUT_OF_MEMORY || current_.mode != Mode::kRun || execution_.replaying()) return result;
-  if (gives_up_standbys(ordinal, args.bytes)) result = grow();
+  if (gives_up_standbys(ordinal, bytes)) result = grow();
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   // What the program gave back is released by a snapshot, and what the shadow takes belongs to the program first.
   relocation_.end_settling();
@@ -65,21 +75,23 @@ CUresult Memory::on_xmGrow(Record& record) {
     const uint64_t before = free_bytes(ordinal);
     if (execution_.take_snapshot("the device's memory is full")) {
       const uint64_t now = shadow_bytes(ordinal);
-      wait_for_room(ordinal, args.bytes, before + dead + shadow - std::min(shadow, now));
+      wait_for_room(ordinal, bytes, before + dead + shadow - std::min(shadow, now));
       result = grow();
     }
   }
   snapshots_.evict(false);
   // Together, that and this may be enough.
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && gives_up_standbys(ordinal, args.bytes)) result = grow();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && gives_up_standbys(ordinal, bytes)) result = grow();
   return result;
 }
 
-// Only what the program has counts: snapshots, and what it has given back, are the device's matter.
-bool Memory::exceeds_quota(uint32_t ordinal, uint64_t address, uint64_t bytes) {
-  if (quota_ == 0 || !whole_granules(address, bytes)) return false;
-  const uint64_t more = memory_.hosting.lacking(address, bytes), has = memory_.hosting.alive_bytes(ordinal);
-  return more != 0 && (has > quota_ || more > quota_ - has);
+// Only what programs have counts: snapshots, and what was given back, are the device's matter. What the server before this one has counted
+// is not claimed again, whatever the program says of it.
+bool Memory::within_quota(uint64_t sequence, uint32_t ordinal, uint64_t address, uint64_t bytes) {
+  if (!quota_.there_is() || quota_.counted(ordinal, sequence)) return true;
+  if (!whole_granules(address, bytes) || !in_device_range(ordinal, address, bytes)) return true;  // it fails
+  const uint64_t more = memory_.hosting.lacking(address, bytes);
+  return more == 0 || quota_.claim(ordinal, memory_.hosting.alive_bytes(ordinal) + more, sequence);
 }
 
 // Communicators that were made ahead, if that is enough. They are made again only after a while.
@@ -112,8 +124,12 @@ CUresult Memory::on_xmShrink(Record& record) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (memory_.live.overlaps(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const uint32_t ordinal = ordinal_of_device_address(args.address);
   const std::lock_guard lock(memory_.mutex);
   memory_.hosting.shrink(args.address, args.bytes);
+  if (quota_.there_is() && !quota_.counted(ordinal, record.sequence())) {
+    quota_.set(ordinal, memory_.hosting.alive_bytes(ordinal), record.sequence());
+  }
   return CUDA_SUCCESS;
 }
 
@@ -153,10 +169,9 @@ CUresult Memory::on_cuMemGetInfo_v2(Record& record) {
   // When the program needs the room, a snapshot releases what the program gave back, and moves the shadow out of the way; and who
   // has made communicators ahead gives them up.
   reply.free = std::min(reply.total, reply.free + shadow_bytes(ordinal) + memory_.hosting.dead_bytes(ordinal) + standbys);
-  if (quota_ != 0) {
-    const uint64_t has = memory_.hosting.alive_bytes(ordinal);
-    reply.total = std::min<uint64_t>(reply.total, quota_);
-    reply.free = std::min<uint64_t>(reply.free, quota_ - std::min(quota_, has));
+  if (quota_.there_is()) {
+    reply.total = std::min<uint64_t>(reply.total, quota_.bytes());
+    reply.free = std::min<uint64_t>(reply.free, quota_.left(ordinal));
   }
   if (result == CUDA_SUCCESS) record.set_reply(&reply, sizeof(reply));
   return result;

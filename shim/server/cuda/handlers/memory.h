@@ -31,7 +31,8 @@ class Memory {
  private:
   uint64_t shadow_bytes(uint32_t ordinal);
   uint64_t free_bytes(uint32_t ordinal);
-  bool exceeds_quota(uint32_t ordinal, uint64_t address, uint64_t bytes);
+  bool within_quota(uint64_t sequence, uint32_t ordinal, uint64_t address, uint64_t bytes);
+  CUresult grow(uint32_t ordinal, uint64_t address, uint64_t bytes);
   void wait_for_room(uint32_t ordinal, uint64_t wanted, uint64_t coming);
   bool gives_up_standbys(uint32_t ordinal, uint64_t wanted);
 
@@ -39,7 +40,7 @@ class Memory {
   Contexts& contexts_;
   Job& job_;
   StandbyMemory& standby_memory_;
-  const uint64_t quota_;  // bytes of each device that the program may have; 0: all
+  Quota& quota_;
   ProcessMemory& memory_;
   Objects& objects_;
   Current& current_;
