@@ -205,6 +205,28 @@ def test_who_has_lost_memory_is_named_who_stands(again: bool) -> None:
 
 
 @in_a_loop
+def test_who_is_here_is_looked_at_once_a_session() -> None:
+    """A daemon that was started sends it by itself, and once more when it is requested: who waited in the first may
+    have gone on since, and is not to be lost again."""
+    network = FakeNetwork("a", "b", "c")
+    a, b = Node(network, "a"), Node(network, "b")
+    heard: list[dict[str, Any]] = []
+    b.scopes.received = lambda peer, body: heard.append(body)  # type: ignore[method-assign]
+    a.scopes.settled()
+    network.connect("a", "b")
+    present = here(ONE, OTHER)
+    for rank, one in enumerate(present["processes"]):
+        one["communicators"] = [joined(one["stand"]["process"], rank)["message"]]
+    b.links.send("a", present)
+    network.deliver()
+    heard.clear()
+    present["processes"][0]["awaits"] = True
+    b.links.send("a", present)
+    network.deliver()
+    assert not [one for one in heard if one["kind"] == "tell"], heard
+
+
+@in_a_loop
 def test_lists_of_nodes_without_processes_are_forgotten() -> None:
     network = FakeNetwork("a", "b", "c")
     a, b = Node(network, "a"), Node(network, "b")
