@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -243,3 +245,44 @@ def test_another_daemon_counts_as_the_one_before(begin: Begin) -> None:
         job("1 give")
         job.uses(cpu0=40 + 2 * OWN)
         assert job("1 take 30") == "0"
+
+
+def test_a_program_that_makes_its_records_larger(begin: Begin) -> None:
+    """In its journal, while no server stands: what the next one gives it for them would be more than was claimed."""
+    job = begin()
+    assert (job("0 take 60"), job("1 take 2")) == ("0", "0")
+    before = job.until(1, "running")
+    assert job.node.process is not None
+    job.node.process.send_signal(signal.SIGSTOP)
+    try:
+        server = os.pidfd_open(before["server_pid"])
+        signal.pidfd_send_signal(server, signal.SIGKILL)
+        select.select([server], [], [])
+        os.close(server)
+        assert make_larger(job.pids[1], 2 * MIB, 40 * MIB) > 0
+    finally:
+        job.node.process.send_signal(signal.SIGCONT)
+    harness.wait_until(lambda: job.process(1)["state"] in ("lost", "ended"), "it is lost")
+    assert "more memory than its job's quota has room for" in job.process(1)["why"]
+    job.uses(cpu0=60 + OWN)
+
+
+def make_larger(pid: int, had: int, to_have: int) -> int:
+    """Requests for so much device memory in a program's journal; how many there were."""
+    found = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            if " rw-s " not in line or "journal" not in line:
+                continue
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            memory.seek(start)
+            content = memory.read(min(end - start, 64 * MIB))
+            at = content.find(struct.pack("<Q", had))
+            while at != -1:
+                address = struct.unpack_from("<Q", content, at - 8)[0]
+                if at % 8 == 0 and address and address % (2 * MIB) == 0:
+                    memory.seek(start + at)
+                    memory.write(struct.pack("<Q", to_have))
+                    found += 1
+                at = content.find(struct.pack("<Q", had), at + 1)
+    return found

@@ -686,6 +686,10 @@ void Executor::sleep() {
 bool Executor::check_finished_replay() {
   if (!replay_.running() || current_.position < replay_.until() || !replies_.all_met()) return false;
   replay_.end();
+  if (!handlers_.memory.keep_to_quota(current_.sequence)) {
+    current_.garbage("the program has more memory than its job's quota has room for");
+    return false;
+  }
   timing_.did(profiling::Kind::kReplay, "replay", replay_began_, now_ns());
   ReplayReport report = replies_.report();
   report.records = replay_.records();

@@ -93,8 +93,10 @@ uint64_t Quota::others(uint32_t ordinal) const {
   return granules * kGranule;
 }
 
+uint64_t Quota::claimed(uint32_t ordinal) const { return bytes_in(mine(ordinal).claim.load()); }
+
 uint64_t Quota::left(uint32_t ordinal) const {
-  const uint64_t taken = others(ordinal) + bytes_in(mine(ordinal).claim.load());
+  const uint64_t taken = others(ordinal) + claimed(ordinal);
   return bytes_ - std::min(bytes_, taken);
 }
 

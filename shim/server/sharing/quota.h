@@ -68,6 +68,9 @@ class Quota {
   // What is left of it for the job.
   uint64_t left(uint32_t ordinal) const;
 
+  // Of this process, in bytes.
+  uint64_t claimed(uint32_t ordinal) const;
+
   // Was what this record changes counted by the server before this one?
   bool counted(uint32_t ordinal, uint64_t sequence) const { return sequence <= counted_[ordinal]; }
   // The program is to have so many bytes of the device after this record. False: that is more than the quota has, and nothing has changed.

@@ -88,10 +88,21 @@ CUresult Memory::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
 // Only what programs have counts: snapshots, and what was given back, are the device's matter. What the server before this one has counted
 // is not claimed again, whatever the program says of it.
 bool Memory::within_quota(uint64_t sequence, uint32_t ordinal, uint64_t address, uint64_t bytes) {
-  if (!quota_.there_is() || quota_.counted(ordinal, sequence)) return true;
+  if (!quota_.there_is()) return true;
   if (!whole_granules(address, bytes) || !in_device_range(ordinal, address, bytes)) return true;  // it fails
-  const uint64_t more = memory_.hosting.lacking(address, bytes);
-  return more == 0 || quota_.claim(ordinal, memory_.hosting.alive_bytes(ordinal) + more, sequence);
+  const uint64_t more = memory_.hosting.lacking(address, bytes), all = memory_.hosting.alive_bytes(ordinal) + more;
+  if (quota_.counted(ordinal, sequence)) return all <= quota_.bytes();
+  return more == 0 || quota_.claim(ordinal, all, sequence);
+}
+
+// The program could have written larger records for those that its server had counted.
+bool Memory::keep_to_quota(uint64_t sequence) {
+  if (!quota_.there_is()) return true;
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    const uint64_t all = memory_.hosting.alive_bytes(ordinal);
+    if (all > quota_.claimed(ordinal) && !quota_.claim(ordinal, all, sequence)) return false;
+  }
+  return true;
 }
 
 // Communicators that were made ahead, if that is enough. They are made again only after a while.
